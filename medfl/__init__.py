@@ -1,0 +1,7 @@
+"""medfl: federated learning on medical images.
+
+Start with `medfl.contract`, the one file between a method and whatever carries its messages. This package imports
+nothing on its own, so that `medfl --help` is quick: import what you need from its modules.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,290 @@
+"""The contract between a method and a carrier. Read this file first.
+
+A **method** says what is computed: which orders the server plans, what a site does with one, how the server folds the
+replies. A **carrier** moves the messages: `local` within this process and its forks, `flare` across machines. A method
+never sees a carrier, and a carrier never sees inside a method.
+
+One exchange is a **step**: plan, work at each ordered site, fold. A round of a paper is one or more steps.
+
+Promises that a method makes (`medfl.testing.check_method` checks each):
+
+* Nothing lives on the method object. All that outlives a step is in `holder.state`, so every method resumes for free.
+* `work` changes nothing but `site.state` and returns what it sends. It may be asked again and is then answered from disk.
+* Random numbers come from `holder.rng(label)`, which depends on (seed, name, round, label) and on nothing else, or from
+  torch's global generator, which is pinned in the same way before each step.
+* Only tensors whose name begins with a prefix in `sends`, and only declared meta keys, leave a site.
+
+This module imports torch and the two smallest modules of the package, so that a method author can read it on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from medfl import streams
+
+if TYPE_CHECKING:
+    from medfl.settings import Settings
+    from medfl.task import Task
+
+Tensors = dict[str, torch.Tensor]
+"""Tensors by flat name, for example ``model/conv1.weight`` or ``proto/3``."""
+
+Meta = dict[str, Any]
+"""Small facts beside tensors: JSON only."""
+
+Kind = Literal["update", "weights", "statistic", "samples"]
+"""What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
+
+SERVER = "server"
+"""The name of the server among participants; no site may have it."""
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Images and labels of one split of one site, addressed by row."""
+
+    labels: torch.Tensor
+    """Integer labels, shape (n,)."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images (B, C, *spatial), float32, and labels (B,), int64, of the given rows."""
+        ...
+
+
+@dataclass
+class Order:
+    """Server to site: do `op` with these tensors."""
+
+    to: str
+    op: str
+    tensors: Tensors = field(default_factory=dict)
+    meta: Meta = field(default_factory=dict)
+
+
+@dataclass
+class Parcel:
+    """Site to site. It waits at its receiver until the receiver's next step is saved; the server never holds it."""
+
+    to: str
+    tensors: Tensors
+    meta: Meta = field(default_factory=dict)
+    sender: str = ""
+
+
+@dataclass
+class Reply:
+    """Site to server: tensors and meta for the server, and parcels for other sites."""
+
+    tensors: Tensors = field(default_factory=dict)
+    meta: Meta = field(default_factory=dict)
+    parcels: list[Parcel] = field(default_factory=list)
+
+
+@dataclass
+class State:
+    """All that outlives a step at one participant.
+
+    Attributes:
+        tensors: Saved with every step.
+        meta: JSON, saved with every step.
+        blobs: Name to SHA-256 of a large constant, written once by `Holder.keep_blob`.
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    meta: Meta = field(default_factory=dict)
+    blobs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Plan:
+    """The next step.
+
+    Attributes:
+        round: The round it belongs to, counted from 1.
+        orders: One at most for each site; none makes this a step of the server alone.
+        ends_round: Whether the round is over after this step; then it is evaluated when that is due.
+        quorum: How many replies are needed to go on; None means all of them.
+    """
+
+    round: int
+    orders: list[Order]
+    ends_round: bool = True
+    quorum: int | None = None
+
+
+@dataclass
+class Model:
+    """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it."""
+
+    network: str
+    tensors: Tensors
+    meta: Meta = field(default_factory=dict)
+
+
+class Blobs(Protocol):
+    """Where a participant keeps large constants."""
+
+    def put(self, tensors: Tensors) -> str: ...
+
+    def get(self, digest: str) -> Tensors: ...
+
+
+@dataclass
+class Holder:
+    """What a method sees of a participant. There is one for the server and one for each site.
+
+    Attributes:
+        name: Its name.
+        round: The round of the current step, from 1; 0 in `setup`.
+        state: All that outlives the step. Change it freely; it is saved when the step is.
+        task: Networks by name, loss, optimiser, metrics.
+        settings: The settings of the run.
+        public: Public data, only for holders that the run names.
+    """
+
+    name: str
+    round: int
+    state: State
+    task: Task
+    settings: Settings
+    public: Dataset | None = None
+    blobs: Blobs | None = None
+
+    def rng(self, label: str) -> torch.Generator:
+        """A generator that depends on (run seed, name, round, label) only: not on the step, the method or the past."""
+        return streams.generator(self.settings.seed, self.name, self.round, label)
+
+    def keep_blob(self, name: str, tensors: Tensors) -> None:
+        """Write a large constant once; later steps name it by hash instead of saving it again."""
+        if self.blobs is None:
+            raise RuntimeError("this holder has no blob store")
+        self.state.blobs[name] = self.blobs.put(tensors)
+
+    def blob(self, name: str) -> Tensors:
+        """Read a constant written by `keep_blob`."""
+        if self.blobs is None:
+            raise RuntimeError("this holder has no blob store")
+        return self.blobs.get(self.state.blobs[name])
+
+
+@dataclass
+class Server(Holder):
+    """The server's side.
+
+    Attributes:
+        sites: Names, sorted as strings.
+        facts: What each site told about itself at the start, as far as its policy allows: ``trainable`` always,
+            ``size`` and ``label_counts`` when shared.
+        rounds_done: How many rounds are over.
+    """
+
+    sites: list[str] = field(default_factory=list)
+    facts: dict[str, Meta] = field(default_factory=dict)
+    rounds_done: int = 0
+
+    def shared_rng(self, label: str) -> torch.Generator:
+        """A generator keyed by (run seed, label, round) for what all methods share, such as who takes part (G-3)."""
+        return streams.generator(self.settings.seed, label, self.round)
+
+    def trainable(self) -> list[str]:
+        """Sites that have training data, sorted (G-11)."""
+        return [name for name in self.sites if self.facts.get(name, {}).get("trainable", True)]
+
+
+@dataclass
+class Site(Holder):
+    """A site's side. Its test data are not here: a method can't reach them.
+
+    Attributes:
+        inbox: Parcels that arrived since this site's last step, sorted by sender.
+        train: Training data.
+        val: Validation data, possibly empty.
+        published: In evaluation and installation only: what the server published (`Method.publish`).
+    """
+
+    train: Dataset = None  # type: ignore[assignment]
+    val: Dataset | None = None
+    inbox: list[Parcel] = field(default_factory=list)
+    published: Tensors = field(default_factory=dict)
+    secret: bytes = b""
+    run_id: str = ""
+
+    @property
+    def network(self) -> str:
+        """The network this site trains: its own by ``settings.networks``, otherwise the task's default."""
+        return self.settings.networks.get(self.name, self.task.network)
+
+    def secret_rng(self, label: str, payload: str) -> streams.SecretStream:
+        """Randomness that nobody else can predict, for privacy noise.
+
+        Args:
+            label: What it is for.
+            payload: A hash of what will be noised, so that two payloads never share their noise.
+
+        Returns:
+            A stream keyed by (site secret; run id, round, label, payload).
+        """
+        return streams.SecretStream(self.secret, self.run_id, self.round, label, payload)
+
+
+class Replies(Protocol):
+    """The replies of a step, sorted by site. It may be iterated twice; tensors are read one reply at a time."""
+
+    meta: dict[str, Meta]
+    missing: list[str]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensors]]: ...
+
+    def __len__(self) -> int: ...
+
+
+class Method(Protocol):
+    """A federated algorithm. Most are a few lines on `medfl.averaging.Averaging`."""
+
+    sends: ClassVar[Mapping[str, Kind]]
+    """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
+
+    tells: ClassVar[Mapping[str, Literal["public", "private"]]]
+    """Meta keys that a reply may carry. Under a privacy setting only the public ones leave."""
+
+    unlike_networks: ClassVar[bool]
+    """Whether sites may have different networks."""
+
+    pools_data: ClassVar[bool]
+    """Whether the method trains on all sites' raw data at once (`centralized`): possible in a simulation only."""
+
+    def setup(self, server: Server) -> None:
+        """Once, before the first step."""
+        ...
+
+    def plan(self, server: Server) -> Plan | None:
+        """The next step, or None when the method is finished."""
+        ...
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """What a site does with an order; dispatches on ``order.op``."""
+        ...
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """Take the replies of the step into the server's state."""
+        ...
+
+    def publish(self, server: Server) -> Tensors:
+        """What every site needs from the server to be evaluated and to take its model home."""
+        ...
+
+    def models(self, holder: Holder) -> dict[str, Model]:
+        """``global`` at the server; ``personal`` and/or ``global`` at a site."""
+        ...
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        """A network that maps images to logits (B, num_classes). Pure: it also runs elsewhere, without the run."""
+        ...

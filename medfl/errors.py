@@ -1,0 +1,57 @@
+"""Every error that medfl raises on purpose.
+
+A message says what was expected, what came, where, and what to do; it never names a patient.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MedflError(Exception):
+    """Base of all errors that a user can do something about; the command line prints them without a traceback."""
+
+
+class SettingsError(MedflError):
+    """A setting, an option, or a combination of them is not possible."""
+
+
+class DataError(MedflError):
+    """A site's data are missing, unreadable, or contradict the task."""
+
+
+class PluginError(MedflError):
+    """A plugin is unknown, ambiguous, or broken. Its author can mend it; others can switch it off by name."""
+
+
+class StoreError(MedflError):
+    """A run folder can't be written or read, or belongs to another run. What was saved before stays valid."""
+
+
+class DamagedError(StoreError):
+    """A file's content does not match its own checksum: cut short, or changed on disk."""
+
+
+class RefusedError(MedflError):
+    """A site refuses to send a reply (not finite, over a bound, undeclared). The site counts as missing."""
+
+
+class ContractError(MedflError):
+    """A method broke the contract. Its author can mend it; the message says which promise and where."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence for an unknown name: the nearest known one, and all of them.
+
+    Args:
+        name: What was typed.
+        known: What would have been accepted.
+
+    Returns:
+        For example ``Did you mean 'fedprox'? Known: fedavg, fedprox.``
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{hint}Known: {', '.join(names) if names else 'none'}."

@@ -1,0 +1,99 @@
+"""A task: what is learned, taken from a bundle (or built by hand)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from medfl import streams
+from medfl.contract import Tensors
+from medfl.errors import SettingsError, did_you_mean
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
+    """A factory that makes optimisers like the given one for other parameters.
+
+    A bundle describes one site's optimiser; every site gets a new one with the same class and hyper-parameters.
+
+    Args:
+        optimizer: An optimiser with one parameter group.
+
+    Raises:
+        SettingsError: If it has several groups: their options can't be carried to another network.
+    """
+    if len(optimizer.param_groups) != 1:
+        raise SettingsError(
+            f"expected an optimizer with one parameter group, got {len(optimizer.param_groups)} groups. "
+            "Give all parameters to one group: per-group options can't be carried to other sites' networks."
+        )
+    kind = type(optimizer)
+    accepted = inspect.signature(kind.__init__).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+
+    def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return kind(parameters, **options)
+
+    return build
+
+
+@dataclass(frozen=True)
+class Task:
+    """Networks, loss, optimiser and metrics of one learning problem.
+
+    Attributes:
+        networks: Name to a function that builds a new network, logits (B, num_classes) out.
+        network: The name used where a run names no other.
+        loss: Maps logits (B, num_classes) and labels (B,) to a scalar.
+        optimizer: Makes an optimiser for parameters.
+        num_classes: Number of classes, >= 2.
+        metrics: Names of metrics to report, see `medfl.metrics`.
+        device: Where networks are trained and evaluated.
+    """
+
+    networks: Mapping[str, Callable[[], nn.Module]]
+    network: str
+    loss: nn.Module
+    optimizer: OptimizerFactory
+    num_classes: int
+    metrics: tuple[str, ...] = ("accuracy", "balanced_accuracy", "auc")
+    device: str = "cpu"
+
+    def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
+        """The initial tensors of a network: a function of (seed, network, owner), never of the method (G-13).
+
+        Args:
+            seed: The run's seed.
+            network: Its name; None means the task's default.
+            owner: A site's name for parts that start unlike at each site; empty for the common start.
+
+        Returns:
+            The state dict: parameters and buffers, on the CPU, contiguous.
+        """
+        name = network or self.network
+        with streams.pinned(seed, "initial", name, owner):
+            state = self.build(name).state_dict()
+        return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+
+    def build(self, network: str | None = None) -> nn.Module:
+        """A new network on the CPU, with whatever initial tensors its constructor draws.
+
+        Raises:
+            SettingsError: If the task has no network of that name.
+        """
+        name = network or self.network
+        if name not in self.networks:
+            raise SettingsError(f"unknown network '{name}'. {did_you_mean(name, self.networks)}")
+        return self.networks[name]()
+
+    def load(self, tensors: Tensors, network: str | None = None) -> nn.Module:
+        """A network with the given tensors, on the task's device, in channels-last layout where it is 4-D."""
+        with torch.random.fork_rng(devices=[]):  # a constructor draws numbers that are overwritten here
+            model = self.build(network)
+        model.load_state_dict(tensors)
+        return model.to(device=self.device, memory_format=torch.channels_last)
