@@ -80,12 +80,31 @@ class Parcel:
 
 
 @dataclass
+class Model:
+    """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it."""
+
+    network: str
+    tensors: Tensors
+    meta: Meta = field(default_factory=dict)
+
+
+@dataclass
 class Reply:
-    """Site to server: tensors and meta for the server, and parcels for other sites."""
+    """Site to server: tensors and meta for the server, and parcels for other sites.
+
+    Attributes:
+        tensors: Named as the method's `sends` declares.
+        meta: Keys as the method's `tells` declares.
+        parcels: For other sites; the server gets neither their tensors nor their meta.
+        log: Numbers for the metrics file, such as the training loss. Scores only, never data.
+        trained: The model right after local training, for the core to score at the moment ``trained``. It stays here.
+    """
 
     tensors: Tensors = field(default_factory=dict)
     meta: Meta = field(default_factory=dict)
     parcels: list[Parcel] = field(default_factory=list)
+    log: dict[str, float] = field(default_factory=dict)
+    trained: Model | None = None
 
 
 @dataclass
@@ -120,13 +139,23 @@ class Plan:
     quorum: int | None = None
 
 
-@dataclass
-class Model:
-    """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it."""
+@dataclass(frozen=True)
+class Limit:
+    """A case in which a method is another one. It stands in the docstring, warns at run time, and is tested bitwise.
 
-    network: str
-    tensors: Tensors
-    meta: Meta = field(default_factory=dict)
+    Attributes:
+        args: Settings of the method that lead there, for example ``{"mu": 0.0}``.
+        equals: Name of the method that it becomes.
+        equals_args: That method's settings.
+        equals_settings: Settings of the run under which the other method is the same.
+        only_without_norms: Whether it holds only for networks without batch-norm layers.
+    """
+
+    equals: str
+    args: Meta = field(default_factory=dict)
+    equals_args: Meta = field(default_factory=dict)
+    equals_settings: Meta = field(default_factory=dict)
+    only_without_norms: bool = False
 
 
 class Blobs(Protocol):
@@ -257,6 +286,15 @@ class Method(Protocol):
 
     unlike_networks: ClassVar[bool]
     """Whether sites may have different networks."""
+
+    posts_parcels: ClassVar[bool]
+    """Whether sites send parcels to each other."""
+
+    needs_public: ClassVar[bool]
+    """Whether the method needs a public data set."""
+
+    limits: ClassVar[tuple[Limit, ...]]
+    """Declared limit cases."""
 
     pools_data: ClassVar[bool]
     """Whether the method trains on all sites' raw data at once (`centralized`): possible in a simulation only."""

@@ -55,6 +55,8 @@ class Settings(Strict):
             statistics; ``none``; ``frozen`` is ``all`` with the layers in evaluation mode during training.
         min_replies: Replies without which a round fails, >= 1.
         evaluate_every: Rounds between two evaluations, >= 1; the last round is always evaluated.
+        moments: When sites are scored: ``aggregated`` after a round, ``trained`` also right after local training.
+        global_test: After the last round, score every site's model on every site's test data (core op ``exchange``).
         precision: ``fp32``, or ``bf16`` for autocast.
         networks: Site to name of its network, where it is not the task's default.
         norm_bound: Refuse a reply whose L2 norm is above this; None allows any finite one.
@@ -72,6 +74,8 @@ class Settings(Strict):
     norm_sync: Literal["all", "params", "none", "frozen"] = "all"
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)
+    moments: tuple[Literal["aggregated", "trained"], ...] = ("aggregated",)
+    global_test: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
     networks: dict[str, str] = {}
     norm_bound: float | None = Field(None, gt=0)

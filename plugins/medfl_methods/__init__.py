@@ -1,0 +1,58 @@
+"""The methods that come with medfl, registered through the same entry point that anyone else's use.
+
+One file for each method. This one only lists them and imports none.
+"""
+
+from __future__ import annotations
+
+from medfl.plugins import MethodRecord, hookimpl
+
+UPDATES = {"model/": "update"}
+
+
+@hookimpl
+def medfl_methods() -> list[MethodRecord]:
+    """All first-party methods."""
+    return [
+        MethodRecord(
+            name="centralized",
+            target="medfl_methods.centralized:Centralized",
+            family="reference",
+            paper="",
+            sends=UPDATES,
+            summary="one model on the raw data of all sites, pooled: an oracle, in a simulation only",
+        ),
+        MethodRecord(
+            name="local",
+            target="medfl_methods.local:Local",
+            family="reference",
+            paper="",
+            sends={},
+            unlike_networks=True,
+            summary="every site trains alone",
+        ),
+        MethodRecord(
+            name="fedavg",
+            target="medfl_methods.fedavg:FedAvg",
+            family="averaging",
+            paper="McMahan et al., AISTATS 2017",
+            sends=UPDATES,
+            summary="the mean of the sites' models, weighted by their numbers of images",
+        ),
+        MethodRecord(
+            name="fedprox",
+            target="medfl_methods.fedprox:FedProx",
+            family="averaging",
+            paper="Li et al., MLSys 2020",
+            sends=UPDATES,
+            summary="FedAvg with a proximal term that keeps sites near the server's model",
+        ),
+        MethodRecord(
+            name="fedbn",
+            target="medfl_methods.fedbn:FedBN",
+            family="personal",
+            paper="Li et al., ICLR 2021",
+            sends=UPDATES,
+            summary="FedAvg in which each site keeps its own normalisation layers",
+        ),
+    ]

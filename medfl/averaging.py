@@ -1,0 +1,256 @@
+"""The base of most methods: sites train from the server's model and reply with updates; the server averages them.
+
+A method overrides what it changes: `shared` (what is exchanged), `loss`, `before_fit`, `after_fit`, `weight`,
+`server_update`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from medfl.contract import Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.networks.norms import buffer_names, norm_names
+from medfl.participation import sample
+from medfl.task import Task
+from medfl.training import Batch, Trained, train
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "model/"
+
+
+@dataclass
+class Fit:
+    """One site's training in one round: what `loss`, `before_fit` and `after_fit` may look at.
+
+    Attributes:
+        site: The site's side of the contract.
+        model: The model in training, on the task's device.
+        start: Its trainable parameters when the training began, by name, on the same device, detached copies.
+        extra: Whatever `before_fit` wants to hand on to `loss` and `after_fit`. It ends with the training.
+        log: Numbers for the metrics file.
+    """
+
+    site: Site
+    model: nn.Module
+    start: Tensors
+    extra: dict[str, Any] = field(default_factory=dict)
+    log: dict[str, float] = field(default_factory=dict)
+
+    def ce(self, batch: Batch) -> torch.Tensor:
+        """The task's own loss of the model on a batch, from logits."""
+        return self.site.task.loss(self.model(batch.images), batch.labels)
+
+
+class Averaging(BaseModel):
+    """Weighted averaging of the updates of participating sites.
+
+    Attributes:
+        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally.
+            Under a privacy setting sizes stay at home and the weights are uniform.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update"}
+    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private"}
+    unlike_networks: ClassVar[bool] = False
+    posts_parcels: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
+    pools_data: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
+    limits: ClassVar[tuple[Limit, ...]] = ()
+
+    weights: Literal["size", "uniform"] = "size"
+
+    # ---- what a method overrides
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """State-dict names that are exchanged, by the policy for normalisation layers (rule G-2)."""
+        norms = norm_names(model)
+        personal = {"none": norms, "params": norms & buffer_names(model)}.get(norm_sync, set())
+        return [name for name in model.state_dict() if name not in personal]
+
+    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """What a site minimises."""
+        return fit.ce(batch)
+
+    def before_fit(self, fit: Fit) -> None:
+        """Called when the model is loaded and before its training."""
+
+    def after_fit(self, fit: Fit) -> None:
+        """Called after the training and before the update is taken."""
+
+    def weight(self, meta: Meta) -> float:
+        """Weight of a reply before normalisation, >= 0."""
+        return float(meta.get("size", 1.0)) if self.weights == "size" else 1.0
+
+    def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
+        """The new shared tensors from the old ones and the mean update; plain averaging adds the two.
+
+        Args:
+            server: Its state may keep what a server optimiser needs; ``state.meta["parameters"]`` lists trainable names.
+            old: The shared tensors that the sites started from.
+            mean: Mean update, float64 for floating tensors; for integer buffers the largest update.
+        """
+        return {name: add_update(tensor, mean[name]) if name in mean else tensor for name, tensor in old.items()}
+
+    # ---- the contract
+
+    def setup(self, server: Server) -> None:
+        """The common initial model."""
+        tensors = server.task.initial(server.settings.seed)
+        model = server.task.load(tensors)
+        names = self.shared(model, server.settings.norm_sync)
+        server.state.tensors = {name: tensors[name] for name in names}
+        server.state.meta["parameters"] = [name for name, _ in model.named_parameters() if name in set(names)]
+        server.state.meta["complete"] = len(names) == len(tensors)
+
+    def plan(self, server: Server) -> Plan | None:
+        """A round is one step: this round's participants train from the server's model."""
+        if server.rounds_done >= server.settings.rounds:
+            return None
+        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        tensors = self.publish(server)
+        orders = [Order(name, "fit", tensors) for name in chosen]
+        return Plan(server.round, orders, quorum=min(server.settings.min_replies, max(len(orders), 1)))
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
+        received = strip(order.tensors)
+        before, after, trained, log = self.fit(site, self.full_state(site, received))
+        site.state.tensors = {name: after[name] for name in after if name not in received}
+        update = {PREFIX + name: subtract(after[name], before[name]) for name in received}
+        log |= {"loss": trained.loss, "seconds": trained.seconds}
+        return Reply(update, {"size": len(site.train)}, log=log, trained=Model(site.network, after))
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """Weighted mean of the updates, then `server_update`."""
+        if not len(replies):
+            return
+        weights = normalised({name: self.weight(meta) for name, meta in replies.meta.items()}, replies.meta)
+        mean = mean_update(replies, weights)
+        server.state.tensors = self.server_update(server, server.state.tensors, mean)
+
+    def publish(self, server: Server) -> Tensors:
+        """The shared tensors."""
+        return {PREFIX + name: tensor for name, tensor in server.state.tensors.items()}
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """The server's model where all of it is shared; otherwise each site's own."""
+        if isinstance(holder, Server):
+            complete = holder.state.meta.get("complete", False)
+            return {"global": Model(holder.task.network, holder.state.tensors)} if complete else {}
+        received = strip(holder.published)
+        tensors = self.full_state(holder, received)
+        kind = "global" if len(received) == len(tensors) else "personal"
+        return {kind: Model(holder.network, tensors)}
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        """The first model as it is."""
+        return task.load(models[0].tensors, models[0].network).eval()
+
+    # ---- pieces
+
+    def full_state(self, site: Site, received: Tensors) -> Tensors:
+        """All tensors of a site's model: the received ones over its own, or over the initial ones at first."""
+        own = site.state.tensors
+        if not own and len(received) < len(initial := site.task.initial(site.settings.seed, site.network)):
+            own = initial
+        return own | received
+
+    def fit(self, site: Site, tensors: Tensors) -> tuple[Tensors, Tensors, Trained, dict[str, float]]:
+        """Train a model that starts from `tensors` with this method's `loss`.
+
+        Returns:
+            All tensors before and after (CPU, cloned), counts, and numbers for the metrics file.
+        """
+        device = site.task.device
+        model = site.task.load(tensors, site.network)
+        fit = Fit(site, model, {name: p.detach().clone() for name, p in model.named_parameters()})
+        before = cpu_state(model)
+        self.before_fit(fit)
+        trained = train(
+            model,
+            site.train,
+            lambda batch: self.loss(fit, batch),
+            site.task.optimizer(p for p in model.parameters() if p.requires_grad),
+            site.settings,
+            site.rng("batches"),
+            device,
+        )
+        self.after_fit(fit)
+        return before, cpu_state(model), trained, fit.log
+
+
+def cpu_state(model: nn.Module) -> Tensors:
+    """A contiguous CPU copy of a model's state dict."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in model.state_dict().items()
+    }
+
+
+def strip(tensors: Tensors, prefix: str = PREFIX) -> Tensors:
+    """The tensors under `prefix`, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The update of a tensor; a boolean one is replaced, not subtracted."""
+    return after.clone() if after.dtype is torch.bool else after - before
+
+
+def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """Old plus update, summed in the update's precision and returned in the old one's."""
+    return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
+
+
+def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
+    """Weights that sum to 1 (rule G-5).
+
+    A weight vector that is all zero or holds a negative or non-finite value falls back to the sizes, with a warning.
+
+    Args:
+        weights: Site to weight.
+        fallback: Site to meta with ``size``; sites without it count 1.
+    """
+    total = math.fsum(weights.values())
+    if not all(math.isfinite(w) and w >= 0 for w in weights.values()) or total <= 0:
+        logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
+        weights = {name: float(meta.get("size", 1.0)) for name, meta in fallback.items()}
+        total = math.fsum(weights.values())
+    if total <= 0:
+        return {name: 1.0 / len(weights) for name in weights}
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def mean_update(replies: Replies, weights: dict[str, float], prefix: str = PREFIX) -> Tensors:
+    """The weighted mean of updates in float64, one reply in memory at a time, in name order.
+
+    Args:
+        replies: Of sites named in `weights`.
+        weights: Sum to 1.
+        prefix: Only tensors under it.
+
+    Returns:
+        Name to float64 mean; integer and boolean buffers take the largest value (rule G-2).
+    """
+    mean: Tensors = {}
+    for site, tensors in replies:
+        for name, tensor in strip(tensors, prefix).items():
+            if not tensor.is_floating_point():
+                mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
+            elif name in mean:
+                mean[name].add_(tensor.double(), alpha=weights[site])
+            else:
+                mean[name] = tensor.double() * weights[site]
+    return mean

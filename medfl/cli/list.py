@@ -1,0 +1,80 @@
+"""``medfl list``: what is installed."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from medfl.cli.plugin_options import Disabled, PluginFiles, load
+from medfl.plugins import MethodRecord, Registry
+
+MIN_WIDTH = 80
+"""Columns below which a table is not squeezed."""
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    networks = "networks"
+    partitions = "partitions"
+
+
+def command(
+    kind: Annotated[Kind | None, typer.Argument(help="Only these.", show_default=False)] = None,
+    plugin: PluginFiles = None,
+    no_plugin: Disabled = None,
+) -> None:
+    """List methods, networks and partitions.
+
+    For a method the table says what leaves a site, and whether sites may have unlike networks.
+    """
+    registry = load(plugin, no_plugin)
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.width = max(console.width, MIN_WIDTH)
+    for wanted in [kind] if kind else Kind:
+        console.print(method_table(registry) if wanted is Kind.methods else plain_table(registry, wanted))
+
+
+def method_table(registry: Registry) -> Table:
+    """Methods, family by family in the order of their names, the references first."""
+    table = _table("Methods", "name", "family", "sends", "unlike\nnetworks", "what it does, and its paper")
+    for record in sorted(registry.methods.values(), key=_by_family):
+        unlike = "yes" if record.unlike_networks else "no"
+        what = "\n".join(filter(None, [record.summary, record.paper]))
+        table.add_row(record.name, record.family, sent(record), unlike, what)
+    return table
+
+
+def plain_table(registry: Registry, kind: Kind) -> Table:
+    """Networks or partitions, by name."""
+    table = _table(kind.value.capitalize(), "name", "plugin", "what it is")
+    if kind is Kind.networks:
+        rows = [(name, registry.givers("network", name)[0], r.summary) for name, r in registry.networks.items()]
+    else:
+        rows = [(name, registry.givers("partition", name)[0], r.summary) for name, r in registry.partitions.items()]
+    for row in sorted(rows):
+        table.add_row(*row)
+    return table
+
+
+def sent(record: MethodRecord) -> str:
+    """What leaves a site, for reading: ``nothing``, or each prefix with its kind."""
+    return "\n".join(f"{prefix} {kind}" for prefix, kind in sorted(record.sends.items())) or "nothing"
+
+
+def _by_family(record: MethodRecord) -> tuple[bool, str, str]:
+    return record.family != "reference", record.family, record.name
+
+
+def _table(title: str, *headers: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in headers[:-1]:
+        table.add_column(header, no_wrap=True, overflow="fold")
+    table.add_column(headers[-1], overflow="fold")
+    return table

@@ -1,0 +1,128 @@
+"""The command ``medfl``: a table of commands, each imported when it is used, so that ``medfl --help`` is quick.
+
+To add a command, write a module in `medfl.cli` with a function or a `typer.Typer` and add a line to `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+import typer.core
+import typer.main
+
+import medfl
+from medfl.errors import MedflError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "list": ("medfl.cli.list:command", "List methods, networks and partitions."),
+    "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
+    "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded into data lists."),
+    "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
+    "run": ("medfl.cli.run:command", "Run a federation described by a bundle."),
+    "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
+}
+"""Name to target and help line. A target is a function, as for `typer.run`, or a `typer.Typer` of any shape."""
+
+
+class LazyCommand(typer.core.TyperCommand):
+    """Stands for a command in the help; the real one is imported when it is called."""
+
+    def __init__(self, name: str, target: str, summary: str) -> None:
+        super().__init__(name=name, help=summary, rich_markup_mode=None)
+        self.target = target
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the real command, so that it is the one that is parsed for and invoked."""
+        return real_command(info_name, self.target).make_context(info_name, args, parent=parent, **extra)
+
+
+class Commands(typer.core.TyperGroup):
+    """The group of all commands of `COMMANDS`."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (target, summary) in COMMANDS.items():
+            self.add_command(LazyCommand(name, target, summary))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Invoke the chosen command; an interruption ends it in one line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command continues", err=True)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+def real_command(name: str | None, target: str) -> Any:
+    """Import a command.
+
+    Args:
+        name: What the user typed.
+        target: ``module:attribute`` of a function or a `typer.Typer`.
+    """
+    module, _, attribute = target.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name, help=_help(found))(found)
+        found = single
+    return typer.main.get_command(found)
+
+
+def _help(function: Callable[..., Any]) -> str:
+    """A docstring without its sections for programmers."""
+    return re.split(r"\n\n(?:Args|Raises|Returns):\n", inspect.getdoc(function) or "")[0]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"medfl {medfl.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Federated learning on medical images."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    The status is 0 if all went well, 2 for what the user can mend (a message without a traceback), 130 when
+    interrupted, and 1 for anything else.
+
+    Args:
+        arguments: What comes after ``medfl``; by default those of the process. ``--debug`` may stand anywhere.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    command = typer.main.get_command(app)
+    try:
+        command.main([argument for argument in given if argument != "--debug"], prog_name="medfl")
+    except MedflError as error:
+        _report(error, f"error: {error}", debug)
+        sys.exit(2)
+    except Exception as error:
+        hint = "" if debug else " (run again with --debug for the traceback)"
+        _report(error, f"unexpected error: {type(error).__name__}: {error}{hint}", debug)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _report(error: Exception, message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    typer.echo(message, err=True)

@@ -1,0 +1,198 @@
+"""Many images in one array file, addressed by row, at the speed of an array.
+
+A federation of twenty sites shares one file of images; a site is a list of rows. Opening ten thousand small image
+files, or building a dictionary for each image, costs more than training a small network on them. So each split's rows
+are gathered once into one block of memory, and a batch is one indexing operation and one scaling.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from medfl.errors import DataError
+
+RESIDENT_BYTES = 2 << 30
+"""A split above this size stays in its file and is read batch by batch."""
+
+_CHANNELS = (1, 3)
+_DTYPES = (np.uint8, np.float16, np.float32, np.float64)
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Open an array file without reading it; the same file always gives the same object.
+
+    Args:
+        path: A ``.npy`` file.
+
+    Returns:
+        The memory-mapped array, read-only.
+
+    Raises:
+        DataError: If the file is missing, is no array file, is cut short, or holds python objects.
+    """
+    return _open(*_identity(path))
+
+
+def array_digest(path: Path) -> str:
+    """The SHA-256 of an array file, read once per process however many sites share it.
+
+    Raises:
+        DataError: If the file is missing.
+    """
+    return _digest(*_identity(path))
+
+
+def channels_of(shape: Sequence[int]) -> int | None:
+    """The number of channels if the last axis holds them, otherwise None.
+
+    A shape (N, H, W, C) with C of 1 or 3 holds 2-D images with channels; (N, H, W) and (N, D, H, W) hold images and
+    volumes of one channel; (N, D, H, W, C) holds volumes with channels.
+
+    Raises:
+        DataError: If the shape is none of these.
+    """
+    if len(shape) == 5 or (len(shape) == 4 and shape[-1] in _CHANNELS):
+        return int(shape[-1])
+    if len(shape) in (3, 4):
+        return None
+    raise DataError(
+        f"expected an array of shape (N, H, W), (N, H, W, C), (N, D, H, W) or (N, D, H, W, C), got {tuple(shape)}. "
+        "Write the images again, one image per row."
+    )
+
+
+class ArrayDataset:
+    """Images and labels of one split of one site; it fulfils `medfl.contract.Dataset`.
+
+    A batch is ``(x / 255 - mean) / std`` for uint8 images and ``(x - mean) / std`` for floating ones. Images with
+    channels come out as a permuted view, in channels-last layout, which is also what convolutions like best.
+
+    Args:
+        images: The shared array; see `channels_of` for its shapes. uint8 or floating.
+        labels: The label of each row of the split, shape (n,).
+        rows: The split's rows in `images`, shape (n,).
+        mean: One number, or one for each channel.
+        std: One number, or one for each channel, > 0.
+
+    Raises:
+        DataError: If the shapes, the type of the images, or mean and std do not fit together, or a row is outside.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray | Sequence[int],
+        rows: np.ndarray | Sequence[int],
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.5,),
+    ) -> None:
+        index = np.asarray(rows, dtype=np.int64).reshape(-1)
+        self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64).reshape(-1).copy())
+        _check(images, index, len(self.labels))
+        self._channels = channels_of(images.shape)
+        self._scale, self._shift = _affine(images, self._channels, mean, std)
+        self._pixels = int(np.prod(images.shape[1:]))
+        nbytes = len(index) * self._pixels * images.dtype.itemsize
+        self._source, self._index = images, index
+        self._block = torch.from_numpy(images[index]) if nbytes <= RESIDENT_BYTES else None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images (B, C, *spatial), float32, and labels (B,), int64.
+
+        Args:
+            rows: Positions within this split, each in [0, len(self)), shape (B,), int64.
+        """
+        raw = self._gather(rows)
+        flat = raw.view(len(raw), self._pixels).to(torch.float32, copy=True)
+        images = flat.mul_(self._scale).add_(self._shift).view(raw.shape)
+        images = images.unsqueeze(1) if self._channels is None else images.movedim(-1, 1)
+        return images, self.labels[rows]
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        """One image (C, *spatial) and its label, as MONAI's loaders want them."""
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} is outside this split of {len(self)} images")
+        images, labels = self.batch(torch.tensor([row % len(self)]))
+        return {"image": images[0], "label": labels[0]}
+
+    def _gather(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._block is not None:
+            return self._block.index_select(0, rows)
+        return torch.from_numpy(self._source[self._index[rows.numpy()]])
+
+
+def _check(images: np.ndarray, rows: np.ndarray, labels: int) -> None:
+    if images.dtype not in _DTYPES:
+        raise DataError(
+            f"expected images of type uint8, float16, float32 or float64, got {images.dtype}. Convert the array."
+        )
+    if len(rows) != labels:
+        raise DataError(f"expected one label for each row, got {labels} labels for {len(rows)} rows")
+    outside = (rows < 0) | (rows >= len(images))
+    if outside.any():
+        raise DataError(
+            f"expected rows in 0..{len(images) - 1}, got row {int(rows[outside][0])} "
+            f"({int(outside.sum())} rows are outside the array). The list and the array do not belong together."
+        )
+
+
+def _affine(
+    images: np.ndarray, channels: int | None, mean: Sequence[float], std: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and shift such that ``x * scale + shift`` is the normalised image, flattened to one image's length."""
+    count = channels or 1
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, count):
+            raise DataError(f"expected 1 or {count} numbers in {name} for {count} channels, got {len(values)}")
+    if min(std) <= 0:
+        raise DataError(f"expected every std > 0, got {list(std)}")
+    unit = 255.0 if images.dtype == np.uint8 else 1.0
+    spread = np.asarray(std, dtype=np.float64)
+    scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
+    return _pattern(scale, images, count), _pattern(shift, images, count)
+
+
+def _pattern(values: np.ndarray, images: np.ndarray, count: int) -> torch.Tensor:
+    """A single number, or one for each pixel: a vector of 3 channels would be broadcast slowly."""
+    if len(values) == 1:
+        return torch.tensor(values, dtype=torch.float32)
+    pixels = int(np.prod(images.shape[1:])) // count
+    return torch.tensor(np.tile(values, pixels), dtype=torch.float32)
+
+
+def _identity(path: Path) -> tuple[Path, int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        raise DataError(
+            f"the image array {path} is missing. It stays where `medfl prep` wrote it: put it back, "
+            "or partition the data set again from its new place."
+        ) from None
+    return path.resolve(), stat.st_mtime_ns, stat.st_size
+
+
+@functools.lru_cache(maxsize=32)
+def _open(path: Path, mtime: int, size: int) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"the image array {path} can't be read: {error}. Prepare the data set again.") from None
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"expected one array in {path}, got an archive of several. Save it as a .npy file.")
+    return np.asarray(array)  # a plain view: the memmap class slows every index down
+
+
+@functools.lru_cache(maxsize=32)
+def _digest(path: Path, mtime: int, size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,138 @@
+"""The sites of a partitioned data set: one folder each, with a data list and a card.
+
+::
+
+    D/site-01/datalist.json     which rows of the shared array are this site's, and their labels
+    D/site-01/site_card.json    counts, class balance, versions, exclusions with reasons: for people
+    D/global/datalist.json      optional: a test set that the server holds
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from medfl.contract import SERVER
+from medfl.data.arrays import ArrayDataset, array_digest, open_array
+from medfl.data.datalists import FILE, parse_datalist, read_bytes
+from medfl.errors import DataError, did_you_mean
+
+GLOBAL = "global"
+"""The folder of the test set that the server holds; no site may have this name."""
+
+CARD = "site_card.json"
+"""The name of a site's card in its folder."""
+
+
+@dataclass
+class SiteData:
+    """The data of one site, or of the server.
+
+    Attributes:
+        name: Of the site.
+        train: Training data, possibly empty.
+        val: Validation data, possibly empty.
+        test: Test data, possibly empty.
+        digest: SHA-256 over the data list and the image array: the same digest means the same data.
+    """
+
+    name: str
+    train: ArrayDataset
+    val: ArrayDataset
+    test: ArrayDataset
+    digest: str
+
+
+def site_names(dataset_dir: Path) -> list[str]:
+    """The sites of a partitioned data set: its folders that hold a data list, sorted; not ``global``.
+
+    Raises:
+        DataError: If there is no site, a site has a reserved name, or a site's folder lacks its list.
+    """
+    if not dataset_dir.is_dir():
+        raise DataError(f"expected the folder of a partitioned data set, there is none at {dataset_dir}.")
+    folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = [path.name for path in folders if path.name != GLOBAL and (path / FILE).is_file()]
+    for path in folders:
+        if path.name not in (*names, GLOBAL) and ((path / CARD).exists() or path.name.startswith("site-")):
+            read_bytes(path)  # says what is missing
+    if SERVER in names:
+        raise DataError(f"the name '{SERVER}' is reserved for the server. Rename the folder {dataset_dir / SERVER}.")
+    if not names:
+        pooled = (dataset_dir / FILE).is_file()
+        hint = f"This is a pooled data set: run `medfl partition {dataset_dir} --out ...` first." if pooled else ""
+        raise DataError(f"expected folders of sites, each with a {FILE}, in {dataset_dir}; got none. {hint}".rstrip())
+    return names
+
+
+def load_sites(
+    dataset_dir: str | Path,
+    num_classes: int,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+    names: Sequence[str] | None = None,
+) -> dict[str, SiteData]:
+    """Load the sites of a partitioned data set.
+
+    Args:
+        dataset_dir: The folder that holds one folder for each site.
+        num_classes: Number of classes of the task.
+        mean: Subtracted from images in [0, 1]; one number, or one for each channel.
+        std: Divides then; one number, or one for each channel, > 0.
+        names: Only these sites; None means all.
+
+    Returns:
+        Name to data, sorted by name. A site may have no training data.
+
+    Raises:
+        DataError: If anything is missing or contradicts the task.
+    """
+    folder = Path(dataset_dir)
+    known = site_names(folder)
+    for name in names or ():
+        if name not in known:
+            raise DataError(f"no site '{name}' in {folder}. {did_you_mean(name, known)}")
+    wanted = known if names is None else sorted(set(names))
+    return {name: load_site(folder / name, num_classes, mean, std) for name in wanted}
+
+
+def load_global(
+    dataset_dir: str | Path,
+    num_classes: int,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+) -> SiteData | None:
+    """Load the test set that the server holds, or None if there is none. Arguments and errors as in `load_sites`."""
+    folder = Path(dataset_dir) / GLOBAL
+    return load_site(folder, num_classes, mean, std) if folder.is_dir() else None
+
+
+def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> SiteData:
+    """Load one site from its folder. Arguments and errors as in `load_sites`."""
+    content = read_bytes(folder)
+    datalist = parse_datalist(content, folder / FILE)
+    where = f"site '{folder.name}'"
+    array = folder / datalist.image_array
+    try:
+        images = open_array(array)
+        parts = {}
+        for split in datalist.splits:
+            rows, labels = datalist.rows_and_labels(split, where, num_classes)
+            parts[split] = _dataset(images, rows, labels, mean, std, f"{where}, split '{split}'")
+        digest = hashlib.sha256(content + bytes.fromhex(array_digest(array))).hexdigest()
+    except DataError as error:
+        raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
+    return SiteData(folder.name, parts["training"], parts["validation"], parts["test"], digest)
+
+
+def _dataset(
+    images: np.ndarray, rows: np.ndarray, labels: np.ndarray, mean: Sequence[float], std: Sequence[float], place: str
+) -> ArrayDataset:
+    try:
+        return ArrayDataset(images, labels, rows, mean, std)
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from None

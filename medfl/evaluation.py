@@ -1,0 +1,82 @@
+"""Scoring models. Only scores leave a site, and every score says its moment, split and model."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from medfl.contract import Dataset
+from medfl.metrics import METRICS
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.training import autocast
+
+EVALUATION_BATCH = 256
+"""Images in a batch of evaluation; larger ones are not faster on a CPU."""
+
+
+class Row(NamedTuple):
+    """One line of ``metrics.csv``.
+
+    Attributes:
+        round: From 1.
+        site: Whose data (or, for costs, whose work); ``global`` is the test set that the server holds.
+        model: ``global``, ``personal``, or ``personal@SITE`` in the final global test.
+        split: ``train``, ``val`` or ``test``.
+        moment: ``aggregated`` (after the round) or ``trained`` (right after a site's training in it).
+        metric: Its name.
+        value: Its value; nan where it is undefined.
+    """
+
+    round: int
+    site: str
+    model: str
+    split: str
+    moment: str
+    metric: str
+    value: float
+
+
+def csv_lines(rows: list[Row], header: bool = False) -> str:
+    """Rows as CSV text."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(Row._fields)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def predict(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
+    """Class probabilities (n, num_classes), float32 on the CPU; every image is seen once.
+
+    Args:
+        model: Maps images to logits; used in evaluation mode.
+        data: May be empty, which gives shape (0, 0).
+        settings: For the precision.
+        device: Where `model` is.
+    """
+    model.eval()
+    parts = []
+    with torch.inference_mode(), autocast(settings, device):
+        for rows in torch.arange(len(data)).split(EVALUATION_BATCH):
+            images, _ = data.batch(rows)
+            parts.append(model(images.to(device)).float().softmax(dim=1).cpu())
+    return torch.cat(parts) if parts else torch.empty(0, 0)
+
+
+def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
+    """The task's metrics of a model on a data set; empty for an empty one."""
+    if not len(data):
+        return {}
+    probabilities = predict(model, data, settings, task.device)
+    return {name: METRICS[name](probabilities, data.labels, task.num_classes) for name in task.metrics}
+
+
+def rows_of(scores: dict[str, float], round_: int, site: str, model: str, split: str, moment: str) -> list[Row]:
+    """Scores as rows."""
+    return [Row(round_, site, model, split, moment, name, value) for name, value in scores.items()]

@@ -1,0 +1,127 @@
+"""Hooks: how a plugin brings methods, networks and partitions, and how it watches a run.
+
+A plugin is a module whose functions are marked with `hookimpl`. It is found through an entry point of the group
+``medfl``, or given as a file (``--plugin FILE``). Hooks return light records whose targets are strings such as
+``"my_package.method:MyMethod"``; a target is imported when it is first used, so that listing everything stays quick.
+A plugin that is broken is named in `Registry.problems` and the rest goes on.
+
+The hooks, with their exact signatures. A plugin has any of them::
+
+    medfl_methods() -> list[MethodRecord]
+    medfl_networks() -> list[NetworkRecord]
+    medfl_partitions() -> list[PartitionRecord]
+    medfl_run_started(run_folder: str, settings: dict[str, Any]) -> None
+    medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
+    medfl_run_ended(run_folder: str, status: str) -> None
+
+The last three observe. They get copies and may take fewer arguments; what they return is ignored, and one that raises
+is logged by name. Nothing here decides numbers inside a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pluggy
+
+hookimpl = pluggy.HookimplMarker("medfl")
+"""Marks a function of a plugin as a hook."""
+
+_hookspec = pluggy.HookspecMarker("medfl")
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """A network.
+
+    Attributes:
+        name: What users type.
+        target: ``module:Class``.
+        summary: One line.
+    """
+
+    name: str
+    target: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """A way to split a pooled data set among sites.
+
+    Attributes:
+        name: What users type.
+        target: ``module:function``.
+        summary: One line.
+    """
+
+    name: str
+    target: str
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class MethodRecord:
+    """A method.
+
+    Attributes:
+        name: What users type.
+        target: ``module:Class``, a frozen pydantic model that fulfils `medfl.contract.Method`.
+        family: Methods of a kind are listed together, for example ``averaging`` or ``personal``.
+        paper: Where it was published, for example ``McMahan et al., AISTATS 2017``; may be empty.
+        sends: What leaves a site, the same as `medfl.contract.Method.sends`; empty: nothing does.
+        unlike_networks: Whether sites may have different networks.
+        summary: One line.
+    """
+
+    name: str
+    target: str
+    family: str
+    paper: str
+    sends: Mapping[str, str]
+    unlike_networks: bool = False
+    summary: str = ""
+
+
+Record = MethodRecord | NetworkRecord | PartitionRecord
+"""What a hook lists."""
+
+Kind = Literal["method", "network", "partition"]
+"""What a record is of."""
+
+RECORDS: dict[Kind, type[Record]] = {"method": MethodRecord, "network": NetworkRecord, "partition": PartitionRecord}
+"""Kind to the class of its records; its hook is ``medfl_<kind>s``."""
+
+
+class Hooks:
+    """The hooks a plugin may implement, as plain functions of the same name."""
+
+    @_hookspec
+    def medfl_methods(self) -> list[MethodRecord]:  # type: ignore[empty-body]
+        """Methods of this plugin."""
+
+    @_hookspec
+    def medfl_networks(self) -> list[NetworkRecord]:  # type: ignore[empty-body]
+        """Networks of this plugin."""
+
+    @_hookspec
+    def medfl_partitions(self) -> list[PartitionRecord]:  # type: ignore[empty-body]
+        """Partitions of this plugin."""
+
+    @_hookspec
+    def medfl_run_started(self, run_folder: str, settings: dict[str, Any]) -> None:
+        """A run begins or continues; `settings` are those of the run, as in its ``run.json``."""
+
+    @_hookspec
+    def medfl_round_ended(self, run_folder: str, round: int, rows: list[dict[str, Any]]) -> None:
+        """Round `round` (from 1) is over; `rows` are its rows of metrics, possibly none."""
+
+    @_hookspec
+    def medfl_run_ended(self, run_folder: str, status: str) -> None:
+        """A run is over; `status` is that of its ``run.json``."""
+
+
+HOOKS = tuple(name for name in vars(Hooks) if name.startswith("medfl_"))
+"""The names of all hooks."""

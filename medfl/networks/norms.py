@@ -1,0 +1,42 @@
+"""Normalisation layers, found by module type and never by name (rule G-1)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
+    "batch": (_BatchNorm,),
+    "group": (nn.GroupNorm,),
+    "layer": (nn.LayerNorm,),
+    "instance": (_InstanceNorm,),
+}
+"""Kinds of normalisation layers that a setting can name."""
+
+
+def norm_names(model: nn.Module, kinds: tuple[str, ...] = ("batch",)) -> set[str]:
+    """State-dict names (parameters and buffers) of all normalisation layers of the given kinds."""
+    types = tuple(t for kind in kinds for t in NORM_TYPES[kind])
+    found = set()
+    for path, module in model.named_modules():
+        if isinstance(module, types):
+            found |= {f"{path}.{name}" if path else name for name in module.state_dict()}
+    return found
+
+
+def buffer_names(model: nn.Module) -> set[str]:
+    """State-dict names that are no parameters."""
+    return set(model.state_dict()) - {name for name, _ in model.named_parameters()}
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a batch of one sample would fail or be meaningless in training."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def freeze_norms(model: nn.Module) -> None:
+    """Put the batch-norm layers in evaluation mode; the rest is left as it is (``norm_sync: frozen``)."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()

@@ -1,0 +1,33 @@
+"""IID partition: all sites draw alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from medfl.partition.checks import check_labels
+
+
+def iid(labels: np.ndarray, sites: int, *, stratified: bool = True, rng: np.random.Generator) -> list[np.ndarray]:
+    """Shuffle, then deal to the sites in turn.
+
+    Sizes differ by at most 1. Stratified, each class is dealt on its own, one class going on where the last one ended,
+    so that each class's counts differ by at most 1 as well.
+
+    Args:
+        labels: Label of each image, shape (n,).
+        sites: Number of sites, 1 to n.
+        stratified: Whether the classes are spread evenly too; otherwise they are spread by chance.
+        rng: Source of randomness.
+
+    Returns:
+        Positions in `labels` of each site, ascending; each position is at exactly one site.
+
+    Raises:
+        SettingsError: If there are more sites than images, or none.
+    """
+    labels = check_labels(labels, sites)
+    order = rng.permutation(len(labels))
+    if stratified:
+        order = order[np.argsort(labels[order], kind="stable")]
+    first = rng.permutation(sites)  # which sites get the odd images
+    return [np.sort(order[start::sites]) for start in first]

@@ -1,0 +1,296 @@
+"""Plugins: finding them, and what they offer together.
+
+`medfl.hooks` says what a plugin may have; its names that a plugin's author needs are found here as well. A broken
+plugin is named in `Registry.problems` and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from medfl.errors import PluginError, SettingsError, did_you_mean
+from medfl.hooks import HOOKS, RECORDS, Hooks, Kind, MethodRecord, NetworkRecord, PartitionRecord, Record, hookimpl
+
+__all__ = ["MethodRecord", "NetworkRecord", "PartitionRecord", "Registry", "hookimpl", "load_plugins"]
+
+GROUP = "medfl"
+"""The entry-point group of plugins."""
+
+DISABLE = "MEDFL_DISABLE"
+"""Environment variable: names of plugins to leave out, separated by commas."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Registry:
+    """What all plugins together offer. Made by `load_plugins`.
+
+    Attributes:
+        plugins: Name of each loaded plugin, and where it comes from.
+        problems: What is wrong with plugins, one sentence or two for each; show them as warnings.
+        methods: Name to record. Names that two plugins claim are left out here and in the next two.
+        networks: Name to record.
+        partitions: Name to record.
+    """
+
+    def __init__(self) -> None:
+        self.plugins: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.methods: dict[str, MethodRecord] = {}
+        self.networks: dict[str, NetworkRecord] = {}
+        self.partitions: dict[str, PartitionRecord] = {}
+        self._claims: dict[tuple[Kind, str], list[tuple[str, Record]]] = {}
+        self._files: dict[str, ModuleType] = {}
+        self._manager = pluggy.PluginManager("medfl")
+        self._manager.add_hookspecs(Hooks)
+
+    def givers(self, kind: Kind, name: str) -> list[str]:
+        """The plugins that list `name`: none when it is unknown, two or more when it is ambiguous."""
+        return [plugin for plugin, _ in self._claims.get((kind, name), [])]
+
+    def method_class(self, name: str) -> Any:
+        """The class of a method.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
+        return self._resolve("method", name)
+
+    def network(self, name: str) -> Any:
+        """The class of a network. Raises as `method_class` does."""
+        return self._resolve("network", name)
+
+    def partition(self, name: str) -> Any:
+        """The function of a partition. Raises as `method_class` does."""
+        return self._resolve("partition", name)
+
+    def make_method(self, name: str, args: Mapping[str, Any]) -> Any:
+        """Build a method from its settings.
+
+        Args:
+            name: A name in `methods`.
+            args: The method's settings. ``preset`` names a set of values that its class offers in ``presets``; what
+                is given here explicitly wins over it, key by key.
+
+        Raises:
+            PluginError: As `method_class` does.
+            SettingsError: If a setting or the preset is unknown or not valid.
+        """
+        from medfl.settings import read_settings
+
+        kind, values = self.method_class(name), dict(args)
+        preset = values.pop("preset", None)
+        if preset is not None:
+            presets = getattr(kind, "presets", {})
+            if preset not in list(presets):
+                hint = did_you_mean(str(preset), presets)
+                raise SettingsError(f"Method '{name}' has no preset {preset!r} (option 'preset'). {hint}")
+            values = {**presets[preset], **values}
+        return read_settings(kind, values, where=f"method '{name}'")
+
+    def notify(self, event: str, **facts: Any) -> None:
+        """Tell every observer of an event. An observer that fails is logged by name; the run is not touched.
+
+        Args:
+            event: The name of an observing hook, for example ``medfl_round_ended``.
+            facts: All of its arguments, by name. Each observer gets its own copy.
+        """
+        for hook in getattr(self._manager.hook, event).get_hookimpls():
+            try:
+                hook.function(**{name: copy.deepcopy(facts[name]) for name in hook.argnames})
+            except (Exception, SystemExit) as error:
+                _logger.warning(
+                    "Plugin '%s' failed in %s and was passed over: %s", hook.plugin_name, event, _say(error)
+                )
+
+    def _resolve(self, kind: Kind, name: str) -> Any:
+        claims = self._claims.get((kind, name), [])
+        if not claims:
+            known = [other for other_kind, other in self._claims if other_kind == kind]
+            problems = "".join(f"\n  Plugin problem: {text}" for text in self.problems)
+            raise PluginError(f"Unknown {kind} '{name}'. {did_you_mean(name, known)}{problems}")
+        if len(claims) > 1:
+            raise PluginError(_ambiguous(kind, name, self.givers(kind, name)))
+        plugin, record = claims[0]
+        where = f"{kind} '{name}' of plugin '{plugin}' (target '{record.target}')"
+        module_name, _, attribute = record.target.partition(":")
+        try:
+            module = self._files.get(module_name) or importlib.import_module(module_name)
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"Can't import {where}: {_say(error)}. {_mend(plugin)}") from error
+        if not hasattr(module, attribute):
+            hint = did_you_mean(attribute, (key for key in vars(module) if not key.startswith("_")))
+            raise PluginError(f"Can't find '{attribute}' for {where}. {hint} {_mend(plugin)}")
+        return getattr(module, attribute)
+
+    def _add(self, name: str, origin: str, plugin: Any) -> None:
+        """Register a loaded plugin: warn of what only looks like a hook, then take its records."""
+        self.problems += _look_alikes(name, plugin)
+        try:
+            self._manager.register(plugin, name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            if self._manager.has_plugin(name):
+                self._manager.unregister(name=name)
+            self.problems.append(f"Plugin '{name}' ({origin}) is left out: {error}")
+            return
+        self.plugins[name] = origin
+        for kind in RECORDS:
+            for hook in getattr(self._manager.hook, f"medfl_{kind}s").get_hookimpls():
+                if hook.plugin_name == name:
+                    self._take(kind, name, hook.function)
+
+    def _take(self, kind: Kind, plugin: str, hook: Any) -> None:
+        try:
+            records = list(hook())
+        except (Exception, SystemExit) as error:
+            self.problems.append(f"Hook medfl_{kind}s of plugin '{plugin}' failed: {_say(error)}. {_mend(plugin)}")
+            return
+        expected = RECORDS[kind]
+        for record in records:
+            if not isinstance(record, expected) or not all(record.target.partition(":")):
+                self.problems.append(
+                    f"Hook medfl_{kind}s of plugin '{plugin}' must list {expected.__name__} with a target "
+                    f"'module:name'; got {record!r}, which is left out. {_mend(plugin)}"
+                )
+            else:
+                self._claims.setdefault((kind, record.name), []).append((plugin, record))
+
+    def _settle(self) -> None:
+        """Fill the public tables; a name that is claimed more than once becomes a problem."""
+        tables: dict[Kind, dict[str, Any]] = {
+            "method": self.methods,
+            "network": self.networks,
+            "partition": self.partitions,
+        }
+        for (kind, name), claims in sorted(self._claims.items()):
+            if len(claims) == 1:
+                tables[kind][name] = claims[0][1]
+            else:
+                self.problems.append(_ambiguous(kind, name, self.givers(kind, name)))
+
+
+def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ()) -> Registry:
+    """Find and load all plugins.
+
+    Args:
+        files: Plugin files. Each becomes the module ``medfl_plugin_<stem>`` and the plugin ``<stem>``.
+        disabled: Names of plugins to leave out, beside those in the environment variable ``MEDFL_DISABLE``.
+
+    Returns:
+        What they offer. Plugins that can't be loaded are named in its `problems`.
+
+    Raises:
+        PluginError: If a file does not exist, if two have the same name, or if a disabled name is unknown.
+    """
+    registry = Registry()
+    found = _installed(registry.problems)
+    sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in found}
+    for path in map(Path, files):
+        if path.suffix != ".py" or not path.is_file():
+            raise PluginError(f"Expected a plugin file that ends in .py; there is none at '{path}'. Check the path.")
+        if path.stem in sources:
+            raise PluginError(
+                f"Plugin file '{path}' has the name of another plugin, '{path.stem}' ({sources[path.stem][0]}). "
+                "Rename the file."
+            )
+        sources[path.stem] = (str(path), partial(_load_file, path, registry._files))
+    skipped = _disabled(disabled, sources)
+    for name, (origin, load) in sources.items():
+        if name in skipped:
+            continue
+        try:
+            plugin = load()
+        except (Exception, SystemExit) as error:
+            registry.problems.append(f"Plugin '{name}' ({origin}) can't be loaded: {_say(error)}. {_mend(name)}")
+        else:
+            registry._add(name, origin, plugin)
+    registry._settle()
+    return registry
+
+
+def _installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
+    """Entry points of the group with where they come from, sorted by name; one for each name."""
+    found: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
+    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        if point.name not in found:
+            found[point.name] = (origin, point)
+        elif found[point.name][1].value != point.value:
+            problems.append(
+                f"Two installed packages have a plugin '{point.name}': {found[point.name][0]} and {origin}. "
+                "The first is used; uninstall one of them."
+            )
+    return list(found.values())
+
+
+def _load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
+    name = f"medfl_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # the suffix is .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    files[name] = module
+    return module
+
+
+def _disabled(disabled: Iterable[str], known: Iterable[str]) -> set[str]:
+    by_user = dict.fromkeys(disabled, "to be left out")
+    by_environment = {name.strip(): f"named in {DISABLE}" for name in os.environ.get(DISABLE, "").split(",")}
+    names = {**by_environment, **by_user}
+    names.pop("", None)
+    known = set(known)
+    for name, how in names.items():
+        if name not in known:
+            raise PluginError(f"Unknown plugin '{name}' ({how}). {did_you_mean(name, known)}")
+    return set(names)
+
+
+def _look_alikes(name: str, plugin: Any) -> list[str]:
+    """Warnings for functions that are named like a hook and are none."""
+    warnings = []
+    for key, value in sorted(getattr(plugin, "__dict__", {}).items()):
+        if not key.startswith("medfl_") or not inspect.isroutine(value):
+            continue
+        marked = hasattr(value, "medfl_impl")
+        if key not in HOOKS and (marked or value.__module__ == plugin.__name__):
+            warnings.append(f"Plugin '{name}' has '{key}', which is no hook and is ignored. {did_you_mean(key, HOOKS)}")
+        elif key in HOOKS and not marked:
+            warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Mark it.")
+    return warnings
+
+
+def _ambiguous(kind: Kind, name: str, plugins: Sequence[str]) -> str:
+    if len(set(plugins)) == 1:
+        return f"{kind.capitalize()} '{name}' is listed twice by plugin '{plugins[0]}'. {_mend(plugins[0])}"
+    return (
+        f"{kind.capitalize()} '{name}' is given by several plugins: {', '.join(map(repr, plugins))}. "
+        f"Leave out all but one, for example with --no-plugin {plugins[-1]} or {DISABLE}={plugins[-1]}."
+    )
+
+
+def _mend(plugin: str) -> str:
+    return f"Its author can mend it; --no-plugin {plugin} leaves it out."
+
+
+def _say(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")

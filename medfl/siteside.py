@@ -1,0 +1,262 @@
+"""A site's side of a step: everything a carrier calls at a site, whatever machine that is on.
+
+`SiteHost.step` is idempotent: a step that is on disk is answered from there, so an order that is sent again never
+trains twice and never draws fresh noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from medfl import streams, wire
+from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors
+from medfl.errors import RefusedError, StoreError
+from medfl.evaluation import Row, rows_of, score
+from medfl.filters import Filters
+from medfl.settings import Settings
+from medfl.store import Inbox, Record, Store, prefixed
+from medfl.task import Task
+
+MethodFactory = Callable[[], Method]
+"""Makes the method anew; called before every step, since nothing may live on a method object."""
+
+
+@dataclass
+class Answer:
+    """What the server learns of a site's step. The reply's tensors stay in a file until they are folded.
+
+    Attributes:
+        site: Who answers.
+        step: Which step.
+        refused: Why nothing is sent, or None.
+        meta: The reply's meta, as it left the site.
+        rows: Scores and costs.
+        parcels: Receivers of the parcels that were posted.
+    """
+
+    site: str
+    step: int
+    refused: str | None = None
+    meta: Meta = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    parcels: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SiteData:
+    """The splits of one site; `test` is for the core only."""
+
+    train: Dataset
+    val: Dataset
+    test: Dataset
+
+
+def order_digest(order: Order, tensors_digest: str) -> str:
+    """Identifies an order: the same order sent again has the same digest."""
+    text = json.dumps([order.op, order.meta, tensors_digest], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class SiteHost:
+    """One site: its data, its private folder, and what a carrier may ask of it.
+
+    Args:
+        name: The site's name.
+        data: Its splits.
+        folder: Where its steps are stored.
+        task: The learning problem.
+        settings: The run's settings.
+        run_id: Names the run, for secret streams.
+        post: Delivers a parcel durably: ``post(step, parcel)``; returns when the receiver has stored it.
+        public: Public data, if the run gives this site any.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: SiteData,
+        folder: Path,
+        task: Task,
+        settings: Settings,
+        run_id: str,
+        post: Callable[[int, Parcel], None],
+        public: Dataset | None = None,
+    ) -> None:
+        self.name, self.data, self.task, self.settings = name, data, task, settings
+        self.run_id, self.public, self._post = run_id, public, post
+        self.store, self.inbox = Store(folder), Inbox(folder)
+
+    def describe(self) -> Meta:
+        """What this site tells about itself; beyond ``trainable`` only what the run's `describe` lists."""
+        labels = self.data.train.labels
+        facts: Meta = {"trainable": len(labels) > 0}
+        if self.settings.privacy is None:
+            if "size" in self.settings.describe:
+                facts["size"] = len(labels)
+            if "label_counts" in self.settings.describe:
+                facts["label_counts"] = torch.bincount(labels, minlength=self.task.num_classes).tolist()
+        return facts
+
+    def step(self, make_method: MethodFactory, order: Order, step: int, round_: int, tensors_digest: str) -> Answer:
+        """Carry out an order, or answer from disk if that was done before.
+
+        Args:
+            make_method: Makes the method.
+            order: With tensors that nobody else holds.
+            step: The step's number.
+            round_: Its round.
+            tensors_digest: `wire.digest` of the order's tensors.
+
+        Raises:
+            StoreError: If the stored step answers another order, or the step can't be saved.
+        """
+        digest = order_digest(order, tensors_digest)
+        record = self._stored(step, digest)
+        if record is None:
+            record = self._carry_out(make_method(), order, step, round_, digest)
+        for index, parcel in enumerate(record.meta["parcels"]):
+            tensors = {
+                name.split("/", 2)[2]: t for name, t in record.tensors.items() if name.startswith(f"parcel/{index}/")
+            }
+            self._post(step, Parcel(parcel["to"], tensors, parcel["meta"], self.name))
+        return Answer(
+            self.name,
+            step,
+            record.meta["refused"],
+            record.meta["reply"],
+            [Row(*row) for row in record.meta["rows"]],
+            [parcel["to"] for parcel in record.meta["parcels"]],
+        )
+
+    def _stored(self, step: int, digest: str) -> Record | None:
+        if step not in self.store.steps():
+            return None
+        record = self.store.latest(before=step + 1)
+        if record is None or record.step != step:
+            return None  # damaged: it is done again from the step before
+        if record.meta["order"] != digest:
+            raise StoreError(
+                f"Site '{self.name}' has carried out another order as step {step}: expected {digest[:12]}, found "
+                f"{record.meta['order'][:12]}. The run folder mixes two runs; start in a new folder."
+            )
+        return record
+
+    def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str) -> Record:
+        site, before = self._site(round_, step)
+        since = self.store.latest(before=step)
+        site.inbox = self.inbox.read(since.step if since else 0, step)
+        filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
+        refused, reply, tensors = None, Reply(), {}
+        started = time.perf_counter()
+        try:
+            with streams.pinned(self.settings.seed, self.name, round_, "global"):
+                reply = method.work(site, order)
+            sent, meta = filters.outgoing(
+                reply.tensors, reply.meta, site=self.name, stream_factory=lambda payload: site.secret_rng("noise", payload)
+            )
+            tensors |= prefixed(sent, "reply/")
+            parcels = []
+            for index, parcel in enumerate(reply.parcels):
+                posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)
+                tensors |= prefixed(posted, f"parcel/{index}/")
+                parcels.append({"to": parcel.to, "meta": parcel_meta})
+        except RefusedError as error:
+            refused, reply, tensors, meta, parcels = str(error), Reply(), {}, {}, []
+            site.state = before
+        rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
+        content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
+        content["rows"] = [list(row) for row in rows]
+        self.store.save(step, site.state, content, tensors)
+        kept = self.store.steps()
+        self.inbox.forget(kept[0] if len(kept) > 1 else 0)
+        return Record(step, tensors, content)
+
+    def _rows(
+        self, method: Method, reply: Reply, order: Order, sent: Tensors, round_: int, seconds: float
+    ) -> list[Row]:
+        costs = reply.log | {
+            "work_seconds": seconds,
+            "bytes_down": wire.payload_bytes(order.tensors),
+            "bytes_up": wire.payload_bytes({name: t for name, t in sent.items() if name.startswith("reply/")}),
+            "bytes_to_peers": wire.payload_bytes({name: t for name, t in sent.items() if name.startswith("parcel/")}),
+        }
+        rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
+        if reply.trained is not None and "trained" in self.settings.moments:
+            model = method.predictor(self.task, [reply.trained])
+            for split in ("val", "test"):
+                scores = score(model, getattr(self.data, split), self.task, self.settings)
+                rows += rows_of(scores, round_, self.name, "personal", split, "trained")
+        return rows
+
+    def _site(self, round_: int, before: int) -> tuple[Site, State]:
+        """The method's view of this site in a step, and an untouched copy of its state."""
+        record = self.store.latest(before=before)
+        state = record.state() if record else State()
+        meta = json.loads(json.dumps(state.meta))
+        copy = State({name: t.clone() for name, t in state.tensors.items()}, meta, dict(state.blobs))
+        return self._view(round_, state), copy
+
+    def _view(self, round_: int, state: State) -> Site:
+        """The method's view of this site with a given state."""
+        secret = hashlib.sha256(f"{self.settings.seed}/{self.name}/simulated secret".encode()).digest()
+        return Site(
+            self.name,
+            round_,
+            state,
+            self.task,
+            self.settings,
+            self.public,
+            self.store,
+            train=self.data.train,
+            val=self.data.val,
+            secret=secret,
+            run_id=self.run_id,
+        )
+
+    def evaluate(
+        self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]
+    ) -> list[Row]:
+        """Score this site's models after a round on its validation and test data.
+
+        Args:
+            method: The method.
+            published: What the server published after `step`.
+            step: The round's last step.
+            round_: The round.
+            cache: Predictors that are the same at every site, by model name; a caller passes one dict per round.
+        """
+        if not len(self.data.val) and not len(self.data.test):
+            return []
+        rows = []
+        for kind, predictor in self.predictors(method, published, step, round_, cache).items():
+            for split in ("val", "test"):
+                scores = score(predictor, getattr(self.data, split), self.task, self.settings)
+                rows += rows_of(scores, round_, self.name, kind, split, "aggregated")
+        return rows
+
+    def predictors(
+        self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]
+    ) -> dict[str, torch.nn.Module]:
+        """The predictor of each of this site's models after `step`; the global one is built once per cache."""
+        predictors = {}
+        for kind, model in self.models(method, published, step, round_).items():
+            if kind == "global" and kind in cache:
+                predictors[kind] = cache[kind]
+                continue
+            predictors[kind] = method.predictor(self.task, [model])
+            if kind == "global":
+                cache[kind] = predictors[kind]
+        return predictors
+
+    def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
+        """The site's models after `step`, given what the server published after it."""
+        site = self._view(round_, self.store.peek(before=step + 1))
+        site.published = published
+        return method.models(site)

@@ -1,0 +1,269 @@
+"""State on disk: one atomic file for each participant and step.
+
+A file is written under a temporary name, flushed to the disk, renamed, and the folder is flushed too. So after a kill,
+a full disk or a power cut there is either the whole new step or the whole old one. The last two steps are kept, with
+the large constants (blobs) that they name. A file whose content no longer matches its checksum is passed over, with a
+warning, in favour of the step before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from medfl import wire
+from medfl.contract import Meta, Parcel, State, Tensors
+from medfl.errors import DamagedError, StoreError
+
+logger = logging.getLogger(__name__)
+
+KEEP = 2
+"""How many steps of a participant are kept."""
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut.
+
+    Raises:
+        StoreError: If it can't be written (disk full, no permission). What stood there before is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StoreError(
+            f"Could not write '{path}': {error.strerror}. What was saved before is still valid: "
+            "free some space or permit writing there, then give the same command again."
+        ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, indented, with sorted keys."""
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+@dataclass
+class Record:
+    """What a participant saved at a step."""
+
+    step: int
+    tensors: Tensors
+    meta: Meta
+
+    def state(self) -> State:
+        """The participant's state in this record."""
+        return State(select(self.tensors, "state/"), self.meta["state"], self.meta["blobs"])
+
+
+def select(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors whose name begins with `prefix`, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(tensors: Tensors, prefix: str) -> Tensors:
+    """The same tensors with `prefix` before each name."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+class Store:
+    """The files of one participant.
+
+    Args:
+        folder: Its folder; created at the first write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        """The file of a step."""
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def steps(self) -> list[int]:
+        """The steps on disk, oldest first, valid or not."""
+        return sorted(int(path.name[5:13]) for path in self.folder.glob("step-????????.safetensors"))
+
+    def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None) -> None:
+        """Save a step in one atomic file, then forget what is older than the last two.
+
+        Args:
+            step: Its number.
+            state: The participant's state after it.
+            meta: Everything else that belongs to the step; JSON.
+            extra: More tensors, with prefixed names (a reply, parcels).
+
+        Raises:
+            StoreError: If it can't be written; the previous step stays valid.
+        """
+        tensors = prefixed(state.tensors, "state/") | (extra or {})
+        content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
+        write_atomic(self.path(step), wire.encode(tensors, content))
+        self._prune()
+
+    def load(self, step: int) -> Record:
+        """Read and verify one step.
+
+        Raises:
+            DamagedError: If the file is cut short or was changed.
+            FileNotFoundError: If there is none.
+        """
+        tensors, meta = wire.decode(self.path(step).read_bytes())
+        return Record(step, tensors, meta)
+
+    def latest(self, before: int | None = None) -> Record | None:
+        """The newest valid step (below `before`, if given), or None. Damaged files are named in a warning."""
+        for step in reversed(self.steps()):
+            if before is not None and step >= before:
+                continue
+            try:
+                return self.load(step)
+            except DamagedError as error:
+                logger.warning("%s is damaged (%s); falling back to the step before it.", self.path(step), error)
+        return None
+
+    def peek(self, before: int) -> State:
+        """The state of the newest step below `before`, for looking only: other tensors are not read nor verified."""
+        steps = [step for step in self.steps() if step < before]
+        if not steps:
+            return State()
+        try:
+            with safe_open(self.path(steps[-1]), framework="pt") as file:
+                meta = json.loads(file.metadata()["medfl"])
+            return State(self.read(steps[-1], "state/"), meta["state"], meta["blobs"])
+        except (SafetensorError, ValueError, KeyError):
+            record = self.latest(before)
+            return record.state() if record else State()
+
+    def read(self, step: int, prefix: str) -> Tensors:
+        """Only the tensors under `prefix` of a step, without it; other tensors are not read."""
+        with safe_open(self.path(step), framework="pt") as file:
+            return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+
+    def drop(self, step: int) -> None:
+        """Forget a step, so that the one before it is the newest."""
+        self.path(step).unlink(missing_ok=True)
+
+    def put(self, tensors: Tensors) -> str:
+        """Write a large constant once; the same content has the same name.
+
+        Returns:
+            Its SHA-256.
+        """
+        digest = wire.digest(tensors)
+        path = self._blob(digest)
+        if not path.exists():
+            write_atomic(path, wire.encode(tensors, {}))
+        return digest
+
+    def get(self, digest: str) -> Tensors:
+        """Read a constant.
+
+        Raises:
+            StoreError: If it is gone or damaged.
+        """
+        try:
+            return wire.decode(self._blob(digest).read_bytes())[0]
+        except (OSError, DamagedError) as error:
+            raise StoreError(
+                f"The constant {digest[:12]} of '{self.folder}' can't be read: {error}. Start the run in a new folder."
+            ) from error
+
+    def _blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / f"{digest}.safetensors"
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        for step in steps[:-KEEP]:
+            self.drop(step)
+        blobs = list((self.folder / "blobs").glob("*.safetensors"))
+        if len(steps) > KEEP and blobs:
+            named = {digest for step in steps[-KEEP:] for digest in self._blobs_named_by(step)}
+            for blob in blobs:
+                if blob.stem not in named:
+                    blob.unlink(missing_ok=True)
+
+    def _blobs_named_by(self, step: int) -> list[str]:
+        with safe_open(self.path(step), framework="pt") as file:
+            return list(json.loads(file.metadata()["medfl"])["blobs"].values())
+
+
+class Inbox:
+    """Parcels that wait for a site. A parcel posted in step p is read by the receiver's first step after p.
+
+    Which parcels a step reads follows from the file names alone, so reading consumes nothing and a step that is done
+    again after a crash finds the same parcels.
+
+    Args:
+        folder: The receiver's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "inbox"
+
+    def post(self, step: int, sender: str, parcel: Parcel) -> None:
+        """Store a parcel (flushed to disk); the same sender, step and receiver is stored once."""
+        path = self.folder / f"{step:08d}-{sender}.safetensors"
+        if not path.exists():
+            write_atomic(path, wire.encode(parcel.tensors, {"meta": parcel.meta, "sender": sender}))
+
+    def read(self, since: int, before: int) -> list[Parcel]:
+        """Parcels posted in steps [since, before), sorted by sender."""
+        parcels = []
+        for path in sorted(self.folder.glob("????????-*.safetensors")):
+            if since <= int(path.name[:8]) < before:
+                tensors, meta = wire.decode(path.read_bytes())
+                parcels.append(Parcel(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
+        return sorted(parcels, key=lambda parcel: parcel.sender)
+
+    def forget(self, before: int) -> None:
+        """Delete parcels posted before a step that no kept step can read again."""
+        for path in self.folder.glob("????????-*.safetensors"):
+            if int(path.name[:8]) < before:
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold a run folder for writing. Others may read it meanwhile. The lock ends with the process, however it ends.
+
+    Raises:
+        StoreError: If another process holds it, or the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, and by the system after a kill
+    except OSError as error:
+        raise StoreError(f"Could not write to the run folder '{folder}': {error.strerror}.") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise StoreError(
+            f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another folder "
+            "with --output_dir. Reading the folder meanwhile is fine."
+        ) from None
+    try:
+        yield
+    finally:
+        file.close()

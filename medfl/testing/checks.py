@@ -1,0 +1,307 @@
+"""The checks of the conformance suite, one function for each promise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfl import wire
+from medfl.contract import SERVER, Method, Tensors
+from medfl.errors import MedflError, SettingsError
+from medfl.plugins import load_plugins
+from medfl.simulation import tensors_equal
+from medfl.siteside import SiteData
+from medfl.store import Store
+from medfl.testing.cohort import Case, TensorData, bits, folders, make_data, make_site, make_sites, make_task, scores, states
+
+CHECKS: dict[str, Callable[[Case], None]] = {}
+"""Name to check, in the order in which they run."""
+
+
+def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[str, Any] | None = None) -> None:
+    """Run every check on a method and report all failures.
+
+    Args:
+        name: The method, as in ``medfl list methods``.
+        plugins: Plugin files to load first.
+        args: Settings of the method; its defaults otherwise.
+
+    Raises:
+        AssertionError: Naming each promise that is not kept, and how that showed.
+    """
+    case = Case(load_plugins(files=list(plugins)), name, args or {})
+    logger = logging.getLogger("medfl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    failures = []
+    try:
+        for title, check in CHECKS.items():
+            try:
+                check(case)
+            except Exception as error:  # every failure is reported below, none is lost
+                failures.append(f"{title}: {type(error).__name__}: {error}")
+    finally:
+        logger.setLevel(level)
+    if failures:
+        raise AssertionError(f"Method '{name}' breaks {len(failures)} promises:\n- " + "\n- ".join(failures))
+
+
+def promise(check: Callable[[Case], None]) -> Callable[[Case], None]:
+    """Add a check to the suite under its name."""
+    CHECKS[check.__name__] = check
+    return check
+
+
+def expect(condition: bool, message: str) -> None:
+    """Fail with a message."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def same(left: dict[str, Tensors], right: dict[str, Tensors], what: str) -> None:
+    """Fail unless both hold the same models with the same bits."""
+    expect(left.keys() == right.keys(), f"{what}: models {sorted(left)} against {sorted(right)}")
+    unlike = [key for key in left if not tensors_equal(left[key], right[key])]
+    expect(not unlike, f"{what}: other bits in {unlike}")
+
+
+def finite(models: dict[str, Tensors], what: str) -> None:
+    """Fail unless all floating tensors are finite."""
+    bad = [k for k, m in models.items() for t in m.values() if t.is_floating_point() and not torch.isfinite(t).all()]
+    expect(not bad, f"{what}: not finite in {sorted(set(bad))}")
+
+
+@promise
+def metadata_is_complete(case: Case) -> None:
+    """The record of `medfl list` says what the class does; the class is documented, frozen, and its presets are valid."""
+    record, kind = case.registry.methods[case.name], case.kind
+    expect(dict(record.sends) == dict(kind.sends), f"record sends {record.sends}, class {dict(kind.sends)}")
+    expect(record.unlike_networks == kind.unlike_networks, "record and class differ in unlike_networks")
+    expect(bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing")
+    for preset in getattr(kind, "presets", {}):
+        case.registry.make_method(case.name, {"preset": preset})
+    for limit in kind.limits:
+        expect(limit.equals in case.registry.methods, f"limit case names the unknown method '{limit.equals}'")
+    try:
+        case.make_method().a_new_attribute = 1  # type: ignore[attr-defined]
+    except Exception:
+        return
+    raise AssertionError("the method object can be changed; nothing may live on it (use a frozen model)")
+
+
+@promise
+def it_is_deterministic(case: Case) -> None:
+    """The same run twice gives the same bits and scores; another seed gives others."""
+    with folders(3) as (first, second, third):
+        one = case.run(first)
+        same(bits(one), bits(case.run(second)), "the same run twice")
+        expect(scores(first) == scores(second), "the same run twice has other scores")
+        other = bits(case.run(third, seed=8))
+        expect(any(not tensors_equal(m, other[k]) for k, m in bits(one).items()), "the seed changes nothing")
+        expect(one.outcome.status == "finished" and one.outcome.rounds == 3, f"ended as {one.outcome}")
+
+
+@promise
+def it_forgets(case: Case) -> None:
+    """Amnesia: one method object for the whole run gives the same bits as a new one before every step."""
+    with folders(2) as (first, second):
+        method = case.make_method()
+        same(bits(case.run(first)), bits(case.run(second, make_method=lambda: method)), "one object for all steps")
+
+
+class _Stop(Exception):
+    """Stands for a kill."""
+
+
+@promise
+def it_resumes_at_every_step(case: Case) -> None:
+    """Stopped before a step's work or before its commit, at any step, it ends in the same bits and scores."""
+    with folders(1) as (whole,):
+        expected = bits(case.run(whole))
+        wanted, last = scores(whole), Store(whole / "state" / SERVER).steps()[-1]
+        for stop in range(1, last):
+            for where in ("work", "fold"):
+                folder = whole.with_name(f"{where}-{stop}")
+                _run_until(case, folder, stop, where)
+                same(expected, bits(case.run(folder)), f"stopped in {where} of step {stop}")
+                expect(wanted == scores(folder), f"stopped in {where} of step {stop}: other rows in metrics.csv")
+
+
+def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
+    folds = 0
+
+    def absent(site: str, step: int) -> bool:
+        if where == "work" and step == stop:
+            raise _Stop
+        return False
+
+    class Stopped(case.kind):  # type: ignore[name-defined, misc]
+        """The method, stopping in the fold of a step."""
+
+        def fold(self, server: Any, replies: Any) -> None:
+            nonlocal folds
+            folds += 1
+            if where == "fold" and folds == stop:
+                raise _Stop
+            super().fold(server, replies)
+
+    def make_method() -> Method:
+        return Stopped(**case.make_method().model_dump())  # type: ignore[attr-defined]
+
+    try:
+        case.run(folder, absent=absent, make_method=make_method)
+    except _Stop:
+        return
+    raise AssertionError(f"the run has no {where} in step {stop}")
+
+
+@promise
+def order_and_workers_do_not_matter(case: Case) -> None:
+    """Other orders of the sites and two workers give the same bits."""
+    with folders(3) as (first, second, third):
+        expected = bits(case.run(first))
+        backwards = dict(reversed(make_sites().items()))
+        same(expected, bits(case.run(second, sites=backwards)), "sites given in reverse order")
+        same(expected, bits(case.run(third, workers=2)), "two workers")
+
+
+@promise
+def two_methods_can_alternate(case: Case) -> None:
+    """Rounds of another method in between, in the same process, change nothing."""
+    with folders(3) as (whole, mine, others):
+        expected = bits(case.run(whole))
+        other = Case(case.registry, "fedprox" if case.name != "fedprox" else "fedavg")
+        for rounds in (1, 2, 3):
+            result = case.run(mine, rounds=rounds)
+            other.run(others, rounds=rounds)
+        same(expected, bits(result), "alternating with another method")
+
+
+@promise
+def unlike_sites_are_legal(case: Case) -> None:
+    """One site; an empty one, one with one image, one with one class."""
+    with folders(2) as (alone, odd):
+        finite(bits(case.run(alone, sites=make_sites({"site-1": 12}))), "one site")
+        sites = make_sites({"a": 12, "b": 9, "empty": 0, "single": 1})
+        sites["same"] = make_site(7, "same", torch.ones(7, dtype=torch.int64))
+        result = case.run(odd, sites=sites)
+        finite(bits(result), "odd sites")
+        expect(result.outcome.status == "finished", f"odd sites: ended as {result.outcome.status}")
+
+
+@promise
+def equal_sites_end_alike(case: Case) -> None:
+    """Two sites with the same data, one full batch a round: the same models up to rounding."""
+    with folders(1) as (folder,):
+        data = make_site(10, "twin")
+        result = case.run(folder, sites={"a": data, "b": data}, task=make_task("plain"), batch_size=10)
+        for kind, model in result.models["a"].items():
+            for name, tensor in model.tensors.items():
+                twin = result.models["b"][kind].tensors[name]
+                expect(torch.allclose(tensor.float(), twin.float(), atol=1e-5), f"{kind} models of twins differ in {name}")
+
+
+@promise
+def sites_may_be_absent(case: Case) -> None:
+    """A site that is away for a step and comes back, one that never answers, and partial participation."""
+    with folders(2) as (away, partial):
+        result = case.run(away, absent=lambda site, step: site == "site-3" or (site == "site-2" and step == 1))
+        expect(result.outcome.status == "finished", f"absent sites: ended as {result.outcome.status}")
+        finite(bits(result), "absent sites")
+        finite(bits(case.run(partial, fraction=0.4)), "partial participation")
+
+
+@promise
+def a_site_with_nan_stops_nobody(case: Case) -> None:
+    """A site whose training is not finite is refused or keeps that to itself; the others go on."""
+    with folders(1) as (folder,):
+        sites = make_sites()
+        if not case.kind.pools_data:
+            broken = make_data(13, "site-2")
+            broken.images[:] = float("nan")
+            sites["site-2"] = SiteData(broken, sites["site-2"].val, sites["site-2"].test)
+        result = case.run(folder, sites=sites)
+        expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")
+        finite({k: m for k, m in bits(result).items() if not k.startswith("site-2/personal")}, "beside a broken site")
+
+
+@promise
+def only_what_is_declared_leaves(case: Case) -> None:
+    """Names of what left each site begin with a declared prefix; meta keys are declared; kinds are known."""
+    kind = case.kind
+    expect(set(kind.sends.values()) <= {"update", "weights", "statistic", "samples"}, f"unknown kinds in {kind.sends}")
+    with folders(1) as (folder,):
+        case.run(folder)
+        for path in (folder / "state").iterdir():
+            for step in Store(path).steps() if path.name != SERVER else []:
+                record = Store(path).load(step)
+                sent = [name.split("/", 1)[1] for name in record.tensors if name.startswith("reply/")]
+                loose = [name for name in sent if not name.startswith(tuple(kind.sends) or ("\0",))]
+                expect(not loose, f"undeclared tensors leave a site: {loose}")
+                undeclared = set(record.meta["reply"]) - set(kind.tells)
+                expect(not undeclared, f"undeclared meta keys leave a site: {sorted(undeclared)}")
+
+
+@promise
+def test_data_decide_nothing(case: Case) -> None:
+    """With poisoned test labels every model has the same bits."""
+    with folders(2) as (first, second):
+        poisoned = {
+            name: SiteData(data.train, data.val, TensorData(data.test.batch(torch.arange(9))[0], 2 - data.test.labels))
+            for name, data in make_sites().items()
+        }
+        same(bits(case.run(first)), bits(case.run(second, sites=poisoned)), "poisoned test labels")
+
+
+@promise
+def limit_cases_hold(case: Case) -> None:
+    """Each declared limit case gives the bits of the method that it names."""
+    for limit in case.kind.limits:
+        for network in ("plain",) if limit.only_without_norms else ("norm", "plain"):
+            with folders(2) as (mine, theirs):
+                left = Case(case.registry, case.name, case.args | limit.args).run(mine, task=make_task(network))
+                other = Case(case.registry, limit.equals, limit.equals_args)
+                right = other.run(theirs, task=make_task(network), **limit.equals_settings)
+                same(bits(left), bits(right), f"{limit.args} against {limit.equals} on '{network}'")
+
+
+@promise
+def equal_models_average_to_themselves(case: Case) -> None:
+    """Without local training every global model stays the initial one, buffers included (rule G-2)."""
+    with folders(2) as (still, trained):
+        start = make_task().initial(case.settings_of().seed)
+        models = bits(case.run(still, epochs=0))
+        for key, model in models.items():
+            if key.endswith("/global"):
+                same({key: model}, {key: start}, "no local training")
+        for key, model in bits(case.run(trained)).items():
+            for name, tensor in model.items():
+                expect(not name.endswith("running_var") or bool((tensor > 0).all()), f"{key}: {name} is not positive")
+
+
+@promise
+def states_survive_the_disk(case: Case) -> None:
+    """Every saved state comes back with the same bits."""
+    with folders(1) as (folder,):
+        case.run(folder)
+        for name, tensors in states(folder).items():
+            back, _ = wire.decode(wire.encode(tensors, {}))
+            expect(tensors_equal(tensors, back), f"the state of {name} changes on disk")
+
+
+@promise
+def unlike_networks_are_refused_or_work(case: Case) -> None:
+    """A method trains sites with unlike networks if it says so, and refuses them before step 0 otherwise."""
+    with folders(1) as (folder,):
+        networks = {"site-1": "wide"}
+        try:
+            result = case.run(folder, networks=networks)
+        except MedflError as error:
+            expect(isinstance(error, SettingsError) and not case.kind.unlike_networks, f"refused: {error}")
+            return
+        expect(case.kind.unlike_networks, "unlike networks are accepted though the method says it can't")
+        finite(bits(result), "unlike networks")

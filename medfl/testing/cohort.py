@@ -1,0 +1,191 @@
+"""A tiny federation that trains in milliseconds: data, networks, and a way to run a method on them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfl import streams
+from medfl.contract import Meta, Method, Tensors
+from medfl.plugins import Registry
+from medfl.settings import Execution, Settings
+from medfl.simulation import Result, Run, simulate
+from medfl.siteside import SiteData
+from medfl.store import Store
+from medfl.task import Task
+
+CLASSES = 3
+
+
+class TensorData:
+    """Images and labels in memory.
+
+    Args:
+        images: (n, C, *spatial), float32.
+        labels: (n,), int64.
+    """
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The given rows."""
+        return self.images[rows], self.labels[rows]
+
+
+class SmallNet(nn.Module):
+    """A body of one convolution and a linear head, with or without batch norm.
+
+    Args:
+        norm: Whether there is a batch-norm layer; it is named so that no search for 'bn' in names finds it.
+        width: Channels.
+    """
+
+    def __init__(self, norm: bool = True, width: int = 6) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1)]
+        layers += [nn.BatchNorm2d(width)] if norm else []
+        self.body = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.head = nn.Linear(4 * width, CLASSES)
+        self.feature_layers = [self.body]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (B, 3) of images (B, 1, H, W)."""
+        return self.head(self.body(images))
+
+
+def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
+    """A task with the networks ``norm`` (with batch norm), ``plain`` (without) and ``wide``."""
+    return Task(
+        networks={
+            "norm": SmallNet,
+            "plain": lambda: SmallNet(norm=False),
+            "wide": lambda: SmallNet(width=9),
+        },
+        network=network,
+        loss=loss or nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        num_classes=CLASSES,
+        metrics=("accuracy",),
+    )
+
+
+def make_data(n: int, key: str, labels: torch.Tensor | None = None) -> TensorData:
+    """n images (1, 6, 6) whose brightness pattern depends on the class; a function of `key`."""
+    generator = streams.generator("tiny data", key)
+    if labels is None:
+        labels = torch.randint(CLASSES, (n,), generator=generator)
+    patterns = torch.eye(CLASSES).repeat_interleave(2, 1).reshape(CLASSES, 1, 1, 6)
+    images = 0.5 * torch.randn(n, 1, 6, 6, generator=generator) + patterns[labels]
+    return TensorData(images, labels)
+
+
+def make_site(n: int, key: str, labels: torch.Tensor | None = None) -> SiteData:
+    """A site with n training, 6 validation and 9 test images."""
+    return SiteData(make_data(n, key, labels), make_data(6, key + "/val"), make_data(9, key + "/test"))
+
+
+def make_sites(sizes: Mapping[str, int] | None = None) -> dict[str, SiteData]:
+    """Sites of the given sizes; by default three unlike ones."""
+    return {name: make_site(n, name) for name, n in (sizes or {"site-1": 21, "site-2": 13, "site-3": 8}).items()}
+
+
+@dataclass
+class Case:
+    """A method in its tiny federation.
+
+    Attributes:
+        registry: Where methods are found.
+        name: The method.
+        args: Its settings.
+        settings: Settings of the run that differ from the suite's.
+    """
+
+    registry: Registry
+    name: str
+    args: Meta = field(default_factory=dict)
+    settings: Meta = field(default_factory=dict)
+
+    def settings_of(self, **changes: Any) -> Settings:
+        """The run's settings with changes."""
+        return Settings(**({"rounds": 3, "batch_size": 5, "seed": 7} | self.settings | changes))
+
+    @property
+    def kind(self) -> type[Method]:
+        """The method's class."""
+        return self.registry.method_class(self.name)
+
+    def make_method(self) -> Method:
+        """The method, made anew."""
+        return self.registry.make_method(self.name, self.args)
+
+    def run(
+        self,
+        folder: Path,
+        *,
+        sites: Mapping[str, SiteData] | None = None,
+        task: Task | None = None,
+        workers: int = 1,
+        absent: Callable[[str, int], bool] = lambda site, step: False,
+        make_method: Callable[[], Method] | None = None,
+        **settings: Any,
+    ) -> Result:
+        """Run the federation in `folder`."""
+        data = sites or make_sites()
+        public = make_data(12, "public") if self.kind.needs_public else None
+        return simulate(
+            Run(
+                method=self.name,
+                make_method=make_method or self.make_method,
+                task=task or make_task(),
+                settings=self.settings_of(**settings),
+                sites=data,
+                folder=folder,
+                global_test=make_data(10, "global"),
+                public=public,
+                public_for=("server", *data) if public is not None else (),
+                execution=Execution(workers=workers),
+                method_args=self.args,
+                absent=absent,
+            )
+        )
+
+
+@contextmanager
+def folders(count: int) -> Iterator[list[Path]]:
+    """Temporary run folders."""
+    with tempfile.TemporaryDirectory() as root:
+        yield [Path(root) / str(index) for index in range(count)]
+
+
+def bits(result: Result) -> dict[str, Tensors]:
+    """All models of a result, by participant and kind."""
+    found = {f"server/{kind}": model.tensors for kind, model in result.outcome.models.items()}
+    for site, models in result.models.items():
+        found |= {f"{site}/{kind}": model.tensors for kind, model in models.items()}
+    return found
+
+
+def states(folder: Path) -> dict[str, Tensors]:
+    """The newest state of every participant on disk."""
+    found = {}
+    for path in sorted((folder / "state").iterdir()):
+        record = Store(path).latest()
+        if record is not None:
+            found[path.name] = record.state().tensors
+    return found
+
+
+def scores(folder: Path) -> list[str]:
+    """The lines of metrics.csv but for measured seconds."""
+    return [line for line in (folder / "metrics.csv").read_text().splitlines() if "seconds" not in line]

@@ -1,0 +1,128 @@
+"""The one local training loop, used by every method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from medfl.contract import Dataset
+from medfl.networks.norms import freeze_norms, has_batch_norm
+from medfl.settings import Settings
+
+
+@dataclass
+class Batch:
+    """A batch on the training device.
+
+    Attributes:
+        images: (B, C, *spatial), float32.
+        labels: (B,), int64.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass
+class Trained:
+    """What a training did.
+
+    Attributes:
+        batches: Optimiser steps taken.
+        samples: Images visited, repeats counted.
+        loss: Mean loss over the visited images; nan if none.
+        seconds: Wall-clock seconds.
+    """
+
+    batches: int
+    samples: int
+    loss: float
+    seconds: float
+
+
+def row_batches(
+    n: int, batch_size: int, generator: torch.Generator, epochs: int, steps: int | None = None
+) -> Iterator[torch.Tensor]:
+    """Rows of each batch: a new permutation for each epoch, nothing dropped (rule G-6).
+
+    Args:
+        n: Rows of the data set; with 0 there is no batch.
+        batch_size: Rows in a batch, >= 1; the last one of an epoch may have fewer.
+        generator: The stream of the permutations.
+        epochs: Passes over the data; ignored when `steps` is given.
+        steps: Batches in all, or None.
+
+    Yields:
+        Index tensors of shape (B,).
+    """
+    done = 0
+    epoch = 0
+    while n > 0 and (epoch < epochs if steps is None else done < steps):
+        for rows in torch.randperm(n, generator=generator).split(batch_size):
+            if steps is not None and done == steps:
+                return
+            yield rows
+            done += 1
+        epoch += 1
+
+
+def autocast(settings: Settings, device: str) -> torch.autocast:
+    """The precision of the run: bfloat16 where `settings.precision` says so, otherwise float32."""
+    return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=settings.precision == "bf16")
+
+
+def train(
+    model: nn.Module,
+    data: Dataset,
+    loss: Callable[[Batch], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    generator: torch.Generator,
+    device: str = "cpu",
+    after_batch: Callable[[], None] | None = None,
+) -> Trained:
+    """Train `model` in place for the epochs (or steps) of the settings.
+
+    A batch of one sample is skipped if the model has batch-norm layers (rule G-6), unless they are frozen.
+
+    Args:
+        model: On `device`.
+        data: The training split; may be empty.
+        loss: Maps a batch to the scalar to minimise; a method's own terms are in it.
+        optimizer: Over the parameters to train.
+        settings: epochs or steps, batch_size, norm_sync, precision.
+        generator: The stream of the batches.
+        device: Where `model` is.
+        after_batch: Called after each optimiser step.
+
+    Returns:
+        Counts, mean loss and seconds.
+    """
+    start = time.perf_counter()
+    model.train()
+    frozen = settings.norm_sync == "frozen"
+    if frozen:
+        freeze_norms(model)
+    smallest = 2 if has_batch_norm(model) and not frozen else 1
+    total, samples, batches = torch.zeros((), device=device), 0, 0
+    for rows in row_batches(len(data), settings.batch_size, generator, settings.epochs, settings.steps):
+        if len(rows) < smallest:
+            continue
+        images, labels = data.batch(rows)
+        batch = Batch(images.to(device), labels.to(device))
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(settings, device):
+            value = loss(batch)
+        value.backward()
+        optimizer.step()
+        if after_batch is not None:
+            after_batch()
+        total += value.detach() * len(rows)
+        samples += len(rows)
+        batches += 1
+    mean = float(total) / samples if samples else float("nan")
+    return Trained(batches, samples, mean, time.perf_counter() - start)

@@ -1,0 +1,152 @@
+"""Tensors and meta as bytes: one safetensors blob that carries its own checksum.
+
+Everything that medfl writes to disk or sends has this form; there are no pickles. A blob is an ordinary safetensors
+file whose metadata hold the meta as JSON under ``medfl`` and a SHA-256 under ``sha256``. The checksum covers the JSON
+and each tensor's name, dtype, shape and bytes: a blob cut short or changed anywhere is refused, never half read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch as st
+import torch
+
+from medfl.contract import Meta, Tensors
+from medfl.errors import ContractError, DamagedError
+
+DTYPES = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64),
+}
+"""Dtypes that may be stored or sent."""
+
+
+def encode(tensors: Tensors, meta: Meta) -> bytes:
+    """Tensors and meta as one blob; the same content gives the same bytes.
+
+    Args:
+        tensors: Dense tensors of any shape, also () and empty ones, on any device. Views and shared memory are fine.
+        meta: JSON: None, bool, int, float (NaN too), str, and lists and str-keyed dicts of them.
+
+    Returns:
+        A safetensors blob for `decode`.
+
+    Raises:
+        ContractError: If a tensor's name, dtype or layout, or a value in meta, can't be stored; it is named.
+    """
+    text, plain = _json(meta), _plain(tensors)
+    return bytes(st.save(plain, {"medfl": text, "sha256": _digest(plain, text)}))
+
+
+def decode(blob: bytes) -> tuple[Tensors, Meta]:
+    """The tensors and meta of `encode`.
+
+    Args:
+        blob: What `encode` returned.
+
+    Returns:
+        Tensors on the CPU, in name order, each with writable memory of its own; and meta.
+
+    Raises:
+        DamagedError: If a single bit differs from what was encoded, or bytes are missing or added.
+    """
+    try:
+        size = int.from_bytes(blob[:8], "little")
+        facts = json.loads(blob[8 : 8 + size])["__metadata__"]
+        text, expected = facts["medfl"], facts["sha256"]
+        loaded = st.load(blob)
+        tensors = {name: loaded[name] for name in sorted(loaded)}
+        found = _digest(tensors, text)
+        meta: Meta = json.loads(text) if found == expected else {}
+    except Exception as error:  # whatever a parser meets in damaged bytes, the reader has one thing to do
+        raise DamagedError(_DAMAGED.format(size=len(blob), why=f"{type(error).__name__} when parsed")) from error
+    if found != expected:
+        raise DamagedError(_DAMAGED.format(size=len(blob), why="its content does not match its checksum"))
+    return tensors, meta
+
+
+def digest(tensors: Tensors, meta: Meta | None = None) -> str:
+    """SHA-256 over the meta's JSON and over name, dtype, shape and bytes of each tensor, in name order.
+
+    Args:
+        tensors: As for `encode`.
+        meta: As for `encode`; None is the same as empty.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        ContractError: As `encode`.
+    """
+    return _digest(_plain(tensors), _json(meta or {}))
+
+
+def payload_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of the tensors' numbers alone, without names, shapes and meta."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+_DAMAGED = (
+    "Expected an undamaged medfl blob, got {size} bytes of which this is known: {why}. It was cut short, or changed on "
+    "disk or on its way. Use an earlier step's file, or have it sent again."
+)
+
+
+def _digest(plain: Tensors, text: str) -> str:
+    total = hashlib.sha256(f"{len(text)}:{text}".encode())
+    for name in sorted(plain):
+        tensor = plain[name]
+        total.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        total.update(_raw(tensor))
+    return total.hexdigest()
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _plain(tensors: Tensors) -> Tensors:
+    """Detached contiguous CPU tensors, no two of which share memory."""
+    plain: Tensors = {}
+    seen: set[int] = set()
+    for name in sorted(tensors, key=str):
+        _check_tensor(name, tensors[name])
+        tensor = tensors[name].detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return plain
+
+
+def _check_tensor(name: object, tensor: object) -> None:
+    if not isinstance(name, str) or not name.isprintable() or not name or name == "__metadata__":
+        raise ContractError(f"A tensor's name is printable text other than '__metadata__', got {name!r}: rename it.")
+    if not isinstance(tensor, torch.Tensor):
+        raise ContractError(f"'{name}' should be a tensor, got {type(tensor).__name__}: small facts belong in meta.")
+    if tensor.layout != torch.strided or tensor.dtype not in DTYPES or tensor.device.type == "meta":
+        got = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
+        raise ContractError(f"Tensor '{name}' should be a dense real, integer or bool tensor, got {got}: convert it.")
+
+
+def _json(meta: Meta) -> str:
+    _check_json(meta, "meta")
+    return json.dumps(meta, sort_keys=True, separators=(",", ":"))
+
+
+def _check_json(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ContractError(f"Keys of {where} should be str, got {key!r} ({type(key).__name__}): use str(key).")
+            _check_json(inner, f"{where}[{key!r}]")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_json(inner, f"{where}[{index}]")
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        kind = type(value).__name__
+        raise ContractError(f"{where} should be JSON (bool, int, float, str, list, dict or None), got {kind}.")

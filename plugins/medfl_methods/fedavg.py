@@ -1,0 +1,16 @@
+"""FedAvg."""
+
+from __future__ import annotations
+
+from medfl.averaging import Averaging
+
+
+class FedAvg(Averaging):
+    """Federated averaging.
+
+    Each round the participants train from the server's model; the new model is the mean of theirs, weighted by their
+    numbers of training images among the participants. With one site and a fresh optimiser each round this is
+    `centralized`.
+
+    Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
+    """

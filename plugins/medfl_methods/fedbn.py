@@ -1,0 +1,41 @@
+"""FedBN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from medfl.contract import Limit, Meta
+from medfl.networks.norms import norm_names
+from medfl_methods.fedavg import FedAvg
+
+
+class FedBN(FedAvg):
+    """FedAvg in which every site keeps its own normalisation layers: affine parameters, statistics and counters.
+
+    Layers are found by type. A site's model is its own normalisation over the common rest; there is no global model,
+    since an unseen site has no normalisation of its own (``unseen_bn: none``). On a network without such layers this
+    is FedAvg with uniform weights.
+
+    Attributes:
+        norm_types: Kinds of layers that stay: ``batch``, ``group``, ``layer``, ``instance``.
+        weights: ``uniform`` as in the paper, or ``size``.
+
+    Source: Li, Jiang, Zhang, Kamp, Dou, ICLR 2021, Algorithm 1.
+    """
+
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("fedavg", equals_args={"weights": "uniform"}, only_without_norms=True),
+        Limit("fedavg", {"norm_types": ["batch"]}, {"weights": "uniform"}, {"norm_sync": "none"}),
+    )
+
+    norm_types: tuple[Literal["batch", "group", "layer", "instance"], ...] = ("batch",)
+    weights: Literal["size", "uniform"] = "uniform"
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """Everything but the normalisation layers."""
+        personal = norm_names(model, self.norm_types)
+        return [name for name in super().shared(model, norm_sync) if name not in personal]

@@ -1,0 +1,44 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from medfl.averaging import Fit
+from medfl.contract import Limit, Meta
+from medfl.training import Batch
+from medfl_methods.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    """FedAvg with a proximal term: a site minimises F(w) + (mu/2) ||w - w_t||^2 over its trainable parameters.
+
+    Buffers are not in the term. ``mu = 0`` makes this FedAvg.
+
+    Attributes:
+        mu: Weight of the proximal term, >= 0. The paper's grid is 0.001, 0.01, 0.1, 1.
+
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, equation 2.
+    """
+
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 1.0}, "medfl": {"mu": 0.01}}
+    limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"mu": 0.0}),)
+
+    mu: float = Field(0.01, ge=0)
+
+    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """The task's loss plus (mu/2) ||w - w_t||^2."""
+        loss = super().loss(fit, batch)
+        if self.mu == 0:
+            return loss
+        return loss + 0.5 * self.mu * squared_distance(fit)
+
+
+def squared_distance(fit: Fit) -> torch.Tensor:
+    """||w - w_t||^2 over the trainable parameters of the model in training."""
+    terms = [(p - fit.start[name]).square().sum() for name, p in fit.model.named_parameters() if p.requires_grad]
+    return torch.stack(terms).sum()

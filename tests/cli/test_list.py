@@ -1,0 +1,204 @@
+"""``medfl``, ``medfl list`` and what every command has: readable, quick, and errors without a traceback."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+import medfl
+from medfl.cli import main as cli
+from medfl.errors import SettingsError
+
+PLUGIN = """
+from medfl.plugins import MethodRecord, hookimpl
+
+@hookimpl
+def medfl_methods():
+    return [MethodRecord("{name}", "a:B", "personal", "Doe, 2030", {sends}, True, "[bold]not markup[/bold]")]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    monkeypatch.delenv("MEDFL_DISABLE", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def medfl_command(capfd):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Register a function as the command ``try``."""
+
+    def register(function):
+        module = types.ModuleType("medfl_command_of_a_test")
+        module.command = function
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(cli.COMMANDS, "try", (f"{module.__name__}:command", "A command of a test."))
+
+    return register
+
+
+# ---- the list
+
+
+def test_methods_are_listed_with_what_they_send(medfl_command):
+    code, out, err = medfl_command("list", "methods")
+    assert (code, err) == (0, "")
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "reference" in rows["local"]
+    assert "nothing" in rows["local"]
+    assert "yes" in rows["local"]
+    assert "averaging" in rows["fedprox"]
+    assert "model/ update" in rows["fedprox"]
+    assert " no " in rows["fedprox"]
+    assert "Li et al., MLSys 2020" in out
+    assert "pooled" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("kind", "name"), [("networks", "cnn4"), ("partitions", "dirichlet_class_balanced")])
+def test_networks_and_partitions_are_listed_with_their_plugin(medfl_command, kind, name):
+    code, out, _ = medfl_command("list", kind)
+    assert code == 0
+    assert f"{name}  medfl_builtin" in out
+    assert "fedavg" not in out
+
+
+def test_without_a_kind_all_are_listed(medfl_command):
+    _, out, _ = medfl_command("list")
+    assert all(name in out for name in ("fedavg", "cnn4", "iid"))
+
+
+def test_a_narrow_terminal_does_not_squeeze_the_table(medfl_command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    assert "centralized  reference  model/ update" in medfl_command("list", "methods")[1]
+
+
+def test_a_plugin_file_is_listed_and_its_text_is_no_markup(medfl_command, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(PLUGIN.format(name="mine", sends={"head/": "weights", "proto/": "statistic"}))
+    _, out, _ = medfl_command("list", "methods", "--plugin", str(path))
+    assert "head/ weights" in out
+    assert "proto/ statistic" in out
+    assert "[bold]" in out
+
+
+def test_problems_of_plugins_are_warnings_on_stderr(medfl_command, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import no_such_module_at_all")
+    code, out, err = medfl_command("list", "methods", "--plugin", str(path))
+    assert code == 0
+    assert "fedavg" in out
+    assert "no_such_module_at_all" not in out
+    assert err.startswith("warning: Plugin 'broken'")
+    assert medfl_command("list", "methods", "--plugin", str(path), "--no-plugin", "broken")[2] == ""
+
+
+def test_a_plugin_can_be_left_out(medfl_command):
+    _, out, _ = medfl_command("list", "--no-plugin", "medfl_methods")
+    assert "fedavg" not in out
+    assert "cnn4" in out
+
+
+# ---- the command line itself
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--help"], ["--version"]])
+def test_what_only_looks_imports_neither_torch_nor_monai(arguments):
+    code = (
+        "import sys\nfrom medfl.cli.main import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit as ended:\n    assert ended.code == 0, ended.code\n"
+        "print('heavy:', sorted({'torch', 'monai', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_help_names_every_command(medfl_command):
+    code, out, _ = medfl_command("--help")
+    assert code == 0
+    for name, (_, summary) in cli.COMMANDS.items():
+        assert f"  {name} " in out
+        assert summary in out, "a help line is cut in 80 columns"
+
+
+def test_version(medfl_command):
+    assert medfl_command("--version") == (0, f"medfl {medfl.__version__}\n", "")
+
+
+def test_an_unknown_command_comes_with_the_nearest(medfl_command):
+    code, _, err = medfl_command("lst")
+    assert code == 2
+    assert "Did you mean 'list'" in err
+
+
+def test_the_help_of_a_command_is_its_docstring_for_users(medfl_command, command):
+    def function(count: int = 1) -> None:
+        """Do it.
+
+        Args:
+            count: For programmers.
+        """
+
+    command(function)
+    _, out, _ = medfl_command("try", "--help")
+    assert "Usage: medfl try" in out
+    assert "Do it." in out
+    assert "For programmers" not in out
+
+
+def test_a_command_gets_its_options_and_succeeds(medfl_command, command):
+    seen = []
+    command(lambda: seen.append("called"))
+    assert medfl_command("try")[0] == 0
+    assert seen == ["called"]
+
+
+def fail_for_the_user():
+    raise SettingsError("expected a, got b")
+
+
+def fail_unexpectedly():
+    raise ZeroDivisionError("by zero")
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "line"),
+    [
+        (fail_for_the_user, 2, "error: expected a, got b"),
+        (fail_unexpectedly, 1, "unexpected error: ZeroDivisionError: by zero"),
+    ],
+)
+def test_an_error_is_one_line_and_a_traceback_on_demand(medfl_command, command, function, code, line):
+    command(function)
+    status, out, err = medfl_command("try")
+    assert (status, out) == (code, "")
+    assert err.startswith(line)
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
+    for arguments in (["--debug", "try"], ["try", "--debug"]):
+        status, _, err = medfl_command(*arguments)
+        assert status == code
+        assert "Traceback" in err
+        assert function.__name__ in err
+        assert err.splitlines()[-1] == line
+
+
+def test_an_interruption_says_how_to_continue(medfl_command, command):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    command(interrupted)
+    assert medfl_command("try") == (130, "", "stopped; the same command continues\n")

@@ -1,0 +1,361 @@
+"""Plugins: every way in which one can be broken is named, and never stops the others."""
+
+import importlib.metadata
+import inspect
+import logging
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from medfl import hooks
+from medfl.errors import PluginError, SettingsError
+from medfl.plugins import load_plugins
+
+HEAD = """
+from typing import ClassVar
+from medfl.plugins import MethodRecord, NetworkRecord, PartitionRecord, hookimpl
+"""
+
+METHOD = """
+from pydantic import BaseModel, ConfigDict
+
+class Toy(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    presets: ClassVar[dict] = {"paper": {"mu": 0.5, "tau": 2.0}}
+    mu: float = 0.1
+    tau: float = 1.0
+
+@hookimpl
+def medfl_methods():
+    return [MethodRecord("toy", f"{__name__}:Toy", "averaging", "", {"model/": "update"})]
+"""
+
+NETWORK = """
+@hookimpl
+def medfl_networks():
+    return [NetworkRecord("net", f"{__name__}:Net")]
+
+class Net: pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    monkeypatch.delenv("MEDFL_DISABLE", raising=False)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("medfl_plugin_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, *parts):
+        path = tmp_path / f"{name}.py"
+        path.write_text(HEAD + "".join(textwrap.dedent(part) for part in parts))
+        return path
+
+    return write
+
+
+def problem(registry, *words):
+    """The one problem that holds all the words."""
+    found = [text for text in registry.problems if all(word in text for word in words)]
+    assert len(found) == 1, f"expected one problem with {words}, got {registry.problems}"
+    return found[0]
+
+
+# ---- hooks
+
+
+@pytest.mark.parametrize("name", hooks.HOOKS)
+def test_every_hook_is_documented_with_its_exact_signature(name):
+    function = getattr(hooks.Hooks, name)
+    signature = str(inspect.signature(function)).replace("'", "").replace("(self, ", "(").replace("(self)", "()")
+    assert f"\n    {name}{signature}\n" in hooks.__doc__
+    assert function.__doc__
+
+
+def test_the_documentation_names_no_hook_that_is_none():
+    documented = [line.strip().split("(")[0] for line in hooks.__doc__.splitlines() if line.startswith("    medfl_")]
+    assert documented == list(hooks.HOOKS)
+
+
+# ---- what comes with medfl
+
+
+def test_first_party_plugins_are_found_without_problems():
+    registry = load_plugins()
+    assert registry.problems == []
+    assert {"centralized", "local", "fedavg", "fedprox", "fedbn"} <= set(registry.methods)
+    assert {"cnn4"} <= set(registry.networks)
+    assert {"iid", "dirichlet_class_balanced"} <= set(registry.partitions)
+
+
+def test_the_list_of_methods_says_what_their_classes_do():
+    registry = load_plugins()
+    for name, record in registry.methods.items():
+        kind = registry.method_class(name)
+        assert dict(record.sends) == dict(kind.sends), name
+        assert record.unlike_networks == kind.unlike_networks, name
+        assert kind.pools_data == ("pooled" in record.summary), name
+
+
+def test_loading_plugins_imports_nothing_heavy():
+    code = (
+        "import sys, medfl_methods, medfl.builtin; from medfl.plugins import load_plugins; load_plugins();"
+        "print(sorted({'torch', 'monai', 'pydantic', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- files
+
+
+def test_a_file_becomes_a_plugin(write):
+    registry = load_plugins([write("mine", METHOD, NETWORK)])
+    assert registry.problems == []
+    assert registry.methods["toy"].target == "medfl_plugin_mine:Toy"
+    assert registry.givers("method", "toy") == ["mine"]
+    assert registry.network("net").__name__ == "Net"
+    assert sys.modules["medfl_plugin_mine"].Net is registry.network("net")
+
+
+def test_two_registries_keep_their_own_file_of_the_same_name(tmp_path, write):
+    first = load_plugins([write("mine", METHOD)])
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "mine.py"
+    other.write_text(HEAD + METHOD.replace("mu: float = 0.1", "mu: float = 0.9"))
+    second = load_plugins([other])
+    assert (first.make_method("toy", {}).mu, second.make_method("toy", {}).mu) == (0.1, 0.9)
+
+
+@pytest.mark.parametrize("name", ["absent.py", "plugin.txt"])
+def test_a_file_that_is_no_plugin_file_is_refused(tmp_path, name):
+    (tmp_path / "plugin.txt").write_text("")
+    with pytest.raises(PluginError, match=f"ends in .py.*{name}"):
+        load_plugins([tmp_path / name])
+
+
+def test_a_file_with_the_name_of_another_plugin_is_refused(write):
+    with pytest.raises(PluginError, match=r"name of another plugin, 'medfl_methods' \(medfl .*Rename"):
+        load_plugins([write("medfl_methods", METHOD)])
+
+
+# ---- broken plugins
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
+        ("this is no python", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_plugin_that_fails_to_import_is_named_and_the_rest_goes_on(write, text, said):
+    registry = load_plugins([write("broken", text), write("mine", METHOD)])
+    assert "--no-plugin broken" in problem(registry, "'broken'", said)
+    assert "fedavg" in registry.methods
+    assert "toy" in registry.methods
+    assert "medfl_plugin_broken" not in sys.modules
+
+
+def test_the_error_for_an_unknown_method_names_plugins_that_failed(write):
+    registry = load_plugins([write("broken", "import no_such_module_at_all")])
+    with pytest.raises(PluginError, match=r"Unknown method 'toy'(.|\n)*'broken'.*no_such_module_at_all"):
+        registry.method_class("toy")
+
+
+def test_a_misspelt_hook_is_named_and_the_other_hooks_work(write):
+    registry = load_plugins([write("mine", METHOD, "@hookimpl\ndef medfl_netwroks(): return []\n")])
+    assert "Did you mean 'medfl_networks'?" in problem(registry, "'mine'", "'medfl_netwroks'")
+    assert "toy" in registry.methods
+
+
+def test_a_hook_without_its_mark_is_named(write):
+    registry = load_plugins([write("mine", METHOD, "def medfl_networks(): return []\n")])
+    problem(registry, "'mine'", "'medfl_networks' without @hookimpl")
+
+
+def test_an_imported_helper_is_not_taken_for_a_misspelt_hook(write, tmp_path, monkeypatch):
+    (tmp_path / "helpers.py").write_text("def medfl_version(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_plugins([write("mine", METHOD, "from helpers import medfl_version\n")]).problems == []
+
+
+def test_a_hook_with_wrong_arguments_leaves_its_plugin_out(write):
+    wrong = "@hookimpl\ndef medfl_round_ended(run_folder, rounds): pass\n"
+    registry = load_plugins([write("wrong", METHOD, wrong), write("mine", NETWORK)])
+    problem(registry, "'wrong'", "rounds", "left out")
+    assert "toy" not in registry.methods
+    assert "net" in registry.networks
+    registry.notify("medfl_round_ended", run_folder="runs/a", round=1, rows=[])
+
+
+def test_a_hook_that_raises_is_named_and_the_other_hooks_work(write):
+    registry = load_plugins([write("mine", NETWORK, "@hookimpl\ndef medfl_methods(): raise OSError('no disk')\n")])
+    problem(registry, "medfl_methods", "'mine'", "OSError: no disk")
+    assert "net" in registry.networks
+
+
+@pytest.mark.parametrize("item", ["'toy'", "NetworkRecord('toy', 'a:B')", "MethodRecord('toy', 'a.B', '', '', {})"])
+def test_what_is_no_record_is_named_and_the_others_are_taken(write, item):
+    text = f"good = MethodRecord('good', 'a:B', '', '', {{}})\n@hookimpl\ndef medfl_methods(): return [{item}, good]\n"
+    registry = load_plugins([write("mine", text)])
+    problem(registry, "medfl_methods", "'mine'", "MethodRecord", "toy")
+    assert "good" in registry.methods
+
+
+# ---- two plugins with one name
+
+
+def test_an_ambiguous_name_is_an_error_only_when_it_is_used(write):
+    registry = load_plugins([write("one", METHOD), write("two", METHOD)])
+    for text in (problem(registry, "'toy'"), str(pytest.raises(PluginError, registry.method_class, "toy").value)):
+        assert "'one', 'two'" in text
+        assert "--no-plugin two or MEDFL_DISABLE=two" in text
+    assert "toy" not in registry.methods
+    assert "fedavg" in registry.methods
+
+
+def test_switching_one_off_settles_it(write):
+    registry = load_plugins([write("one", METHOD), write("two", METHOD)], disabled=["two"])
+    assert registry.problems == []
+    assert registry.method_class("toy").__module__ == "medfl_plugin_one"
+
+
+def test_a_plugin_that_lists_a_name_twice_is_named(write):
+    registry = load_plugins(
+        [write("mine", "@hookimpl\ndef medfl_networks(): return [NetworkRecord('net', 'a:B')] * 2\n")]
+    )
+    problem(registry, "'net'", "listed twice by plugin 'mine'")
+
+
+def test_two_packages_with_one_plugin_name_are_named(tmp_path, monkeypatch):
+    for package in ("dist_one", "dist_two"):
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[medfl]\nsame = {package}\n")
+        (tmp_path / f"{package}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(importlib.metadata.entry_points(group="medfl", name="same")) == 2
+    registry = load_plugins()
+    problem(registry, "'same'", "dist_one 1.0", "dist_two 1.0")
+    assert registry.plugins["same"] == "dist_one 1.0"
+
+
+# ---- switching off
+
+
+def test_a_disabled_plugin_is_not_even_imported(write, tmp_path):
+    path = write("loud", f"open({str(tmp_path / 'seen')!r}, 'w')\n")
+    registry = load_plugins([path], disabled=["loud", "medfl_methods"])
+    assert not (tmp_path / "seen").exists()
+    assert registry.methods == {}
+
+
+def test_the_environment_disables_too(monkeypatch):
+    monkeypatch.setenv("MEDFL_DISABLE", " medfl_methods, ,")
+    registry = load_plugins()
+    assert registry.methods == {}
+    assert "cnn4" in registry.networks
+
+
+def test_an_unknown_disabled_name_is_an_error(monkeypatch):
+    with pytest.raises(PluginError, match=r"'medfl_method' \(to be left out\).*Did you mean 'medfl_methods'"):
+        load_plugins(disabled=["medfl_method"])
+    monkeypatch.setenv("MEDFL_DISABLE", "medfl_builtins")
+    with pytest.raises(PluginError, match=r"'medfl_builtins' \(named in MEDFL_DISABLE\).*Did you mean 'medfl_builtin'"):
+        load_plugins()
+
+
+# ---- looking names up
+
+
+@pytest.mark.parametrize(
+    ("look_up", "typo", "meant"),
+    [("method_class", "fedavgg", "fedavg"), ("network", "cnn5", "cnn4"), ("partition", "idd", "iid")],
+)
+def test_an_unknown_name_comes_with_the_nearest(look_up, typo, meant):
+    with pytest.raises(PluginError, match=f"'{typo}'. Did you mean '{meant}'"):
+        getattr(load_plugins(), look_up)(typo)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [("no_such_module_at_all:Net", "No module named"), ("medfl.errors:MedflEror", "Did you mean 'MedflError'")],
+)
+def test_a_target_that_is_not_there_is_an_error_on_use_only(write, target, said):
+    text = f"@hookimpl\ndef medfl_networks(): return [NetworkRecord('net', {target!r})]\n"
+    registry = load_plugins([write("mine", text)])
+    assert registry.problems == []
+    with pytest.raises(PluginError, match=said) as caught:
+        registry.network("net")
+    assert "network 'net' of plugin 'mine'" in str(caught.value)
+    assert target in str(caught.value)
+
+
+# ---- making a method
+
+
+@pytest.mark.parametrize(
+    ("args", "mu", "tau"),
+    [
+        ({}, 0.1, 1.0),
+        ({"mu": 3}, 3.0, 1.0),
+        ({"preset": "paper"}, 0.5, 2.0),
+        ({"preset": "paper", "mu": 3}, 3.0, 2.0),
+        ({"preset": None}, 0.1, 1.0),
+    ],
+)
+def test_settings_win_over_a_preset_and_it_over_the_defaults(write, args, mu, tau):
+    given = dict(args)
+    method = load_plugins([write("mine", METHOD)]).make_method("toy", args)
+    assert (method.mu, method.tau) == (mu, tau)
+    assert args == given, "the caller's settings were changed"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"preset": "papre"}, "no preset 'papre'.*Did you mean 'paper'"),
+        ({"preset": ["paper"]}, "no preset .*Known: paper"),
+        ({"muu": 1}, "Settings of method 'toy'(.|\n)*'muu'. Did you mean 'mu'"),
+    ],
+)
+def test_unknown_settings_and_presets_are_refused(write, args, said):
+    with pytest.raises(SettingsError, match=said):
+        load_plugins([write("mine", METHOD)]).make_method("toy", args)
+
+
+# ---- observing
+
+
+def test_observers_get_copies_and_may_take_fewer_arguments(write):
+    registry = load_plugins(
+        [write("eyes", "seen = []\n@hookimpl\ndef medfl_round_ended(rows):\n    seen.append(rows)\n")]
+    )
+    rows = [{"round": 1, "value": 0.5}]
+    registry.notify("medfl_round_ended", run_folder="runs/a", round=1, rows=rows)
+    seen = sys.modules["medfl_plugin_eyes"].seen
+    assert seen == [rows]
+    seen[0][0]["value"] = 1.0
+    assert rows[0]["value"] == 0.5
+
+
+@pytest.mark.parametrize("failure", ["1 / 0", "raise SystemExit(1)"])
+def test_an_observer_that_fails_is_logged_by_name_and_the_others_are_told(write, caplog, failure):
+    bad = write("bad", f"@hookimpl\ndef medfl_run_ended(status): {failure}\n")
+    good = "seen = []\n@hookimpl\ndef medfl_run_ended(run_folder, status): seen.append((run_folder, status))\n"
+    registry = load_plugins([write("a_good", good), bad, write("z_good", good)])
+    with caplog.at_level(logging.WARNING):
+        registry.notify("medfl_run_ended", run_folder="runs/a", status="finished")
+    assert "Plugin 'bad' failed in medfl_run_ended" in caplog.text
+    for name in ("a_good", "z_good"):
+        assert sys.modules[f"medfl_plugin_{name}"].seen == [("runs/a", "finished")]
