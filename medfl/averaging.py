@@ -163,8 +163,8 @@ class Averaging(BaseModel):
     def full_state(self, site: Site, received: Tensors) -> Tensors:
         """All tensors of a site's model: the received ones over its own, or over the initial ones at first."""
         own = site.state.tensors
-        if not own and len(received) < len(initial := site.task.initial(site.settings.seed, site.network)):
-            own = initial
+        if not own and len(received) < len(site.task.names(site.network)):
+            own = site.task.initial(site.settings.seed, site.network)
         return own | received
 
     def fit(self, site: Site, tensors: Tensors) -> tuple[Tensors, Tensors, Trained, dict[str, float]]:
@@ -221,16 +221,20 @@ def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[
 
     Args:
         weights: Site to weight.
-        fallback: Site to meta with ``size``; sites without it count 1.
+        fallback: Site to meta with ``size``; sites without it count 1. Unusable sizes count alike.
     """
-    total = math.fsum(weights.values())
-    if not all(math.isfinite(w) and w >= 0 for w in weights.values()) or total <= 0:
+    if not _usable(weights):
         logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
         weights = {name: float(meta.get("size", 1.0)) for name, meta in fallback.items()}
-        total = math.fsum(weights.values())
-    if total <= 0:
-        return {name: 1.0 / len(weights) for name in weights}
+    if not _usable(weights):
+        weights = dict.fromkeys(weights, 1.0)
+    total = math.fsum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def _usable(weights: dict[str, float]) -> bool:
+    total = sum(weights.values())  # not finite if any weight is not
+    return math.isfinite(total) and total > 0 and min(weights.values()) >= 0
 
 
 def mean_update(replies: Replies, weights: dict[str, float], prefix: str = PREFIX) -> Tensors:

@@ -56,7 +56,16 @@ def _run(method: str, cohort: Path, run: Path, rounds: int, console: Console) ->
     command = [
         *(sys.executable, "-m", "monai.bundle", "run", "--config_file", str(configs)),
         *("--bundle_root", str(BUNDLE), "--dataset_dir", str(cohort.resolve()), "--output_dir", str(run.resolve())),
-        *("--method", method, "--rounds", str(rounds), "--num_classes", "4", "--workers", str(min(2, os.cpu_count() or 1))),
+        *(
+            "--method",
+            method,
+            "--rounds",
+            str(rounds),
+            "--num_classes",
+            "4",
+            "--workers",
+            str(min(2, os.cpu_count() or 1)),
+        ),
     ]
     console.print(f"\n{method}: python {' '.join(command[1:])}", soft_wrap=True)
     if subprocess.run(command, check=False).returncode != 0:

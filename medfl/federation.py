@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,12 +221,16 @@ class Federation:
         now.csv_offset = self._csv.stat().st_size if self._csv.exists() else 0
         meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows]}}
         self._store.save(now.step, server.state, meta)
-        self._append(now.rows)
+        self._append(now.rows, now.csv_offset)
 
-    def _append(self, rows: list[Row]) -> None:
+    def _append(self, rows: list[Row], at: int) -> None:
+        """Write rows to metrics.csv at an offset and cut off whatever stood behind it; flushed to disk."""
         try:
             with open(self._csv, "a") as file:
-                file.write(csv_lines(rows, header=file.tell() == 0))
+                file.truncate(at)
+                file.write(csv_lines(rows, header=at == 0))
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise StoreError(
                 f"Could not write '{self._csv}': {error.strerror}. The step is saved: mend that and give the same "
@@ -290,7 +295,9 @@ class Federation:
         behind = {site: self._carrier.newest(site) for site, step in last.answers.items()}
         behind = {site: step for site, step in behind.items() if step < last.answers[site]}
         if any(last.answers[site] == last.step for site in behind) and last.step - 1 in self._store.steps():
-            logger.warning("Going back to step %d, from which %s can continue.", last.step - 1, ", ".join(sorted(behind)))
+            logger.warning(
+                "Going back to step %d, from which %s can continue.", last.step - 1, ", ".join(sorted(behind))
+            )
             self._store.drop(last.step)
             return self._resume()
         for site in sorted(behind):
@@ -315,10 +322,7 @@ class Federation:
                 f"'{self._csv}' has {size} bytes where the saved steps account for {last.csv_offset}: rows were removed "
                 "from it. Put it back, or start the run in a new folder."
             )
-        if self._csv.exists():
-            with open(self._csv, "r+b") as file:
-                file.truncate(last.csv_offset)
-        self._append(last.rows)
+        self._append(last.rows, last.csv_offset)
 
 
 def _committed(record: Record) -> Committed:

@@ -93,6 +93,10 @@ class Registry:
         from medfl.settings import read_settings
 
         kind, values = self.method_class(name), dict(args)
+        if not hasattr(kind, "model_validate"):
+            raise PluginError(
+                f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
+            )
         preset = values.pop("preset", None)
         if preset is not None:
             presets = getattr(kind, "presets", {})
@@ -113,9 +117,7 @@ class Registry:
             try:
                 hook.function(**{name: copy.deepcopy(facts[name]) for name in hook.argnames})
             except (Exception, SystemExit) as error:
-                _logger.warning(
-                    "Plugin '%s' failed in %s and was passed over: %s", hook.plugin_name, event, _say(error)
-                )
+                _logger.warning("Plugin '%s' failed in %s; the run goes on: %s", hook.plugin_name, event, _say(error))
 
     def _resolve(self, kind: Kind, name: str) -> Any:
         claims = self._claims.get((kind, name), [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -122,7 +122,17 @@ def read_settings(kind: type[S], values: dict[str, Any], where: str) -> S:
 def _explain(kind: type[BaseModel], problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"]) or "(all)"
     if problem["type"] == "extra_forbidden":
-        return f"unknown option '{name}'. " + did_you_mean(name, kind.model_fields)
+        *within, key = problem["loc"]
+        return f"unknown option '{name}'. " + did_you_mean(str(key), _options(kind, within))
     if problem["type"] == "missing":
         return f"'{name}' is required and was not given"
     return f"'{name}': {problem['msg']}; got {problem['input']!r}"
+
+
+def _options(kind: type[BaseModel], within: list[str | int]) -> list[str]:
+    """Names of the options of a model, or of the one that it holds under the keys `within`."""
+    for key in within:
+        annotation = kind.model_fields[str(key)].annotation if str(key) in kind.model_fields else None
+        parts = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
+        kind = next((part for part in parts if issubclass(part, BaseModel)), kind)
+    return list(kind.model_fields)

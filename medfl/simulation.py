@@ -27,6 +27,7 @@ from medfl.federation import Federation, Outcome
 from medfl.filters import check_method
 from medfl.metrics import check_metrics
 from medfl.networks.norms import has_batch_norm
+from medfl.privacy.gaussian import describe
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteData, SiteHost
 from medfl.store import Inbox, only_writer, write_json
@@ -113,9 +114,7 @@ def simulate(run: Run) -> Result:
         )
         try:
             public = run.public if SERVER in run.public_for else None
-            federation = Federation(
-                run.make_method, carrier, run.task, run.settings, run.folder, public, run.on_round
-            )
+            federation = Federation(run.make_method, carrier, run.task, run.settings, run.folder, public, run.on_round)
             outcome = federation.run()
         finally:
             carrier.close()
@@ -138,7 +137,9 @@ def check(run: Run, method: Method) -> None:
     check_method(method, run.settings, run.method)
     for name in run.sites:
         if name in (SERVER, "global", POOLED) and len(run.sites) > 1 or "/" in name or name.startswith("."):
-            raise SettingsError(f"A site can't be called '{name}': that name has a meaning of its own. Rename its folder.")
+            raise SettingsError(
+                f"A site can't be called '{name}': that name has a meaning of its own. Rename its folder."
+            )
     unknown = sorted(set(run.settings.networks) - set(run.sites))
     if unknown:
         raise SettingsError(f"'networks' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.")
@@ -150,6 +151,8 @@ def check(run: Run, method: Method) -> None:
         )
     if method.needs_public and run.public is None:
         raise SettingsError(f"Method '{run.method}' needs public data; name their folder with --public.")
+    if run.settings.privacy is not None:
+        logger.info("%s", describe(run.settings.privacy, run.settings.rounds))
     _check_labels(run)
     _warn_of_limits(run, method, [run.task.build(name) for name in used])
 
@@ -201,16 +204,28 @@ def _check_folder(run: Run) -> None:
         "origins": run.origins,
     }
     if path.exists():
-        before = json.loads(path.read_text())
+        try:
+            before = json.loads(path.read_text())
+        except ValueError as error:
+            raise StoreError(
+                f"'{path}' is damaged ({error}). Put it back, or start the run in a new folder."
+            ) from error
         _compare(before["identity"], identity, run.folder)
         if run.settings.rounds < before["rounds"]:
             raise StoreError(
                 f"The run folder '{run.folder}' was started for {before['rounds']} rounds, got {run.settings.rounds}: "
                 "more are allowed and continue the run, fewer are not. Name another folder with --output_dir."
             )
+        if run.settings.privacy is not None and run.settings.rounds != before["rounds"]:
+            raise StoreError(
+                f"The run folder '{run.folder}' spread its privacy budget over {before['rounds']} rounds, got "
+                f"{run.settings.rounds}: more rounds would exceed the budget. Name another folder with --output_dir."
+            )
         for part in ("execution", "versions"):
             if before[part] != content[part]:
-                logger.warning("This run was started with other %s; its last bits may differ from an unbroken run.", part)
+                logger.warning(
+                    "This run was started with other %s; its last bits may differ from an unbroken run.", part
+                )
     write_json(path, content)
 
 
@@ -308,6 +323,7 @@ class Empty:
 
 def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
     """Sites that train, and holders of test data only."""
+    names = sorted(run.sites)
     run_id = str(streams.seed_of("run", run.settings.seed, run.method, *sorted(run.sites)))
 
     def host(name: str, data: SiteData) -> SiteHost:
@@ -315,7 +331,7 @@ def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, Sit
             Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
 
         public = run.public if name in run.public_for else None
-        return SiteHost(name, data, run.folder / "state" / name, run.task, run.settings, run_id, post, public)
+        return SiteHost(name, data, run.folder / "state" / name, run.task, run.settings, run_id, post, public, names)
 
     viewers = {}
     if run.global_test is not None:
@@ -368,6 +384,8 @@ def tensors_equal(left: Tensors, right: Tensors) -> bool:
     return left.keys() == right.keys() and all(
         a.dtype == right[name].dtype
         and a.shape == right[name].shape
-        and torch.equal(a.contiguous().reshape(-1).view(torch.uint8), right[name].contiguous().reshape(-1).view(torch.uint8))
+        and torch.equal(
+            a.contiguous().reshape(-1).view(torch.uint8), right[name].contiguous().reshape(-1).view(torch.uint8)
+        )
         for name, a in left.items()
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 
 from medfl import streams, wire
 from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors
-from medfl.errors import RefusedError, StoreError
+from medfl.errors import ContractError, RefusedError, StoreError
 from medfl.evaluation import Row, rows_of, score
 from medfl.filters import Filters
 from medfl.settings import Settings
@@ -76,6 +76,7 @@ class SiteHost:
         run_id: Names the run, for secret streams.
         post: Delivers a parcel durably: ``post(step, parcel)``; returns when the receiver has stored it.
         public: Public data, if the run gives this site any.
+        peers: Sites that parcels can be sent to; None checks no names.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class SiteHost:
         run_id: str,
         post: Callable[[int, Parcel], None],
         public: Dataset | None = None,
+        peers: Collection[str] | None = None,
     ) -> None:
+        self._peers = peers
         self.name, self.data, self.task, self.settings = name, data, task, settings
         self.run_id, self.public, self._post = run_id, public, post
         self.store, self.inbox = Store(folder), Inbox(folder)
@@ -159,9 +162,13 @@ class SiteHost:
             with streams.pinned(self.settings.seed, self.name, round_, "global"):
                 reply = method.work(site, order)
             sent, meta = filters.outgoing(
-                reply.tensors, reply.meta, site=self.name, stream_factory=lambda payload: site.secret_rng("noise", payload)
+                reply.tensors,
+                reply.meta,
+                site=self.name,
+                stream_factory=lambda payload: site.secret_rng("noise", payload),
             )
             tensors |= prefixed(sent, "reply/")
+            self._check_parcels(method, reply.parcels)
             parcels = []
             for index, parcel in enumerate(reply.parcels):
                 posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)
@@ -177,6 +184,15 @@ class SiteHost:
         kept = self.store.steps()
         self.inbox.forget(kept[0] if len(kept) > 1 else 0)
         return Record(step, tensors, content)
+
+    def _check_parcels(self, method: Method, parcels: list[Parcel]) -> None:
+        receivers = sorted(parcel.to for parcel in parcels)
+        unknown = sorted(set(receivers) - set(receivers if self._peers is None else self._peers))
+        if parcels and not method.posts_parcels or unknown or len(set(receivers)) != len(receivers):
+            raise ContractError(
+                f"Site '{self.name}' posts parcels to {receivers}: expected one at most for each site of the run, and "
+                f"none unless the method says `posts_parcels` (it says {method.posts_parcels})."
+            )
 
     def _rows(
         self, method: Method, reply: Reply, order: Order, sent: Tensors, round_: int, seconds: float

@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 KEEP = 2
 """How many steps of a participant are kept."""
+
+PATIENCE = 1.0
+"""Seconds to wait for a run folder: after a kill the system takes a moment to end the processes that held it."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -142,6 +146,18 @@ class Store:
                 logger.warning("%s is damaged (%s); falling back to the step before it.", self.path(step), error)
         return None
 
+    def mend(self) -> int:
+        """Set damaged newest files aside (``*.damaged``), so that nothing reads them; only for who may write here.
+
+        Returns:
+            The newest valid step, or 0 if none.
+        """
+        newest = self.latest()
+        for step in self.steps():
+            if newest is None or step > newest.step:
+                self.path(step).replace(self.path(step).with_suffix(".damaged"))
+        return newest.step if newest else 0
+
     def peek(self, before: int) -> State:
         """The state of the newest step below `before`, for looking only: other tensors are not read nor verified."""
         steps = [step for step in self.steps() if step < before]
@@ -194,14 +210,16 @@ class Store:
 
     def _prune(self) -> None:
         steps = self.steps()
-        for step in steps[:-KEEP]:
-            self.drop(step)
         blobs = list((self.folder / "blobs").glob("*.safetensors"))
-        if len(steps) > KEEP and blobs:
-            named = {digest for step in steps[-KEEP:] for digest in self._blobs_named_by(step)}
-            for blob in blobs:
-                if blob.stem not in named:
-                    blob.unlink(missing_ok=True)
+        # What can't be deleted or read now is left over, no more: the step is saved, and the next one prunes again.
+        with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
+            for step in steps[:-KEEP]:
+                self.drop(step)
+            if len(steps) > KEEP and blobs:
+                named = {digest for step in steps[-KEEP:] for digest in self._blobs_named_by(step)}
+                for blob in blobs:
+                    if blob.stem not in named:
+                        blob.unlink(missing_ok=True)
 
     def _blobs_named_by(self, step: int) -> list[str]:
         with safe_open(self.path(step), framework="pt") as file:
@@ -232,20 +250,27 @@ class Inbox:
         parcels = []
         for path in sorted(self.folder.glob("????????-*.safetensors")):
             if since <= int(path.name[:8]) < before:
-                tensors, meta = wire.decode(path.read_bytes())
+                try:
+                    tensors, meta = wire.decode(path.read_bytes())
+                except DamagedError as error:
+                    raise DamagedError(f"The parcel '{path}' can't be read. {error}") from error
                 parcels.append(Parcel(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
         return sorted(parcels, key=lambda parcel: parcel.sender)
 
     def forget(self, before: int) -> None:
         """Delete parcels posted before a step that no kept step can read again."""
-        for path in self.folder.glob("????????-*.safetensors"):
-            if int(path.name[:8]) < before:
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what can't be deleted now is left over, no more
+            for path in self.folder.glob("????????-*.safetensors"):
+                if int(path.name[:8]) < before:
+                    path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold a run folder for writing. Others may read it meanwhile. The lock ends with the process, however it ends.
+
+    It is held by the workers that a process forks, too: after a kill of their parent it ends when the last of them has.
+    Half-written files that a kill left behind are removed.
 
     Raises:
         StoreError: If another process holds it, or the folder can't be written.
@@ -255,15 +280,24 @@ def only_writer(folder: Path) -> Iterator[None]:
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, and by the system after a kill
     except OSError as error:
         raise StoreError(f"Could not write to the run folder '{folder}': {error.strerror}.") from error
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.02)
+                continue
+            file.close()
+            raise StoreError(
+                f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another folder "
+                "with --output_dir. Reading the folder meanwhile is fine."
+            ) from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise StoreError(
-            f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another folder "
-            "with --output_dir. Reading the folder meanwhile is fine."
-        ) from None
-    try:
+        for stale in folder.rglob(".*.tmp"):
+            with contextlib.suppress(OSError):
+                stale.unlink()
         yield
     finally:
         file.close()

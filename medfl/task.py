@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -34,7 +34,8 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
         )
     kind = type(optimizer)
     accepted = inspect.signature(kind.__init__).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    group = optimizer.param_groups[0]  # its own options win over the optimiser's defaults
+    options = {name: group.get(name, value) for name, value in optimizer.defaults.items() if name in accepted}
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return kind(parameters, **options)
@@ -63,6 +64,7 @@ class Task:
     num_classes: int
     metrics: tuple[str, ...] = ("accuracy", "balanced_accuracy", "auc")
     device: str = "cpu"
+    _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
         """The initial tensors of a network: a function of (seed, network, owner), never of the method (G-13).
@@ -79,6 +81,14 @@ class Task:
         with streams.pinned(seed, "initial", name, owner):
             state = self.build(name).state_dict()
         return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
+
+    def names(self, network: str | None = None) -> list[str]:
+        """State-dict names of a network, in order."""
+        name = network or self.network
+        if name not in self._names:
+            with torch.random.fork_rng(devices=[]):
+                self._names[name] = list(self.build(name).state_dict())
+        return self._names[name]
 
     def build(self, network: str | None = None) -> nn.Module:
         """A new network on the CPU, with whatever initial tensors its constructor draws.

@@ -126,6 +126,7 @@ class FederatedRun:
                     global_test=pooled.test if pooled is not None else None,
                     execution=execution,
                     method_args=self.method_args,
+                    plugins=sorted(registry.plugins),
                     data_digest=_digest({name: site.digest for name, site in loaded.items()}),
                     on_round=on_round,
                 )
@@ -145,7 +146,16 @@ class FederatedWorkflow(ConfigWorkflow):
     """
 
     def __init__(self, config_file: str | Sequence[str], **options: Any) -> None:
-        known = {"meta_file", "logging_file", "init_id", "run_id", "final_id", "tracking", "workflow_type", "properties_path"}
+        known = {
+            "meta_file",
+            "logging_file",
+            "init_id",
+            "run_id",
+            "final_id",
+            "tracking",
+            "workflow_type",
+            "properties_path",
+        }
         stock = {name: value for name, value in options.items() if name in known}
         super().__init__(config_file, **stock)
         try:

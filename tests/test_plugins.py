@@ -334,6 +334,12 @@ def test_unknown_settings_and_presets_are_refused(write, args, said):
         load_plugins([write("mine", METHOD)]).make_method("toy", args)
 
 
+def test_a_method_that_is_no_model_of_settings_is_refused(write):
+    text = "@hookimpl\ndef medfl_methods(): return [MethodRecord('bad', 'builtins:dict', '', '', {})]\n"
+    with pytest.raises(PluginError, match="method 'bad' to be a frozen pydantic model.*class 'dict'"):
+        load_plugins([write("mine", text)]).make_method("bad", {})
+
+
 # ---- observing
 
 

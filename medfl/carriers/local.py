@@ -13,15 +13,16 @@ import json
 import logging
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from medfl import wire
+from medfl import errors, wire
 from medfl.contract import Meta, Order, Tensors
-from medfl.errors import MedflError, StoreError
+from medfl.errors import MedflError
 from medfl.evaluation import Row, rows_of, score
 from medfl.federation import Evaluation
 from medfl.filters import decode
@@ -87,9 +88,8 @@ class LocalCarrier:
         return {name: self.hosts[name].describe() for name in self.sites}
 
     def newest(self, site: str) -> int:
-        """The newest valid step on a site's disk; 0 if none."""
-        record = self.hosts[site].store.latest()
-        return record.step if record else 0
+        """The newest valid step on a site's disk; 0 if none. Damaged newer ones are set aside."""
+        return self.hosts[site].store.mend()
 
     def step(
         self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None
@@ -151,7 +151,15 @@ class LocalCarrier:
     def _do(self, jobs: list[Job]) -> list[Meta]:
         if self._pool is not None:
             return self._pool.run(jobs)
-        return [self._run(meta, {name: t.clone() for name, t in tensors.items()}) for meta, tensors in jobs]
+        return [self._run_here(meta, {name: t.clone() for name, t in tensors.items()}) for meta, tensors in jobs]
+
+    def _run_here(self, meta: Meta, tensors: Tensors) -> Meta:
+        try:
+            return self._run(meta, tensors)
+        except MedflError:
+            raise
+        except Exception as error:
+            raise RuntimeError(_describe(error, meta)) from error
 
     def _run(self, meta: Meta, tensors: Tensors) -> Meta:
         """Do one job, in a worker or here."""
@@ -185,6 +193,15 @@ class LocalCarrier:
         return rows
 
 
+def _who(meta: Meta) -> str:
+    """The site that a job is for, for messages."""
+    return meta.get("to") or meta.get("owner") or ", ".join(meta.get("sites", []))
+
+
+def _describe(error: Exception, meta: Meta) -> str:
+    return f"{type(error).__name__} in '{meta['job']}' of '{_who(meta)}': {error}"
+
+
 def _answer(result: Meta) -> Answer:
     return Answer(**(result | {"rows": [Row(*row) for row in result["rows"]]}))
 
@@ -204,7 +221,9 @@ class Pool:
         self._processes = []
         for _ in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, list(self._pipes) + [here], work, threads), daemon=True)
+            process = context.Process(
+                target=_serve, args=(there, list(self._pipes) + [here], work, threads), daemon=True
+            )
             process.start()
             there.close()
             self._pipes.append(here)
@@ -228,8 +247,9 @@ class Pool:
             for pipe in self._pipes:
                 if pipe not in running and waiting and error is None:
                     index = waiting.pop(0)
-                    self._send(pipe, jobs[index], blobs)
                     running[pipe] = index
+                    with contextlib.suppress(OSError):  # the worker is gone; `_receive` says so
+                        self._send(pipe, jobs[index], blobs)
             for ready in wait(list(running)):
                 pipe = self._pipes[self._pipes.index(ready)]  # type: ignore[arg-type]
                 index = running.pop(pipe)
@@ -265,15 +285,16 @@ class Pool:
 def _receive(pipe: Connection, meta: Meta) -> Meta:
     try:
         result: dict[str, Any] = json.loads(pipe.recv_bytes())
-    except (EOFError, ConnectionResetError):
-        who = meta.get("to") or meta.get("owner") or "evaluation"
+    except (EOFError, OSError):
         raise MedflError(
-            f"A worker process ended while it did '{meta['job']}' for '{who}' (often the machine was out of memory). "
+            f"A worker process ended while it did '{meta['job']}' for '{_who(meta)}' (often the machine was out of memory). "
             "Nothing that was saved is lost: give the same command again, perhaps with fewer --workers."
         ) from None
     if "error" in result:
-        kind = {"StoreError": StoreError}.get(result["kind"], MedflError if result["expected"] else RuntimeError)
-        raise kind(result["error"])
+        kind = getattr(errors, result["kind"], MedflError) if result["expected"] else RuntimeError
+        problem: Exception = kind(result["error"])
+        problem.add_note(f"In a worker process:\n{result['traceback']}")
+        raise problem
     return result
 
 
@@ -296,12 +317,10 @@ def _serve(pipe: Connection, others: list[Connection], work: Callable[[Meta, Ten
             result = work(json.loads(head), tensors)
         except MedflError as error:
             result = {"error": str(error), "kind": type(error).__name__, "expected": True}
+            result["traceback"] = traceback.format_exc()
         except Exception as error:
-            logger.debug("job failed", exc_info=True)
-            job = json.loads(head)
-            who = job.get("to") or job.get("owner") or "evaluation"
-            text = f"{type(error).__name__} in '{job['job']}' of '{who}': {error}"
-            result = {"error": text, "kind": type(error).__name__, "expected": False}
+            result = {"error": _describe(error, json.loads(head)), "kind": "", "expected": False}
+            result["traceback"] = traceback.format_exc()
         try:
             pipe.send_bytes(json.dumps(result).encode())
         except OSError:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 
 def command(
-    out: Path = typer.Option(Path("demo"), help="Folder for the cohort and the runs."),
-    rounds: int = typer.Option(10, min=1, help="Rounds of each run."),
-    images: int = typer.Option(120, min=20, help="Images per site."),
+    out: Annotated[Path, typer.Option(help="Folder for the cohort and the runs.")] = Path("demo"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10,
+    images: Annotated[int, typer.Option(min=20, help="Images per site.")] = 120,
 ) -> None:
     """Make a phantom cohort, train it alone and together, and print who gains."""
     from medfl.demo import demo

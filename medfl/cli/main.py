@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -25,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
     "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded into data lists."),
     "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
-    "run": ("medfl.cli.run:command", "Run a federation described by a bundle."),
+    "run": ("medfl.cli.run:app", "Run a federation described by a bundle."),
     "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
 }
 """Name to target and help line. A target is a function, as for `typer.run`, or a `typer.Typer` of any shape."""
@@ -109,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    if debug:
+        os.environ["MEDFL_DEBUG"] = "1"  # also for the code that a bundle runs
     command = typer.main.get_command(app)
     try:
         command.main([argument for argument in given if argument != "--debug"], prog_name="medfl")

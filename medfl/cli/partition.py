@@ -46,22 +46,22 @@ def command(
     console = Console(markup=False, highlight=False, emoji=False)
     console.width = max(console.width, 100)
     console.print(counts_table(written))
+    labels = next(iter(written.values())).labels
+    console.print("Classes: " + ", ".join(f"{label} {name}" for label, name in labels.items()))
     _say_left_out(pool, written)
 
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:
     """Sites by classes: images of all splits, and the sizes of the splits."""
-    labels = next(iter(lists.values())).labels
     classes = [str(number) for number in range(next(iter(lists.values())).num_classes)]
     table = Table(title="Images of each class", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("site")
-    for label in classes:
-        table.add_column(labels.get(label, label), justify="right", overflow="fold")
-    table.add_column("train/val/test", justify="right")
+    table.add_column("site", no_wrap=True)
+    for header in (*classes, "train", "val", "test"):
+        table.add_column(header, justify="right", no_wrap=True)
     for name, datalist in lists.items():
         counts = datalist.counts()
         cells = [str(sum(split[label] for split in counts.values())) for label in classes]
-        table.add_row(name, *cells, "/".join(str(sum(split.values())) for split in counts.values()))
+        table.add_row(name, *cells, *(str(sum(split.values())) for split in counts.values()))
     return table
 
 

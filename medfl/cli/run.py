@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from medfl.errors import SettingsError
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def command(
     context: typer.Context,
-    bundle: Path = typer.Argument(..., help="The bundle's folder."),
-    dataset_dir: Path = typer.Option(..., help="Folder with one folder per site."),
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    dataset_dir: Annotated[Path, typer.Option(help="Folder with one folder per site.")],
 ) -> None:
     """Run a federation over a bundle.
 

@@ -1,0 +1,1 @@
+"""Fewer bits for what is sent; see `medfl.settings.Compression`."""

@@ -1,0 +1,1 @@
+"""Images and labels: readers, data lists, sites, phantoms."""

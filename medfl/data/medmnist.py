@@ -50,12 +50,8 @@ class Release:
     licence: str = "CC BY 4.0"
 
 
-_ORGANS = (
-    "bladder femur-left femur-right heart kidney-left kidney-right liver lung-left lung-right pancreas spleen".split()
-)
-_ORGANS_3D = (
-    "liver kidney-right kidney-left femur-right femur-left bladder heart lung-right lung-left spleen pancreas".split()
-)
+_ORGANS = "bladder|femur-left|femur-right|heart|kidney-left|kidney-right|liver|lung-left|lung-right|pancreas|spleen"
+_ORGANS_3D = "liver|kidney-right|kidney-left|femur-right|femur-left|bladder|heart|lung-right|lung-left|spleen|pancreas"
 _BLOOD = "basophil|eosinophil|erythroblast|immature granulocyte|lymphocyte|monocyte|neutrophil|platelet"
 _PATH = (
     "adipose|background|debris|lymphocytes|mucus|smooth muscle|normal colon mucosa|cancer-associated stroma|"
@@ -67,8 +63,8 @@ _DERMA = (
 )
 
 
-def _ct(sizes: tuple[int, int, int], md5: str, organs: list[str] = _ORGANS) -> Release:
-    return Release(sizes, md5, "abdominal CT", tuple(organs))
+def _ct(sizes: tuple[int, int, int], md5: str, organs: str = _ORGANS) -> Release:
+    return Release(sizes, md5, "abdominal CT", tuple(organs.split("|")))
 
 
 RELEASES: Mapping[str, Release] = {

@@ -18,7 +18,7 @@ import numpy as np
 
 from medfl.contract import SERVER
 from medfl.data.arrays import ArrayDataset, array_digest, open_array
-from medfl.data.datalists import FILE, parse_datalist, read_bytes
+from medfl.data.datalists import FILE, SPLITS, parse_datalist, read_bytes
 from medfl.errors import DataError, did_you_mean
 
 GLOBAL = "global"
@@ -127,6 +127,33 @@ def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequen
     except DataError as error:
         raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
     return SiteData(folder.name, parts["training"], parts["validation"], parts["test"], digest)
+
+
+def load_split(
+    dataset_dir: str | Path,
+    site: str,
+    split: str,
+    num_classes: int,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+) -> ArrayDataset:
+    """One split of one site, as a bundle's configuration names it.
+
+    Args:
+        dataset_dir: The folder that holds one folder for each site.
+        site: Name of the site.
+        split: ``training``, ``validation`` or ``test``.
+        num_classes: Number of classes of the task.
+        mean: As in `load_sites`.
+        std: As in `load_sites`.
+
+    Raises:
+        DataError: If the split is unknown, or as in `load_sites`.
+    """
+    if split not in SPLITS:
+        raise DataError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
+    data = load_sites(dataset_dir, num_classes, mean, std, [site])[site]
+    return dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
 
 
 def _dataset(

@@ -12,7 +12,7 @@ import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def local_splits(records: Sequence[Record], plan: Plan, name: str) -> dict[str, 
     val = np.zeros_like(test)
     val[rest[holdout(labels[rest], share, rng)]] = True
     masks = {"training": ~test & ~val, "validation": val, "test": test}
-    return {split: [records[row] for row in np.flatnonzero(mask)] for split, mask in masks.items()}
+    return {split: [records[row] for row in np.flatnonzero(mask).tolist()] for split, mask in masks.items()}
 
 
 def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool = False) -> dict[str, Datalist]:
@@ -147,12 +147,13 @@ def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool 
     }
     if plan.global_test and source.splits["test"]:
         splits[GLOBAL] = {"test": source.splits["test"]}
+    way = Path(os.path.relpath(array.absolute(), out.absolute() / "site")).as_posix()
     with written_whole(out, force) as folder:
-        return write_sites(folder, source, splits, plan, array, out)
+        return write_sites(folder, source, splits, plan, way, array_digest(array))
 
 
 def write_sites(
-    folder: Path, source: Datalist, splits: Mapping[str, dict[str, list[Record]]], plan: Plan, array: Path, final: Path
+    folder: Path, source: Datalist, splits: Mapping[str, dict[str, list[Record]]], plan: Plan, way: str, digest: str
 ) -> dict[str, Datalist]:
     """Write the lists and cards of all sites, and ``partition.json``.
 
@@ -161,19 +162,18 @@ def write_sites(
         source: The pooled list; its facts are taken over.
         splits: Site, or ``global``, to splits to records.
         plan: How they were made.
-        array: The image array.
-        final: Where `folder` will lie; the way to the array begins there.
+        way: Path of the image array, relative to a site's folder.
+        digest: SHA-256 of the image array.
 
     Returns:
         Name to data list.
     """
-    facts = {"data": source.name, "array_sha256": array_digest(array), **_how(plan)}
+    facts = {"data": source.name, "array_sha256": digest, **_how(plan)}
     written, digests = {}, {}
     for name, site_splits in splits.items():
         place = folder / name
         place.mkdir()
-        way = os.path.relpath(array.absolute(), (final / name).absolute())
-        written[name] = Datalist(**{**vars(source), "splits": site_splits, "image_array": Path(way).as_posix()})
+        written[name] = replace(source, splits=site_splits, image_array=way)
         write_datalist(place, written[name])
         digests[name] = hashlib.sha256((place / "datalist.json").read_bytes()).hexdigest()
         _write_json(place / CARD, {"site": name, **card(written[name]), **facts})

@@ -16,7 +16,18 @@ from medfl.plugins import load_plugins
 from medfl.simulation import tensors_equal
 from medfl.siteside import SiteData
 from medfl.store import Store
-from medfl.testing.cohort import Case, TensorData, bits, folders, make_data, make_site, make_sites, make_task, scores, states
+from medfl.testing.cohort import (
+    Case,
+    TensorData,
+    bits,
+    folders,
+    make_data,
+    make_site,
+    make_sites,
+    make_task,
+    scores,
+    states,
+)
 
 CHECKS: dict[str, Callable[[Case], None]] = {}
 """Name to check, in the order in which they run."""
@@ -81,7 +92,9 @@ def metadata_is_complete(case: Case) -> None:
     record, kind = case.registry.methods[case.name], case.kind
     expect(dict(record.sends) == dict(kind.sends), f"record sends {record.sends}, class {dict(kind.sends)}")
     expect(record.unlike_networks == kind.unlike_networks, "record and class differ in unlike_networks")
-    expect(bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing")
+    expect(
+        bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing"
+    )
     for preset in getattr(kind, "presets", {}):
         case.registry.make_method(case.name, {"preset": preset})
     for limit in kind.limits:
@@ -202,7 +215,9 @@ def equal_sites_end_alike(case: Case) -> None:
         for kind, model in result.models["a"].items():
             for name, tensor in model.tensors.items():
                 twin = result.models["b"][kind].tensors[name]
-                expect(torch.allclose(tensor.float(), twin.float(), atol=1e-5), f"{kind} models of twins differ in {name}")
+                expect(
+                    torch.allclose(tensor.float(), twin.float(), atol=1e-5), f"{kind} models of twins differ in {name}"
+                )
 
 
 @promise

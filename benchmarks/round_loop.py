@@ -1,0 +1,218 @@
+"""Time medfl's fedavg against the plain loop of `plain_loop.py`, on the same work, interleaved in one run.
+
+After each round of medfl one round of the plain loop runs in this process with the same participants, so both meet the
+same machine. The work: 20 sites of a 28-pixel RGB data set of BloodMNIST's size, 10 % participation, 5 local epochs,
+batch 50, SGD, evaluation on the global test set and the sites' test sets each round. medfl's numbers hold
+everything: messages, state on disk with fsync, metrics, evaluation.
+
+    python benchmarks/round_loop.py --workers 2
+    python benchmarks/round_loop.py --workers 2 --precision bf16
+    python benchmarks/round_loop.py --sites 1000 --images 12000 --rounds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from medfl.carriers.local import LocalCarrier
+from medfl.data.arrays import ArrayDataset
+from medfl.networks.cnn import CNN4
+from medfl.participation import sample
+from medfl.plugins import load_plugins
+from medfl.settings import Execution, Settings
+from medfl.simulation import Run, simulate
+from medfl.siteside import SiteData
+from medfl.streams import generator
+from medfl.task import Task
+from plain_loop import PlainLoop
+
+CLASSES = 8
+
+
+@dataclass
+class Work:
+    """The images and who holds which rows."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    train: list[np.ndarray]
+    tests: list[np.ndarray]
+    global_test: np.ndarray
+
+
+def make_work(sites: int, images: int, test: int, data: Path | None) -> Work:
+    """Rows dealt at random, a fifth of each site's for its test; real BloodMNIST if its npz is given."""
+    rng = np.random.default_rng(0)
+    if data is not None:
+        with np.load(data) as file:
+            pixels = np.concatenate([file["train_images"], file["test_images"]])
+            labels = np.concatenate([file["train_labels"], file["test_labels"]]).reshape(-1)
+            images, test = len(file["train_images"]), len(file["test_images"])
+    else:
+        pixels = rng.integers(0, 256, (images + test, 28, 28, 3), dtype=np.uint8)
+        labels = rng.integers(0, CLASSES, images + test)
+    parts = np.array_split(rng.permutation(images), sites)
+    cut = [len(part) // 5 for part in parts]
+    tests = [part[:n] for part, n in zip(parts, cut, strict=True)]
+    train = [part[n:] for part, n in zip(parts, cut, strict=True)]
+    return Work(pixels, labels.astype(np.int64), train, tests, np.arange(images, images + test))
+
+
+@dataclass
+class Meter:
+    """CPU and wall seconds of medfl's rounds, without the plain rounds between them."""
+
+    process: psutil.Process = field(default_factory=psutil.Process)
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    peak: int = 0
+
+    def start(self) -> None:
+        self.wall_mark, self.cpu_mark = time.perf_counter(), self.cpu_seconds()
+
+    def stop(self) -> None:
+        self.wall.append(time.perf_counter() - self.wall_mark)
+        self.cpu.append(self.cpu_seconds() - self.cpu_mark)
+
+    def cpu_seconds(self) -> float:
+        everyone = [self.process, *self.process.children()]
+        return sum(sum(p.cpu_times()[:2]) for p in everyone)
+
+    def memory(self) -> int:
+        """Proportional set size of this process and its workers: shared pages count once."""
+        everyone = [self.process, *self.process.children()]
+        return sum(p.memory_full_info().pss for p in everyone)
+
+
+def compare(options: argparse.Namespace) -> dict[str, float]:
+    """Run both, interleaved; returns the ratios and figures."""
+    torch.set_num_threads(1)
+    work = make_work(options.sites, options.images, options.test, options.data)
+    mean, std = (0.5,) * 3, (0.5,) * 3
+    plain = None if options.alone else _plain(work, options)
+    names = [f"site-{index + 1:04d}" for index in range(options.sites)]
+
+    def dataset(rows: np.ndarray) -> ArrayDataset:
+        return ArrayDataset(work.images, work.labels[rows], rows, mean, std)
+
+    empty = dataset(np.empty(0, dtype=np.int64))
+    sites = {
+        name: SiteData(dataset(train), empty, dataset(test))
+        for name, train, test in zip(names, work.train, work.tests, strict=True)
+    }
+    meter, plain_wall, plain_cpu, memory = Meter(), [], [], []
+
+    def on_round(round_: int, rows: list) -> None:
+        meter.stop()
+        memory.append(meter.memory())
+        if plain is not None and len(plain_wall) < options.rounds:
+            chosen = sample(names, options.fraction, generator(0, "participation", round_))
+            start, cpu = time.perf_counter(), time.process_time()
+            plain.round([names.index(name) for name in chosen])
+            plain_wall.append(time.perf_counter() - start)
+            plain_cpu.append(time.process_time() - cpu)
+        meter.start()
+
+    registry = load_plugins()
+    begin = time.perf_counter()
+    started = []
+    first_step = LocalCarrier.step
+
+    def step(self: LocalCarrier, *args: object) -> object:
+        if not started:
+            started.append(time.perf_counter() - begin)
+            meter.start()
+        return first_step(self, *args)
+
+    LocalCarrier.step = step  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        simulate(
+            Run(
+                method="fedavg",
+                make_method=lambda: registry.make_method("fedavg", {}),
+                task=Task(
+                    {"cnn4": lambda: CNN4(3, CLASSES)},
+                    "cnn4",
+                    nn.CrossEntropyLoss(),
+                    lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+                    CLASSES,
+                    ("accuracy",),
+                ),
+                settings=Settings(
+                    rounds=options.rounds,
+                    epochs=5,
+                    batch_size=50,
+                    fraction=options.fraction,
+                    precision=options.precision,
+                ),
+                sites=sites,
+                folder=Path(folder) / "run",
+                global_test=dataset(work.global_test),
+                execution=Execution(workers=options.workers),
+                on_round=on_round,
+            )
+        )
+    per_round = max(1, int(options.fraction * options.sites))
+    figures = {
+        "medfl: wall seconds per round": sum(meter.wall) / options.rounds,
+        "medfl: CPU seconds per round": sum(meter.cpu) / options.rounds,
+        "medfl: client-steps per second": per_round * options.rounds / sum(meter.wall),
+        "medfl: seconds from call to first round": started[0],
+        "medfl: peak memory, GiB (PSS of all processes)": max(memory) / 2**30,
+        "medfl: memory growth from round 2 to the last, MiB": (memory[-1] - memory[min(1, len(memory) - 1)]) / 2**20,
+    }
+    if plain is not None:
+        figures |= {
+            "plain: wall seconds per round": sum(plain_wall) / options.rounds,
+            "plain: CPU seconds per round, training": plain.seconds["train"] / options.rounds,
+            "plain: CPU seconds per round, evaluation": plain.seconds["evaluate"] / options.rounds,
+            "ratio of CPU (medfl / plain)": sum(meter.cpu) / sum(plain_cpu),
+            "ratio of wall (medfl / plain)": sum(meter.wall) / sum(plain_wall),
+        }
+    return figures
+
+
+def _plain(work: Work, options: argparse.Namespace) -> PlainLoop:
+    images = torch.from_numpy(work.images).permute(0, 3, 1, 2).float().div(255).sub(0.5).div(0.5).contiguous()
+    rows = [torch.from_numpy(part) for part in work.train]
+    tests = [torch.from_numpy(part) for part in work.tests]
+    return PlainLoop(
+        images, torch.from_numpy(work.labels), rows, tests, torch.from_numpy(work.global_test), 5, 50, seed=0
+    )
+
+
+def main() -> None:
+    """Read the options, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--sites", type=int, default=20)
+    parser.add_argument("--fraction", type=float, default=0.1)
+    parser.add_argument("--images", type=int, default=11959)
+    parser.add_argument("--test", type=int, default=3421)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--data", type=Path, help="bloodmnist.npz; random images otherwise")
+    parser.add_argument("--folder", type=Path, help="where the run folder goes; a temporary folder otherwise")
+    parser.add_argument("--alone", action="store_true", help="medfl without the plain loop, for its memory")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args()
+    figures = compare(options)
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {value:8.3f}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Uniform quantisation of a tensor between its minimum and maximum, and packing of the codes.
+
+Source: the quantiser of PFedCDP with rounding to nearest. With s = 2^bits - 1,
+code = round((x - lo) / (hi - lo) * s) and x' = lo + code / s * (hi - lo), so \\|x - x'\\| <= (hi - lo) / (2 s).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from medfl.errors import ContractError, RefusedError
+
+
+def quantise(t: torch.Tensor, bits: int) -> tuple[torch.Tensor, float, float]:
+    """Codes of a tensor, each the nearest of 2^bits levels between its minimum and its maximum.
+
+    Args:
+        t: Floating, finite, any shape.
+        bits: Bits of a code, 1 to 16.
+
+    Returns:
+        Codes in [0, 2^bits - 1] of the shape of `t` (uint8, above 8 bits uint16), the minimum and the maximum. A
+        constant tensor has codes 0 and comes back exactly; an empty one has the range (0, 0).
+
+    Raises:
+        RefusedError: If the range from minimum to maximum is not finite.
+
+    Example:
+        >>> quantise(torch.tensor([-1.0, 0.0, 0.25, 2.0]), 8)
+        (tensor([  0,  85, 106, 255], dtype=torch.uint8), -1.0, 2.0)
+    """
+    steps, kind = _steps(bits), torch.uint8 if bits <= 8 else torch.uint16
+    if not t.numel():
+        return torch.empty(t.shape, dtype=kind), 0.0, 0.0
+    x = t.detach().cpu().double()
+    lo, hi = (float(bound) for bound in x.aminmax())
+    if not math.isfinite(hi - lo):
+        raise RefusedError(f"expected finite values to quantise, got a range from {lo} to {hi}. The training diverged.")
+    if lo == hi:
+        return torch.zeros(t.shape, dtype=kind), lo, hi
+    return ((x - lo) / (hi - lo) * steps).round_().to(kind), lo, hi
+
+
+def dequantise(
+    codes: torch.Tensor, lo: float, hi: float, bits: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The values that codes stand for.
+
+    Args:
+        codes: From `quantise`, any shape.
+        lo: Minimum, the value of code 0, exactly.
+        hi: Maximum, the value of the largest code, exactly.
+        bits: As given to `quantise`.
+        dtype: Floating dtype of the result.
+
+    Returns:
+        Values of the shape of `codes`. Quantising them again gives the same codes, as far as `dtype` has room for
+        2^bits levels in this range.
+    """
+    share = codes.double() / _steps(bits)
+    return torch.where(share == 0, lo, lo * (1 - share) + hi * share).to(dtype)
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes as they travel: of 4 bits two in a byte (the first in the low half), flat; of 8 and 16 bits unchanged.
+
+    Args:
+        codes: From `quantise`, shape (...), n codes.
+        bits: 4, 8 or 16.
+
+    Returns:
+        For 4 bits uint8 of shape (ceil(n / 2),); otherwise `codes`.
+    """
+    if bits != 4:
+        return codes
+    flat = codes.reshape(-1)
+    if flat.numel() % 2:
+        flat = torch.cat([flat, flat.new_zeros(1)])
+    return flat[0::2] | (flat[1::2] << 4)
+
+
+def unpack(packed: torch.Tensor, bits: int, shape: list[int]) -> torch.Tensor:
+    """The inverse of `pack`.
+
+    Args:
+        packed: From `pack`.
+        bits: As given to `pack`.
+        shape: Shape of the codes.
+
+    Raises:
+        ContractError: If `packed` does not hold as many codes as `shape` asks for.
+    """
+    count = math.prod(shape)
+    expected = (count + 1) // 2 if bits == 4 else count
+    if packed.numel() != expected:
+        raise ContractError(
+            f"expected {expected} elements for {bits}-bit codes of shape {shape}, got {packed.numel()}. "
+            "Decode with what the sender wrote beside the codes."
+        )
+    if bits == 4:
+        packed = torch.stack([packed & 15, packed >> 4], dim=1).reshape(-1)[:count]
+    return packed.reshape(shape)
+
+
+def _steps(bits: int) -> int:
+    if not 1 <= bits <= 16:
+        raise ContractError(f"expected 1 to 16 bits a code, got {bits}. Runs offer 4, 8 and 16.")
+    return int(2**bits - 1)

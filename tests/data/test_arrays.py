@@ -1,0 +1,120 @@
+"""Arrays addressed by row: shapes, layouts, numbers, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from medfl.contract import Dataset
+from medfl.data import arrays
+from medfl.data.arrays import ArrayDataset, array_digest, open_array
+from medfl.errors import DataError
+
+
+def random_images(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((9, 5, 6), (1, 5, 6)), ((9, 5, 6, 3), (3, 5, 6)), ((9, 5, 6, 1), (1, 5, 6)), ((9, 5, 6, 7), (1, 5, 6, 7))],
+    ids=["grey", "rgb", "one channel", "volume"],
+)
+def test_a_batch_has_channels_first_whatever_the_array_looks_like(shape, expected):
+    data = ArrayDataset(random_images(*shape), range(9), range(9))
+    images, labels = data.batch(torch.tensor([2, 0, 5]))
+    assert images.shape == (3, *expected)
+    assert images.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [2, 0, 5]
+    assert isinstance(data, Dataset)
+
+
+def test_values_are_scaled_then_normalised_per_channel():
+    images, mean, std = random_images(6, 4, 5, 3), (0.1, 0.5, 0.9), (0.2, 0.5, 1.5)
+    rows = [4, 1, 3]
+    got, _ = ArrayDataset(images, [0, 0, 0], rows, mean, std).batch(torch.tensor([0, 1, 2]))
+    want = ((images[rows] / 255 - np.array(mean)) / np.array(std)).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(got.numpy(), want, atol=1e-6)
+
+
+def test_floating_images_are_not_divided_by_255():
+    images = np.linspace(0, 1, 24, dtype=np.float32).reshape(2, 3, 4)
+    got, _ = ArrayDataset(images, [0, 1], [0, 1], (0.5,), (0.25,)).batch(torch.arange(2))
+    np.testing.assert_allclose(got[:, 0].numpy(), (images - 0.5) / 0.25, atol=1e-6)
+
+
+def test_a_batch_never_changes_the_data():
+    for images in (random_images(3, 4, 4), np.ones((3, 4, 4), np.float32)):
+        data = ArrayDataset(images, [0, 1, 2], [0, 1, 2])
+        first, _ = data.batch(torch.arange(3))
+        first.add_(5)
+        assert torch.equal(data.batch(torch.arange(3))[0] + 5, first)
+
+
+def test_rgb_comes_out_channels_last_so_that_no_copy_is_needed():
+    images, _ = ArrayDataset(random_images(4, 8, 8, 3), range(4), range(4)).batch(torch.arange(4))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_split_may_be_empty():
+    data = ArrayDataset(random_images(4, 8, 8, 3), [], [])
+    images, labels = data.batch(torch.empty(0, dtype=torch.int64))
+    assert (len(data), images.shape, labels.shape) == (0, (0, 3, 8, 8), (0,))
+
+
+def test_items_are_what_monai_loaders_want_and_end():
+    data = ArrayDataset(random_images(4, 8, 8, 3), [3, 2, 1], [3, 0, 1])
+    item = data[1]
+    assert item["image"].shape == (3, 8, 8)
+    assert int(item["label"]) == 2
+    assert torch.equal(item["image"], data.batch(torch.tensor([1]))[0][0])
+    assert len(list(data)) == 3  # type: ignore[call-overload]
+
+
+def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch):
+    images = random_images(9, 5, 6, 3)
+    kept = ArrayDataset(images, range(4), [8, 1, 0, 2])
+    monkeypatch.setattr(arrays, "RESIDENT_BYTES", 10)
+    read = ArrayDataset(images, range(4), [8, 1, 0, 2])
+    rows = torch.tensor([3, 0])
+    assert torch.equal(kept.batch(rows)[0], read.batch(rows)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [0, 9, 12]}, r"expected rows in 0\.\.8, got row 9 \(2 rows"),
+        ({"rows": [-1, 0, 1]}, r"expected rows in 0\.\.8, got row -1"),
+        ({"labels": [1]}, "got 1 labels for 3 rows"),
+        ({"mean": (0.1, 0.2)}, "expected 1 or 3 numbers in mean for 3 channels, got 2"),
+        ({"std": (0.0,)}, r"expected every std > 0, got \[0.0\]"),
+        ({"images": np.zeros((9, 4), np.uint8)}, r"got \(9, 4\)"),
+        ({"images": np.zeros((9, 4, 4), np.int64)}, "expected images of type uint8.* got int64"),
+    ],
+)
+def test_what_does_not_fit_together_is_named(change, message):
+    given = {"images": random_images(9, 4, 4, 3), "labels": [0, 1, 2], "rows": [0, 1, 2], **change}
+    with pytest.raises(DataError, match=message):
+        ArrayDataset(**given)
+
+
+def test_an_array_file_is_opened_once_and_hashed_by_content(tmp_path):
+    path = tmp_path / "images.npy"
+    np.save(path, random_images(3, 4, 4))
+    assert open_array(path) is open_array(tmp_path / "." / "images.npy")
+    before = array_digest(path)
+    np.save(path, random_images(3, 4, 4) ^ 1)
+    assert array_digest(path) != before
+
+
+def test_damaged_and_missing_arrays_are_named_without_a_traceback(tmp_path):
+    with pytest.raises(DataError, match=r"images\.npy is missing"):
+        open_array(tmp_path / "images.npy")
+    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    with pytest.raises(DataError, match=r"cut\.npy can't be read"):
+        open_array(tmp_path / "cut.npy")
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"objects\.npy can't be read"):
+        open_array(tmp_path / "objects.npy")

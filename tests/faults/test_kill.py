@@ -1,0 +1,112 @@
+"""kill -9 at any moment, then the same command: the same bits and the same rows as an unbroken run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_harness import Child, Faults
+from toys import PAIR, Ring, Toy, builtin, leftovers, snapshot
+
+from medfl.testing.cohort import make_sites
+
+CASES = {
+    "ring": lambda: Toy(Ring),  # parcels, blobs, site states, two steps a round
+    "fedavg": lambda: builtin("fedavg", norm_sync="none"),  # server and site states
+}
+
+
+def run(case: Any, folder: Path, workers: int = 1) -> None:
+    case.run(folder, workers=workers, sites=make_sites(PAIR))
+
+
+def killed_at(case: Any, folder: Path, number: int, workers: int) -> tuple[str, str]:
+    """Run in a child whose whole group is killed at the given call (in the middle of it, for a write)."""
+    where = folder.with_suffix(".where")
+
+    def act(count: int, what: str, path: str) -> str | None:
+        if count == number and what == "write":
+            return "half"
+        if count == number or what == "rest":
+            where.write_text(f"{what} {path}")
+            os.killpg(0, signal.SIGKILL)
+        return None
+
+    faults = Faults(act)
+
+    def work() -> None:
+        faults.install()
+        run(case, folder, workers=workers)
+
+    return Child(work).end(), where.read_text() if where.exists() else "half a write"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_every_call_that_touches_the_disk(name: str, tmp_path: Path) -> None:
+    case = CASES[name]()
+    run(case, tmp_path / "whole")
+    wanted, number = snapshot(tmp_path / "whole"), 0
+    while True:
+        number += 1
+        folder = tmp_path / str(number)
+        how, where = killed_at(case, folder, number, workers=1)
+        if how == "done":
+            break
+        assert how == "killed", f"call {number}: {how}"
+        run(case, folder)
+        assert snapshot(folder) == wanted, f"killed at call {number}, {where}"
+        assert not leftovers(folder), f"killed at call {number}, {where}"
+    print(number)
+    assert number > 40, f"only {number - 1} calls were tried"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_killed_with_two_workers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]()
+    run(case, tmp_path / "whole")
+    wanted = snapshot(tmp_path / "whole")
+    for number in range(7, 200, 9):
+        folder = tmp_path / str(number)
+        how, where = killed_at(case, folder, number, workers=2)
+        if how == "done":
+            break
+        assert how == "killed", f"call {number}: {how}"
+        run(case, folder, workers=2)
+        assert snapshot(folder) == wanted, f"killed at call {number}, {where}"
+    print(number)
+    assert number > 40, f"only calls up to {number} were tried"
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    """A run that is killed after every few calls still ends."""
+    case = CASES["ring"]()
+    run(case, tmp_path / "whole")
+    folder, kills = tmp_path / "run", 0
+    while killed_at(case, folder, 23, workers=1)[0] == "killed":
+        kills += 1
+        assert kills < 60, "no progress"
+    assert snapshot(folder) == snapshot(tmp_path / "whole")
+    assert kills > 2, f"killed {kills} times only"
+
+
+def test_parent_killed_at_random_moments_leaves_no_worker(tmp_path: Path) -> None:
+    """Only the parent dies: its workers see that and end, and the lock ends with them."""
+    case = CASES["ring"]()
+    start = time.monotonic()
+    Child(lambda: run(case, tmp_path / "whole", workers=2)).end()
+    duration = time.monotonic() - start
+    wanted, moments, kills = snapshot(tmp_path / "whole"), random.Random(1), 0
+    for number in range(12):
+        folder = tmp_path / str(number)
+        child = Child(lambda folder=folder: run(case, folder, workers=2))
+        time.sleep(moments.uniform(0.0, duration))
+        child.kill(group=False)
+        kills += child.end() == "killed"  # fails if a worker is left
+        run(case, folder, workers=2)
+        assert snapshot(folder) == wanted, f"kill number {number}"
+    assert kills > 3, f"only {kills} of 12 came before the end"
