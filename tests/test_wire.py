@@ -1,5 +1,6 @@
 """Blobs: nothing is lost on the way, and nothing damaged gets through."""
 
+import json
 import math
 
 import pytest
@@ -14,6 +15,7 @@ DTYPES = sorted(wire.DTYPES, key=str)
 
 TENSORS = {
     "scalar": torch.tensor(3.5),
+    'é/"quoted\\': torch.ones(1),
     "flags": torch.tensor([True, False, True]),
     "count": torch.tensor(7),
     "half": torch.randn(3).bfloat16(),
@@ -124,6 +126,13 @@ def test_any_other_bytes_are_damaged(data):
             wire.decode(bad)
 
 
+def test_padding_is_not_exchanged_for_other_white_space():
+    blob = next(b for b in (wire.encode({"x" * n: torch.ones(1)}, {}) for n in range(1, 9)) if b"} " in b)
+    wire.decode(blob)
+    with pytest.raises(DamagedError):
+        wire.decode(blob.replace(b"} ", b"}\n"))
+
+
 def test_bytes_added_are_found():
     for bad in (BLOB + b"\0", b" " + BLOB, BLOB + BLOB):
         with pytest.raises(DamagedError):
@@ -146,16 +155,31 @@ def test_a_foreign_safetensors_file_is_refused():
         wire.decode(safetensors.torch.save({"x": torch.ones(2)}))
 
 
-def test_the_blob_is_plain_safetensors():
+def test_the_blob_is_plain_safetensors(tmp_path):
+    import safetensors
     import safetensors.torch
 
-    assert torch.equal(safetensors.torch.load(BLOB)["codes"], TENSORS["codes"])
+    assert all(same_bits(t, TENSORS[name]) for name, t in safetensors.torch.load(BLOB).items())
+    (tmp_path / "x.safetensors").write_bytes(BLOB)
+    with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert sorted(file.keys()) == sorted(TENSORS)
+        assert set(file.metadata()) == {"medfl", "sha256"}
+
+
+def test_numbers_lie_aligned():
+    """A reader that maps the file needs each tensor at a multiple of its item size."""
+    header = json.loads(BLOB[8 : 8 + int.from_bytes(BLOB[:8], "little")])
+    start = len(BLOB) - max(fact["data_offsets"][1] for name, fact in header.items() if name != "__metadata__")
+    assert all((start + header[name]["data_offsets"][0]) % t.element_size() == 0 for name, t in TENSORS.items())
 
 
 def test_same_content_same_bytes():
     one = {"a": torch.ones(2), "b": torch.zeros(3)}
     other = {"b": torch.zeros(3), "a": torch.ones(2)}
-    assert wire.encode(one, {"x": 1, "y": 2}) == wire.encode(other, {"y": 2, "x": 1})
+    blobs = {
+        wire.encode(t, meta) for t in (one, other) for meta in ({"x": 1, "y": 2}, {"y": 2, "x": 1}) for _ in range(9)
+    }
+    assert len(blobs) == 1
 
 
 def test_digest_sees_name_dtype_shape_value_and_meta():

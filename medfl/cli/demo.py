@@ -10,7 +10,7 @@ import typer
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the cohort and the runs.")] = Path("demo"),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 8,
     images: Annotated[int, typer.Option(min=20, help="Images per site.")] = 120,
 ) -> None:
     """Make a phantom cohort, train it alone and together, and print who gains."""

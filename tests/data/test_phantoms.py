@@ -46,7 +46,7 @@ def test_a_small_network_learns_the_cells_in_a_few_epochs(tmp_path):
     labels = torch.cat([part.labels for part in data])
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = CNN4(3, 4)
+        model = CNN4(3, 4).to(memory_format=torch.channels_last)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         for _ in range(8):
             for rows in torch.randperm(len(labels)).split(16):

@@ -80,7 +80,10 @@ def test_the_digest_follows_list_and_array_but_not_the_place(cohort, tmp_path_fa
             r"expected labels in 0\.\.2 at site 'site-01', split 'training', got 3 \(2 of 3 labels",
         ),
         ({"test": [{"image": 0, "label": -1}]}, r"site 'site-01', split 'test', got -1"),
-        ({"training": [{"image": 20, "label": 0}]}, r"site 'site-01', split 'training': expected rows in 0\.\.19, got row 20"),
+        (
+            {"training": [{"image": 20, "label": 0}]},
+            r"site 'site-01', split 'training': expected rows in 0\.\.19, got row 20",
+        ),
         ({"training": [{"image": 0}]}, "record 0 of site 'site-01', split 'training' has no 'label'"),
         ({"training": [{"label": 0}]}, "record 0 of site 'site-01', split 'training' has no 'image'"),
         ({"training": ["a"]}, "record 0 of site 'site-01', split 'training' has no 'image'"),

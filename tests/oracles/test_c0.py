@@ -1,5 +1,6 @@
 """Numbers with known answers for the whole framework: closed forms, byte counts, and what must be learned."""
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from medfl.settings import Settings
 from medfl.simulation import Empty, Run, simulate, tensors_equal
 from medfl.siteside import SiteData
 from medfl.task import Task
-from medfl.testing.cohort import Case, TensorData, bits, make_data, make_site, make_sites, make_task
+from medfl.testing.cohort import Case, TensorData, bits, make_site, make_sites, make_task
 from medfl_methods.fedprox import FedProx, squared_distance
 
 REGISTRY = load_plugins()
@@ -50,17 +51,17 @@ QUADRATIC = Task(
 )
 
 
-def quadratic_sites(twice=1):
+def quadratic_sites():
     def site(centre, n):
-        images = torch.full((n * twice, 1, 1, 1), float(centre))
-        return SiteData(TensorData(images, torch.zeros(n * twice, dtype=torch.int64)), Empty(), Empty())
+        images = torch.full((n, 1, 1, 1), float(centre))
+        return SiteData(TensorData(images, torch.zeros(n, dtype=torch.int64)), Empty(), Empty())
 
     return {"a": site(0, 1), "b": site(1, 1), "c": site(4, 2)}
 
 
-def quadratic(folder, make_method, rounds, sites=None):
+def quadratic(folder, make_method, rounds):
     settings = Settings(rounds=rounds, epochs=5)
-    result = simulate(Run("toy", make_method, QUADRATIC, settings, sites or quadratic_sites(), folder))
+    result = simulate(Run("toy", make_method, QUADRATIC, settings, quadratic_sites(), folder))
     return result.outcome.models["global"].tensors["w"].item()
 
 
@@ -107,7 +108,9 @@ def test_relabelled_sites_end_alike(tmp_path, monkeypatch, name):
     for key, tensors in before.items():
         site, kind = key.split("/")
         for tensor_name, tensor in tensors.items():
-            torch.testing.assert_close(after[f"{other.get(site, site)}/{kind}"][tensor_name], tensor, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                after[f"{other.get(site, site)}/{kind}"][tensor_name], tensor, atol=1e-5, rtol=1e-5
+            )
 
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
@@ -123,7 +126,7 @@ def test_the_mean_of_equal_models_is_that_model(name, weights):
     }
     update = {"model/" + name: trained[name] - tensor for name, tensor in start.items()}
 
-    class Replies(dict):
+    class Replies:
         meta = {"a": {"size": 3}, "b": {"size": 5}, "c": {"size": 11}}
         missing = []
 
@@ -143,7 +146,9 @@ def test_the_mean_of_equal_models_is_that_model(name, weights):
 @pytest.mark.parametrize("network", ["norm", "plain"])
 def test_with_one_site_fedavg_is_centralized(tmp_path, network):
     kept = [
-        Case(REGISTRY, name).run(tmp_path / name, sites={"only": make_site(17, "only")}, task=make_task(network), epochs=2)
+        Case(REGISTRY, name).run(
+            tmp_path / name, sites={"only": make_site(17, "only")}, task=make_task(network), epochs=2
+        )
         for name in ("fedavg", "centralized")
     ]
     left, right = (result.outcome.models["global"].tensors for result in kept)
@@ -182,10 +187,10 @@ def test_all_methods_share_one_schedule_and_seeds_do_not():
 # ---- bytes
 
 
-@pytest.mark.parametrize(("name", "network"), [("fedavg", "norm"), ("fedavg", "plain"), ("fedbn", "norm"), ("local", "norm")])
+@pytest.mark.parametrize(
+    ("name", "network"), [("fedavg", "norm"), ("fedavg", "plain"), ("fedbn", "norm"), ("local", "norm")]
+)
 def test_bytes_are_four_for_each_shared_number(tmp_path, name, network):
-    import pandas as pd
-
     case = Case(REGISTRY, name)
     case.run(tmp_path, task=make_task(network))
     parameters = 6 * 9 + 6 + 24 * 3 + 3
@@ -238,8 +243,3 @@ def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
     (scores,) = simulate(run).summary["scores"].values()
     accuracy = scores["test"]["accuracy"]["mean"]
     assert abs(accuracy - 0.5) <= 0.08 if random_labels else accuracy >= 0.95
-
-
-def test_the_data_of_the_suite_are_a_function_of_their_key():
-    assert torch.equal(make_data(5, "x").images, make_data(5, "x").images)
-    assert not torch.equal(make_data(5, "x").images, make_data(5, "y").images)

@@ -1,0 +1,96 @@
+"""Scoring: every image once, in evaluation mode, in rows that say what they are."""
+
+import csv
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from medfl import evaluation
+from medfl.evaluation import EVALUATION_BATCH, Row, csv_lines, predict, rows_of, score
+from medfl.metrics import METRICS
+from medfl.settings import Settings
+from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
+
+SETTINGS = Settings(rounds=1)
+
+
+def test_every_image_is_seen_once_in_order():
+    seen = []
+
+    class Counting(nn.Module):
+        def forward(self, images):
+            seen.append(len(images))
+            return torch.stack([images[:, 0, 0, 0], -images[:, 0, 0, 0]], 1)
+
+    n = 2 * EVALUATION_BATCH + 3
+    images = torch.linspace(-1, 1, n).reshape(n, 1, 1, 1)
+    found = predict(Counting(), TensorData(images, torch.zeros(n, dtype=torch.int64)), SETTINGS)
+    assert seen == [EVALUATION_BATCH, EVALUATION_BATCH, 3]
+    assert found.shape == (n, 2)
+    assert torch.allclose(found.sum(1), torch.ones(n))
+    assert torch.allclose(found[:, 0], torch.sigmoid(2 * images.flatten()))
+
+
+def test_scoring_changes_nothing_and_drops_nothing():
+    model = nn.Sequential(SmallNet(), nn.Dropout(0.5)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    data = make_data(30, "a")
+    torch.manual_seed(1)
+    first = predict(model, data, SETTINGS)
+    assert torch.equal(first, predict(model, data, SETTINGS))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not first.requires_grad
+
+
+def test_the_batch_size_does_not_matter(monkeypatch):
+    model, data = SmallNet(), make_data(30, "a")
+    whole = predict(model, data, SETTINGS)
+    monkeypatch.setattr(evaluation, "EVALUATION_BATCH", 7)
+    torch.testing.assert_close(predict(model, data, SETTINGS), whole)
+
+
+def test_half_precision_is_close():
+    model, data = SmallNet(), make_data(30, "a")
+    rough = predict(model, data, Settings(rounds=1, precision="bf16"))
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - predict(model, data, SETTINGS)).abs().max() < 0.05
+
+
+def test_scores_are_the_metrics_of_the_task():
+    task, data = make_task(), make_data(40, "a")
+    model = task.load(task.initial(1))
+    with torch.no_grad():
+        right = (model.eval()(data.images).argmax(1) == data.labels).double().mean().item()
+    assert score(model, data, task, SETTINGS) == {"accuracy": pytest.approx(right)}
+    assert set(METRICS) >= set(task.metrics)
+
+
+def test_an_empty_split_has_no_scores():
+    task = make_task()
+    empty = make_data(0, "a")
+    assert score(task.load(task.initial(1)), empty, task, SETTINGS) == {}
+    assert len(predict(task.load(task.initial(1)), empty, SETTINGS)) == 0
+
+
+def test_a_diverged_model_scores_nan_and_raises_nothing():
+    task = make_task()
+    model = task.load(
+        {name: tensor * math.nan if tensor.is_floating_point() else tensor for name, tensor in task.initial(1).items()}
+    )
+    assert math.isnan(score(model, make_data(9, "a"), task, SETTINGS)["accuracy"])
+
+
+def test_rows_are_tidy_csv():
+    rows = rows_of({"accuracy": 0.1, "auc": math.nan}, 3, 'a "b", c', "personal@x", "test", "aggregated")
+    text = csv_lines(rows, header=True)
+    assert text.splitlines()[0] == "round,site,model,split,moment,metric,value"
+    back = list(csv.DictReader(io.StringIO(text)))
+    assert [line["metric"] for line in back] == ["accuracy", "auc"]
+    assert [line["site"] for line in back] == ['a "b", c'] * 2
+    assert float(back[0]["value"]) == rows[0].value == 0.1
+    assert math.isnan(float(back[1]["value"]))
+    assert csv_lines(rows) == "".join(line + "\n" for line in text.splitlines()[1:])
+    assert rows[0] == Row(3, 'a "b", c', "personal@x", "test", "aggregated", "accuracy", 0.1)

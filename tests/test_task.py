@@ -1,0 +1,113 @@
+"""A task: optimisers are carried over, and initial tensors depend on what they should and on nothing else."""
+
+import pytest
+import torch
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.simulation import tensors_equal
+from medfl.task import optimizer_factory
+from medfl.testing.cohort import SmallNet, make_task
+
+
+def parameters():
+    return [nn.Parameter(torch.ones(2))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.03, "momentum": 0.8, "nesterov": True, "weight_decay": 1e-4}),
+        (torch.optim.Adam, {"lr": 0.02, "betas": (0.7, 0.95), "eps": 1e-5, "amsgrad": True}),
+        (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.3}),
+        (torch.optim.RMSprop, {"lr": 0.01, "alpha": 0.9}),
+    ],
+)
+def test_the_class_and_every_option_are_carried(kind, options):
+    old, mine = kind(parameters(), **options), parameters()
+    new = optimizer_factory(old)(mine)
+    assert type(new) is kind
+    assert new is not old
+    assert new.param_groups[0]["params"][0] is mine[0]
+    assert new.defaults == old.defaults
+    assert {name: new.param_groups[0][name] for name in options} == options
+
+
+def test_the_new_optimiser_steps_as_the_old_one():
+    left, right = parameters(), parameters()
+    old = torch.optim.AdamW(left, lr=0.1, weight_decay=0.2)
+    new = optimizer_factory(old)(right)
+    for optimizer, values in ((old, left), (new, right)):
+        for _ in range(3):
+            optimizer.zero_grad()
+            (values[0] ** 2).sum().backward()
+            optimizer.step()
+    assert torch.equal(left[0], right[0])
+
+
+def test_options_of_the_group_win_over_defaults():
+    old = torch.optim.SGD([{"params": parameters(), "lr": 0.5}], lr=0.1, momentum=0.9)
+    group = optimizer_factory(old)(parameters()).param_groups[0]
+    assert (group["lr"], group["momentum"]) == (0.5, 0.9)
+
+
+def test_several_groups_are_refused():
+    groups = [{"params": parameters(), "lr": 0.1}, {"params": parameters(), "lr": 0.2}]
+    with pytest.raises(SettingsError, match="expected an optimizer with one parameter group, got 2 groups"):
+        optimizer_factory(torch.optim.SGD(groups))
+
+
+def test_a_generator_of_parameters_will_do():
+    model = nn.Linear(2, 2)
+    new = optimizer_factory(torch.optim.SGD(parameters(), lr=0.1))(p for p in model.parameters() if p.requires_grad)
+    assert len(new.param_groups[0]["params"]) == 2
+
+
+# ---- initial tensors (rule G-13)
+
+
+def test_initial_tensors_are_a_function_of_seed_network_and_owner():
+    task = make_task()
+    start = task.initial(3)
+    torch.manual_seed(99)
+    assert tensors_equal(start, task.initial(3))
+    assert tensors_equal(start, task.initial(3, "norm"))
+    for other in (task.initial(4), task.initial(3, owner="site-1"), task.initial(3, owner="site-2")):
+        assert not tensors_equal(start, other)
+        assert start.keys() == other.keys()
+    same_shapes = make_task().networks | {"again": SmallNet}
+    task = type(task)(same_shapes, "norm", task.loss, task.optimizer, 3)
+    assert not tensors_equal(task.initial(3, "again"), start)
+
+
+def test_initial_and_load_leave_the_global_generator_alone():
+    task = make_task()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    task.load(task.initial(1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_initial_tensors_are_nobody_elses():
+    task = make_task()
+    start = task.initial(1)
+    start["head.weight"].zero_()
+    assert task.initial(1)["head.weight"].abs().sum() > 0
+    assert all(not tensor.requires_grad and tensor.is_contiguous() for tensor in start.values())
+
+
+def test_a_loaded_network_has_the_tensors_and_does_not_share_them():
+    task = make_task()
+    start = task.initial(1)
+    model = task.load(start)
+    assert tensors_equal(dict(model.state_dict()), start)
+    with torch.no_grad():
+        model.head.weight.zero_()
+    assert start["head.weight"].abs().sum() > 0
+    assert model.body[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_an_unknown_network_is_named():
+    with pytest.raises(SettingsError, match="unknown network 'nrom'. Did you mean 'norm'"):
+        make_task().build("nrom")
