@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from plain_loop import PlainLoop
 from torch import nn
 
 from medfl.carriers.local import LocalCarrier
@@ -34,7 +35,6 @@ from medfl.simulation import Run, simulate
 from medfl.siteside import SiteData
 from medfl.streams import generator
 from medfl.task import Task
-from plain_loop import PlainLoop
 
 CLASSES = 8
 
@@ -78,13 +78,16 @@ class Meter:
     peak: int = 0
 
     def start(self) -> None:
+        """Begin a round."""
         self.wall_mark, self.cpu_mark = time.perf_counter(), self.cpu_seconds()
 
     def stop(self) -> None:
+        """End a round."""
         self.wall.append(time.perf_counter() - self.wall_mark)
         self.cpu.append(self.cpu_seconds() - self.cpu_mark)
 
     def cpu_seconds(self) -> float:
+        """CPU seconds so far of this process and its workers."""
         everyone = [self.process, *self.process.children()]
         return sum(sum(p.cpu_times()[:2]) for p in everyone)
 

@@ -97,7 +97,7 @@ class Averaging(BaseModel):
         """The new shared tensors from the old ones and the mean update; plain averaging adds the two.
 
         Args:
-            server: Its state may keep what a server optimiser needs; ``state.meta["parameters"]`` lists what is trained.
+            server: Its state may keep what a server optimiser needs; its meta lists the trainable ``parameters``.
             old: The shared tensors that the sites started from.
             mean: Mean update, float64 for floating tensors; for integer buffers the largest update.
         """

@@ -9,7 +9,7 @@ One exchange is a **step**: plan, work at each ordered site, fold. A round of a 
 Promises that a method makes (`medfl.testing.check_method` checks each):
 
 * Nothing lives on the method object. All that outlives a step is in `holder.state`, so every method resumes for free.
-* `work` changes nothing but `site.state` and returns what it sends. It may be asked again and is then answered from disk.
+* `work` changes nothing but `site.state` and returns what it sends. Asked again, the site answers from disk.
 * Random numbers come from `holder.rng(label)`, which depends on (seed, name, round, label) and on nothing else, or from
   torch's global generator, which is pinned in the same way before each step.
 * Only tensors whose name begins with a prefix in `sends`, and only declared meta keys, leave a site.
@@ -161,9 +161,13 @@ class Limit:
 class Blobs(Protocol):
     """Where a participant keeps large constants."""
 
-    def put(self, tensors: Tensors) -> str: ...
+    def put(self, tensors: Tensors) -> str:
+        """Write once; returns the SHA-256."""
+        ...
 
-    def get(self, digest: str) -> Tensors: ...
+    def get(self, digest: str) -> Tensors:
+        """Read by SHA-256."""
+        ...
 
 
 @dataclass

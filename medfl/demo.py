@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from medfl.contract import Meta
 from medfl.data.phantoms import make_cohort
 from medfl.errors import MedflError, SettingsError
 
@@ -51,7 +52,7 @@ def demo(out: Path, rounds: int = 8, images: int = 120) -> dict[str, dict[str, f
     return accuracy
 
 
-def _run(method: str, cohort: Path, run: Path, rounds: int, console: Console) -> dict:  # type: ignore[type-arg]
+def _run(method: str, cohort: Path, run: Path, rounds: int, console: Console) -> Meta:
     configs = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
     command = [
         *(sys.executable, "-m", "monai.bundle", "run", "--config_file", str(configs)),
@@ -71,7 +72,8 @@ def _run(method: str, cohort: Path, run: Path, rounds: int, console: Console) ->
     quiet = {"PYTHONWARNINGS": "ignore::UserWarning:monai.bundle.scripts"}  # MONAI warns of any bundle, also of ours
     if subprocess.run(command, check=False, env=os.environ | quiet).returncode != 0:
         raise MedflError(f"The run of '{method}' failed; its messages are above.")
-    return json.loads((run / "summary.json").read_text())
+    summary: Meta = json.loads((run / "summary.json").read_text())
+    return summary
 
 
 def _table(accuracy: dict[str, dict[str, float | None]], rounds: int) -> Table:

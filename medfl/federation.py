@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from medfl.contract import SERVER, Dataset, Meta, Method, Model, Order, Plan, Replies, Server, State, Tensors
+from medfl.contract import SERVER, Dataset, Meta, Model, Order, Plan, Replies, Server, State, Tensors
 from medfl.errors import ContractError, StoreError
 from medfl.evaluation import Row, csv_lines
 from medfl.settings import Settings
@@ -44,19 +44,31 @@ class Carrier(Protocol):
     """What the loop needs of a carrier."""
 
     @property
-    def sites(self) -> list[str]: ...
+    def sites(self) -> list[str]:
+        """Names of the sites that can be ordered, sorted."""
+        ...
 
-    def describe(self) -> dict[str, Meta]: ...
+    def describe(self) -> dict[str, Meta]:
+        """What each site tells about itself."""
+        ...
 
-    def newest(self, site: str) -> int: ...
+    def newest(self, site: str) -> int:
+        """The newest valid step on a site's disk; 0 if none."""
+        ...
 
     def step(
         self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None
-    ) -> tuple[list[Answer], list[str], list[Row]]: ...
+    ) -> tuple[list[Answer], list[str], list[Row]]:
+        """Carry out orders, and beside them an evaluation; answers, absent sites, rows of the evaluation."""
+        ...
 
-    def replies(self, answers: list[Answer], missing: list[str]) -> Replies: ...
+    def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
+        """The replies behind answers that were not refused."""
+        ...
 
-    def exchange(self, evaluation: Evaluation) -> list[Row]: ...
+    def exchange(self, evaluation: Evaluation) -> list[Row]:
+        """Each site's model on every site's test data."""
+        ...
 
 
 @dataclass
@@ -319,8 +331,8 @@ class Federation:
         size = self._csv.stat().st_size if self._csv.exists() else 0
         if size < last.csv_offset:
             raise StoreError(
-                f"'{self._csv}' has {size} bytes where the saved steps account for {last.csv_offset}: rows were removed "
-                "from it. Put it back, or start the run in a new folder."
+                f"'{self._csv}' has {size} bytes where the saved steps account for {last.csv_offset}: rows were "
+                "removed from it. Put it back, or start the run in a new folder."
             )
         self._append(last.rows, last.csv_offset)
 

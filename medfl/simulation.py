@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset
 
 import medfl
-from medfl import streams
+from medfl import streams, wire
 from medfl.carriers.local import LocalCarrier
 from medfl.contract import SERVER, Dataset, Limit, Meta, Method, Model, Parcel, Tensors
 from medfl.errors import DataError, SettingsError, StoreError
@@ -125,7 +125,7 @@ def simulate(run: Run) -> Result:
         name: host.models(run.make_method(), outcome.published, outcome.step, outcome.rounds)
         for name, host in takers.items()
     }
-    return Result(outcome, models or {name: outcome.models for name in run.sites}, summary)
+    return Result(outcome, models or dict.fromkeys(run.sites, outcome.models), summary)
 
 
 # ---- checks before step 0
@@ -241,12 +241,19 @@ def _identity(run: Run) -> Meta:
         "data": run.data_digest,
         "task": {
             "networks": networks,
-            "loss": repr(run.task.loss),
+            "loss": _loss(run.task.loss),
             "optimizer": type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
             "num_classes": run.task.num_classes,
             "metrics": list(run.task.metrics),
         },
     }
+
+
+def _loss(loss: nn.Module) -> Meta:
+    """What a loss is: its classes and plain attributes, which its repr often leaves out, and its tensors."""
+    parts = [(path + "." if path else "", part) for path, part in loss.named_modules()]
+    facts = {p + k: v for p, part in parts for k, v in vars(part).items() if isinstance(v, bool | int | float | str)}
+    return facts | {"is": repr(loss), "tensors": wire.digest(dict(loss.state_dict()))[:16]}
 
 
 def _shape(task: Task, network: str) -> str:

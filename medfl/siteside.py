@@ -156,7 +156,8 @@ class SiteHost:
         since = self.store.latest(before=step)
         site.inbox = self.inbox.read(since.step if since else 0, step)
         filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
-        refused, reply, tensors = None, Reply(), {}
+        refused: str | None = None
+        reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
         try:
             with streams.pinned(self.settings.seed, self.name, round_, "global"):

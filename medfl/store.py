@@ -291,8 +291,8 @@ def only_writer(folder: Path) -> Iterator[None]:
                 continue
             file.close()
             raise StoreError(
-                f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another folder "
-                "with --output_dir. Reading the folder meanwhile is fine."
+                f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another "
+                "folder with --output_dir. Reading the folder meanwhile is fine."
             ) from None
     try:
         for stale in folder.rglob(".*.tmp"):

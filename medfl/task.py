@@ -106,4 +106,4 @@ class Task:
         with torch.random.fork_rng(devices=[]):  # a constructor draws numbers that are overwritten here
             model = self.build(network)
         model.load_state_dict(tensors)
-        return model.to(device=self.device, memory_format=torch.channels_last)
+        return model.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import sys
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from monai.bundle import ConfigWorkflow
+from monai.bundle.workflows import ConfigWorkflow
 from rich.console import Console
 
-from medfl.contract import Meta
-from medfl.data.sites import load_global, load_sites
+from medfl.contract import SERVER, Meta
+from medfl.data.sites import SiteData as SiteFolder
+from medfl.data.sites import load_global, load_site, load_sites, site_names
 from medfl.errors import MedflError, SettingsError, did_you_mean
 from medfl.evaluation import Row
 from medfl.export import export
@@ -44,6 +46,7 @@ class FederatedRun:
         std: Per-channel standard deviation.
         plugins: Plugin files to load.
         disabled_plugins: Plugins to switch off, by name.
+        public: Folder in `dataset_dir` with public data (its training split), for methods that need them.
         workers: Processes that train sites.
         threads: Threads of each.
         device: ``auto``, ``cpu`` or ``cuda:N``.
@@ -63,6 +66,7 @@ class FederatedRun:
         std: Sequence[float] = (0.5,),
         plugins: Sequence[str] = (),
         disabled_plugins: Sequence[str] = (),
+        public: str | None = None,
         workers: int = 1,
         threads: int = 1,
         device: str = "auto",
@@ -72,6 +76,7 @@ class FederatedRun:
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
         self.plugins, self.disabled = list(plugins), list(disabled_plugins)
+        self.public = public
         self.execution = {"workers": workers, "threads": threads, "device": device}
         self.settings = settings
 
@@ -102,11 +107,8 @@ class FederatedRun:
         registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run")
-        classes = self.task.num_classes
-        names = list(self.sites) if self.sites is not None else None
         torch.set_num_threads(execution.threads)
-        loaded = load_sites(self.dataset_dir, classes, mean=self.mean, std=self.std, names=names)
-        pooled = load_global(self.dataset_dir, classes, mean=self.mean, std=self.std)
+        loaded, pooled, public = self._load()
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=settings.model_dump(mode="json"))
         with round_progress(settings.rounds, self.task.metrics[0]) as show:
 
@@ -124,16 +126,27 @@ class FederatedRun:
                     sites={name: SiteData(site.train, site.val, site.test) for name, site in loaded.items()},
                     folder=self.output_dir,
                     global_test=pooled.test if pooled is not None else None,
+                    public=public.train if public is not None else None,
+                    public_for=(SERVER, *loaded) if public is not None else (),
                     execution=execution,
                     method_args=self.method_args,
                     plugins=sorted(registry.plugins),
-                    data_digest=_digest({name: site.digest for name, site in loaded.items()}),
+                    data_digest=_digest([*loaded.values(), *filter(None, (pooled, public))]),
                     on_round=on_round,
                 )
             )
         export(result, self.bundle_root, self.output_dir)
         registry.notify("medfl_run_ended", run_folder=str(self.output_dir), status=result.outcome.status)
         return result
+
+    def _load(self) -> tuple[dict[str, SiteFolder], SiteFolder | None, SiteFolder | None]:
+        """The sites, the server's test set, and public data."""
+        folder, classes = self.dataset_dir, self.task.num_classes
+        names = list(self.sites) if self.sites is not None else [n for n in site_names(folder) if n != self.public]
+        loaded = load_sites(folder, classes, self.mean, self.std, names)
+        pooled = load_global(folder, classes, self.mean, self.std)
+        public = load_site(folder / self.public, classes, self.mean, self.std) if self.public else None
+        return loaded, pooled, public
 
 
 class FederatedWorkflow(ConfigWorkflow):
@@ -164,11 +177,14 @@ class FederatedWorkflow(ConfigWorkflow):
             _end(f"error: {error}", 2)
 
     def _override(self, options: Meta) -> None:
+        config = self.parser.config
+        if not isinstance(config, dict):
+            raise SettingsError("expected configuration files that hold one object each")
         for name, value in options.items():
             top, _, rest = name.replace("::", "#").partition("#")
-            if top not in self.parser.config:
-                raise SettingsError(f"unknown option '--{name}'. {did_you_mean(top, _ids(self.parser.config))}")
-            parent = self.parser.config[top]
+            if top not in config:
+                raise SettingsError(f"unknown option '--{name}'. {did_you_mean(top, _ids(config))}")
+            parent = config[top]
             if rest and not isinstance(parent, (dict, list)):
                 raise SettingsError(f"option '--{name}': '{top}' has no parts; it is {parent!r}")
             self.parser[name] = value
@@ -211,10 +227,8 @@ def report(result: Result, folder: Path) -> None:
     console.print(f"Scores: {folder / 'metrics.csv'}; summary: {folder / 'summary.json'}; models: {folder / 'sites'}")
 
 
-def _digest(digests: Mapping[str, str]) -> str:
-    import hashlib
-
-    return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+def _digest(parts: Sequence[SiteFolder]) -> str:
+    return hashlib.sha256(repr(sorted((part.name, part.digest) for part in parts)).encode()).hexdigest()
 
 
 def _show_log() -> None:

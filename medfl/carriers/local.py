@@ -287,8 +287,8 @@ def _receive(pipe: Connection, meta: Meta) -> Meta:
         result: dict[str, Any] = json.loads(pipe.recv_bytes())
     except (EOFError, OSError):
         raise MedflError(
-            f"A worker process ended while it did '{meta['job']}' for '{_who(meta)}' (often the machine was out of memory). "
-            "Nothing that was saved is lost: give the same command again, perhaps with fewer --workers."
+            f"A worker process ended while it did '{meta['job']}' for '{_who(meta)}' (often the machine was "
+            "out of memory). Nothing that was saved is lost: give the same command again, perhaps with fewer --workers."
         ) from None
     if "error" in result:
         kind = getattr(errors, result["kind"], MedflError) if result["expected"] else RuntimeError

@@ -10,7 +10,6 @@ import typer
 
 from medfl.errors import SettingsError
 
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 

@@ -1,0 +1,1 @@
+"""Networks, and what methods need to know about them."""

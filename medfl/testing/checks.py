@@ -88,7 +88,7 @@ def finite(models: dict[str, Tensors], what: str) -> None:
 
 @promise
 def metadata_is_complete(case: Case) -> None:
-    """The record of `medfl list` says what the class does; the class is documented, frozen, and its presets are valid."""
+    """The record of `medfl list` says what the class does; it is documented, frozen, and its presets are valid."""
     record, kind = case.registry.methods[case.name], case.kind
     expect(dict(record.sends) == dict(kind.sends), f"record sends {record.sends}, class {dict(kind.sends)}")
     expect(record.unlike_networks == kind.unlike_networks, "record and class differ in unlike_networks")
@@ -126,7 +126,7 @@ def it_forgets(case: Case) -> None:
         same(bits(case.run(first)), bits(case.run(second, make_method=lambda: method)), "one object for all steps")
 
 
-class _Stop(Exception):
+class _StopError(Exception):
     """Stands for a kill."""
 
 
@@ -149,17 +149,17 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
 
     def absent(site: str, step: int) -> bool:
         if where == "work" and step == stop:
-            raise _Stop
+            raise _StopError
         return False
 
-    class Stopped(case.kind):  # type: ignore[name-defined, misc]
+    class Stopped(case.kind):  # type: ignore[name-defined]
         """The method, stopping in the fold of a step."""
 
         def fold(self, server: Any, replies: Any) -> None:
             nonlocal folds
             folds += 1
             if where == "fold" and folds == stop:
-                raise _Stop
+                raise _StopError
             super().fold(server, replies)
 
     def make_method() -> Method:
@@ -167,7 +167,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
 
     try:
         case.run(folder, absent=absent, make_method=make_method)
-    except _Stop:
+    except _StopError:
         return
     raise AssertionError(f"the run has no {where} in step {stop}")
 

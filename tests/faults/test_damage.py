@@ -1,0 +1,248 @@
+"""Damaged, missing and foreign files in a run folder: fall back and say so, or refuse and say why."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import Ring, Toy, builtin, snapshot
+
+from medfl.averaging import Averaging
+from medfl.contract import Plan, Server
+from medfl.errors import DamagedError, StoreError
+from medfl.settings import Settings
+from medfl.simulation import Run, simulate
+from medfl.store import Store
+from medfl.testing.cohort import make_sites, make_task
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+def run_until(case: Any, folder: Path, step: int, **settings: Any) -> Path:
+    """Run until the given step begins."""
+
+    def absent(site: str, now: int) -> bool:
+        if now == step:
+            raise StopError
+        return False
+
+    with pytest.raises(StopError):
+        case.run(folder, absent=absent, **settings)
+    return folder
+
+
+def newest(folder: Path, who: str) -> Path:
+    store = Store(folder / "state" / who)
+    return store.path(store.steps()[-1])
+
+
+def flip(at: float) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        index = min(int(len(data) * at), len(data) - 1)
+        return data[:index] + bytes([data[index] ^ 4]) + data[index + 1 :]
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "cut by one": lambda data: data[:-1],
+    "bit in its head": flip(0.0),
+    "bit in its JSON": flip(0.1),
+    "bit in its numbers": flip(0.9),
+}
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A ring stopped before step 4 of 6, and what an unbroken run ends with."""
+    root = tmp_path_factory.mktemp("ring")
+    Toy(Ring).run(root / "whole", rounds=3)
+    return run_until(Toy(Ring), root / "stopped", 4, rounds=3), snapshot(root / "whole")
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("who", [("server",), ("site-2",), ("server", "site-2"), ("site-1", "site-2", "site-3")])
+def test_newest_file_damaged(
+    who: tuple[str, ...], how: str, ring: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped, wanted = ring
+    folder = Path(shutil.copytree(stopped, tmp_path / "run"))
+    paths = [newest(folder, name) for name in who]
+    for path in paths:
+        path.write_bytes(DAMAGE[how](path.read_bytes()))
+    Toy(Ring).run(folder, rounds=3)
+    for path in paths:
+        assert any(str(path) in text and "is damaged" in text and "falling back" in text for text in caplog.messages)
+    if "server" not in who:
+        assert f"Going back to step 2, from which {', '.join(who)} can continue." in caplog.messages
+    assert snapshot(folder) == wanted
+
+
+class Turns(Averaging):
+    """In each round one site trains, in turn."""
+
+    def plan(self, server: Server) -> Plan | None:
+        plan = super().plan(server)
+        if plan is not None:
+            plan.orders = [plan.orders[server.round % len(plan.orders)]]
+            plan.quorum = 1
+        return plan
+
+
+@pytest.mark.parametrize("how", ["cut", "bit in its numbers"])
+@pytest.mark.parametrize("before", [3, 6])
+def test_file_of_an_older_site_damaged(
+    before: int, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No step that is still there can bring it back: the site goes on from the step before, and that is said."""
+    folder = run_until(Toy(Turns), tmp_path / "run", before, rounds=7, norm_sync="none")
+    path = newest(folder, "site-2")
+    steps = Store(path.parent).steps()
+    assert steps == ([1] if before == 3 else [1, 4])
+    path.write_bytes(DAMAGE[how](path.read_bytes()))
+    result = Toy(Turns).run(folder, rounds=7, norm_sync="none")
+    last = 0 if before == 3 else 1
+    assert f"site-2 goes on from its step {last}: an older one was damaged." in caplog.messages
+    assert result.outcome.status == "finished"
+    assert path.with_suffix(".damaged").exists(), "it is set aside, so that nothing reads it again"
+
+
+def test_damaged_numbers_are_never_scored(tmp_path: Path) -> None:
+    """A site's damaged model is not evaluated either: with its file gone the rows are the same."""
+    stopped = run_until(Toy(Turns), tmp_path / "stopped", 6, rounds=6, norm_sync="none")
+    rows = []
+    for change in (lambda path: path.write_bytes(flip(0.97)(path.read_bytes())), Path.unlink):
+        folder = Path(shutil.copytree(stopped, tmp_path / str(len(rows))))
+        change(newest(folder, "site-2"))
+        Toy(Turns).run(folder, rounds=6, norm_sync="none")
+        rows.append(snapshot(folder))
+    assert rows[0] == rows[1]
+
+
+def test_both_files_of_the_server_damaged(ring: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ring[0], tmp_path / "run"))
+    store = Store(folder / "state" / "server")
+    for step in store.steps():
+        store.path(step).write_bytes(b"?")
+    before = snapshot(folder)["rows"]
+    with pytest.raises(StoreError, match="No step of the server in '.*' can be read. Start the run in a new folder"):
+        Toy(Ring).run(folder, rounds=3)
+    assert snapshot(folder)["rows"] == before
+
+
+def test_damaged_parcel(tmp_path: Path) -> None:
+    folder = run_until(Toy(Ring), tmp_path / "run", 2)
+    path = next((folder / "state" / "site-2" / "inbox").iterdir())
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(DamagedError, match=f"The parcel '{path}' can't be read"):
+        Toy(Ring).run(folder)
+
+
+def test_damaged_or_missing_constant(ring: Any, tmp_path: Path) -> None:
+    for change in (lambda path: path.write_bytes(path.read_bytes()[:-1]), Path.unlink):
+        folder = Path(shutil.copytree(ring[0], tmp_path / "run"))
+        change(next((folder / "state" / "site-2" / "blobs").iterdir()))
+        with pytest.raises(StoreError, match="The constant .* of '.*site-2' can't be read.*new folder"):
+            Toy(Ring).run(folder, rounds=3)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("change", ["deleted", "cut short"])
+def test_rows_lost(change: str, ring: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ring[0], tmp_path / "run"))
+    csv = folder / "metrics.csv"
+    if change == "deleted":
+        csv.unlink()
+    else:
+        csv.write_bytes(csv.read_bytes()[:60])
+    with pytest.raises(StoreError, match=r"metrics.csv' has \d+ bytes where .* account for \d+: rows were removed"):
+        Toy(Ring).run(folder, rounds=3)
+
+
+@pytest.mark.parametrize("change", ["last rows cut", "a line too many", "half a line"])
+def test_rows_of_the_last_step_are_mended(change: str, ring: Any, tmp_path: Path) -> None:
+    stopped, wanted = ring
+    folder = Path(shutil.copytree(stopped, tmp_path / "run"))
+    csv = folder / "metrics.csv"
+    data = csv.read_bytes()
+    changed = {"last rows cut": data[:-90], "a line too many": data + b"1,x,y,z,a,b,0\n", "half a line": data[:-7]}
+    csv.write_bytes(changed[change])
+    Toy(Ring).run(folder, rounds=3)
+    assert snapshot(folder) == wanted
+
+
+# ---- another run's folder
+
+
+def start(folder: Path, method: str = "one", **changes: Any) -> None:
+    settings = {"rounds": 2, "batch_size": 5} | changes.pop("settings", {})
+    values = {"task": make_task(), "sites": make_sites({"a": 5, "b": 6}), "data_digest": "d1"} | changes
+    simulate(Run(method=method, make_method=Averaging, settings=Settings(**settings), folder=folder, **values))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"method": "two"}, "method was 'one', now 'two'"),
+        ({"settings": {"batch_size": 6, "seed": 1}}, "settings.batch_size was 5, now 6"),
+        ({"method_args": {"mu": 0.5}}, "method_args.mu was None, now 0.5"),
+        ({"data_digest": "d2"}, "data was 'd1', now 'd2'"),
+        ({"sites": make_sites({"a": 5, "c": 6})}, "sites was ['a', 'b'], now ['a', 'c']"),
+        ({"task": make_task("plain")}, "task.networks.norm was"),
+        ({"task": make_task(loss=torch.nn.CrossEntropyLoss(label_smoothing=0.1))}, "task.loss.label_smoothing was 0.0, now 0.1"),
+        ({"task": make_task(loss=torch.nn.CrossEntropyLoss(torch.ones(3)))}, "task.loss.tensors was"),
+    ],
+)
+def test_another_runs_folder(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(StoreError) as caught:
+        start(tmp_path / "run", **changes)
+    assert named in str(caught.value)
+    assert str(tmp_path / "run") in str(caught.value)
+    assert "--output_dir" in str(caught.value)
+    assert snapshot(tmp_path / "run") == before
+    start(tmp_path / "run")  # the right settings still go on
+
+
+def test_damaged_record_of_the_run(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text('{"identity": ')
+    with pytest.raises(StoreError, match="run.json' is damaged"):
+        start(tmp_path / "run")
+
+
+@pytest.mark.parametrize("case", [Toy(Ring, alone=True), builtin("fedavg", norm_sync="none", fraction=0.7)])
+def test_more_rounds_continue_with_the_same_bits(case: Any, tmp_path: Path) -> None:
+    case.run(tmp_path / "whole", rounds=4)
+    for rounds in (1, 2, 4):
+        case.run(tmp_path / "run", rounds=rounds)
+    assert snapshot(tmp_path / "run") == snapshot(tmp_path / "whole")
+
+
+def test_fewer_rounds_are_refused(tmp_path: Path) -> None:
+    case = Toy(Ring)
+    case.run(tmp_path / "run", rounds=2)
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(StoreError, match=r"was started for 2 rounds, got 1: more are allowed .* fewer are not"):
+        case.run(tmp_path / "run", rounds=1)
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_a_finished_run_given_again_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    case = Toy(Ring)
+    case.run(tmp_path / "run")
+    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with caplog.at_level(logging.WARNING):
+        assert case.run(tmp_path / "run").outcome.status == "finished"
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
+    assert not caplog.messages

@@ -1,0 +1,194 @@
+"""Ctrl-C, a second process, a worker that dies, and a bug in a method: clear words, no process left, and on it goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_harness import Child
+from toys import Ring, Toy, snapshot
+
+from medfl.averaging import Averaging
+from medfl.contract import Order, Reply, Site
+from medfl.errors import ContractError, MedflError, StoreError
+from medfl.store import Store, only_writer
+
+
+class Waiting(Ring):
+    """A ring whose site-2 stops in its second training until a file appears; it tells that it is there, and who."""
+
+    folder: str
+
+    def work(self, site: Site, order: Order) -> Reply:
+        go, here = Path(self.folder, "go"), Path(self.folder, "here")
+        if site.name == "site-2" and order.op == "train" and site.round == 2 and not go.exists():
+            here.with_suffix(".tmp").write_text(str(os.getpid()))
+            here.with_suffix(".tmp").rename(here)
+            while not go.exists():
+                time.sleep(0.01)
+        return super().work(site, order)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> tuple[Any, Path]:
+    """A run with two workers of which one has come to a halt in step 4; the case, and the folder of its run."""
+    (tmp_path / "signs").mkdir()
+    return Toy(Waiting, folder=str(tmp_path / "signs")), tmp_path / "run"
+
+
+def halted(case: Any, folder: Path, workers: int = 2) -> tuple[Child, int]:
+    """Start a run and wait until it halts; also the process that halts."""
+    child, here = Child(lambda: case.run(folder, workers=workers)), folder.parent / "signs" / "here"
+    deadline = time.monotonic() + 30
+    while not here.exists():
+        assert time.monotonic() < deadline, "the run did not come to its halt"
+        time.sleep(0.01)
+    return child, int(here.read_text())
+
+
+def finish(case: Any, folder: Path, **options: Any) -> None:
+    """Give the same command again, without a halt, and compare with an unbroken run."""
+    (folder.parent / "signs" / "go").touch()
+    case.run(folder, **options)
+    case.run(folder.parent / "whole")
+    assert snapshot(folder) == snapshot(folder.parent / "whole")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c(workers: int, waiting: Any) -> None:
+    case, folder = waiting
+    child, _ = halted(case, folder, workers)
+    start = time.monotonic()
+    child.kill(signal.SIGINT)
+    assert child.end(timeout=10).startswith("KeyboardInterrupt")
+    assert time.monotonic() - start < 5
+    finish(case, folder, workers=workers)
+
+
+def test_terminated(waiting: Any) -> None:
+    """SIGTERM, as a batch system sends it to every process of a job."""
+    case, folder = waiting
+    child, _ = halted(case, folder)
+    child.kill(signal.SIGTERM)
+    assert child.end(timeout=10) == "killed"
+    finish(case, folder, workers=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_second_process_on_one_folder(workers: int, waiting: Any) -> None:
+    case, folder = waiting
+    child, _ = halted(case, folder, workers)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    second = Child(lambda: case.run(folder)).end()
+    assert second.startswith("StoreError: Another process is writing to the run folder"), second
+    assert str(folder) in second
+    assert Store(folder / "state" / "server").latest().step == 3  # type: ignore[union-attr] # reading is fine
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    (folder.parent / "signs" / "go").touch()
+    assert child.end() == "done"
+    finish(case, folder)
+
+
+def test_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), only_writer(tmp_path):
+        raise ZeroDivisionError
+    with only_writer(tmp_path):
+        pass
+
+
+def test_worker_killed(waiting: Any) -> None:
+    """As the system does when memory runs out."""
+    case, folder = waiting
+    child, worker = halted(case, folder)
+    assert worker != child.pid
+    os.kill(worker, signal.SIGKILL)
+    how = child.end()
+    assert how.startswith("MedflError: A worker process ended while it did 'step' for 'site-2'"), how
+    assert "same command again" in how
+    finish(case, folder, workers=2)
+
+
+class Fails(Averaging):
+    """Fails at one site in its second round unless a file says that it was mended."""
+
+    mended: str
+    kind: str = "bug"
+
+    def work(self, site: Site, order: Order) -> Reply:
+        if site.round == 2 and site.name == "site-2" and not Path(self.mended).exists():
+            if self.kind == "bug":
+                return {}["a key"]  # type: ignore[no-any-return, index]
+            if self.kind == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise StoreError("no more space, says the test")
+        return super().work(site, order)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("bug", RuntimeError, "KeyError in 'step' of 'site-2': 'a key'"),
+        ("full", StoreError, "no more space, says the test"),
+    ],
+)
+def test_error_in_a_methods_work(kind: str, error: type[Exception], text: str, workers: int, tmp_path: Path) -> None:
+    case = Toy(Fails, mended=str(tmp_path / "mended"), kind=kind)
+    with pytest.raises(error) as caught:
+        case.run(tmp_path / "run", workers=workers)
+    assert str(caught.value) == text
+    where = "".join(getattr(caught.value, "__notes__", [])) or str(caught.value.__cause__ or caught.traceback)
+    assert "key" in where or "test_stop" in where, "a method's author must find the line"
+    (tmp_path / "mended").touch()
+    case.run(tmp_path / "run", workers=workers)
+    case.run(tmp_path / "whole")
+    assert snapshot(tmp_path / "run") == snapshot(tmp_path / "whole")
+
+
+class Posts(Ring):
+    """Posts parcels as no method should."""
+
+    posts_parcels = True
+    way: str
+
+    def work(self, site: Site, order: Order) -> Reply:
+        reply = super().work(site, order)
+        if order.op == "send":
+            if self.way == "twice":
+                reply.parcels *= 2
+            else:
+                reply.parcels[0].to = self.way
+        return reply
+
+
+class Undeclared(Ring):
+    """A ring that does not say that it posts parcels."""
+
+    posts_parcels = False
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "case", [Toy(Posts, way="twice"), Toy(Posts, way="nobody"), Toy(Posts, way="../../x"), Toy(Undeclared)]
+)
+def test_parcels_that_break_the_contract(case: Any, workers: int, tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="Site 'site-[123]' posts parcels to .*: expected one at most for each site"):
+        case.run(tmp_path / "run", workers=workers)
+    assert not (tmp_path / "x").exists()
+    assert {path.name for path in (tmp_path / "run" / "state").iterdir()} == {"server"}, "nothing was saved or posted"
+
+
+def test_every_error_of_a_worker_ends_the_pool(tmp_path: Path) -> None:
+    """After an error no worker is left, also in a process that goes on."""
+
+    def work() -> None:
+        with pytest.raises(MedflError):
+            Toy(Fails, mended=str(tmp_path / "never"), kind="dies").run(tmp_path / "run", workers=2)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+
+    assert Child(work).end() == "done"
