@@ -153,6 +153,9 @@ def check(run: Run, method: Method) -> None:
         raise SettingsError(f"Method '{run.method}' needs public data; name their folder with --public.")
     if run.settings.privacy is not None:
         logger.info("%s", describe(run.settings.privacy, run.settings.rounds))
+        private = sorted(key for key, kind in method.tells.items() if kind == "private")
+        if private:
+            logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
     _check_labels(run)
     _warn_of_limits(run, method, [run.task.build(name) for name in used])
 

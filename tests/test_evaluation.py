@@ -4,6 +4,7 @@ import csv
 import io
 import math
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -11,8 +12,10 @@ from torch import nn
 from medfl import evaluation
 from medfl.evaluation import EVALUATION_BATCH, Row, csv_lines, predict, rows_of, score
 from medfl.metrics import METRICS
+from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
+from medfl.testing.cohort import Case, SmallNet, TensorData, make_data, make_sites, make_task
+from medfl_methods.fedavg import FedAvg
 
 SETTINGS = Settings(rounds=1)
 
@@ -94,3 +97,53 @@ def test_rows_are_tidy_csv():
     assert math.isnan(float(back[1]["value"]))
     assert csv_lines(rows) == "".join(line + "\n" for line in text.splitlines()[1:])
     assert rows[0] == Row(3, 'a "b", c', "personal@x", "test", "aggregated", "accuracy", 0.1)
+
+
+# ---- when and where a run scores
+
+
+def rows(folder, **where):
+    table = pd.read_csv(folder / "metrics.csv")
+    for column, value in where.items():
+        table = table[table[column] == value]
+    return table
+
+
+def case(name="fedavg"):
+    return Case(load_plugins(), name)
+
+
+def test_rounds_between_evaluations(tmp_path):
+    case().run(tmp_path, rounds=5, evaluate_every=2)
+    assert sorted(rows(tmp_path, moment="aggregated")["round"].unique()) == [2, 4, 5]
+    assert sorted(rows(tmp_path, metric="loss")["round"].unique()) == [1, 2, 3, 4, 5]
+
+
+def test_models_are_scored_right_after_training_on_request(tmp_path):
+    case().run(tmp_path, moments=("aggregated", "trained"), rounds=2)
+    trained = rows(tmp_path, moment="trained", metric="accuracy")
+    assert set(trained["model"]) == {"personal"}
+    assert len(trained) == 2 * 3 * 2  # rounds, sites, splits
+    assert len(rows(tmp_path, moment="aggregated", model="global", split="test")) == 2 * 4
+    case("local").run(tmp_path / "local", moments=("aggregated", "trained"), rounds=2)
+    both = rows(tmp_path / "local", metric="accuracy", split="test").pivot_table(
+        index=["round", "site"], columns="moment", values="value"
+    )
+    assert (both["aggregated"] == both["trained"]).all()  # nothing happens between the two
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fedbn", "personal"), ("local", "personal"), ("fedavg", "global")])
+def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
+    sites = make_sites()
+    result = case(name).run(tmp_path, rounds=2, global_test=True)
+    table = rows(tmp_path, moment="aggregated", split="test", metric="accuracy")
+    crossed = table[table["model"].str.contains("@")]
+    assert set(crossed["round"]) == {2}
+    assert set(crossed["model"]) == {f"{kind}@{site}" for site in sites}
+    assert len(crossed) == 9
+    for owner in sites:
+        model = FedAvg().predictor(make_task(), [result.models[owner][kind]])
+        for site, data in sites.items():
+            (value,) = crossed[(crossed["model"] == f"{kind}@{owner}") & (crossed["site"] == site)]["value"]
+            assert value == pytest.approx(score(model, data.test, make_task(), Settings(rounds=1))["accuracy"])
+    assert set(result.summary["scores"]) == {kind}

@@ -41,7 +41,10 @@ def test_the_readme_commands_run(tmp_path: Path) -> None:
             folder = tmp_path / line.removeprefix("cd ")
             continue
         quick = line.replace("--rounds 5", "--rounds 1 --fraction 0.1 --batch_size 50")
-        done = subprocess.run(quick, shell=True, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+        environment = os.environ | {"PATH": path}
+        done = subprocess.run(
+            quick, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         folder = tmp_path if line.startswith("python -m monai") else folder
     for method in ("fedavg", "fedprox"):

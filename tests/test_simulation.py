@@ -65,6 +65,20 @@ def test_names_with_a_meaning_of_their_own_are_refused(tmp_path, name):
     refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites=sites)
 
 
+@pytest.mark.xfail(strict=True, reason="a single site may still take the server's name")
+@pytest.mark.parametrize("name", ["server", "global"])
+def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
+    refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites={name: make_site(6, "a")})
+
+
+@pytest.mark.xfail(strict=True, reason="the summary reads these names as missing values")
+@pytest.mark.parametrize("name", ["NA", "null"])
+def test_any_other_name_is_a_name(tmp_path, name):
+    sites = {name: make_site(6, "a"), "b": make_site(6, "b")}
+    found = case().run(tmp_path, sites=sites, rounds=1).summary["scores"]["global"]["test"]["accuracy"]["sites"]
+    assert set(found) == set(sites)
+
+
 def test_networks_are_checked(tmp_path):
     refused(
         tmp_path, SettingsError, "'networks' names sites that are not there: ['site-9']", networks={"site-9": "wide"}
@@ -120,8 +134,6 @@ def test_privacy_is_refused_where_it_covers_not_everything(tmp_path):
 
 def test_privacy_keeps_sizes_at_home(tmp_path):
     case().run(tmp_path, privacy=PRIVACY, rounds=1)
-    facts = json.loads((tmp_path / "run.json").read_text())["identity"]
-    assert facts["settings"]["privacy"]["epsilon"] == 5.0
     assert b'"size"' not in (tmp_path / "state/site-1/step-00000001.safetensors").read_bytes()
 
 
@@ -131,7 +143,6 @@ def test_privacy_keeps_sizes_at_home(tmp_path):
 def test_a_site_without_training_data_is_named_and_never_asked(tmp_path, caplog):
     result = case().run(tmp_path, sites=make_sites({"a": 9, "b": 0, "c": 7}))
     assert "Without training data, never asked to train: b." in caplog.text
-    assert result.outcome.status == "finished"
     assert set(rows(tmp_path, metric="loss")["site"]) == {"a", "c"}
     assert set(rows(tmp_path, metric="accuracy", split="test")["site"]) == {"a", "b", "c", "global"}
     assert bits(result)["b/global"]
@@ -234,42 +245,6 @@ def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
     found = summarise(tmp_path / "metrics.csv", "fedavg", outcome)["scores"]["global"]["test"]["auc"]
     assert found["mean"] == pytest.approx(0.6)
     assert (found["worst"], found["sites"]["b"]) == (0.5, None)
-
-
-def test_rounds_between_evaluations(tmp_path):
-    case().run(tmp_path, rounds=5, evaluate_every=2)
-    assert sorted(rows(tmp_path, moment="aggregated")["round"].unique()) == [2, 4, 5]
-    assert sorted(rows(tmp_path, metric="loss")["round"].unique()) == [1, 2, 3, 4, 5]
-
-
-def test_models_are_scored_right_after_training_on_request(tmp_path):
-    case().run(tmp_path, moments=("aggregated", "trained"), rounds=2)
-    trained = rows(tmp_path, moment="trained", metric="accuracy")
-    assert set(trained["model"]) == {"personal"}
-    assert len(trained) == 2 * 3 * 2  # rounds, sites, splits
-    assert len(rows(tmp_path, moment="aggregated", model="global", split="test")) == 2 * 4
-    case("local").run(tmp_path / "local", moments=("aggregated", "trained"), rounds=2)
-    both = rows(tmp_path / "local", metric="accuracy", split="test").pivot_table(
-        index=["round", "site"], columns="moment", values="value"
-    )
-    assert (both["aggregated"] == both["trained"]).all()  # nothing happens between the two
-
-
-@pytest.mark.parametrize(("name", "kind"), [("fedbn", "personal"), ("local", "personal"), ("fedavg", "global")])
-def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
-    sites = make_sites()
-    result = case(name).run(tmp_path, rounds=2, global_test=True)
-    table = rows(tmp_path, moment="aggregated", split="test", metric="accuracy")
-    crossed = table[table["model"].str.contains("@")]
-    assert set(crossed["round"]) == {2}
-    assert set(crossed["model"]) == {f"{kind}@{site}" for site in sites}
-    assert len(crossed) == 9
-    for owner in sites:
-        model = FedAvg().predictor(make_task(), [result.models[owner][kind]])
-        for site, data in sites.items():
-            (value,) = crossed[(crossed["model"] == f"{kind}@{owner}") & (crossed["site"] == site)]["value"]
-            assert value == pytest.approx(score(model, data.test, make_task(), Settings(rounds=1))["accuracy"])
-    assert set(result.summary["scores"]) == {kind}
 
 
 # ---- too few replies

@@ -28,7 +28,11 @@ class Ring(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {"model/": "weights"}
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"guests": "public", "first": "public"}
+    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {
+        "guests": "public",
+        "first": "public",
+        "letter": "public",
+    }
     posts_parcels: ClassVar[bool] = True
 
     alone: bool = False
@@ -54,7 +58,7 @@ class Ring(Averaging):
         own = self.own(site)
         if order.op == "send":
             tensors = {"model/" + name: tensor for name, tensor in own.items()}
-            return Reply(parcels=[Parcel(order.meta["next"], tensors, {"first": 1})])
+            return Reply(parcels=[Parcel(order.meta["next"], tensors, {"letter": site.name})])
         if "first" not in site.state.blobs:
             site.keep_blob("first", own)
         start = {name: tensor.clone() for name, tensor in own.items()}

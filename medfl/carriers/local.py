@@ -155,7 +155,7 @@ class LocalCarrier:
 
     def _run_here(self, meta: Meta, tensors: Tensors) -> Meta:
         try:
-            return self._run(meta, tensors)
+            return self._run(json.loads(json.dumps(meta)), tensors)  # copies, as a worker would get
         except MedflError:
             raise
         except Exception as error:

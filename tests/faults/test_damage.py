@@ -100,9 +100,7 @@ class Turns(Averaging):
 
 @pytest.mark.parametrize("how", ["cut", "bit in its numbers"])
 @pytest.mark.parametrize("before", [3, 6])
-def test_file_of_an_older_site_damaged(
-    before: int, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_of_an_older_site_damaged(before: int, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No step that is still there can bring it back: the site goes on from the step before, and that is said."""
     folder = run_until(Toy(Turns), tmp_path / "run", before, rounds=7, norm_sync="none")
     path = newest(folder, "site-2")
@@ -198,7 +196,10 @@ def start(folder: Path, method: str = "one", **changes: Any) -> None:
         ({"data_digest": "d2"}, "data was 'd1', now 'd2'"),
         ({"sites": make_sites({"a": 5, "c": 6})}, "sites was ['a', 'b'], now ['a', 'c']"),
         ({"task": make_task("plain")}, "task.networks.norm was"),
-        ({"task": make_task(loss=torch.nn.CrossEntropyLoss(label_smoothing=0.1))}, "task.loss.label_smoothing was 0.0, now 0.1"),
+        (
+            {"task": make_task(loss=torch.nn.CrossEntropyLoss(label_smoothing=0.1))},
+            "task.loss.label_smoothing was 0.0, now 0.1",
+        ),
         ({"task": make_task(loss=torch.nn.CrossEntropyLoss(torch.ones(3)))}, "task.loss.tensors was"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A full or read-only disk: a message that says where and what to do, nothing half written, and the run goes on later."""
+"""A full or read-only disk: a message that says where and what to do, nothing half written, and on it goes later."""
 
 from __future__ import annotations
 

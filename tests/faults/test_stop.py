@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fault_harness import Child
@@ -116,13 +116,13 @@ class Fails(Averaging):
     """Fails at one site in its second round unless a file says that it was mended."""
 
     mended: str
-    kind: str = "bug"
+    how: str = "bug"
 
     def work(self, site: Site, order: Order) -> Reply:
         if site.round == 2 and site.name == "site-2" and not Path(self.mended).exists():
-            if self.kind == "bug":
+            if self.how == "bug":
                 return {}["a key"]  # type: ignore[no-any-return, index]
-            if self.kind == "dies":
+            if self.how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise StoreError("no more space, says the test")
         return super().work(site, order)
@@ -137,7 +137,7 @@ class Fails(Averaging):
     ],
 )
 def test_error_in_a_methods_work(kind: str, error: type[Exception], text: str, workers: int, tmp_path: Path) -> None:
-    case = Toy(Fails, mended=str(tmp_path / "mended"), kind=kind)
+    case = Toy(Fails, mended=str(tmp_path / "mended"), how=kind)
     with pytest.raises(error) as caught:
         case.run(tmp_path / "run", workers=workers)
     assert str(caught.value) == text
@@ -152,7 +152,6 @@ def test_error_in_a_methods_work(kind: str, error: type[Exception], text: str, w
 class Posts(Ring):
     """Posts parcels as no method should."""
 
-    posts_parcels = True
     way: str
 
     def work(self, site: Site, order: Order) -> Reply:
@@ -168,7 +167,7 @@ class Posts(Ring):
 class Undeclared(Ring):
     """A ring that does not say that it posts parcels."""
 
-    posts_parcels = False
+    posts_parcels: ClassVar[bool] = False
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -176,7 +175,9 @@ class Undeclared(Ring):
     "case", [Toy(Posts, way="twice"), Toy(Posts, way="nobody"), Toy(Posts, way="../../x"), Toy(Undeclared)]
 )
 def test_parcels_that_break_the_contract(case: Any, workers: int, tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="Site 'site-[123]' posts parcels to .*: expected one at most for each site"):
+    with pytest.raises(
+        ContractError, match="Site 'site-[123]' posts parcels to .*: expected one at most for each site"
+    ):
         case.run(tmp_path / "run", workers=workers)
     assert not (tmp_path / "x").exists()
     assert {path.name for path in (tmp_path / "run" / "state").iterdir()} == {"server"}, "nothing was saved or posted"
@@ -187,7 +188,7 @@ def test_every_error_of_a_worker_ends_the_pool(tmp_path: Path) -> None:
 
     def work() -> None:
         with pytest.raises(MedflError):
-            Toy(Fails, mended=str(tmp_path / "never"), kind="dies").run(tmp_path / "run", workers=2)
+            Toy(Fails, mended=str(tmp_path / "never"), how="dies").run(tmp_path / "run", workers=2)
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
 

@@ -237,7 +237,7 @@ def gaussian_sites(random_labels):
 @pytest.mark.parametrize("name", FIVE)
 @pytest.mark.parametrize("random_labels", [False, True], ids=["separable", "random"])
 def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
-    rounds = 3 if random_labels else 20
+    rounds = 3 if random_labels else 8  # 20 are allowed
     settings = Settings(rounds=rounds, evaluate_every=rounds)
     run = Run(name, method(name), GAUSSIANS, settings, gaussian_sites(random_labels), tmp_path)
     (scores,) = simulate(run).summary["scores"].values()

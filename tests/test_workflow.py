@@ -1,0 +1,206 @@
+"""Federations from a bundle: stock MONAI, the stricter workflow, `medfl run`, and what a site takes home."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from monai.bundle import ConfigParser
+
+from medfl.cli.main import main
+from medfl.cli.run import parse_overrides
+from medfl.data.phantoms import make_cohort
+from medfl.data.sites import load_site
+from medfl.errors import SettingsError
+from medfl.evaluation import score
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.workflow import FederatedWorkflow, pick_device
+
+BUNDLE = Path(__file__).parents[1] / "bundles" / "medmnist_classification"
+CONFIGS = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
+MEDFL = Path(sys.executable).with_name("medfl")
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cohort") / "sites"
+    make_cohort(out, sites=3, images_per_site=40, classes=4, seed=1)
+    return out
+
+
+def run(*options: object, command: tuple[str, ...] = ()) -> SimpleNamespace:
+    """`medfl run` over the bundle, as a user types it."""
+    words = command or (str(MEDFL), "run", str(BUNDLE))
+    done = subprocess.run([*words, *map(str, options)], capture_output=True, text=True, check=False)
+    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def run_here(capsys: pytest.CaptureFixture[str], *options: object) -> SimpleNamespace:
+    """The same in this process, which has imported torch and MONAI already."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(BUNDLE), *map(str, options)])
+    captured = capsys.readouterr()
+    return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
+
+
+@pytest.fixture(scope="module")
+def finished(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "fedavg"
+    done = run(
+        *("--dataset-dir", cohort, "--output_dir", folder, "--num_classes", 4, "--method", "fedavg"),
+        *("--rounds", 2, "--optimizer#lr", 0.125, "--workers", 2),
+    )
+    assert done.code == 0, done.err
+    return folder
+
+
+def test_a_run_ends_with_scores_summary_and_a_model_per_site(finished: Path) -> None:
+    header = (finished / "metrics.csv").read_text().splitlines()[0]
+    assert header == "round,site,model,split,moment,metric,value"
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == summary["evaluated_round"] == 2
+    assert sorted(path.name for path in (finished / "sites").iterdir()) == ["site-01", "site-02", "site-03"]
+
+
+def test_overrides_reach_the_sites(finished: Path) -> None:
+    record = json.loads((finished / "run.json").read_text())
+    assert '"lr": 0.125' in record["identity"]["task"]["optimizer"]
+    assert record["identity"]["task"]["num_classes"] == 4
+
+
+def test_a_site_takes_home_a_bundle_that_scores_as_the_summary_says(finished: Path, cohort: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    for site, accuracy in summary["scores"]["global"]["test"]["accuracy"]["sites"].items():
+        home = finished / "sites" / site
+        parser = ConfigParser()
+        parser.read_config(str(home / "configs" / "train.json"))
+        parser["num_classes"] = 4
+        network = parser.get_parsed_content("network_def")
+        network.load_state_dict(torch.load(home / "models" / "model.pt", weights_only=True))
+        test = load_site(cohort / site, 4, (0.5,), (0.5,)).test
+        task: Task = parser.get_parsed_content("task")
+        assert score(network, test, task, Settings(rounds=1))["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+
+
+def test_stock_monai_runs_the_same_federation(finished: Path, cohort: Path, tmp_path: Path) -> None:
+    done = run(
+        *("run", "--config_file", CONFIGS, "--bundle_root", BUNDLE, "--dataset_dir", cohort, "--num_classes", 4),
+        *("--output_dir", tmp_path / "stock", "--method", "fedavg", "--rounds", 2, "--optimizer#lr", 0.125),
+        command=(sys.executable, "-m", "monai.bundle"),
+    )
+    assert done.code == 0, done.err
+    ours, theirs = (
+        torch.load(folder / "global" / "models" / "model.pt", weights_only=True)
+        for folder in (finished, tmp_path / "stock")
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--method", "fedprx"), "Did you mean 'fedprox'?"),
+        (("--methd", "fedavg"), "unknown option '--methd'. Did you mean 'method'?"),
+        (("--method", "fedprox", "--method_args#muu", 1), "unknown option 'muu'. Did you mean 'mu'?"),
+        (("--metrics", "['acuracy']"), "Unknown metric 'acuracy'. Did you mean 'accuracy'?"),
+        (("--rounds", 0), "'rounds'"),
+        (("--precision", "fp8"), "'precision'"),
+        (("--num_classes", 3), "expected labels in 0..2"),
+        (("--sites", "['site-01', 'site-99']"), "no site 'site-99'"),
+        (("--networks_by_site", "{'site-99': 'cnn4'}"), "site-99"),
+        (("--device", "cuda:0"), "no GPU"),
+    ],
+)
+def test_bad_options_end_in_one_message(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple, message: str
+) -> None:
+    if "cuda:0" in options and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    classes = () if "--num_classes" in options else ("--num_classes", 4)
+    done = run_here(
+        capsys, "--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--rounds", 1, *classes, *options
+    )
+    assert done.code == 2
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "run" / "state").exists()
+
+
+def test_debug_shows_the_traceback(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDFL_DEBUG", "0")  # put back afterwards
+    done = run_here(capsys, "--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--method", "nope", "--debug")
+    assert done.code != 0
+    assert "Traceback" in done.err
+
+
+def test_stock_monai_shows_no_traceback_either(cohort: Path, tmp_path: Path) -> None:
+    done = run(
+        *("run", "--config_file", CONFIGS, "--bundle_root", BUNDLE, "--dataset_dir", cohort),
+        *("--output_dir", tmp_path / "run", "--method", "fedavgg"),
+        command=(sys.executable, "-m", "monai.bundle"),
+    )
+    assert done.code == 2
+    assert "Did you mean 'fedavg'?" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from medfl.averaging import Averaging\n"
+        "from medfl.plugins import MethodRecord, hookimpl\n\n\n"
+        "class Mine(Averaging):\n    'FedAvg under another name.'\n\n\n"
+        "@hookimpl\n"
+        "def medfl_methods():\n"
+        "    return [MethodRecord('mine', f'{__name__}:Mine', 'averaging', 'none', {'model/': 'update'}, False, 'x')]\n"
+    )
+    done = run_here(
+        capsys,
+        *("--dataset-dir", cohort, "--output_dir", tmp_path / "run", "--num_classes", 4, "--rounds", 1),
+        *("--method", "mine", "--plugins", [str(plugin)], "--workers", 2),
+    )
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["method"] == "mine"
+
+
+def test_the_workflow_lists_known_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        FederatedWorkflow(CONFIGS, logging_file=False, roundz=3)
+    error = capsys.readouterr().err
+    assert "unknown option '--roundz'. Did you mean 'rounds'?" in error
+    assert "batch_size" in error
+
+
+def test_a_folder_that_is_no_bundle_is_refused(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path), "--dataset-dir", str(cohort)])
+    assert ended.value.code == 2
+    assert "is no bundle that medfl can run" in capsys.readouterr().err
+
+
+def test_overrides_are_parsed_as_pairs() -> None:
+    words = ["--rounds", "3", "--method=fedprox", "--method_args#mu", "1e-3", "--sites", "['a']", "--note", "a b"]
+    expected = {"rounds": 3, "method": "fedprox", "method_args#mu": 1e-3, "sites": ["a"], "note": "a b"}
+    assert parse_overrides(words) == expected
+    for bad in (["rounds", "3"], ["--rounds"]):
+        with pytest.raises(SettingsError, match="expected options as '--name value'"):
+            parse_overrides(bad)
+
+
+def test_devices() -> None:
+    assert pick_device("cpu") == "cpu"
+    if not torch.cuda.is_available():
+        assert pick_device("auto") == "cpu"
+        with pytest.raises(SettingsError, match="no GPU"):
+            pick_device("cuda:1")
