@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from medfl.contract import Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.participation import sample
 from medfl.task import Task
@@ -110,6 +111,8 @@ class Averaging(BaseModel):
         tensors = server.task.initial(server.settings.seed)
         model = server.task.load(tensors)
         names = self.shared(model, server.settings.norm_sync)
+        if server.settings.privacy is not None:
+            refuse_noisy_statistics(model, names)
         server.state.tensors = {name: tensors[name] for name in names}
         server.state.meta["parameters"] = [name for name, _ in model.named_parameters() if name in set(names)]
         server.state.meta["complete"] = len(names) == len(tensors)
@@ -189,6 +192,20 @@ class Averaging(BaseModel):
         )
         self.after_fit(fit)
         return before, cpu_state(model), trained, fit.log
+
+
+def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:
+    """Under privacy all that is shared carries noise, and a noisy running variance may fall below zero.
+
+    Raises:
+        SettingsError: If running statistics are shared.
+    """
+    noisy = sorted(norm_names(model) & buffer_names(model) & set(names))
+    if noisy:
+        raise SettingsError(
+            f"Under a privacy setting the running statistics of normalisation layers can't be shared, got {noisy[:3]}: "
+            "noise would turn variances negative. Set norm_sync to 'params' or 'none', or use group norm."
+        )
 
 
 def cpu_state(model: nn.Module) -> Tensors:

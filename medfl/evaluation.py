@@ -60,13 +60,15 @@ def predict(model: nn.Module, data: Dataset, settings: Settings, device: str = "
         settings: For the precision.
         device: Where `model` is.
     """
+    if not len(data):
+        return torch.empty(0, 0)
     model.eval()
     parts = []
     with torch.inference_mode(), autocast(settings, device):
         for rows in torch.arange(len(data)).split(EVALUATION_BATCH):
             images, _ = data.batch(rows)
             parts.append(model(images.to(device)).float().softmax(dim=1).cpu())
-    return torch.cat(parts) if parts else torch.empty(0, 0)
+    return torch.cat(parts)
 
 
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:

@@ -47,8 +47,8 @@ class Settings(Strict):
     Attributes:
         rounds: Number of rounds, >= 1. It may be raised later, and the run continues.
         seed: Seed of all streams.
-        epochs: Passes over a site's training data in a round, >= 0. Exclusive with `steps`.
-        steps: Batches a site trains in a round, >= 1, instead of epochs.
+        epochs: Passes over a site's training data in a round, >= 0.
+        steps: Batches a site trains in a round, >= 1. Where given, it stands in place of `epochs`.
         batch_size: Images in a batch, >= 1.
         fraction: Share of the sites that take part in a round, in (0, 1]; at least one does.
         norm_sync: What of the normalisation layers is shared (rule G-2): ``all``; ``params`` without the running

@@ -136,7 +136,8 @@ def check(run: Run, method: Method) -> None:
     check_metrics(run.task.metrics)
     check_method(method, run.settings, run.method)
     for name in run.sites:
-        if name in (SERVER, "global", POOLED) and len(run.sites) > 1 or "/" in name or name.startswith("."):
+        taken = name in (SERVER, "global") or (name == POOLED and len(run.sites) > 1)
+        if taken or "/" in name or name.startswith("."):
             raise SettingsError(
                 f"A site can't be called '{name}': that name has a meaning of its own. Rename its folder."
             )
@@ -182,7 +183,8 @@ def _warn_of_limits(run: Run, method: Method, models: list[nn.Module]) -> None:
     plain = not any(has_batch_norm(model) for model in models)
     for limit in method.limits:
         if not limit.equals_settings and _reached(limit, method) and (plain or not limit.only_without_norms):
-            why = ", ".join(f"{k} = {v}" for k, v in limit.args.items()) or "a network without batch-norm layers"
+            why = ", ".join(f"{k} = {v}" for k, v in limit.args.items())
+            why += " on a network without batch-norm layers" if limit.only_without_norms else ""
             but = "".join(f" with {k} = {v}" for k, v in limit.equals_args.items())
             logger.warning("With %s, '%s' is '%s'%s.", why, run.method, limit.equals, but)
 
@@ -361,7 +363,11 @@ def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, Sit
 
 def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
     """The last round's scores: per site, mean over sites, worst site, and the global test set."""
-    table = pd.read_csv(csv, dtype={"site": str}) if csv.exists() else pd.DataFrame(columns=list(Row._fields))
+    table = (
+        pd.read_csv(csv, dtype={"site": str}, keep_default_na=False, na_values={"value": ["nan", ""]})
+        if csv.exists()
+        else pd.DataFrame(columns=list(Row._fields))
+    )
     scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test"])]
     scores = scores[(scores["round"] == scores["round"].max()) & ~scores["model"].str.contains("@")]
     results: Meta = {}

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -280,24 +280,24 @@ def only_writer(folder: Path) -> Iterator[None]:
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, and by the system after a kill
     except OSError as error:
         raise StoreError(f"Could not write to the run folder '{folder}': {error.strerror}.") from error
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.02)
-                continue
-            file.close()
+    try:
+        if not _locked(file):
             raise StoreError(
                 f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another "
                 "folder with --output_dir. Reading the folder meanwhile is fine."
-            ) from None
-    try:
+            )
         for stale in folder.rglob(".*.tmp"):
             with contextlib.suppress(OSError):
                 stale.unlink()
         yield
     finally:
         file.close()
+
+
+def _locked(file: IO[str]) -> bool:
+    for _ in range(int(PATIENCE / 0.02)):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.02)
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import torch
 from toys import SIZES, Toy, snapshot
 
 from medfl.averaging import Averaging
-from medfl.carriers.local import LocalCarrier, Pool
+from medfl.carriers.local import LocalCarrier, Pool, _receive
 from medfl.contract import Meta, Order, Plan, Reply, Server, Site, Tensors
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.settings import Settings
@@ -90,6 +91,15 @@ def test_an_error_is_raised_when_the_running_jobs_have_ended(
         assert "test_carrier_local.py" in caught.value.__notes__[0], "where it happened"
         pool.run(touch)
         assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_a_worker_that_dies_while_it_answers() -> None:
+    here, there = multiprocessing.Pipe()
+    os.write(there.fileno(), b"\0\0\0\x10half")  # a length of 16, then less
+    there.close()
+    with pytest.raises(MedflError, match="A worker process ended while it did 'evaluate' for 'a, b'"):
+        _receive(here, {"job": "evaluate", "sites": ["a", "b"]})
+    here.close()
 
 
 def test_closing_ends_the_workers_soon() -> None:
@@ -252,8 +262,8 @@ def test_three_hundred_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Many sites work, and memory does not grow with the rounds: not by what the replies of one round take."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # thousands of them take long
     sites = make_sites({f"site-{index:03}": 2 for index in range(300)})
-    result = Toy(Watching, log=str(tmp_path / "log")).run(tmp_path / "run", sites=sites, rounds=4, evaluate_every=4)
+    result = Toy(Watching, log=str(tmp_path / "log")).run(tmp_path / "run", sites=sites, rounds=3, evaluate_every=3)
     assert result.outcome.status == "finished"
     used = [int(line) for line in (tmp_path / "log").read_text().split()]
-    assert len(used) == 5
+    assert len(used) == 4
     assert used[-1] - used[1] < 20_000, f"resident memory at the start of each round, KiB: {used}"

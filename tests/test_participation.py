@@ -25,7 +25,7 @@ def test_the_count_is_the_floor_of_the_share_and_at_least_one(k, percent, seed):
 
 
 @pytest.mark.parametrize(
-    ("k", "fraction", "count"), [(30, 0.1, 3), (10, 0.3, 3), (3, 0.34, 1), (7, 1.0, 7), (20, 1e-9, 1)]
+    ("k", "fraction", "count"), [(100, 0.29, 29), (50, 0.58, 29), (30, 0.1, 3), (7, 1.0, 7), (9, 1e-9, 1)]
 )
 def test_shares_that_floating_point_gets_wrong(k, fraction, count):
     assert len(chosen(k, fraction)) == count

@@ -18,7 +18,7 @@ PRIVACY = {"epsilon": 8.0, "clip": 0.5}
 
 
 def case(method: str = "fedavg", **args: object) -> Case:
-    return Case(load_plugins(), method, args)
+    return Case(load_plugins(), method, args, {"norm_sync": "params"})
 
 
 def difference(left: dict, right: dict) -> float:
@@ -94,6 +94,11 @@ def test_quantised_updates_end_near_the_exact_ones(tmp_path: Path, bits_: int, e
         for name in ("exact", "coarse")
     }
     assert up["coarse"] == pytest.approx(up["exact"] * bits_ / 32, rel=0.02)
+
+
+def test_running_statistics_are_not_shared_under_privacy(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="running statistics .* can't be shared.*body.1.num_batches_tracked"):
+        case().run(tmp_path, privacy=PRIVACY, norm_sync="all")
 
 
 def test_run_json_records_the_filters(tmp_path: Path) -> None:

@@ -65,13 +65,11 @@ def test_names_with_a_meaning_of_their_own_are_refused(tmp_path, name):
     refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites=sites)
 
 
-@pytest.mark.xfail(strict=True, reason="a single site may still take the server's name")
 @pytest.mark.parametrize("name", ["server", "global"])
 def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
     refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites={name: make_site(6, "a")})
 
 
-@pytest.mark.xfail(strict=True, reason="the summary reads these names as missing values")
 @pytest.mark.parametrize("name", ["NA", "null"])
 def test_any_other_name_is_a_name(tmp_path, name):
     sites = {name: make_site(6, "a"), "b": make_site(6, "b")}

@@ -13,6 +13,7 @@ import json
 import logging
 import multiprocessing
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -299,10 +300,21 @@ def _receive(pipe: Connection, meta: Meta) -> Meta:
 
 
 def _serve(pipe: Connection, others: list[Connection], work: Callable[[Meta, Tensors], Meta], threads: int) -> None:
-    """A worker's life: jobs in, results out, until the pipe closes."""
+    """A worker's life.
+
+    It works in a thread of its own: OpenMP keeps its helper threads by the thread that asked for them, and those of the
+    parent's main thread did not survive the fork, so that the first parallel region here would wait for them forever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     for other in others:
         other.close()  # a worker must see the end of its own pipe when the parent dies
+    thread = threading.Thread(target=_answer_jobs, args=(pipe, work, threads))
+    thread.start()
+    thread.join()
+
+
+def _answer_jobs(pipe: Connection, work: Callable[[Meta, Tensors], Meta], threads: int) -> None:
+    """Jobs in, results out, until the pipe closes."""
     torch.set_num_threads(threads)
     while True:
         try:

@@ -184,13 +184,14 @@ def order_and_workers_do_not_matter(case: Case) -> None:
 
 @promise
 def two_methods_can_alternate(case: Case) -> None:
-    """Rounds of another method in between, in the same process, change nothing."""
-    with folders(3) as (whole, mine, others):
+    """Rounds of another method, and of the same one with another seed, in between change nothing."""
+    with folders(4) as (whole, mine, others, again):
         expected = bits(case.run(whole))
         other = Case(case.registry, "fedprox" if case.name != "fedprox" else "fedavg")
         for rounds in (1, 2, 3):
             result = case.run(mine, rounds=rounds)
             other.run(others, rounds=rounds)
+            case.run(again, rounds=rounds, seed=8)
         same(expected, bits(result), "alternating with another method")
 
 

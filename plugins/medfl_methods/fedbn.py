@@ -28,8 +28,10 @@ class FedBN(FedAvg):
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
     limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("fedavg", equals_args={"weights": "uniform"}, only_without_norms=True),
-        Limit("fedavg", {"norm_types": ["batch"]}, {"weights": "uniform"}, {"norm_sync": "none"}),
+        Limit(
+            "fedavg", {"weights": "uniform", "norm_types": ("batch",)}, {"weights": "uniform"}, only_without_norms=True
+        ),
+        Limit("fedavg", {"norm_types": ("batch",)}, {"weights": "uniform"}, {"norm_sync": "none"}),
     )
 
     norm_types: tuple[Literal["batch", "group", "layer", "instance"], ...] = ("batch",)

@@ -63,10 +63,10 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A ring stopped before step 4 of 6, and what an unbroken run ends with."""
+    """A ring stopped before step 5 of 6, after a training with guests, and what an unbroken run ends with."""
     root = tmp_path_factory.mktemp("ring")
     Toy(Ring).run(root / "whole", rounds=3)
-    return run_until(Toy(Ring), root / "stopped", 4, rounds=3), snapshot(root / "whole")
+    return run_until(Toy(Ring), root / "stopped", 5, rounds=3), snapshot(root / "whole")
 
 
 @pytest.mark.parametrize("how", DAMAGE)
@@ -83,7 +83,7 @@ def test_newest_file_damaged(
     for path in paths:
         assert any(str(path) in text and "is damaged" in text and "falling back" in text for text in caplog.messages)
     if "server" not in who:
-        assert f"Going back to step 2, from which {', '.join(who)} can continue." in caplog.messages
+        assert f"Going back to step 3, from which {', '.join(who)} can continue." in caplog.messages
     assert snapshot(folder) == wanted
 
 
