@@ -147,11 +147,7 @@ class Store:
         return None
 
     def mend(self) -> int:
-        """Set damaged newest files aside (``*.damaged``), so that nothing reads them; only for who may write here.
-
-        Returns:
-            The newest valid step, or 0 if none.
-        """
+        """Set damaged newest files aside (``*.damaged``); the newest valid step, or 0. Only for who may write here."""
         newest = self.latest()
         for step in self.steps():
             if newest is None or step > newest.step:
