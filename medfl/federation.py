@@ -21,6 +21,7 @@ import torch
 from medfl.contract import SERVER, Dataset, Meta, Model, Order, Plan, Replies, Server, State, Tensors
 from medfl.errors import ContractError, StoreError
 from medfl.evaluation import Row, csv_lines
+from medfl.memory import release
 from medfl.settings import Settings
 from medfl.siteside import Answer, MethodFactory
 from medfl.store import Record, Store
@@ -209,6 +210,7 @@ class Federation:
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
         self._commit(server, now)
+        release()
         if plan.ends_round:
             self._on_round(plan.round, rows)
         return now

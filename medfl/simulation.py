@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset
 
-import medfl
-from medfl import streams, wire
+from medfl import streams
 from medfl.carriers.local import LocalCarrier
-from medfl.contract import SERVER, Dataset, Limit, Meta, Method, Model, Parcel, Tensors
-from medfl.errors import DataError, SettingsError, StoreError
+from medfl.contract import SERVER, Dataset, Limit, Meta, Method, Model, Parcel
+from medfl.data.pooled import Empty, Pooled
+from medfl.errors import DataError, SettingsError
 from medfl.evaluation import Row
 from medfl.federation import Federation, Outcome
 from medfl.filters import check_method
 from medfl.metrics import check_metrics
 from medfl.networks.norms import has_batch_norm
 from medfl.privacy.gaussian import describe
+from medfl.run_folder import claim, identity
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteData, SiteHost
 from medfl.store import Inbox, only_writer, write_json
+from medfl.summary import summarise
 from medfl.task import Task
 
 logger = logging.getLogger(__name__)
@@ -56,7 +51,6 @@ class Run:
         execution: Where and how to compute.
         method_args: The method's settings as given, for the record.
         data_digest: Identifies the data, for the record.
-        origins: Setting to where it came from, for the record.
         plugins: Plugin names and versions, for the record.
         absent: Tells whether a site is absent in a step.
         on_round: Called after each round.
@@ -74,7 +68,6 @@ class Run:
     execution: Execution = field(default_factory=Execution)
     method_args: Meta = field(default_factory=dict)
     data_digest: str = ""
-    origins: Meta = field(default_factory=dict)
     plugins: list[str] = field(default_factory=list)
     absent: Callable[[str, int], bool] = lambda site, step: False
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
@@ -107,7 +100,9 @@ def simulate(run: Run) -> Result:
     method = run.make_method()
     check(run, method)
     with only_writer(run.folder):
-        _check_folder(run)
+        named = identity(run.method, run.method_args, run.settings, run.task, run.sites, run.data_digest)
+        execution = run.execution.model_dump() | {"device": run.task.device}
+        claim(run.folder, named, run.settings, execution, run.plugins)
         hosts, viewers = _hosts(run, method)
         carrier = LocalCarrier(
             hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
@@ -193,144 +188,7 @@ def _reached(limit: Limit, method: Method) -> bool:
     return all(getattr(method, name) == value for name, value in limit.args.items())
 
 
-# ---- the run folder
-
-
-def _check_folder(run: Run) -> None:
-    """Write run.json, or refuse a folder of another run; more rounds continue it."""
-    identity = _identity(run)
-    path = run.folder / "run.json"
-    content = {
-        "identity": identity,
-        "rounds": run.settings.rounds,
-        "execution": run.execution.model_dump() | {"device": run.task.device},
-        "versions": _versions(),
-        "plugins": run.plugins,
-        "origins": run.origins,
-    }
-    if path.exists():
-        try:
-            before = json.loads(path.read_text())
-        except ValueError as error:
-            raise StoreError(
-                f"'{path}' is damaged ({error}). Put it back, or start the run in a new folder."
-            ) from error
-        _compare(before["identity"], identity, run.folder)
-        if run.settings.rounds < before["rounds"]:
-            raise StoreError(
-                f"The run folder '{run.folder}' was started for {before['rounds']} rounds, got {run.settings.rounds}: "
-                "more are allowed and continue the run, fewer are not. Name another folder with --output_dir."
-            )
-        if run.settings.privacy is not None and run.settings.rounds != before["rounds"]:
-            raise StoreError(
-                f"The run folder '{run.folder}' spread its privacy budget over {before['rounds']} rounds, got "
-                f"{run.settings.rounds}: more rounds would exceed the budget. Name another folder with --output_dir."
-            )
-        for part in ("execution", "versions"):
-            if before[part] != content[part]:
-                logger.warning(
-                    "This run was started with other %s; its last bits may differ from an unbroken run.", part
-                )
-    write_json(path, content)
-
-
-def _identity(run: Run) -> Meta:
-    settings = run.settings.model_dump(mode="json", exclude={"rounds"})
-    networks = {name: _shape(run.task, name) for name in sorted({run.task.network, *run.settings.networks.values()})}
-    optimizer = run.task.optimizer([nn.Parameter(torch.zeros(1))])
-    return {
-        "method": run.method,
-        "method_args": json.loads(json.dumps(run.method_args)),
-        "settings": settings,
-        "sites": sorted(run.sites),
-        "data": run.data_digest,
-        "task": {
-            "networks": networks,
-            "loss": _loss(run.task.loss),
-            "optimizer": type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
-            "num_classes": run.task.num_classes,
-            "metrics": list(run.task.metrics),
-        },
-    }
-
-
-def _loss(loss: nn.Module) -> Meta:
-    """What a loss is: its classes and plain attributes, which its repr often leaves out, and its tensors."""
-    parts = [(path + "." if path else "", part) for path, part in loss.named_modules()]
-    facts = {p + k: v for p, part in parts for k, v in vars(part).items() if isinstance(v, bool | int | float | str)}
-    return facts | {"is": repr(loss), "tensors": wire.digest(dict(loss.state_dict()))[:16]}
-
-
-def _shape(task: Task, network: str) -> str:
-    """A hash of a network's tensor names and shapes."""
-    with torch.random.fork_rng(devices=[]):
-        shapes = {name: list(tensor.shape) for name, tensor in task.build(network).state_dict().items()}
-    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
-
-
-def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            _compare(old, new, folder, f"{path}{key}.")
-        elif old != new:
-            raise StoreError(
-                f"The run folder '{folder}' holds a run with other settings: {path}{key} was {old!r}, now {new!r}. "
-                "Name another folder with --output_dir, or give the settings of that run."
-            )
-
-
-def _versions() -> Meta:
-    return {
-        "medfl": medfl.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
 # ---- sites
-
-
-class Pooled:
-    """Several data sets as one, addressed by row; for methods that pool."""
-
-    def __init__(self, parts: list[Dataset]) -> None:
-        self._parts = parts
-        self._ends = ConcatDataset.cumsum(parts)
-        self.labels = torch.cat([part.labels for part in parts])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels of rows over all parts, in the order asked for."""
-        owner = torch.bucketize(rows, torch.tensor(self._ends), right=True)
-        found = []
-        order = []
-        for index in owner.unique().tolist():
-            places = (owner == index).nonzero(as_tuple=True)[0]
-            start = self._ends[index - 1] if index else 0
-            found.append(self._parts[index].batch(rows[places] - start))
-            order.append(places)
-        back = torch.cat(order).argsort()
-        images = torch.cat([images for images, _ in found])[back]
-        return images, torch.cat([labels for _, labels in found])[back]
-
-
-class Empty:
-    """A split without images."""
-
-    def __init__(self) -> None:
-        self.labels = torch.empty(0, dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return 0
-
-    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """There is nothing to take."""
-        raise IndexError("this split has no images")
 
 
 def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
@@ -356,52 +214,3 @@ def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, Sit
     pooled = SiteData(Pooled(parts), Empty(), Empty())
     viewers |= {name: host(name, SiteData(Empty(), data.val, data.test)) for name, data in sorted(run.sites.items())}
     return {POOLED: host(POOLED, pooled)}, viewers
-
-
-# ---- the summary
-
-
-def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
-    """The last round's scores: per site, mean over sites, worst site, and the global test set."""
-    table = (
-        pd.read_csv(csv, dtype={"site": str}, keep_default_na=False, na_values={"value": ["nan", ""]})
-        if csv.exists()
-        else pd.DataFrame(columns=list(Row._fields))
-    )
-    scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test"])]
-    scores = scores[(scores["round"] == scores["round"].max()) & ~scores["model"].str.contains("@")]
-    results: Meta = {}
-    for (model, split, metric), group in scores.groupby(["model", "split", "metric"]):
-        values = dict(zip(group["site"], group["value"], strict=True))
-        pooled = values.pop("global", None)
-        found = [value for value in values.values() if not math.isnan(value)]
-        results.setdefault(str(model), {}).setdefault(str(split), {})[str(metric)] = {
-            "mean": sum(found) / len(found) if found else None,
-            "worst": min(found) if found else None,
-            "sites": {site: _number(value) for site, value in values.items()},
-            "global_test": _number(pooled),
-        }
-    return {
-        "method": method,
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "rounds": outcome.rounds,
-        "evaluated_round": None if scores.empty else int(scores["round"].max()),
-        "scores": results,
-    }
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None or math.isnan(value) else float(value)
-
-
-def tensors_equal(left: Tensors, right: Tensors) -> bool:
-    """Whether two sets of tensors have the same names, types, shapes and bits."""
-    return left.keys() == right.keys() and all(
-        a.dtype == right[name].dtype
-        and a.shape == right[name].shape
-        and torch.equal(
-            a.contiguous().reshape(-1).view(torch.uint8), right[name].contiguous().reshape(-1).view(torch.uint8)
-        )
-        for name, a in left.items()
-    )

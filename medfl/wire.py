@@ -173,3 +173,15 @@ def _check_json(value: Any, where: str) -> None:
     elif not (value is None or isinstance(value, bool | int | float | str)):
         kind = type(value).__name__
         raise ContractError(f"{where} should be JSON (bool, int, float, str, list, dict or None), got {kind}.")
+
+
+def tensors_equal(left: Tensors, right: Tensors) -> bool:
+    """Whether two sets of tensors have the same names, types, shapes and bits."""
+    return left.keys() == right.keys() and all(
+        a.dtype == right[name].dtype
+        and a.shape == right[name].shape
+        and torch.equal(
+            a.contiguous().reshape(-1).view(torch.uint8), right[name].contiguous().reshape(-1).view(torch.uint8)
+        )
+        for name, a in left.items()
+    )

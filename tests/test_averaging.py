@@ -13,11 +13,11 @@ from medfl.averaging import Averaging, Fit, add_update, mean_update, normalised,
 from medfl.contract import Site, State
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.simulation import tensors_equal
 from medfl.store import Store
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, bits, make_data, make_sites, make_task
 from medfl.training import Batch
+from medfl.wire import tensors_equal
 from medfl_methods.fedbn import FedBN
 from medfl_methods.fedprox import FedProx
 

@@ -14,14 +14,15 @@ import torch
 from toys import SIZES, Toy, snapshot
 
 from medfl.averaging import Averaging
-from medfl.carriers.local import LocalCarrier, Pool, _receive
+from medfl.carriers.local import LocalCarrier
+from medfl.carriers.pool import Pool, _receive
 from medfl.contract import Meta, Order, Plan, Reply, Server, Site, Tensors
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.settings import Settings
-from medfl.simulation import tensors_equal
 from medfl.siteside import SiteHost
 from medfl.store import Store
 from medfl.testing.cohort import make_sites, make_task
+from medfl.wire import tensors_equal
 
 # ---- the pool
 

@@ -12,9 +12,9 @@ from toys import SIZES, Ring, Toy, snapshot
 
 from medfl.contract import Order, Parcel, Plan, Reply, Server, Site
 from medfl.federation import Outcome
-from medfl.simulation import tensors_equal
 from medfl.store import Store
 from medfl.testing.cohort import make_sites, scores
+from medfl.wire import tensors_equal
 
 
 def state_of(folder: Path, name: str) -> Any:

@@ -8,12 +8,14 @@ import pandas as pd
 import pytest
 import torch
 
+from medfl.data.pooled import Empty, Pooled
 from medfl.errors import DataError, PluginError, SettingsError, StoreError
 from medfl.evaluation import score
 from medfl.plugins import load_plugins
 from medfl.settings import Settings, read_settings
-from medfl.simulation import Empty, Pooled, Run, simulate, summarise
+from medfl.simulation import Run, simulate
 from medfl.siteside import SiteData
+from medfl.summary import summarise
 from medfl.testing.cohort import Case, bits, make_data, make_site, make_sites, make_task
 from medfl_methods.fedavg import FedAvg
 
@@ -131,7 +133,7 @@ def test_privacy_is_refused_where_it_covers_not_everything(tmp_path):
 
 
 def test_privacy_keeps_sizes_at_home(tmp_path):
-    case().run(tmp_path, privacy=PRIVACY, rounds=1)
+    case().run(tmp_path, privacy=PRIVACY, rounds=1, norm_sync="params")
     assert b'"size"' not in (tmp_path / "state/site-1/step-00000001.safetensors").read_bytes()
 
 
@@ -150,7 +152,11 @@ def test_a_site_without_training_data_is_named_and_never_asked(tmp_path, caplog)
     ("name", "args", "text"),
     [
         ("fedprox", {"mu": 0.0}, "With mu = 0.0, 'fedprox' is 'fedavg'."),
-        ("fedbn", {}, "With a network without batch-norm layers, 'fedbn' is 'fedavg' with weights = uniform."),
+        (
+            "fedbn",
+            {},
+            " on a network without batch-norm layers, 'fedbn' is 'fedavg' with weights = uniform.",
+        ),
     ],
 )
 def test_a_method_that_is_another_one_says_so(tmp_path, caplog, name, args, text):

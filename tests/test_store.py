@@ -14,8 +14,8 @@ import torch
 
 from medfl.contract import Parcel, State
 from medfl.errors import DamagedError, StoreError
-from medfl.simulation import tensors_equal
 from medfl.store import Inbox, Store, only_writer, write_atomic, write_json
+from medfl.wire import tensors_equal
 
 
 def state(value: int, **blobs: str) -> State:

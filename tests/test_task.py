@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.simulation import tensors_equal
 from medfl.task import optimizer_factory
 from medfl.testing.cohort import SmallNet, make_task
+from medfl.wire import tensors_equal
 
 
 def parameters():

@@ -8,31 +8,19 @@ first: replies are folded in name order.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import multiprocessing
-import signal
-import threading
-import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import torch
 
-from medfl import errors, wire
+from medfl import wire
+from medfl.carriers.pool import Job, Pool, describe_bug
 from medfl.contract import Meta, Order, Tensors
 from medfl.errors import MedflError
 from medfl.evaluation import Row, rows_of, score
 from medfl.federation import Evaluation
 from medfl.filters import decode
 from medfl.siteside import Answer, MethodFactory, SiteHost
-
-logger = logging.getLogger(__name__)
-
-Job = tuple[Meta, Tensors]
-"""What a worker is asked to do: JSON and tensors."""
 
 
 class FileReplies:
@@ -160,7 +148,7 @@ class LocalCarrier:
         except MedflError:
             raise
         except Exception as error:
-            raise RuntimeError(_describe(error, meta)) from error
+            raise RuntimeError(describe_bug(error, meta)) from error
 
     def _run(self, meta: Meta, tensors: Tensors) -> Meta:
         """Do one job, in a worker or here."""
@@ -194,146 +182,5 @@ class LocalCarrier:
         return rows
 
 
-def _who(meta: Meta) -> str:
-    """The site that a job is for, for messages."""
-    return meta.get("to") or meta.get("owner") or ", ".join(meta.get("sites", []))
-
-
-def _describe(error: Exception, meta: Meta) -> str:
-    return f"{type(error).__name__} in '{meta['job']}' of '{_who(meta)}': {error}"
-
-
 def _answer(result: Meta) -> Answer:
     return Answer(**(result | {"rows": [Row(*row) for row in result["rows"]]}))
-
-
-class Pool:
-    """Forked processes that do jobs; the first jobs of a list start first.
-
-    Args:
-        work: Does one job; runs in the worker.
-        size: Number of processes.
-        threads: Threads of each.
-    """
-
-    def __init__(self, work: Callable[[Meta, Tensors], Meta], size: int, threads: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(size):
-            here, there = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(there, list(self._pipes) + [here], work, threads), daemon=True
-            )
-            process.start()
-            there.close()
-            self._pipes.append(here)
-            self._processes.append(process)
-
-    def __len__(self) -> int:
-        return len(self._pipes)
-
-    def run(self, jobs: list[Job]) -> list[Meta]:
-        """Do all jobs; results in the order of the jobs.
-
-        Raises:
-            MedflError: The first error of a worker, after the running jobs have ended.
-        """
-        blobs: dict[int, bytes] = {}
-        results: list[Meta] = [{} for _ in jobs]
-        waiting = list(range(len(jobs)))
-        running: dict[Connection, int] = {}
-        error: BaseException | None = None
-        while running or (waiting and error is None):
-            for pipe in self._pipes:
-                if pipe not in running and waiting and error is None:
-                    index = waiting.pop(0)
-                    running[pipe] = index
-                    with contextlib.suppress(OSError):  # the worker is gone; `_receive` says so
-                        self._send(pipe, jobs[index], blobs)
-            for ready in wait(list(running)):
-                pipe = self._pipes[self._pipes.index(ready)]  # type: ignore[arg-type]
-                index = running.pop(pipe)
-                try:
-                    results[index] = _receive(pipe, jobs[index][0])
-                except Exception as problem:  # kept until the running jobs have ended, then raised
-                    error = error or problem
-        if error is not None:
-            raise error
-        return results
-
-    def close(self) -> None:
-        """End the workers; one that is still training is stopped, its last saved step stays."""
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):
-                pipe.send_bytes(b"")
-            pipe.close()
-        for process in self._processes:
-            process.join(timeout=0.2)
-            if process.is_alive():
-                process.terminate()
-                process.join()
-
-    @staticmethod
-    def _send(pipe: Connection, job: Job, blobs: dict[int, bytes]) -> None:
-        meta, tensors = job
-        if id(tensors) not in blobs:
-            blobs[id(tensors)] = wire.encode(tensors, {})
-        pipe.send_bytes(json.dumps(meta).encode())
-        pipe.send_bytes(blobs[id(tensors)])
-
-
-def _receive(pipe: Connection, meta: Meta) -> Meta:
-    try:
-        result: dict[str, Any] = json.loads(pipe.recv_bytes())
-    except (EOFError, OSError):
-        raise MedflError(
-            f"A worker process ended while it did '{meta['job']}' for '{_who(meta)}' (often the machine was "
-            "out of memory). Nothing that was saved is lost: give the same command again, perhaps with fewer --workers."
-        ) from None
-    if "error" in result:
-        kind = getattr(errors, result["kind"], MedflError) if result["expected"] else RuntimeError
-        problem: Exception = kind(result["error"])
-        problem.add_note(f"In a worker process:\n{result['traceback']}")
-        raise problem
-    return result
-
-
-def _serve(pipe: Connection, others: list[Connection], work: Callable[[Meta, Tensors], Meta], threads: int) -> None:
-    """A worker's life.
-
-    It works in a thread of its own: OpenMP keeps its helper threads by the thread that asked for them, and those of the
-    parent's main thread did not survive the fork, so that the first parallel region here would wait for them forever.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
-    for other in others:
-        other.close()  # a worker must see the end of its own pipe when the parent dies
-    thread = threading.Thread(target=_answer_jobs, args=(pipe, work, threads))
-    thread.start()
-    thread.join()
-
-
-def _answer_jobs(pipe: Connection, work: Callable[[Meta, Tensors], Meta], threads: int) -> None:
-    """Jobs in, results out, until the pipe closes."""
-    torch.set_num_threads(threads)
-    while True:
-        try:
-            head = pipe.recv_bytes()
-            if not head:
-                return
-            blob = pipe.recv_bytes()
-        except (EOFError, OSError):
-            return
-        try:
-            tensors, _ = wire.decode(blob)
-            result = work(json.loads(head), tensors)
-        except MedflError as error:
-            result = {"error": str(error), "kind": type(error).__name__, "expected": True}
-            result["traceback"] = traceback.format_exc()
-        except Exception as error:
-            result = {"error": _describe(error, json.loads(head)), "kind": "", "expected": False}
-            result["traceback"] = traceback.format_exc()
-        try:
-            pipe.send_bytes(json.dumps(result).encode())
-        except OSError:
-            return

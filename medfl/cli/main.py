@@ -5,13 +5,14 @@ To add a command, write a module in `medfl.cli` with a function or a `typer.Type
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -110,11 +111,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    with _debugging(debug):
+        _run_command([argument for argument in given if argument != "--debug"], debug)
+
+
+@contextlib.contextmanager
+def _debugging(debug: bool) -> Iterator[None]:
+    """Tell the code that a bundle runs whether tracebacks are wanted, for the length of one command."""
+    before = os.environ.get("MEDFL_DEBUG")
     if debug:
-        os.environ["MEDFL_DEBUG"] = "1"  # also for the code that a bundle runs
+        os.environ["MEDFL_DEBUG"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("MEDFL_DEBUG", None)
+        else:
+            os.environ["MEDFL_DEBUG"] = before
+
+
+def _run_command(arguments: list[str], debug: bool) -> NoReturn:
     command = typer.main.get_command(app)
     try:
-        command.main([argument for argument in given if argument != "--debug"], prog_name="medfl")
+        command.main(arguments, prog_name="medfl")
     except MedflError as error:
         _report(error, f"error: {error}", debug)
         sys.exit(2)

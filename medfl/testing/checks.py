@@ -13,7 +13,6 @@ from medfl import wire
 from medfl.contract import SERVER, Method, Tensors
 from medfl.errors import MedflError, SettingsError
 from medfl.plugins import load_plugins
-from medfl.simulation import tensors_equal
 from medfl.siteside import SiteData
 from medfl.store import Store
 from medfl.testing.cohort import (
@@ -28,6 +27,7 @@ from medfl.testing.cohort import (
     scores,
     states,
 )
+from medfl.wire import tensors_equal
 
 CHECKS: dict[str, Callable[[Case], None]] = {}
 """Name to check, in the order in which they run."""

@@ -7,13 +7,15 @@ from torch import nn
 
 from medfl import streams
 from medfl.contract import Holder, Server, State
+from medfl.data.pooled import Empty
 from medfl.participation import sample
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.simulation import Empty, Run, simulate, tensors_equal
+from medfl.simulation import Run, simulate
 from medfl.siteside import SiteData
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_site, make_sites, make_task
+from medfl.wire import tensors_equal
 from medfl_methods.fedprox import FedProx, squared_distance
 
 REGISTRY = load_plugins()

@@ -9,10 +9,10 @@ from torch import nn
 from medfl import streams, wire
 from medfl.contract import Holder
 from medfl.plugins import load_plugins
-from medfl.simulation import tensors_equal
 from medfl.siteside import SiteData
 from medfl.store import Store
 from medfl.testing.cohort import Case, SmallNet, TensorData, bits, make_data, make_site, make_sites, make_task
+from medfl.wire import tensors_equal
 
 REGISTRY = load_plugins()
 FIVE = ["centralized", "local", "fedavg", "fedprox", "fedbn"]

@@ -1,0 +1,135 @@
+"""``run.json``: which run a folder holds. A folder of another run is refused; more rounds continue it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import medfl
+from medfl import wire
+from medfl.contract import Meta
+from medfl.errors import StoreError
+from medfl.settings import Settings
+from medfl.store import write_json
+from medfl.task import Task
+
+logger = logging.getLogger(__name__)
+
+
+def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, plugins: list[str]) -> None:
+    """Write run.json into a new folder, or check that the folder holds this run.
+
+    Args:
+        folder: The run folder.
+        run: Its `identity`.
+        settings: The run's settings.
+        execution: Workers, threads and device; other ones are allowed, with a warning.
+        plugins: Names of the plugins that were loaded, for the record.
+
+    Raises:
+        StoreError: If it holds another run, or fewer rounds are asked for than before, or more under privacy.
+    """
+    path = folder / "run.json"
+    content = {
+        "identity": run,
+        "rounds": settings.rounds,
+        "execution": execution,
+        "versions": _versions(),
+        "plugins": plugins,
+    }
+    if path.exists():
+        before = _read(path)
+        _compare(before["identity"], run, folder)
+        _check_rounds(folder, before["rounds"], settings)
+        for part in ("execution", "versions"):
+            if before[part] != content[part]:
+                logger.warning(
+                    "This run was started with other %s; its last bits may differ from an unbroken run.", part
+                )
+    write_json(path, content)
+
+
+def _read(path: Path) -> Meta:
+    try:
+        content: Meta = json.loads(path.read_text())
+    except ValueError as error:
+        raise StoreError(f"'{path}' is damaged ({error}). Put it back, or start the run in a new folder.") from error
+    return content
+
+
+def _check_rounds(folder: Path, before: int, settings: Settings) -> None:
+    if settings.rounds < before:
+        raise StoreError(
+            f"The run folder '{folder}' was started for {before} rounds, got {settings.rounds}: "
+            "more are allowed and continue the run, fewer are not. Name another folder with --output_dir."
+        )
+    if settings.privacy is not None and settings.rounds != before:
+        raise StoreError(
+            f"The run folder '{folder}' spread its privacy budget over {before} rounds, got "
+            f"{settings.rounds}: more rounds would exceed the budget. Name another folder with --output_dir."
+        )
+
+
+def identity(
+    method: str, method_args: Meta, settings: Settings, task: Task, sites: Iterable[str], data_digest: str
+) -> Meta:
+    """What makes two runs the same run; the number of rounds is no part of it."""
+    networks = {name: _shape(task, name) for name in sorted({task.network, *settings.networks.values()})}
+    optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
+    return {
+        "method": method,
+        "method_args": json.loads(json.dumps(method_args)),
+        "settings": settings.model_dump(mode="json", exclude={"rounds"}),
+        "sites": sorted(sites),
+        "data": data_digest,
+        "task": {
+            "networks": networks,
+            "loss": _loss(task.loss),
+            "optimizer": type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
+            "num_classes": task.num_classes,
+            "metrics": list(task.metrics),
+        },
+    }
+
+
+def _loss(loss: nn.Module) -> Meta:
+    """What a loss is: its classes and plain attributes, which its repr often leaves out, and its tensors."""
+    parts = [(path + "." if path else "", part) for path, part in loss.named_modules()]
+    facts = {p + k: v for p, part in parts for k, v in vars(part).items() if isinstance(v, bool | int | float | str)}
+    return facts | {"is": repr(loss), "tensors": wire.digest(dict(loss.state_dict()))[:16]}
+
+
+def _shape(task: Task, network: str) -> str:
+    """A hash of a network's tensor names and shapes."""
+    with torch.random.fork_rng(devices=[]):
+        shapes = {name: list(tensor.shape) for name, tensor in task.build(network).state_dict().items()}
+    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+
+
+def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            _compare(old, new, folder, f"{path}{key}.")
+        elif old != new:
+            raise StoreError(
+                f"The run folder '{folder}' holds a run with other settings: {path}{key} was {old!r}, now {new!r}. "
+                "Name another folder with --output_dir, or give the settings of that run."
+            )
+
+
+def _versions() -> Meta:
+    return {
+        "medfl": medfl.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
