@@ -1,35 +1,29 @@
 """The server loop. One loop serves every carrier.
 
-A step is: the method plans, the sites work, the method folds, the step is committed. The commit is one atomic file of
-the server; it carries the step's rows of metrics, which are then appended to ``metrics.csv``. A restart begins from the
-newest valid commit and reconciles ``metrics.csv`` with it, so a kill neither loses nor doubles a row. A round is
-evaluated while the next one trains.
+A step is: the method plans, the sites work, the method folds, the step is committed. A restart
+begins from the newest valid commit (`medfl.journal`). A round is evaluated while the next one trains.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from medfl.contract import SERVER, Dataset, Meta, Model, Order, Plan, Replies, Server, State, Tensors
-from medfl.errors import ContractError, StoreError
-from medfl.evaluation import Row, csv_lines
+from medfl.errors import ContractError
+from medfl.evaluation import Row
+from medfl.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal
 from medfl.memory import release
 from medfl.settings import Settings
 from medfl.siteside import Answer, MethodFactory
-from medfl.store import Record, Store
 from medfl.task import Task
 
 logger = logging.getLogger(__name__)
-
-RUNNING, FINISHED, DIVERGED, INCOMPLETE = "running", "finished", "diverged", "incomplete"
 
 
 @dataclass
@@ -70,35 +64,6 @@ class Carrier(Protocol):
     def exchange(self, evaluation: Evaluation) -> list[Row]:
         """Each site's model on every site's test data."""
         ...
-
-
-@dataclass
-class Committed:
-    """The server's last commit.
-
-    Attributes:
-        step: Its number; 0 is the setup.
-        status: ``running``, ``finished``, ``diverged`` or ``incomplete``.
-        round: The round of the step.
-        rounds_done: Rounds that are over.
-        evaluated: The last round whose scores are committed.
-        answers: Site to its last step.
-        facts: What the sites told at the start.
-        csv_offset: Length of metrics.csv before this step's rows.
-        rows: This step's rows.
-        reason: Why the run ended early.
-    """
-
-    step: int = 0
-    status: str = RUNNING
-    round: int = 0
-    rounds_done: int = 0
-    evaluated: int = 0
-    answers: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, Meta] = field(default_factory=dict)
-    csv_offset: int = 0
-    rows: list[Row] = field(default_factory=list)
-    reason: str = ""
 
 
 @dataclass
@@ -148,8 +113,7 @@ class Federation:
         self._make_method, self._carrier = make_method, carrier
         self._task, self._settings, self._folder, self._public = task, settings, folder, public
         self._on_round = on_round
-        self._store = Store(folder / "state" / SERVER)
-        self._csv = folder / "metrics.csv"
+        self._journal = Journal(folder)
 
     def run(self) -> Outcome:
         """Run to the end, from wherever the folder stands.
@@ -209,7 +173,7 @@ class Federation:
         server.rounds_done = now.rounds_done
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
-        self._commit(server, now)
+        self._journal.commit(server.state, now)
         release()
         if plan.ends_round:
             self._on_round(plan.round, rows)
@@ -227,29 +191,9 @@ class Federation:
         """End the run at this round; its rows are kept, the state stays that of the step before."""
         now.status, now.reason = INCOMPLETE if absent else DIVERGED, reason
         now.rounds_done = last.rounds_done
-        server.state = self._store.load(last.step).state()
-        self._commit(server, now)
+        server.state = self._journal.state(last.step)
+        self._journal.commit(server.state, now)
         return now
-
-    def _commit(self, server: Server, now: Committed) -> None:
-        now.csv_offset = self._csv.stat().st_size if self._csv.exists() else 0
-        meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows]}}
-        self._store.save(now.step, server.state, meta)
-        self._append(now.rows, now.csv_offset)
-
-    def _append(self, rows: list[Row], at: int) -> None:
-        """Write rows to metrics.csv at an offset and cut off whatever stood behind it; flushed to disk."""
-        try:
-            with open(self._csv, "a") as file:
-                file.truncate(at)
-                file.write(csv_lines(rows, header=at == 0))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoreError(
-                f"Could not write '{self._csv}': {error.strerror}. The step is saved: mend that and give the same "
-                "command again; its rows are added then."
-            ) from error
 
     # ---- evaluation
 
@@ -268,7 +212,7 @@ class Federation:
         if self._settings.global_test:
             rows += self._carrier.exchange(pending)
         now = Committed(**(vars(last) | {"step": last.step + 1, "evaluated": pending.round, "rows": rows}))
-        self._commit(server, now)
+        self._journal.commit(server.state, now)
         self._on_round(pending.round, rows)
         return Committed(**(vars(now) | {"status": FINISHED}))
 
@@ -282,7 +226,7 @@ class Federation:
             self._task,
             self._settings,
             self._public,
-            self._store,
+            self._journal.store,
             sites=self._carrier.sites,
             facts=last.facts,
             rounds_done=last.rounds_done,
@@ -292,56 +236,33 @@ class Federation:
         last = Committed(facts=self._carrier.describe())
         server = self._server(State(), last)
         self._make_method().setup(server)
-        if self._csv.exists():
-            self._csv.unlink()
-        self._commit(server, last)
+        self._journal.begin(server.state, last)
         return server, last
 
     def _resume(self) -> tuple[Server, Committed] | None:
-        record = self._store.latest()
-        if record is None:
-            if self._store.steps():
-                raise StoreError(
-                    f"No step of the server in '{self._store.folder}' can be read. Start the run in a new folder."
-                )
+        """The newest commit from which every site can go on; None in a new folder."""
+        found = self._journal.latest()
+        if found is None:
             return None
-        last = _committed(record)
+        state, last = found
         behind = {site: self._carrier.newest(site) for site, step in last.answers.items()}
         behind = {site: step for site, step in behind.items() if step < last.answers[site]}
-        if any(last.answers[site] == last.step for site in behind) and last.step - 1 in self._store.steps():
-            logger.warning(
-                "Going back to step %d, from which %s can continue.", last.step - 1, ", ".join(sorted(behind))
-            )
-            self._store.drop(last.step)
+        if any(last.answers[site] == last.step for site in behind) and self._journal.can_go_back(last):
+            names = ", ".join(sorted(behind))
+            logger.warning("Going back to step %d, from which %s can continue.", last.step - 1, names)
+            self._journal.go_back(last)
             return self._resume()
         for site in sorted(behind):
             logger.warning("%s goes on from its step %d: an older one was damaged.", site, behind[site])
-        self._reconcile(last)
+        self._journal.reconcile(last)
         logger.info("Continuing after step %d (%d rounds done).", last.step, last.rounds_done)
-        return self._server(record.state(), last), last
+        return self._server(state, last), last
 
     def _back(self, last: Committed) -> tuple[Server, Committed]:
         """Forget the step that ended the run, so that it is tried again."""
-        record = self._store.load(last.step - 1)
-        self._store.drop(last.step)
-        last = _committed(record)
-        self._reconcile(last)
-        return self._server(record.state(), last), last
-
-    def _reconcile(self, last: Committed) -> None:
-        """Make metrics.csv end with exactly the rows of the last commit."""
-        size = self._csv.stat().st_size if self._csv.exists() else 0
-        if size < last.csv_offset:
-            raise StoreError(
-                f"'{self._csv}' has {size} bytes where the saved steps account for {last.csv_offset}: rows were "
-                "removed from it. Put it back, or start the run in a new folder."
-            )
-        self._append(last.rows, last.csv_offset)
-
-
-def _committed(record: Record) -> Committed:
-    values: dict[str, Any] = json.loads(json.dumps(record.meta["commit"]))
-    return Committed(**(values | {"rows": [Row(*row) for row in values["rows"]]}))
+        state, last = self._journal.go_back(last)
+        self._journal.reconcile(last)
+        return self._server(state, last), last
 
 
 def _not_finite(tensors: Tensors) -> str | None:

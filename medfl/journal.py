@@ -1,0 +1,141 @@
+"""The server's commits: one atomic file for each step, and the rows of metrics that go with it.
+
+The rows of a step are in its file; they are appended to ``metrics.csv`` when the step is committed, and a restart makes
+``metrics.csv`` end with exactly the rows of the last commit. So a kill neither loses nor doubles a row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medfl.contract import SERVER, Meta, State
+from medfl.errors import StoreError
+from medfl.evaluation import Row, csv_lines
+from medfl.store import Record, Store
+
+RUNNING, FINISHED, DIVERGED, INCOMPLETE = "running", "finished", "diverged", "incomplete"
+"""How a commit leaves the run."""
+
+
+@dataclass
+class Committed:
+    """The server's last commit.
+
+    Attributes:
+        step: Its number; 0 is the setup.
+        status: ``running``, ``finished``, ``diverged`` or ``incomplete``.
+        round: The round of the step.
+        rounds_done: Rounds that are over.
+        evaluated: The last round whose scores are committed.
+        answers: Site to its last step.
+        facts: What the sites told at the start.
+        csv_offset: Length of metrics.csv before this step's rows.
+        rows: This step's rows.
+        reason: Why the run ended early.
+    """
+
+    step: int = 0
+    status: str = RUNNING
+    round: int = 0
+    rounds_done: int = 0
+    evaluated: int = 0
+    answers: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Meta] = field(default_factory=dict)
+    csv_offset: int = 0
+    rows: list[Row] = field(default_factory=list)
+    reason: str = ""
+
+
+class Journal:
+    """The server's commits in a run folder.
+
+    Args:
+        folder: The run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder / "state" / SERVER)
+        self._csv = folder / "metrics.csv"
+
+    def begin(self, state: State, first: Committed) -> None:
+        """The first commit of a run; rows that a run before it left without a commit are cut off."""
+        if self._csv.exists():
+            self._csv.unlink()
+        self.commit(state, first)
+
+    def commit(self, state: State, now: Committed) -> None:
+        """Save a step and append its rows.
+
+        Raises:
+            StoreError: If either can't be written; the step before stays valid.
+        """
+        now.csv_offset = self._csv.stat().st_size if self._csv.exists() else 0
+        meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows]}}
+        self.store.save(now.step, state, meta)
+        self._append(now.rows, now.csv_offset)
+
+    def latest(self) -> tuple[State, Committed] | None:
+        """The newest valid commit, or None in a new folder.
+
+        Raises:
+            StoreError: If there are commits and none can be read.
+        """
+        record = self.store.latest()
+        if record is not None:
+            return record.state(), _committed(record)
+        if self.store.steps():
+            raise StoreError(
+                f"No step of the server in '{self.store.folder}' can be read. Start the run in a new folder."
+            )
+        return None
+
+    def state(self, step: int) -> State:
+        """The server's state after a step that is kept."""
+        return self.store.load(step).state()
+
+    def can_go_back(self, last: Committed) -> bool:
+        """Whether the step before the last commit is kept."""
+        return last.step - 1 in self.store.steps()
+
+    def go_back(self, last: Committed) -> tuple[State, Committed]:
+        """Forget the last commit; returns the one before it."""
+        record = self.store.load(last.step - 1)
+        self.store.drop(last.step)
+        return record.state(), _committed(record)
+
+    def reconcile(self, last: Committed) -> None:
+        """Make metrics.csv end with exactly the rows of the last commit.
+
+        Raises:
+            StoreError: If rows were removed from it, or it can't be written.
+        """
+        size = self._csv.stat().st_size if self._csv.exists() else 0
+        if size < last.csv_offset:
+            raise StoreError(
+                f"'{self._csv}' has {size} bytes where the saved steps account for {last.csv_offset}: rows were "
+                "removed from it. Put it back, or start the run in a new folder."
+            )
+        self._append(last.rows, last.csv_offset)
+
+    def _append(self, rows: list[Row], at: int) -> None:
+        """Write rows to metrics.csv at an offset and cut off whatever stood behind it; flushed to disk."""
+        try:
+            with open(self._csv, "a") as file:
+                file.truncate(at)
+                file.write(csv_lines(rows, header=at == 0))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StoreError(
+                f"Could not write '{self._csv}': {error.strerror}. The step is saved: mend that and give the same "
+                "command again; its rows are added then."
+            ) from error
+
+
+def _committed(record: Record) -> Committed:
+    values: dict[str, Any] = json.loads(json.dumps(record.meta["commit"]))
+    return Committed(**(values | {"rows": [Row(*row) for row in values["rows"]]}))
