@@ -25,8 +25,8 @@ import torch
 from plain_loop import PlainLoop
 from torch import nn
 
-from medfl.carriers.local import LocalCarrier
 from medfl.data.arrays import ArrayDataset
+from medfl.evaluation import Row
 from medfl.networks.cnn import CNN4
 from medfl.participation import sample
 from medfl.plugins import load_plugins
@@ -97,92 +97,121 @@ class Meter:
         return sum(p.memory_full_info().pss for p in everyone)
 
 
+class Interleaved:
+    """Runs a round of the plain loop after each round of medfl, and keeps the figures of both.
+
+    Args:
+        work: The images and who holds which rows.
+        options: Of the command line.
+    """
+
+    def __init__(self, work: Work, options: argparse.Namespace) -> None:
+        self.options = options
+        self.names = [f"site-{index + 1:04d}" for index in range(options.sites)]
+        self.plain = None if options.alone else _plain(work, options)
+        self.meter = Meter()
+        self.plain_wall: list[float] = []
+        self.plain_cpu: list[float] = []
+        self.memory: list[int] = []
+        self.begun = time.perf_counter()
+        self.seconds_to_start = 0.0
+
+    def absent(self, site: str, step: int) -> bool:
+        """medfl asks this of each site before its first step's work: the moment at which the first round starts."""
+        if not self.seconds_to_start:
+            self.seconds_to_start = time.perf_counter() - self.begun
+            self.meter.start()
+        return False
+
+    def on_round(self, round_: int, rows: list[Row]) -> None:
+        """medfl has committed a round; now one of the plain loop with the same participants."""
+        self.meter.stop()
+        self.memory.append(self.meter.memory())
+        if self.plain is not None and len(self.plain_wall) < self.options.rounds:
+            chosen = sample(self.names, self.options.fraction, generator(0, "participation", round_))
+            wall, cpu = time.perf_counter(), time.process_time()
+            self.plain.round([self.names.index(name) for name in chosen])
+            self.plain_wall.append(time.perf_counter() - wall)
+            self.plain_cpu.append(time.process_time() - cpu)
+        self.meter.start()
+
+    def figures(self) -> dict[str, float]:
+        """Everything that was measured, per round."""
+        rounds = self.options.rounds
+        wall, cpu = sum(self.meter.wall), sum(self.meter.cpu)
+        steps = max(1, int(self.options.fraction * self.options.sites)) * rounds
+        found = {
+            "medfl: wall seconds per round": wall / rounds,
+            "medfl: CPU seconds per round": cpu / rounds,
+            "medfl: client-steps per second": steps / wall,
+            "medfl: seconds from call to first round": self.seconds_to_start,
+            "medfl: peak memory, GiB (PSS of all processes)": max(self.memory) / 2**30,
+            "medfl: memory growth, second half to first half, MiB": _growth(self.memory) / 2**20,
+        }
+        if self.plain is None:
+            return found
+        return found | {
+            "plain: wall seconds per round": sum(self.plain_wall) / rounds,
+            "plain: CPU seconds per round, training": self.plain.seconds["train"] / rounds,
+            "plain: CPU seconds per round, evaluation": self.plain.seconds["evaluate"] / rounds,
+            "ratio of CPU (medfl / plain)": cpu / sum(self.plain_cpu),
+            "ratio of wall (medfl / plain)": wall / sum(self.plain_wall),
+        }
+
+
+def _growth(sizes: list[int]) -> float:
+    half = max(1, len(sizes) // 2)
+    return max(sizes[half:]) - max(sizes[:half]) if len(sizes) > 1 else 0.0
+
+
+def make_sites(work: Work, names: list[str]) -> tuple[dict[str, SiteData], ArrayDataset]:
+    """The sites' data and the global test set, over one shared array."""
+
+    def dataset(rows: np.ndarray) -> ArrayDataset:
+        return ArrayDataset(work.images, work.labels[rows], rows, (0.5,) * 3, (0.5,) * 3)
+
+    empty = dataset(np.empty(0, dtype=np.int64))
+    parts = zip(names, work.train, work.tests, strict=True)
+    return {name: SiteData(dataset(train), empty, dataset(test)) for name, train, test in parts}, dataset(
+        work.global_test
+    )
+
+
 def compare(options: argparse.Namespace) -> dict[str, float]:
     """Run both, interleaved; returns the ratios and figures."""
     torch.set_num_threads(1)
     work = make_work(options.sites, options.images, options.test, options.data)
-    mean, std = (0.5,) * 3, (0.5,) * 3
-    plain = None if options.alone else _plain(work, options)
-    names = [f"site-{index + 1:04d}" for index in range(options.sites)]
-
-    def dataset(rows: np.ndarray) -> ArrayDataset:
-        return ArrayDataset(work.images, work.labels[rows], rows, mean, std)
-
-    empty = dataset(np.empty(0, dtype=np.int64))
-    sites = {
-        name: SiteData(dataset(train), empty, dataset(test))
-        for name, train, test in zip(names, work.train, work.tests, strict=True)
-    }
-    meter, plain_wall, plain_cpu, memory = Meter(), [], [], []
-
-    def on_round(round_: int, rows: list) -> None:
-        meter.stop()
-        memory.append(meter.memory())
-        if plain is not None and len(plain_wall) < options.rounds:
-            chosen = sample(names, options.fraction, generator(0, "participation", round_))
-            start, cpu = time.perf_counter(), time.process_time()
-            plain.round([names.index(name) for name in chosen])
-            plain_wall.append(time.perf_counter() - start)
-            plain_cpu.append(time.process_time() - cpu)
-        meter.start()
-
+    both = Interleaved(work, options)
+    sites, global_test = make_sites(work, both.names)
     registry = load_plugins()
-    begin = time.perf_counter()
-    started = []
-    first_step = LocalCarrier.step
-
-    def step(self: LocalCarrier, *args: object) -> object:
-        if not started:
-            started.append(time.perf_counter() - begin)
-            meter.start()
-        return first_step(self, *args)
-
-    LocalCarrier.step = step  # type: ignore[method-assign]
+    task = Task(
+        {"cnn4": lambda: CNN4(3, CLASSES)},
+        "cnn4",
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        CLASSES,
+        ("accuracy",),
+    )
+    settings = Settings(
+        rounds=options.rounds, epochs=5, batch_size=50, fraction=options.fraction, precision=options.precision
+    )
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        both.begun = time.perf_counter()
         simulate(
             Run(
                 method="fedavg",
                 make_method=lambda: registry.make_method("fedavg", {}),
-                task=Task(
-                    {"cnn4": lambda: CNN4(3, CLASSES)},
-                    "cnn4",
-                    nn.CrossEntropyLoss(),
-                    lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-                    CLASSES,
-                    ("accuracy",),
-                ),
-                settings=Settings(
-                    rounds=options.rounds,
-                    epochs=5,
-                    batch_size=50,
-                    fraction=options.fraction,
-                    precision=options.precision,
-                ),
+                task=task,
+                settings=settings,
                 sites=sites,
                 folder=Path(folder) / "run",
-                global_test=dataset(work.global_test),
+                global_test=global_test,
                 execution=Execution(workers=options.workers),
-                on_round=on_round,
+                absent=both.absent,
+                on_round=both.on_round,
             )
         )
-    per_round = max(1, int(options.fraction * options.sites))
-    figures = {
-        "medfl: wall seconds per round": sum(meter.wall) / options.rounds,
-        "medfl: CPU seconds per round": sum(meter.cpu) / options.rounds,
-        "medfl: client-steps per second": per_round * options.rounds / sum(meter.wall),
-        "medfl: seconds from call to first round": started[0],
-        "medfl: peak memory, GiB (PSS of all processes)": max(memory) / 2**30,
-        "medfl: memory growth from round 2 to the last, MiB": (memory[-1] - memory[min(1, len(memory) - 1)]) / 2**20,
-    }
-    if plain is not None:
-        figures |= {
-            "plain: wall seconds per round": sum(plain_wall) / options.rounds,
-            "plain: CPU seconds per round, training": plain.seconds["train"] / options.rounds,
-            "plain: CPU seconds per round, evaluation": plain.seconds["evaluate"] / options.rounds,
-            "ratio of CPU (medfl / plain)": sum(meter.cpu) / sum(plain_cpu),
-            "ratio of wall (medfl / plain)": sum(meter.wall) / sum(plain_wall),
-        }
-    return figures
+    return both.figures()
 
 
 def _plain(work: Work, options: argparse.Namespace) -> PlainLoop:

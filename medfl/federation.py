@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from medfl import streams
 from medfl.contract import SERVER, Dataset, Meta, Model, Order, Plan, Replies, Server, State, Tensors
 from medfl.errors import ContractError
 from medfl.evaluation import Row
@@ -129,7 +131,8 @@ class Federation:
         while True:
             pending = self._pending(server, last)
             server.round = last.rounds_done + 1
-            plan = self._make_method().plan(server)
+            with self._pinned(server):
+                plan = self._make_method().plan(server)
             if plan is None:
                 break
             last = self._step(server, last, plan, pending)
@@ -168,8 +171,8 @@ class Federation:
         quorum = len(plan.orders) if plan.quorum is None else plan.quorum
         if len(accepted) < quorum:
             return self._fail(server, now, last, f"{len(accepted)} of {quorum} needed replies came.", bool(absent))
-        method = self._make_method()
-        method.fold(server, self._carrier.replies(accepted, missing))
+        with self._pinned(server):
+            self._make_method().fold(server, self._carrier.replies(accepted, missing))
         server.rounds_done = now.rounds_done
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
@@ -218,6 +221,10 @@ class Federation:
 
     # ---- start and restart
 
+    def _pinned(self, server: Server) -> AbstractContextManager[None]:
+        """The server's global generators in a round; its sites' are pinned in the same way."""
+        return streams.pinned(self._settings.seed, SERVER, server.round, "global")
+
     def _server(self, state: State, last: Committed) -> Server:
         return Server(
             SERVER,
@@ -235,7 +242,8 @@ class Federation:
     def _set_up(self) -> tuple[Server, Committed]:
         last = Committed(facts=self._carrier.describe())
         server = self._server(State(), last)
-        self._make_method().setup(server)
+        with self._pinned(server):
+            self._make_method().setup(server)
         self._journal.begin(server.state, last)
         return server, last
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from medfl import wire
-from medfl.contract import SERVER, Method, Tensors
+from medfl.contract import SERVER, Method
 from medfl.errors import MedflError, SettingsError
-from medfl.plugins import load_plugins
 from medfl.siteside import SiteData
 from medfl.store import Store
 from medfl.testing.cohort import (
@@ -27,63 +24,8 @@ from medfl.testing.cohort import (
     scores,
     states,
 )
+from medfl.testing.suite import expect, finite, promise, same
 from medfl.wire import tensors_equal
-
-CHECKS: dict[str, Callable[[Case], None]] = {}
-"""Name to check, in the order in which they run."""
-
-
-def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[str, Any] | None = None) -> None:
-    """Run every check on a method and report all failures.
-
-    Args:
-        name: The method, as in ``medfl list methods``.
-        plugins: Plugin files to load first.
-        args: Settings of the method; its defaults otherwise.
-
-    Raises:
-        AssertionError: Naming each promise that is not kept, and how that showed.
-    """
-    case = Case(load_plugins(files=list(plugins)), name, args or {})
-    logger = logging.getLogger("medfl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    failures = []
-    try:
-        for title, check in CHECKS.items():
-            try:
-                check(case)
-            except Exception as error:  # every failure is reported below, none is lost
-                failures.append(f"{title}: {type(error).__name__}: {error}")
-    finally:
-        logger.setLevel(level)
-    if failures:
-        raise AssertionError(f"Method '{name}' breaks {len(failures)} promises:\n- " + "\n- ".join(failures))
-
-
-def promise(check: Callable[[Case], None]) -> Callable[[Case], None]:
-    """Add a check to the suite under its name."""
-    CHECKS[check.__name__] = check
-    return check
-
-
-def expect(condition: bool, message: str) -> None:
-    """Fail with a message."""
-    if not condition:
-        raise AssertionError(message)
-
-
-def same(left: dict[str, Tensors], right: dict[str, Tensors], what: str) -> None:
-    """Fail unless both hold the same models with the same bits."""
-    expect(left.keys() == right.keys(), f"{what}: models {sorted(left)} against {sorted(right)}")
-    unlike = [key for key in left if not tensors_equal(left[key], right[key])]
-    expect(not unlike, f"{what}: other bits in {unlike}")
-
-
-def finite(models: dict[str, Tensors], what: str) -> None:
-    """Fail unless all floating tensors are finite."""
-    bad = [k for k, m in models.items() for t in m.values() if t.is_floating_point() and not torch.isfinite(t).all()]
-    expect(not bad, f"{what}: not finite in {sorted(set(bad))}")
 
 
 @promise
