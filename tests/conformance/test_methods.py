@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from medfl.plugins import load_plugins
-from medfl.testing import CHECKS, check_method, checks
+from medfl.testing import CHECKS, check_method, suite
 
 
 @pytest.mark.parametrize("name", sorted(load_plugins().methods))
@@ -228,7 +228,7 @@ def toy(tmp_path, monkeypatch):
         path = tmp_path / "toy.py"
         path.write_text(HEAD + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n")
         if only:
-            monkeypatch.setattr(checks, "CHECKS", {only: CHECKS[only]})
+            monkeypatch.setattr(suite, "CHECKS", {only: CHECKS[only]})
         check_method("toy", plugins=[path])
 
     return toy
