@@ -32,7 +32,7 @@ from medfl.participation import sample
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings
 from medfl.simulation import Run, simulate
-from medfl.siteside import SiteData
+from medfl.siteside import Splits
 from medfl.streams import generator
 from medfl.task import Task
 
@@ -164,7 +164,7 @@ def _growth(sizes: list[int]) -> float:
     return max(sizes[half:]) - max(sizes[:half]) if len(sizes) > 1 else 0.0
 
 
-def make_sites(work: Work, names: list[str]) -> tuple[dict[str, SiteData], ArrayDataset]:
+def make_sites(work: Work, names: list[str]) -> tuple[dict[str, Splits], ArrayDataset]:
     """The sites' data and the global test set, over one shared array."""
 
     def dataset(rows: np.ndarray) -> ArrayDataset:
@@ -172,7 +172,7 @@ def make_sites(work: Work, names: list[str]) -> tuple[dict[str, SiteData], Array
 
     empty = dataset(np.empty(0, dtype=np.int64))
     parts = zip(names, work.train, work.tests, strict=True)
-    return {name: SiteData(dataset(train), empty, dataset(test)) for name, train, test in parts}, dataset(
+    return {name: Splits(dataset(train), empty, dataset(test)) for name, train, test in parts}, dataset(
         work.global_test
     )
 

@@ -23,7 +23,7 @@ from medfl.networks.norms import has_batch_norm
 from medfl.privacy.gaussian import describe
 from medfl.run_folder import claim, identity
 from medfl.settings import Execution, Settings
-from medfl.siteside import MethodFactory, SiteData, SiteHost
+from medfl.siteside import MethodFactory, SiteHost, Splits
 from medfl.store import Inbox, only_writer, write_json
 from medfl.summary import summarise
 from medfl.task import Task
@@ -60,7 +60,7 @@ class Run:
     make_method: MethodFactory
     task: Task
     settings: Settings
-    sites: Mapping[str, SiteData]
+    sites: Mapping[str, Splits]
     folder: Path
     global_test: Dataset | None = None
     public: Dataset | None = None
@@ -196,7 +196,7 @@ def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, Sit
     names = sorted(run.sites)
     run_id = str(streams.seed_of("run", run.settings.seed, run.method, *sorted(run.sites)))
 
-    def host(name: str, data: SiteData) -> SiteHost:
+    def host(name: str, data: Splits) -> SiteHost:
         def post(step: int, parcel: Parcel) -> None:
             Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
 
@@ -205,12 +205,12 @@ def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, Sit
 
     viewers = {}
     if run.global_test is not None:
-        viewers["global"] = host("global", SiteData(Empty(), Empty(), run.global_test))
+        viewers["global"] = host("global", Splits(Empty(), Empty(), run.global_test))
     if not method.pools_data:
         return {name: host(name, data) for name, data in sorted(run.sites.items())}, viewers
     if len(run.sites) == 1:
         return {name: host(name, data) for name, data in run.sites.items()}, viewers
     parts = [data.train for _, data in sorted(run.sites.items()) if len(data.train)]
-    pooled = SiteData(Pooled(parts), Empty(), Empty())
-    viewers |= {name: host(name, SiteData(Empty(), data.val, data.test)) for name, data in sorted(run.sites.items())}
+    pooled = Splits(Pooled(parts), Empty(), Empty())
+    viewers |= {name: host(name, Splits(Empty(), data.val, data.test)) for name, data in sorted(run.sites.items())}
     return {POOLED: host(POOLED, pooled)}, viewers

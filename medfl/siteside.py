@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass
-class SiteData:
+class Splits:
     """The splits of one site; `test` is for the core only."""
 
     train: Dataset
@@ -82,7 +82,7 @@ class SiteHost:
     def __init__(
         self,
         name: str,
-        data: SiteData,
+        data: Splits,
         folder: Path,
         task: Task,
         settings: Settings,

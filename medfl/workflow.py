@@ -16,8 +16,7 @@ from monai.bundle.workflows import ConfigWorkflow
 from rich.console import Console
 
 from medfl.contract import SERVER, Meta
-from medfl.data.sites import SiteData as SiteFolder
-from medfl.data.sites import load_global, load_site, load_sites, site_names
+from medfl.data.sites import SiteData, load_global, load_site, load_sites, site_names
 from medfl.errors import MedflError, SettingsError, did_you_mean
 from medfl.evaluation import Row
 from medfl.export import export
@@ -25,7 +24,7 @@ from medfl.plugins import load_plugins
 from medfl.progress import round_progress
 from medfl.settings import Execution, Settings, read_settings
 from medfl.simulation import Result, Run, simulate
-from medfl.siteside import SiteData
+from medfl.siteside import Splits
 from medfl.task import Task
 
 logger = logging.getLogger(__name__)
@@ -123,7 +122,7 @@ class FederatedRun:
                     make_method=lambda: registry.make_method(self.method, self.method_args),
                     task=dataclasses.replace(self.task, device=pick_device(execution.device)),
                     settings=settings,
-                    sites={name: SiteData(site.train, site.val, site.test) for name, site in loaded.items()},
+                    sites={name: Splits(site.train, site.val, site.test) for name, site in loaded.items()},
                     folder=self.output_dir,
                     global_test=pooled.test if pooled is not None else None,
                     public=public.train if public is not None else None,
@@ -139,7 +138,7 @@ class FederatedRun:
         registry.notify("medfl_run_ended", run_folder=str(self.output_dir), status=result.outcome.status)
         return result
 
-    def _load(self) -> tuple[dict[str, SiteFolder], SiteFolder | None, SiteFolder | None]:
+    def _load(self) -> tuple[dict[str, SiteData], SiteData | None, SiteData | None]:
         """The sites, the server's test set, and public data."""
         folder, classes = self.dataset_dir, self.task.num_classes
         names = list(self.sites) if self.sites is not None else [n for n in site_names(folder) if n != self.public]
@@ -227,7 +226,7 @@ def report(result: Result, folder: Path) -> None:
     console.print(f"Scores: {folder / 'metrics.csv'}; summary: {folder / 'summary.json'}; models: {folder / 'sites'}")
 
 
-def _digest(parts: Sequence[SiteFolder]) -> str:
+def _digest(parts: Sequence[SiteData]) -> str:
     return hashlib.sha256(repr(sorted((part.name, part.digest) for part in parts)).encode()).hexdigest()
 
 

@@ -14,7 +14,7 @@ from medfl.evaluation import score
 from medfl.plugins import load_plugins
 from medfl.settings import Settings, read_settings
 from medfl.simulation import Run, simulate
-from medfl.siteside import SiteData
+from medfl.siteside import Splits
 from medfl.summary import summarise
 from medfl.testing.cohort import Case, bits, make_data, make_site, make_sites, make_task
 from medfl_methods.fedavg import FedAvg
@@ -292,7 +292,7 @@ def test_pooled_data_are_the_parts_in_any_order():
 
 
 def test_a_run_without_anything_to_score_ends_well(tmp_path):
-    sites = {name: SiteData(make_data(8, name), Empty(), Empty()) for name in "ab"}
+    sites = {name: Splits(make_data(8, name), Empty(), Empty()) for name in "ab"}
     outcome = simulate(Run("fedavg", FedAvg, make_task(), Settings(rounds=2), sites, tmp_path))
     assert (outcome.summary["status"], outcome.summary["evaluated_round"], outcome.summary["scores"]) == (
         "finished",

@@ -10,7 +10,7 @@ import torch
 from medfl import wire
 from medfl.contract import SERVER, Method
 from medfl.errors import MedflError, SettingsError
-from medfl.siteside import SiteData
+from medfl.siteside import Splits
 from medfl.store import Store
 from medfl.testing.cohort import (
     Case,
@@ -181,7 +181,7 @@ def a_site_with_nan_stops_nobody(case: Case) -> None:
         if not case.kind.pools_data:
             broken = make_data(13, "site-2")
             broken.images[:] = float("nan")
-            sites["site-2"] = SiteData(broken, sites["site-2"].val, sites["site-2"].test)
+            sites["site-2"] = Splits(broken, sites["site-2"].val, sites["site-2"].test)
         result = case.run(folder, sites=sites)
         expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")
         finite({k: m for k, m in bits(result).items() if not k.startswith("site-2/personal")}, "beside a broken site")
@@ -209,7 +209,7 @@ def test_data_decide_nothing(case: Case) -> None:
     """With poisoned test labels every model has the same bits."""
     with folders(2) as (first, second):
         poisoned = {
-            name: SiteData(data.train, data.val, TensorData(data.test.batch(torch.arange(9))[0], 2 - data.test.labels))
+            name: Splits(data.train, data.val, TensorData(data.test.batch(torch.arange(9))[0], 2 - data.test.labels))
             for name, data in make_sites().items()
         }
         same(bits(case.run(first)), bits(case.run(second, sites=poisoned)), "poisoned test labels")

@@ -17,7 +17,7 @@ from medfl.contract import Meta, Method, Tensors
 from medfl.plugins import Registry
 from medfl.settings import Execution, Settings
 from medfl.simulation import Result, Run, simulate
-from medfl.siteside import SiteData
+from medfl.siteside import Splits
 from medfl.store import Store
 from medfl.task import Task
 
@@ -90,12 +90,12 @@ def make_data(n: int, key: str, labels: torch.Tensor | None = None) -> TensorDat
     return TensorData(images, labels)
 
 
-def make_site(n: int, key: str, labels: torch.Tensor | None = None) -> SiteData:
+def make_site(n: int, key: str, labels: torch.Tensor | None = None) -> Splits:
     """A site with n training, 6 validation and 9 test images."""
-    return SiteData(make_data(n, key, labels), make_data(6, key + "/val"), make_data(9, key + "/test"))
+    return Splits(make_data(n, key, labels), make_data(6, key + "/val"), make_data(9, key + "/test"))
 
 
-def make_sites(sizes: Mapping[str, int] | None = None) -> dict[str, SiteData]:
+def make_sites(sizes: Mapping[str, int] | None = None) -> dict[str, Splits]:
     """Sites of the given sizes; by default three unlike ones."""
     return {name: make_site(n, name) for name, n in (sizes or {"site-1": 21, "site-2": 13, "site-3": 8}).items()}
 
@@ -133,7 +133,7 @@ class Case:
         self,
         folder: Path,
         *,
-        sites: Mapping[str, SiteData] | None = None,
+        sites: Mapping[str, Splits] | None = None,
         task: Task | None = None,
         workers: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,

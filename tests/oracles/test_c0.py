@@ -12,7 +12,7 @@ from medfl.participation import sample
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.simulation import Run, simulate
-from medfl.siteside import SiteData
+from medfl.siteside import Splits
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_site, make_sites, make_task
 from medfl.wire import tensors_equal
@@ -56,7 +56,7 @@ QUADRATIC = Task(
 def quadratic_sites():
     def site(centre, n):
         images = torch.full((n, 1, 1, 1), float(centre))
-        return SiteData(TensorData(images, torch.zeros(n, dtype=torch.int64)), Empty(), Empty())
+        return Splits(TensorData(images, torch.zeros(n, dtype=torch.int64)), Empty(), Empty())
 
     return {"a": site(0, 1), "b": site(1, 1), "c": site(4, 2)}
 
@@ -233,7 +233,7 @@ def gaussian_sites(random_labels):
         images[:, 3, 0, 0] += 4.0 * labels - 2.0
         return TensorData(images, torch.randint(2, (n,), generator=rng) if random_labels else labels)
 
-    return {f"site-{index}": SiteData(split(200), Empty(), split(100)) for index in range(4)}
+    return {f"site-{index}": Splits(split(200), Empty(), split(100)) for index in range(4)}
 
 
 @pytest.mark.parametrize("name", FIVE)

@@ -9,7 +9,7 @@ from torch import nn
 from medfl import streams, wire
 from medfl.contract import Holder
 from medfl.plugins import load_plugins
-from medfl.siteside import SiteData
+from medfl.siteside import Splits
 from medfl.store import Store
 from medfl.testing.cohort import Case, SmallNet, TensorData, bits, make_data, make_site, make_sites, make_task
 from medfl.wire import tensors_equal
@@ -28,7 +28,7 @@ def close(left, right, atol=1e-5):
 def changed(change, **sites):
     """Sites whose training images and labels are changed, and test labels where `change` gives them."""
     return {
-        name: SiteData(change(data.train), change(data.val), change(data.test)) for name, data in make_sites().items()
+        name: Splits(change(data.train), change(data.val), change(data.test)) for name, data in make_sites().items()
     }
 
 
