@@ -27,6 +27,7 @@ from medfl.siteside import MethodFactory, SiteHost, Splits
 from medfl.store import Inbox, only_writer, write_json
 from medfl.summary import summarise
 from medfl.task import Task
+from medfl.training import cpu_has_bf16
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,8 @@ def check(run: Run, method: Method) -> None:
             f"Method '{run.method}' needs one architecture at all sites; got {used}. Give all sites the same network, "
             "or choose a method that allows unlike ones (`medfl list methods`)."
         )
+    if run.settings.precision == "bf16" and run.task.device == "cpu" and not cpu_has_bf16():
+        logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
     if method.needs_public and run.public is None:
         raise SettingsError(f"Method '{run.method}' needs public data; name their folder with --public.")
     if run.settings.privacy is not None:
