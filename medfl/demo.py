@@ -57,16 +57,8 @@ def _run(method: str, cohort: Path, run: Path, rounds: int, console: Console) ->
     command = [
         *(sys.executable, "-m", "monai.bundle", "run", "--config_file", str(configs)),
         *("--bundle_root", str(BUNDLE), "--dataset_dir", str(cohort.resolve()), "--output_dir", str(run.resolve())),
-        *(
-            "--method",
-            method,
-            "--rounds",
-            str(rounds),
-            "--num_classes",
-            "4",
-            "--workers",
-            str(min(2, os.cpu_count() or 1)),
-        ),
+        *("--method", method, "--rounds", str(rounds), "--epochs", "3", "--batch_size", "16"),
+        *("--num_classes", "4", "--workers", str(min(2, os.cpu_count() or 1))),
     ]
     console.print(f"\n{method}: python {' '.join(command[1:])}", soft_wrap=True)
     quiet = {"PYTHONWARNINGS": "ignore::UserWarning:monai.bundle.scripts"}  # MONAI warns of any bundle, also of ours
