@@ -22,6 +22,7 @@ from medfl.networks.norms import buffer_names, norm_names
 from medfl.participation import sample
 from medfl.task import Task
 from medfl.training import Batch, Trained, train
+from medfl.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
 
@@ -128,10 +129,10 @@ class Averaging(BaseModel):
 
     def work(self, site: Site, order: Order) -> Reply:
         """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
-        received = strip(order.tensors)
+        received = select(order.tensors, PREFIX)
         before, after, trained, log = self.fit(site, self.full_state(site, received))
         site.state.tensors = {name: after[name] for name in after if name not in received}
-        update = {PREFIX + name: subtract(after[name], before[name]) for name in received}
+        update = prefixed({name: subtract(after[name], before[name]) for name in received}, PREFIX)
         log |= {"loss": trained.loss, "seconds": trained.seconds}
         return Reply(update, {"size": len(site.train)}, log=log, trained=Model(site.network, after))
 
@@ -145,14 +146,14 @@ class Averaging(BaseModel):
 
     def publish(self, server: Server) -> Tensors:
         """The shared tensors."""
-        return {PREFIX + name: tensor for name, tensor in server.state.tensors.items()}
+        return prefixed(server.state.tensors, PREFIX)
 
     def models(self, holder: Server | Site) -> dict[str, Model]:
         """The server's model where all of it is shared; otherwise each site's own."""
         if isinstance(holder, Server):
             complete = holder.state.meta.get("complete", False)
             return {"global": Model(holder.task.network, holder.state.tensors)} if complete else {}
-        received = strip(holder.published)
+        received = select(holder.published, PREFIX)
         tensors = self.full_state(holder, received)
         kind = "global" if len(received) == len(tensors) else "personal"
         return {kind: Model(holder.network, tensors)}
@@ -216,11 +217,6 @@ def cpu_state(model: nn.Module) -> Tensors:
     }
 
 
-def strip(tensors: Tensors, prefix: str = PREFIX) -> Tensors:
-    """The tensors under `prefix`, without it."""
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
 def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """The update of a tensor; a boolean one is replaced, not subtracted."""
     return after.clone() if after.dtype is torch.bool else after - before
@@ -267,7 +263,7 @@ def mean_update(replies: Replies, weights: dict[str, float], prefix: str = PREFI
     """
     mean: Tensors = {}
     for site, tensors in replies:
-        for name, tensor in strip(tensors, prefix).items():
+        for name, tensor in select(tensors, prefix).items():
             if not tensor.is_floating_point():
                 mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
             elif name in mean:

@@ -75,5 +75,5 @@ def _table(accuracy: dict[str, dict[str, float | None]], rounds: int) -> Table:
         table.add_column({"local": "alone (local)"}.get(method, f"together ({method})"), justify="right")
     for site in sorted(accuracy, key=lambda name: (name == "mean", name)):
         values = [accuracy[site].get(method) for method in METHODS]
-        table.add_row(site, *("-" if value is None else f"{value:.3f}" for value in values), end_section=False)
+        table.add_row(site, *("-" if value is None else f"{value:.3f}" for value in values))
     return table

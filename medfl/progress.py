@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from medfl.data.sites import GLOBAL
 from medfl.evaluation import Row
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def _scores(rows: list[Row], metric: str) -> str:
     """Mean test score over the sites, by model, of the round that was scored."""
     found: dict[tuple[int, str], list[float]] = {}
     for row in rows:
-        if row.metric == metric and row.split == "test" and row.moment == "aggregated" and row.site != "global":
+        if row.metric == metric and row.split == "test" and row.moment == "aggregated" and row.site != GLOBAL:
             found.setdefault((row.round, row.model), []).append(row.value)
     return "; ".join(
         f"{metric} after round {round_}: {sum(values) / len(values):.3f} ({model}, mean of {len(values)} test sets)"

@@ -14,6 +14,7 @@ from medfl import streams
 from medfl.carriers.local import LocalCarrier
 from medfl.contract import SERVER, Dataset, Limit, Meta, Method, Model, Parcel
 from medfl.data.pooled import Empty, Pooled
+from medfl.data.sites import GLOBAL
 from medfl.errors import DataError, SettingsError
 from medfl.evaluation import Row
 from medfl.federation import Federation, Outcome
@@ -132,7 +133,7 @@ def check(run: Run, method: Method) -> None:
     check_metrics(run.task.metrics)
     check_method(method, run.settings, run.method)
     for name in run.sites:
-        taken = name in (SERVER, "global") or (name == POOLED and len(run.sites) > 1)
+        taken = name in (SERVER, GLOBAL) or (name == POOLED and len(run.sites) > 1)
         if taken or "/" in name or name.startswith("."):
             raise SettingsError(
                 f"A site can't be called '{name}': that name has a meaning of its own. Rename its folder."
@@ -208,7 +209,7 @@ def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, Sit
 
     viewers = {}
     if run.global_test is not None:
-        viewers["global"] = host("global", Splits(Empty(), Empty(), run.global_test))
+        viewers[GLOBAL] = host(GLOBAL, Splits(Empty(), Empty(), run.global_test))
     if not method.pools_data:
         return {name: host(name, data) for name, data in sorted(run.sites.items())}, viewers
     if len(run.sites) == 1:

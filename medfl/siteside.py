@@ -21,7 +21,7 @@ from medfl.errors import ContractError, RefusedError, StoreError
 from medfl.evaluation import Row, rows_of, score
 from medfl.filters import Filters
 from medfl.settings import Settings
-from medfl.store import Inbox, Record, Store, prefixed
+from medfl.store import Inbox, Record, Store
 from medfl.task import Task
 
 MethodFactory = Callable[[], Method]
@@ -38,7 +38,6 @@ class Answer:
         refused: Why nothing is sent, or None.
         meta: The reply's meta, as it left the site.
         rows: Scores and costs.
-        parcels: Receivers of the parcels that were posted.
     """
 
     site: str
@@ -46,7 +45,6 @@ class Answer:
     refused: str | None = None
     meta: Meta = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    parcels: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -62,6 +60,12 @@ def order_digest(order: Order, tensors_digest: str) -> str:
     """Identifies an order: the same order sent again has the same digest."""
     text = json.dumps([order.op, order.meta, tensors_digest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _copy(state: State) -> State:
+    """A state that shares nothing with the given one."""
+    meta = json.loads(json.dumps(state.meta))
+    return State({name: tensor.clone() for name, tensor in state.tensors.items()}, meta, dict(state.blobs))
 
 
 class SiteHost:
@@ -125,9 +129,7 @@ class SiteHost:
         if record is None:
             record = self._carry_out(make_method(), order, step, round_, digest)
         for index, parcel in enumerate(record.meta["parcels"]):
-            tensors = {
-                name.split("/", 2)[2]: t for name, t in record.tensors.items() if name.startswith(f"parcel/{index}/")
-            }
+            tensors = wire.select(record.tensors, f"parcel/{index}/")
             self._post(step, Parcel(parcel["to"], tensors, parcel["meta"], self.name))
         return Answer(
             self.name,
@@ -135,7 +137,6 @@ class SiteHost:
             record.meta["refused"],
             record.meta["reply"],
             [Row(*row) for row in record.meta["rows"]],
-            [parcel["to"] for parcel in record.meta["parcels"]],
         )
 
     def _stored(self, step: int, digest: str) -> Record | None:
@@ -152,9 +153,9 @@ class SiteHost:
         return record
 
     def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str) -> Record:
-        site, before = self._site(round_, step)
-        since = self.store.latest(before=step)
-        site.inbox = self.inbox.read(since.step if since else 0, step)
+        last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
+        site, before = self._view(round_, last.state()), _copy(last.state())
+        site.inbox = self.inbox.read(last.step, step)
         filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
         refused: str | None = None
         reply, tensors = Reply(), Tensors()
@@ -168,12 +169,12 @@ class SiteHost:
                 site=self.name,
                 stream_factory=lambda payload: site.secret_rng("noise", payload),
             )
-            tensors |= prefixed(sent, "reply/")
+            tensors |= wire.prefixed(sent, "reply/")
             self._check_parcels(method, reply.parcels)
             parcels = []
             for index, parcel in enumerate(reply.parcels):
                 posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)
-                tensors |= prefixed(posted, f"parcel/{index}/")
+                tensors |= wire.prefixed(posted, f"parcel/{index}/")
                 parcels.append({"to": parcel.to, "meta": parcel_meta})
         except RefusedError as error:
             refused, reply, tensors, meta, parcels = str(error), Reply(), {}, {}, []
@@ -211,14 +212,6 @@ class SiteHost:
                 scores = score(model, getattr(self.data, split), self.task, self.settings)
                 rows += rows_of(scores, round_, self.name, "personal", split, "trained")
         return rows
-
-    def _site(self, round_: int, before: int) -> tuple[Site, State]:
-        """The method's view of this site in a step, and an untouched copy of its state."""
-        record = self.store.latest(before=before)
-        state = record.state() if record else State()
-        meta = json.loads(json.dumps(state.meta))
-        copy = State({name: t.clone() for name, t in state.tensors.items()}, meta, dict(state.blobs))
-        return self._view(round_, state), copy
 
     def _view(self, round_: int, state: State) -> Site:
         """The method's view of this site with a given state."""

@@ -77,17 +77,7 @@ class Record:
 
     def state(self) -> State:
         """The participant's state in this record."""
-        return State(select(self.tensors, "state/"), self.meta["state"], self.meta["blobs"])
-
-
-def select(tensors: Tensors, prefix: str) -> Tensors:
-    """The tensors whose name begins with `prefix`, without it."""
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def prefixed(tensors: Tensors, prefix: str) -> Tensors:
-    """The same tensors with `prefix` before each name."""
-    return {prefix + name: tensor for name, tensor in tensors.items()}
+        return State(wire.select(self.tensors, "state/"), self.meta["state"], self.meta["blobs"])
 
 
 class Store:
@@ -120,7 +110,7 @@ class Store:
         Raises:
             StoreError: If it can't be written; the previous step stays valid.
         """
-        tensors = prefixed(state.tensors, "state/") | (extra or {})
+        tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
         write_atomic(self.path(step), wire.encode(tensors, content))
         self._prune()

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from medfl.contract import Meta
+from medfl.data.sites import GLOBAL
 from medfl.evaluation import Row
 from medfl.federation import Outcome
 
@@ -25,7 +26,7 @@ def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
     results: Meta = {}
     for (model, split, metric), group in scores.groupby(["model", "split", "metric"]):
         values = dict(zip(group["site"], group["value"], strict=True))
-        pooled = values.pop("global", None)
+        pooled = values.pop(GLOBAL, None)
         found = [value for value in values.values() if not math.isnan(value)]
         results.setdefault(str(model), {}).setdefault(str(split), {})[str(metric)] = {
             "mean": sum(found) / len(found) if found else None,

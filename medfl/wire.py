@@ -185,3 +185,13 @@ def tensors_equal(left: Tensors, right: Tensors) -> bool:
         )
         for name, a in left.items()
     )
+
+
+def select(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors whose name begins with `prefix`, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(tensors: Tensors, prefix: str) -> Tensors:
+    """The same tensors with `prefix` before each name."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}

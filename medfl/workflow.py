@@ -106,7 +106,6 @@ class FederatedRun:
         registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run")
-        torch.set_num_threads(execution.threads)
         loaded, pooled, public = self._load()
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=settings.model_dump(mode="json"))
         with round_progress(settings.rounds, self.task.metrics[0]) as show:

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 from medfl import streams
-from medfl.averaging import Averaging, Fit, add_update, mean_update, normalised, strip, subtract
+from medfl.averaging import Averaging, Fit, add_update, mean_update, normalised, subtract
 from medfl.contract import Site, State
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -17,7 +17,7 @@ from medfl.store import Store
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, bits, make_data, make_sites, make_task
 from medfl.training import Batch
-from medfl.wire import tensors_equal
+from medfl.wire import select, tensors_equal
 from medfl_methods.fedbn import FedBN
 from medfl_methods.fedprox import FedProx
 
@@ -266,7 +266,7 @@ def test_updates_keep_each_tensors_type():
         assert found == new
     half = torch.tensor(1.0, dtype=torch.bfloat16)
     assert add_update(half, torch.tensor(0.5, dtype=torch.float64)).dtype == torch.bfloat16
-    assert strip({"model/a/b": half, "other/c": half}) == {"a/b": half}
+    assert select({"model/a/b": half, "other/c": half}, "model/") == {"a/b": half}
 
 
 def test_a_site_that_comes_late_starts_from_the_initial_personal_part(tmp_path):

@@ -19,7 +19,7 @@ from medfl.contract import Meta, Order, Tensors
 from medfl.errors import MedflError
 from medfl.evaluation import Row, rows_of, score
 from medfl.federation import Evaluation
-from medfl.filters import decode
+from medfl.filters import CODEC, decode
 from medfl.siteside import Answer, MethodFactory, SiteHost
 
 
@@ -29,7 +29,7 @@ class FileReplies:
     def __init__(self, hosts: dict[str, SiteHost], answers: list[Answer], missing: list[str]) -> None:
         self._hosts = hosts
         self._answers = {answer.site: answer for answer in sorted(answers, key=lambda answer: answer.site)}
-        self.meta = {site: {k: v for k, v in a.meta.items() if k != "_codec"} for site, a in self._answers.items()}
+        self.meta = {site: {k: v for k, v in a.meta.items() if k != CODEC} for site, a in self._answers.items()}
         self.missing = sorted(missing)
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
@@ -64,7 +64,6 @@ class LocalCarrier:
     ) -> None:
         self.hosts, self.viewers = hosts, viewers or {}
         self._make_method, self._absent = make_method, absent
-        self._threads = threads
         self._pool = Pool(self._run, workers, threads) if workers > 1 else None
 
     @property
@@ -117,9 +116,9 @@ class LocalCarrier:
         digests: dict[int, str] = {}
         jobs = []
         for order in sorted(orders, key=lambda order: (-len(self.hosts[order.to].data.train), order.to)):
-            digest = digests.setdefault(id(order.tensors), "") or wire.digest(order.tensors)
-            digests[id(order.tensors)] = digest
-            meta = {"to": order.to, "op": order.op, "meta": order.meta, "digest": digest}
+            if id(order.tensors) not in digests:  # most orders of a step share their tensors
+                digests[id(order.tensors)] = wire.digest(order.tensors)
+            meta = {"to": order.to, "op": order.op, "meta": order.meta, "digest": digests[id(order.tensors)]}
             jobs.append((meta | {"job": "step", "step": step, "round": round_}, order.tensors))
         return jobs
 
