@@ -8,12 +8,14 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
+DEMO ?= demo
+DEMO_OPTIONS ?=
 BIN = $(VENV)/bin
 
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.ready
-	$(BIN)/medfl demo --out demo
+	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
 
 test: lint
 	$(BIN)/python -m pytest

@@ -17,8 +17,18 @@ def medfl_partitions() -> list[PartitionRecord]:
     return [
         PartitionRecord("iid", "medfl.partition.iid:iid", "every site gets a random share of the same kind"),
         PartitionRecord(
+            "dirichlet_class",
+            "medfl.partition.dirichlet_class:dirichlet_class",
+            "unlike shares of the classes, drawn from a Dirichlet distribution (alpha, min_size)",
+        ),
+        PartitionRecord(
             "dirichlet_class_balanced",
             "medfl.partition.dirichlet_class_balanced:dirichlet_class_balanced",
-            "unlike shares of the classes, drawn from a Dirichlet distribution",
+            "the same, but sites that are full get no more (alpha, min_size)",
         ),
+        PartitionRecord("label_k", "medfl.partition.label_k:label_k", "every site has k classes (k)"),
+        PartitionRecord(
+            "subset", "medfl.partition.subset:subset", "nearly all of a site's images are of one class (share)"
+        ),
+        PartitionRecord("by_site", "medfl.partition.by_site:by_site", "a site for each value of a column (--column)"),
     ]

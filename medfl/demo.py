@@ -1,79 +1,77 @@
-"""A federation from nothing: made-up blood cells, two methods through MONAI's own command, a table."""
+"""A federation from nothing: made-up blood cells, prepared, partitioned, trained, compared, and on one page."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from medfl.contract import Meta
-from medfl.data.phantoms import make_cohort
-from medfl.errors import MedflError, SettingsError
+from medfl.bundle_folders import find_bundle
+from medfl.data.medmnist import prepare
+from medfl.data.phantom_release import FLAG, write_release
+from medfl.errors import MedflError
+from medfl.partition.dirichlet_class_balanced import dirichlet_class_balanced
+from medfl.partition.plan import Plan, partition
+from medfl.report.compare import compare, to_markdown
+from medfl.report.page import write_report
+from medfl.report.runs import read_run
 
 METHODS = ("local", "fedavg")
-BUNDLE = Path(__file__).parents[1] / "bundles" / "medmnist_classification"
+SITES, ALPHA = 4, 0.5
 
 
-def demo(out: Path, rounds: int = 8, images: int = 120) -> dict[str, dict[str, float | None]]:
-    """Make a phantom cohort in `out`, run the methods on it, print a table.
+def demo(out: Path, rounds: int = 8, images: int = 120) -> Path:
+    """Make a release of made-up images in `out`, and go the whole way to a report; what is there is continued.
 
     Args:
-        out: Where cohort and runs go; runs that are there already are continued.
+        out: Where everything goes.
         rounds: Rounds of each run.
-        images: Images per site.
+        images: Images per site, on average.
 
     Returns:
-        Site (and ``mean``) to the accuracy of each method.
+        The report.
 
     Raises:
-        MedflError: If the bundle is not there, or a run fails.
+        MedflError: If a run fails.
     """
-    if not BUNDLE.is_dir():
-        raise SettingsError(f"The demo needs the bundle '{BUNDLE}'; run it from a clone of the repository.")
-    console = Console()
-    cohort = out / "cohort"
-    if not cohort.exists():
-        console.print(f"Making a phantom cohort in {cohort}: 4 sites with unlike stains and class balance.")
-        make_cohort(cohort, images_per_site=images)
-    accuracy: dict[str, dict[str, float | None]] = {}
-    for method in METHODS:
-        summary = _run(method, cohort, out / "runs" / method, rounds, console)
-        for model in summary["scores"].values():
-            found = model["test"]["accuracy"]
-            for site, value in found["sites"].items() | {"mean": found["mean"]}.items():
-                accuracy.setdefault(site, {})[method] = value
-    console.print(_table(accuracy, rounds))
-    console.print(f"Scores of every round: {out}/runs/*/metrics.csv. A model per site: {out}/runs/*/sites/.")
-    return accuracy
+    console = Console(highlight=False, soft_wrap=True)
+    bundle = find_bundle("medmnist_classification")
+    data = _prepare(out, images, console)
+    runs = [_run(method, bundle, data, out / "runs" / method, rounds, console) for method in METHODS]
+    console.print("\n" + to_markdown(compare([read_run(run) for run in runs], ["accuracy", "auc"], "local")))
+    page = write_report(runs, out / "report.html")
+    console.print(f"\nWho gains, site by site: open {page}")
+    return page
 
 
-def _run(method: str, cohort: Path, run: Path, rounds: int, console: Console) -> Meta:
-    configs = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
+def _prepare(out: Path, images: int, console: Console) -> Path:
+    """Release, pooled data set and partition, each made unless it is there."""
+    downloads, pooled, data = out / "downloads", out / "pooled", out / "data"
+    if not data.exists():
+        console.print(f"Made-up blood cells, as a MedMNIST file: {write_release(downloads, SITES * images)}")
+        console.print(f"\nmedfl prep medmnist --source {downloads} --flag {FLAG} --out {pooled}")
+        prepare(downloads, FLAG, pooled, force=True)
+        console.print(
+            f"medfl partition {pooled} --out {data} --scheme dirichlet_class_balanced --alpha {ALPHA} --sites {SITES}"
+        )
+        plan = Plan("dirichlet_class_balanced", SITES, options={"alpha": ALPHA, "min_size": min(images // 2, 40)})
+        partition(pooled, data, plan, dirichlet_class_balanced)
+    return data
+
+
+def _run(method: str, bundle: Path, data: Path, run: Path, rounds: int, console: Console) -> Path:
+    configs = [str(bundle / "configs" / name) for name in ("train.json", "federate.json")]
     command = [
         *(sys.executable, "-m", "monai.bundle", "run", "--config_file", str(configs)),
-        *("--bundle_root", str(BUNDLE), "--dataset_dir", str(cohort.resolve()), "--output_dir", str(run.resolve())),
+        *("--bundle_root", str(bundle), "--dataset_dir", str(data.resolve()), "--output_dir", str(run.resolve())),
         *("--method", method, "--rounds", str(rounds), "--epochs", "3", "--batch_size", "16"),
-        *("--num_classes", "4", "--workers", str(min(2, os.cpu_count() or 1))),
+        *("--workers", str(min(2, os.cpu_count() or 1))),
     ]
-    console.print(f"\n{method}: python {' '.join(command[1:])}", soft_wrap=True)
+    console.print(f"\n{method}: python {' '.join(command[1:])}")
     quiet = {"PYTHONWARNINGS": "ignore::UserWarning:monai.bundle.scripts"}  # MONAI warns of any bundle, also of ours
     if subprocess.run(command, check=False, env=os.environ | quiet).returncode != 0:
         raise MedflError(f"The run of '{method}' failed; its messages are above.")
-    summary: Meta = json.loads((run / "summary.json").read_text())
-    return summary
-
-
-def _table(accuracy: dict[str, dict[str, float | None]], rounds: int) -> Table:
-    table = Table(title=f"Test accuracy of the model that each site takes home, after {rounds} rounds")
-    table.add_column("site")
-    for method in METHODS:
-        table.add_column({"local": "alone (local)"}.get(method, f"together ({method})"), justify="right")
-    for site in sorted(accuracy, key=lambda name: (name == "mean", name)):
-        values = [accuracy[site].get(method) for method in METHODS]
-        table.add_row(site, *("-" if value is None else f"{value:.3f}" for value in values))
-    return table
+    return run

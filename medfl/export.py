@@ -1,31 +1,56 @@
-"""What a site takes home: an ordinary MONAI bundle with its own model."""
+"""What a site takes home: an ordinary MONAI bundle with its own model, and what that model says of its test images."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from medfl.contract import Model
+from medfl.contract import Meta, Model
 from medfl.errors import StoreError
-from medfl.simulation import Result
-from medfl.store import write_json
+from medfl.evaluation import predict
+from medfl.report.runs import PREDICTIONS
+from medfl.simulation import Result, Run
+from medfl.store import write_atomic
 
 LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
 
 
-def export(result: Result, bundle_root: Path, folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Home:
+    """What the bundles that sites take home are made from.
+
+    Attributes:
+        bundle_root: The bundle of the run; its configurations, docs and licence are copied.
+        values: Values of the run for ids of the configurations, such as ``num_classes``: they replace the bundle's.
+        shape: Of an image, (channels, *spatial), for the metadata.
+        classes: Names of the classes, for the metadata.
+    """
+
+    bundle_root: Path
+    values: Meta = field(default_factory=dict)
+    shape: Sequence[int] = ()
+    classes: Sequence[str] = ()
+
+
+def export(result: Result, run: Run, home: Home) -> list[Path]:
     """Write a bundle for every site, and ``global/`` where the method has a global model.
 
-    A site gets its personal model if it has one, otherwise the global one.
+    A site gets its personal model if it has one, otherwise the global one, and beside it `PREDICTIONS`: what the model
+    says of the site's test images, in their order.
 
     Args:
         result: Of the run.
-        bundle_root: The bundle that the run was made from; its configurations, docs and licence are copied.
-        folder: The run folder; bundles go to ``sites/<name>`` and ``global``.
+        run: The run; bundles go to ``sites/<name>`` and ``global`` in its folder.
+        home: What they are made from.
 
     Returns:
         The bundles' folders.
@@ -33,29 +58,31 @@ def export(result: Result, bundle_root: Path, folder: Path) -> list[Path]:
     Raises:
         StoreError: If one can't be written.
     """
-    models = {
-        folder / "sites" / site: found.get("personal") or found["global"]
-        for site, found in sorted(result.models.items())
-        if found
-    }
+    written = []
+    for site, found in sorted(result.models.items()):
+        if found:
+            model, target = found.get("personal") or found["global"], run.folder / "sites" / site
+            _write(target, home, model, {"site": site})
+            _write_predictions(target, run, site, model)
+            written.append(target)
     if "global" in result.outcome.models:
-        models[folder / "global"] = result.outcome.models["global"]
-    for target, model in models.items():
-        _write(target, bundle_root, model)
-    return list(models)
+        _write(run.folder / "global", home, result.outcome.models["global"], {})
+        written.append(run.folder / "global")
+    return written
 
 
-def _write(target: Path, bundle_root: Path, model: Model) -> None:
+def _write(target: Path, home: Home, model: Model, values: Meta) -> None:
     try:
         (target / "models").mkdir(parents=True, exist_ok=True)
         for part in ("configs", "docs"):
-            if (bundle_root / part).is_dir():
+            if (home.bundle_root / part).is_dir():
                 shutil.copytree(
-                    bundle_root / part, target / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT_OUT)
+                    home.bundle_root / part, target / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT_OUT)
                 )
-        if (bundle_root / "LICENSE").exists():
-            shutil.copy(bundle_root / "LICENSE", target / "LICENSE")
-        _name_network(target / "configs" / "train.json", model.network)
+        if (home.bundle_root / "LICENSE").exists():
+            shutil.copy(home.bundle_root / "LICENSE", target / "LICENSE")
+        for config in sorted((target / "configs").glob("*.json")):
+            _settle(config, home, home.values | values | {"network_name": model.network})
         torch.save(model.tensors, target / "models" / "model.pt")
     except OSError as error:
         raise StoreError(
@@ -64,9 +91,46 @@ def _write(target: Path, bundle_root: Path, model: Model) -> None:
         ) from error
 
 
-def _name_network(config: Path, network: str) -> None:
-    if config.exists():
-        content = json.loads(config.read_text())
-        if content.get("network_name") not in (None, network):
-            content["network_name"] = network
-            write_json(config, content)
+def _settle(config: Path, home: Home, values: Meta) -> None:
+    """Write the run's values into a configuration, where it has such ids, so that nobody needs to give them again."""
+    content = json.loads(config.read_text(encoding="utf-8"))
+    if config.name == "metadata.json":
+        _describe(content, home)
+    else:
+        content |= {name: value for name, value in values.items() if name in content}
+    write_atomic(config, (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode())
+
+
+def _describe(metadata: Any, home: Home) -> None:
+    """Make the metadata say what this network takes and gives."""
+    formats = metadata.get("network_data_format", {})
+    image = formats.get("inputs", {}).get("image")
+    pred = formats.get("outputs", {}).get("pred")
+    if image is not None and home.shape:
+        channels, *size = home.shape
+        image |= {"num_channels": channels, "spatial_shape": list(size)}
+        if len(image.get("channel_def", {})) != channels:
+            image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
+            image["format"] = "magnitude"
+    if pred is not None and home.classes:
+        count = len(home.classes)
+        names = {str(number): name for number, name in enumerate(home.classes)}
+        pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
+
+
+def _write_predictions(target: Path, run: Run, site: str, model: Model) -> None:
+    data = run.sites[site].test
+    if not len(data):
+        return
+    predictor = run.make_method().predictor(run.task, [model])
+    probabilities = predict(predictor, data, run.settings, run.task.device)
+    write_atomic(target / PREDICTIONS, _csv(probabilities, data.labels).encode())
+
+
+def _csv(probabilities: torch.Tensor, labels: torch.Tensor) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1]))])
+    for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
+        writer.writerow([row, label, *(f"{value:.9g}" for value in values)])
+    return text.getvalue()

@@ -10,7 +10,7 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_methods() -> list[MethodRecord]
     medfl_networks() -> list[NetworkRecord]
     medfl_partitions() -> list[PartitionRecord]
-    medfl_run_started(run_folder: str, settings: dict[str, Any]) -> None
+    medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
     medfl_run_ended(run_folder: str, status: str) -> None
 
@@ -111,8 +111,12 @@ class Hooks:
         """Partitions of this plugin."""
 
     @_hookspec
-    def medfl_run_started(self, run_folder: str, settings: dict[str, Any]) -> None:
-        """A run begins or continues; `settings` are those of the run, as in its ``run.json``."""
+    def medfl_run_started(self, run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
+        """A run begins or continues.
+
+        `settings` are those of the run, of its optimiser and of its method by name, as in its ``run.json``. `tracking`
+        is what MONAI's ``--tracking`` was told (``tracking_uri``, ``experiment_name``, ``run_name``), empty without it.
+        """
 
     @_hookspec
     def medfl_round_ended(self, run_folder: str, round: int, rows: list[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ from medfl.task import Task
 logger = logging.getLogger(__name__)
 
 
-def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, plugins: list[str]) -> None:
+def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: Meta) -> None:
     """Write run.json into a new folder, or check that the folder holds this run.
 
     Args:
@@ -31,10 +31,11 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, plugins:
         run: Its `identity`.
         settings: The run's settings.
         execution: Workers, threads and device; other ones are allowed, with a warning.
-        plugins: Names of the plugins that were loaded, for the record.
+        record: What else the file holds, for people: origins of the settings, hashes of the data, plugins.
 
     Raises:
-        StoreError: If it holds another run, or fewer rounds are asked for than before, or more under privacy.
+        StoreError: If it holds another run or one that was cleaned, or fewer rounds are asked for than before, or more
+            under privacy.
     """
     path = folder / "run.json"
     content = {
@@ -42,12 +43,17 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, plugins:
         "rounds": settings.rounds,
         "execution": execution,
         "versions": _versions(),
-        "plugins": plugins,
+        **record,
     }
     if path.exists():
         before = _read(path)
         _compare(before["identity"], run, folder)
         _check_rounds(folder, before["rounds"], settings)
+        if before.get("cleaned"):
+            raise StoreError(
+                f"The run in '{folder}' is finished and was cleaned: the state that would continue it is gone. Its "
+                "scores and bundles are as they were. To compute it again, name another folder with --output_dir."
+            )
         for part in ("execution", "versions"):
             if before[part] != content[part]:
                 logger.warning(

@@ -57,6 +57,9 @@ class Settings(Strict):
         evaluate_every: Rounds between two evaluations, >= 1; the last round is always evaluated.
         moments: When sites are scored: ``aggregated`` after a round, ``trained`` also right after local training.
         global_test: After the last round, score every site's model on every site's test data (core op ``exchange``).
+        balance: What is done about unlike class sizes at a site: ``none``; ``loss`` weighs each class of the task's
+            loss by the inverse of its share of the site's training images; ``sampling`` draws the images of each class
+            equally often, with replacement.
         precision: ``fp32``, or ``bf16`` for autocast.
         networks: Site to name of its network, where it is not the task's default.
         norm_bound: Refuse a reply whose L2 norm is above this; None allows any finite one.
@@ -76,6 +79,7 @@ class Settings(Strict):
     evaluate_every: int = Field(1, ge=1)
     moments: tuple[Literal["aggregated", "trained"], ...] = ("aggregated",)
     global_test: bool = False
+    balance: Literal["none", "loss", "sampling"] = "none"
     precision: Literal["fp32", "bf16"] = "fp32"
     networks: dict[str, str] = {}
     norm_bound: float | None = Field(None, gt=0)

@@ -15,7 +15,7 @@ from medfl.carriers.local import LocalCarrier
 from medfl.contract import SERVER, Dataset, Limit, Meta, Method, Model, Parcel
 from medfl.data.pooled import Empty, Pooled
 from medfl.data.sites import GLOBAL
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, SettingsError, StoreError
 from medfl.evaluation import Row
 from medfl.federation import Federation, Outcome
 from medfl.filters import check_method
@@ -26,7 +26,7 @@ from medfl.run_folder import claim, identity
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteHost, Splits
 from medfl.store import Inbox, only_writer, write_json
-from medfl.summary import summarise
+from medfl.summary import SUMMARY, holdings, summarise
 from medfl.task import Task
 from medfl.training import cpu_has_bf16
 
@@ -53,9 +53,13 @@ class Run:
         execution: Where and how to compute.
         method_args: The method's settings as given, for the record.
         data_digest: Identifies the data, for the record.
-        plugins: Plugin names and versions, for the record.
+        classes: Names of the classes, for the record; empty means their numbers.
+        record: What else ``run.json`` holds: settings with their origins, hashes of the data, plugins.
+        leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
         absent: Tells whether a site is absent in a step.
+        on_start: Called when the run folder is this run's.
         on_round: Called after each round.
+        take_home: Called when the run is over and before the summary, which marks it as finished, is written.
     """
 
     method: str
@@ -70,9 +74,13 @@ class Run:
     execution: Execution = field(default_factory=Execution)
     method_args: Meta = field(default_factory=dict)
     data_digest: str = ""
-    plugins: list[str] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
+    record: Meta = field(default_factory=dict)
+    leaks: tuple[str, ...] = ()
     absent: Callable[[str, int], bool] = lambda site, step: False
+    on_start: Callable[[], None] = lambda: None
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
+    take_home: Callable[[Result], object] = lambda result: None
 
 
 @dataclass
@@ -104,7 +112,9 @@ def simulate(run: Run) -> Result:
     with only_writer(run.folder):
         named = identity(run.method, run.method_args, run.settings, run.task, run.sites, run.data_digest)
         execution = run.execution.model_dump() | {"device": run.task.device}
-        claim(run.folder, named, run.settings, execution, run.plugins)
+        claim(run.folder, named, run.settings, execution, run.record)
+        run.on_start()
+        _forget_summary(run.folder)
         hosts, viewers = _hosts(run, method)
         carrier = LocalCarrier(
             hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
@@ -116,13 +126,34 @@ def simulate(run: Run) -> Result:
         finally:
             carrier.close()
         summary = summarise(run.folder / "metrics.csv", run.method, outcome)
-        write_json(run.folder / "summary.json", summary)
-    takers = hosts if not method.pools_data else {}
-    models = {
-        name: host.models(run.make_method(), outcome.published, outcome.step, outcome.rounds)
-        for name, host in takers.items()
-    }
-    return Result(outcome, models or dict.fromkeys(run.sites, outcome.models), summary)
+        classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
+        named_splits = {name: _by_name(data) for name, data in run.sites.items()}
+        summary |= {"holdings": holdings(named_splits, classes), "leaks": list(run.leaks)}
+        takers = hosts if not method.pools_data else {}
+        models = {
+            name: host.models(run.make_method(), outcome.published, outcome.step, outcome.rounds)
+            for name, host in takers.items()
+        }
+        result = Result(outcome, models or dict.fromkeys(run.sites, outcome.models), summary)
+        run.take_home(result)
+        write_json(run.folder / SUMMARY, summary)
+    return result
+
+
+def _forget_summary(folder: Path) -> None:
+    """A run that goes on is not finished."""
+    try:
+        if (folder / SUMMARY).exists():
+            (folder / SUMMARY).unlink()
+    except OSError as error:
+        raise StoreError(
+            f"Could not remove '{folder / SUMMARY}' of the run's end before: {error.strerror}. Mend that and give the "
+            "same command again."
+        ) from error
+
+
+def _by_name(data: Splits) -> dict[str, Dataset]:
+    return {"training": data.train, "validation": data.val, "test": data.test}
 
 
 # ---- checks before step 0

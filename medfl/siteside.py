@@ -96,7 +96,8 @@ class SiteHost:
         peers: Collection[str] | None = None,
     ) -> None:
         self._peers = peers
-        self.name, self.data, self.task, self.settings = name, data, task, settings
+        self.name, self.data, self.settings = name, data, settings
+        self.task = task.weighted(data.train.labels) if settings.balance == "loss" else task
         self.run_id, self.public, self._post = run_id, public, post
         self.store, self.inbox = Store(folder), Inbox(folder)
 
@@ -245,11 +246,13 @@ class SiteHost:
         if not len(self.data.val) and not len(self.data.test):
             return []
         rows = []
+        started = time.perf_counter()
         for kind, predictor in self.predictors(method, published, step, round_, cache).items():
             for split in ("val", "test"):
                 scores = score(predictor, getattr(self.data, split), self.task, self.settings)
                 rows += rows_of(scores, round_, self.name, kind, split, "aggregated")
-        return rows
+        cost = {"evaluate_seconds": time.perf_counter() - started}
+        return rows + rows_of(cost, round_, self.name, "personal", "train", "aggregated")
 
     def predictors(
         self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]

@@ -1,26 +1,37 @@
-"""The summary of a run: its last round's scores, from the metrics file."""
+"""The summary of a run: its last round's scores, its costs, and who holds what."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
-from medfl.contract import Meta
+from medfl.contract import Dataset, Meta
 from medfl.data.sites import GLOBAL
-from medfl.evaluation import Row
 from medfl.federation import Outcome
+from medfl.metrics import worst
+from medfl.report.runs import read_metrics
+
+SUMMARY = "summary.json"
+"""The file that a run writes last: a folder with it holds a run that is over, with all that belongs to it."""
+
+COSTS = {
+    "bytes_up": "bytes_up",
+    "bytes_down": "bytes_down",
+    "bytes_to_peers": "bytes_to_peers",
+    "train_seconds": "work_seconds",
+    "evaluate_seconds": "evaluate_seconds",
+}
+"""Name of a cost in the summary to its metric in ``metrics.csv``."""
 
 
 def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
-    """The last round's scores: per site, mean over sites, worst site, and the global test set."""
-    table = (
-        pd.read_csv(csv, dtype={"site": str}, keep_default_na=False, na_values={"value": ["nan", ""]})
-        if csv.exists()
-        else pd.DataFrame(columns=list(Row._fields))
-    )
+    """The last round's scores (per site, mean, worst site, the global test set), and what each site spent in all."""
+    table = read_metrics(csv)
     scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test"])]
     scores = scores[(scores["round"] == scores["round"].max()) & ~scores["model"].str.contains("@")]
     results: Meta = {}
@@ -30,7 +41,7 @@ def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
         found = [value for value in values.values() if not math.isnan(value)]
         results.setdefault(str(model), {}).setdefault(str(split), {})[str(metric)] = {
             "mean": sum(found) / len(found) if found else None,
-            "worst": min(found) if found else None,
+            "worst": worst(str(metric), found) if found else None,
             "sites": {site: _number(value) for site, value in values.items()},
             "global_test": _number(pooled),
         }
@@ -41,6 +52,35 @@ def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
         "rounds": outcome.rounds,
         "evaluated_round": None if scores.empty else int(scores["round"].max()),
         "scores": results,
+        "costs": _costs(table),
+    }
+
+
+def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str]) -> Meta:
+    """Who holds what: images of each class, by site and split.
+
+    Args:
+        sites: Site to split to data.
+        classes: Names of the classes.
+    """
+
+    def counts(data: Dataset) -> list[int]:
+        found: list[int] = torch.bincount(data.labels, minlength=len(classes)).tolist()
+        return found
+
+    return {
+        "classes": list(classes),
+        "sites": {
+            site: {split: counts(data) for split, data in splits.items()} for site, splits in sorted(sites.items())
+        },
+    }
+
+
+def _costs(table: pd.DataFrame) -> Meta:
+    sums = table[table["split"] == "train"].groupby(["site", "metric"])["value"].sum()
+    return {
+        str(site): {name: float(sums.get((site, metric), 0.0)) for name, metric in COSTS.items()}
+        for site in sorted(set(sums.index.get_level_values("site")))
     }
 
 

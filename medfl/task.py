@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from medfl import streams
+from medfl.balance import weighted_loss
 from medfl.contract import Tensors
 from medfl.errors import SettingsError, did_you_mean
 
@@ -90,6 +91,14 @@ class Task:
                 self._names[name] = list(self.build(name).state_dict())
         return self._names[name]
 
+    def weighted(self, labels: torch.Tensor) -> Task:
+        """The same task with the class weights of a site in its loss (`medfl.balance`).
+
+        Args:
+            labels: The site's training labels, shape (n,).
+        """
+        return replace(self, loss=weighted_loss(self.loss, labels, self.num_classes, self.device))
+
     def build(self, network: str | None = None) -> nn.Module:
         """A new network on the CPU, with whatever initial tensors its constructor draws.
 
@@ -102,8 +111,11 @@ class Task:
         return self.networks[name]()
 
     def load(self, tensors: Tensors, network: str | None = None) -> nn.Module:
-        """A network with the given tensors, on the task's device, in channels-last layout where it is 4-D."""
+        """A network with the given tensors, on the task's device; one for 2-D images in channels-last layout."""
         with torch.random.fork_rng(devices=[]):  # a constructor draws numbers that are overwritten here
             model = self.build(network)
         model.load_state_dict(tensors)
-        return model.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(self.device)
+        if any(parameter.dim() == 5 for parameter in model.parameters()):
+            return model
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from medfl.balance import sampling_weights
 from medfl.contract import Dataset
 from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.settings import Settings
@@ -45,9 +46,14 @@ class Trained:
 
 
 def row_batches(
-    n: int, batch_size: int, generator: torch.Generator, epochs: int, steps: int | None = None
+    n: int,
+    batch_size: int,
+    generator: torch.Generator,
+    epochs: int,
+    steps: int | None = None,
+    weights: torch.Tensor | None = None,
 ) -> Iterator[torch.Tensor]:
-    """Rows of each batch: a new permutation for each epoch, nothing dropped (rule G-6).
+    """Rows of each batch: a new permutation for each epoch, nothing dropped (rule G-6); or n weighted draws.
 
     Args:
         n: Rows of the data set; with 0 there is no batch.
@@ -55,6 +61,7 @@ def row_batches(
         generator: The stream of the permutations.
         epochs: Passes over the data; ignored when `steps` is given.
         steps: Batches in all, or None.
+        weights: How often each row is drawn, shape (n,); an epoch is then n draws with replacement. None: permutations.
 
     Yields:
         Index tensors of shape (B,).
@@ -62,12 +69,17 @@ def row_batches(
     done = 0
     epoch = 0
     while n > 0 and (epoch < epochs if steps is None else done < steps):
-        for rows in torch.randperm(n, generator=generator).split(batch_size):
+        order = torch.randperm(n, generator=generator) if weights is None else _draw(weights, n, generator)
+        for rows in order.split(batch_size):
             if steps is not None and done == steps:
                 return
             yield rows
             done += 1
         epoch += 1
+
+
+def _draw(weights: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.multinomial(weights, n, replacement=True, generator=generator)
 
 
 def autocast(settings: Settings, device: str) -> torch.autocast:
@@ -99,7 +111,7 @@ def train(
         data: The training split; may be empty.
         loss: Maps a batch to the scalar to minimise; a method's own terms are in it.
         optimizer: Over the parameters to train.
-        settings: epochs or steps, batch_size, norm_sync, precision.
+        settings: epochs or steps, batch_size, norm_sync, balance, precision.
         generator: The stream of the batches.
         device: Where `model` is.
         after_batch: Called after each optimiser step.
@@ -114,7 +126,8 @@ def train(
         freeze_norms(model)
     smallest = 2 if has_batch_norm(model) and not frozen else 1
     total, samples, batches = torch.zeros((), device=device), 0, 0
-    for rows in row_batches(len(data), settings.batch_size, generator, settings.epochs, settings.steps):
+    weights = sampling_weights(data.labels) if settings.balance == "sampling" else None
+    for rows in row_batches(len(data), settings.batch_size, generator, settings.epochs, settings.steps, weights):
         if len(rows) < smallest:
             continue
         images, labels = data.batch(rows)

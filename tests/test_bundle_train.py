@@ -15,7 +15,11 @@ from monai.fl.client import MonaiAlgo
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
+from medfl.balance import class_weights
 from medfl.data.phantoms import make_cohort
+from medfl.data.sites import load_split
+from medfl.evaluation import score
+from medfl.settings import Settings
 from medfl.streams import pinned
 
 SOURCE = Path(__file__).parents[1] / "bundles" / "medmnist_classification"
@@ -119,6 +123,37 @@ def test_monai_fl_client_loads_it(bundle, cohort):
     assert set(sent) == set(start)
     assert any(abs(change).max() > 0 for change in sent.values()), "it trained and sends differences"
     algo.finalize()
+
+
+def test_monai_fl_client_evaluates_with_it(bundle, cohort):
+    options = {"dataset_dir": str(cohort), "num_classes": 4, "site": "site-02"}
+    algo = MonaiAlgo(str(bundle), train_kwargs=dict(options), eval_kwargs=dict(options))
+    with pinned(0, "bundle"):
+        algo.initialize({ExtraItems.CLIENT_NAME: "site-02"})
+        weights = {name: value.numpy() for name, value in algo.trainer.network.state_dict().items()}
+        metrics = algo.evaluate(ExchangeObject(weights=weights)).metrics
+    task = algo.train_workflow.parser.get_parsed_content("task")
+    test = load_split(cohort, "site-02", "test", 4)
+    model = task.load({name: torch.tensor(value) for name, value in weights.items()})
+    assert metrics == pytest.approx(score(model, test, task, Settings(rounds=1)), abs=1e-6)
+    algo.finalize()
+
+
+@pytest.mark.parametrize("balance", ["loss", "sampling"])
+def test_unlike_class_sizes_are_balanced_on_request(bundle, cohort, balance):
+    flow = workflow(bundle, cohort, balance=balance)
+    with pinned(0, "bundle"):
+        flow.initialize()
+        loader, loss = (flow.parser.get_parsed_content(name) for name in ("train#dataloader", "loss"))
+        labels = torch.cat([batch["label"] for batch in loader])
+    data = load_split(cohort, "site-01", "training", 4)
+    if balance == "loss":
+        assert torch.equal(loss.weight, class_weights(data.labels, 4))
+        assert torch.equal(labels.sort().values, data.labels.sort().values)
+    else:
+        assert loss.weight is None
+        assert isinstance(loader.sampler, torch.utils.data.WeightedRandomSampler)
+        assert len(labels) == len(data)
 
 
 def test_the_metadata_describe_the_network(bundle):

@@ -27,7 +27,7 @@ def test_defaults():
 )
 def test_an_unknown_option_names_the_nearest(typo, meant):
     message = refusal(rounds=1, **{typo: 1})
-    assert f"unknown option '{typo}'. Did you mean '{meant}'? Known: batch_size, compression," in message
+    assert f"unknown option '{typo}'. Did you mean '{meant}'? Known: balance, batch_size," in message
 
 
 def test_an_unknown_option_inside_another_names_the_nearest_there():

@@ -34,6 +34,11 @@ def rows(folder, **where):
     return table
 
 
+def without_costs(summary):
+    """A summary without measured seconds."""
+    return {name: value for name, value in summary.items() if name != "costs"}
+
+
 def refused(folder, error, text, toy=None, **options):
     with pytest.raises(error) as caught:
         (toy or case()).run(folder, **options)
@@ -198,6 +203,31 @@ def test_the_folder_of_another_run_is_refused(tmp_path, toy, options, text):
     assert case().run(tmp_path, rounds=2).summary == before.summary
 
 
+def test_a_cleaned_run_is_not_begun_anew(tmp_path):
+    case().run(tmp_path, rounds=2)
+    csv = (tmp_path / "metrics.csv").read_bytes()
+    record = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(record | {"cleaned": True}))
+    with pytest.raises(StoreError, match="was cleaned"):
+        case().run(tmp_path, rounds=2)
+    assert (tmp_path / "metrics.csv").read_bytes() == csv
+
+
+def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
+    seen = []
+
+    def look(*_):
+        seen.append((tmp_path / "summary.json").exists())
+
+    for rounds in (1, 2):
+        run = Run("fedavg", FedAvg, make_task(), Settings(rounds=rounds), make_sites(), tmp_path)
+        run.on_round = run.take_home = look
+        simulate(run)
+        assert (tmp_path / "summary.json").exists()
+    assert not any(seen)
+    assert len(seen) >= 4
+
+
 # ---- what the files say
 
 
@@ -208,7 +238,7 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     assert list(table) == ["round", "site", "model", "split", "moment", "metric", "value"]
     assert not table.duplicated(["round", "site", "model", "split", "moment", "metric"]).any()
     assert set(table["moment"]) == {"aggregated", "trained"}
-    costs = {"loss", "seconds", "work_seconds", "bytes_up", "bytes_down", "bytes_to_peers"}
+    costs = {"loss", "seconds", "work_seconds", "evaluate_seconds", "bytes_up", "bytes_down", "bytes_to_peers"}
     assert set(table["metric"]) == costs | {"accuracy"}
     last = rows(tmp_path, round=3, metric="accuracy", split="test", moment="aggregated").set_index("site")["value"]
     model = FedAvg().predictor(make_task(), [result.outcome.models["global"]])
@@ -232,6 +262,20 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
         score(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
     )
     assert set(summary["scores"]["global"]) == {"val", "test"}
+
+
+def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
+    sites = make_sites()
+    summary = case().run(tmp_path, sites=sites).summary
+    for name, data in sites.items():
+        spent = rows(tmp_path, site=name).groupby("metric")["value"].sum()
+        for cost in ("bytes_up", "bytes_down", "bytes_to_peers", "evaluate_seconds"):
+            assert summary["costs"][name][cost] == pytest.approx(spent[cost])
+        assert summary["costs"][name]["train_seconds"] == pytest.approx(spent["work_seconds"])
+        held = summary["holdings"]["sites"][name]
+        assert held["training"] == torch.bincount(data.train.labels, minlength=3).tolist()
+        assert sum(held["test"]) == len(data.test)
+    assert summary["holdings"]["classes"] == ["0", "1", "2"]
 
 
 def test_the_summary_of_personal_models(tmp_path):
@@ -264,7 +308,7 @@ def test_too_few_replies_end_the_run_as_incomplete_and_it_can_be_taken_up(tmp_pa
     assert json.loads((tmp_path / "cut" / "summary.json").read_text())["status"] == "incomplete"
     assert set(rows(tmp_path / "cut", round=2, metric="loss")["site"]) == {"site-1", "site-3"}
     again = case().run(tmp_path / "cut", min_replies=3)
-    assert again.summary == whole.summary
+    assert without_costs(again.summary) == without_costs(whole.summary)
 
 
 def test_a_run_without_usable_updates_ends_as_diverged(tmp_path, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +19,15 @@ from medfl.data.phantoms import make_cohort
 from medfl.data.sites import load_site
 from medfl.errors import SettingsError
 from medfl.evaluation import score
-from medfl.settings import Settings
+from medfl.federated_run import pick_device
+from medfl.metrics import METRICS
+from medfl.origins import run_record
+from medfl.plugins import load_plugins
+from medfl.report.runs import read_run
+from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.workflow import FederatedWorkflow, pick_device
+from medfl.testing.cohort import make_task
+from medfl.workflow import FederatedWorkflow
 
 BUNDLE = Path(__file__).parents[1] / "bundles" / "medmnist_classification"
 CONFIGS = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
@@ -53,7 +60,7 @@ def run_here(capsys: pytest.CaptureFixture[str], *options: object) -> SimpleName
 def finished(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "fedavg"
     done = run(
-        *("--dataset-dir", cohort, "--output_dir", folder, "--num_classes", 4, "--method", "fedavg"),
+        *("--dataset-dir", cohort, "--output_dir", folder, "--method", "fedavg"),
         *("--rounds", 2, "--optimizer#lr", 0.125, "--workers", 2),
     )
     assert done.code == 0, done.err
@@ -75,13 +82,100 @@ def test_overrides_reach_the_sites(finished: Path) -> None:
     assert record["identity"]["task"]["num_classes"] == 4
 
 
+def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> None:
+    record = json.loads((finished / "run.json").read_text())
+    expected = {
+        "rounds": (2, "command line"),
+        "workers": (2, "command line"),
+        "optimizer.lr": (0.125, "command line"),
+        "optimizer.momentum": (0.9, "bundle"),
+        "optimizer.nesterov": (False, "default of torch"),
+        "batch_size": (32, "bundle"),
+        "method_args.weights": ("size", "default of the method"),
+    }
+    found = {name: tuple(record["settings"][name][key] for key in ("value", "origin")) for name in expected}
+    assert found == expected
+    assert set(Settings.model_fields) - {"networks"} <= set(record["settings"])
+    sites = record["data"]["sites"]
+    assert set(sites) == {"site-01", "site-02", "site-03", "global"}
+    assert sites["site-02"] == load_site(cohort / "site-02", 4, (0.5,), (0.5,)).digest
+    assert "medfl_methods" in record["plugins"]
+
+
+def test_presets_and_further_files_are_named_as_origins() -> None:
+    registry, task = load_plugins(), make_task()
+    args = {"preset": "paper", "weights": "uniform"}
+    given = {
+        "settings": Settings(rounds=4, seed=3),
+        "execution": Execution(),
+        "method": registry.make_method("fedprox", args),
+        "method_args": args,
+    }
+    own = {"rounds": 4, "seed": "$computed", "method_args": {}}
+    table = run_record(task, own, "study x", **given)["settings"]
+    assert {name: table[name]["origin"] for name in ("rounds", "seed", "epochs")} == {
+        "rounds": "bundle",
+        "seed": "default of medfl",
+        "epochs": "default of medfl",
+    }
+    assert table["method_args.mu"] == {"value": 1.0, "origin": "preset paper"}
+    assert table["method_args.weights"] == {"value": "uniform", "origin": "study x"}
+    again = run_record(task, own | {"rounds": 5}, "study x", **given)["settings"]
+    assert again["rounds"] == {"value": 4, "origin": "study x"}
+
+
+def test_the_predictions_give_the_scores(finished: Path, cohort: Path) -> None:
+    scores = json.loads((finished / "summary.json").read_text())["scores"]["global"]["test"]
+    run = read_run(finished)
+    for site in ("site-01", "site-02", "site-03"):
+        table = run.predictions(site)
+        assert table["label"].tolist() == load_site(cohort / site, 4, (0.5,), (0.5,)).test.labels.tolist()
+        probabilities = torch.tensor(table[["p0", "p1", "p2", "p3"]].to_numpy())
+        for metric in ("accuracy", "auc", "ece"):
+            found = METRICS[metric](probabilities, torch.tensor(table["label"].to_numpy()), 4)
+            assert found == pytest.approx(scores[metric]["sites"][site], abs=1e-6)
+    assert run.predictions("site-99") is None
+
+
+def test_a_leak_stops_the_run_unless_it_is_allowed_by_name(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaky = Path(shutil.copytree(cohort, tmp_path / "leaky"))
+    path = leaky / "site-01" / "datalist.json"
+    values = json.loads(path.read_text())
+    values["test"].append(values["training"][0])
+    path.write_text(json.dumps(values))
+    options = ("--dataset-dir", leaky, "--output_dir", tmp_path / "run", "--rounds", 1)
+    done = run_here(capsys, *options)
+    assert done.code == 2
+    assert "site-01/training" in done.err
+    assert not (tmp_path / "run").exists()
+    done = run_here(capsys, *options, "--allow_leaks", "['subjects', 'pixels']")
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["leaks"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["allowed_leaks"] == ["subjects", "pixels"]
+
+
+def test_sites_with_images_of_unlike_shapes_are_refused(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = Path(shutil.copytree(cohort, tmp_path / "both"))
+    make_cohort(tmp_path / "small", sites=1, images_per_site=20, classes=4, size=16)
+    path = both / "site-03" / "datalist.json"
+    values = json.loads((tmp_path / "small" / "site-01" / "datalist.json").read_text())
+    path.write_text(json.dumps(values | {"image_array": str(tmp_path / "small" / "images.npy")}))
+    done = run_here(capsys, "--dataset-dir", both, "--output_dir", tmp_path / "run", "--rounds", 1)
+    assert done.code == 2
+    assert "(3, 16, 16), (3, 28, 28)" in done.err
+
+
 def test_a_site_takes_home_a_bundle_that_scores_as_the_summary_says(finished: Path, cohort: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     for site, accuracy in summary["scores"]["global"]["test"]["accuracy"]["sites"].items():
         home = finished / "sites" / site
         parser = ConfigParser()
         parser.read_config(str(home / "configs" / "train.json"))
-        parser["num_classes"] = 4
+        parser["dataset_dir"] = str(cohort)
         network = parser.get_parsed_content("network_def")
         network.load_state_dict(torch.load(home / "models" / "model.pt", weights_only=True))
         test = load_site(cohort / site, 4, (0.5,), (0.5,)).test

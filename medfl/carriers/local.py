@@ -16,6 +16,7 @@ import torch
 from medfl import wire
 from medfl.carriers.pool import Job, Pool, describe_bug
 from medfl.contract import Meta, Order, Tensors
+from medfl.data.sites import GLOBAL
 from medfl.errors import MedflError
 from medfl.evaluation import Row, rows_of, score
 from medfl.federation import Evaluation
@@ -165,7 +166,7 @@ class LocalCarrier:
         for name in sorted(meta["sites"]):
             host = self.hosts.get(name) or self.viewers[name]
             found = host.evaluate(self._make_method(), published, meta["step"], meta["round"], cache)
-            rows += [row for row in found if name in self.hosts or row.model == "global"]
+            rows += [row for row in found if name in self.hosts or row.model == "global" or _is_cost_of_site(row)]
         return rows
 
     def _exchange(self, meta: Meta, published: Tensors) -> list[Row]:
@@ -179,6 +180,10 @@ class LocalCarrier:
             scores = score(predictors[kind], host.data.test, host.task, host.settings)
             rows += rows_of(scores, meta["round"], name, f"{kind}@{owner}", "test", "aggregated")
         return rows
+
+
+def _is_cost_of_site(row: Row) -> bool:
+    return row.split == "train" and row.site != GLOBAL
 
 
 def _answer(result: Meta) -> Answer:

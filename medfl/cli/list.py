@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from medfl.bundle_folders import shipped
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.plugins import MethodRecord, Registry
 
@@ -23,6 +25,7 @@ class Kind(StrEnum):
     methods = "methods"
     networks = "networks"
     partitions = "partitions"
+    bundles = "bundles"
 
 
 def command(
@@ -30,7 +33,7 @@ def command(
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """List methods, networks and partitions.
+    """List methods, networks, partitions and bundles.
 
     For a method the table says what leaves a site, and whether sites may have unlike networks.
     """
@@ -38,7 +41,12 @@ def command(
     console = Console(markup=False, highlight=False, emoji=False)
     console.width = max(console.width, MIN_WIDTH)
     for wanted in [kind] if kind else Kind:
-        console.print(method_table(registry) if wanted is Kind.methods else plain_table(registry, wanted))
+        if wanted is Kind.methods:
+            console.print(method_table(registry))
+        elif wanted is Kind.bundles:
+            console.print(bundle_table())
+        else:
+            console.print(plain_table(registry, wanted))
 
 
 def method_table(registry: Registry) -> Table:
@@ -60,6 +68,15 @@ def plain_table(registry: Registry, kind: Kind) -> Table:
         rows = [(name, registry.givers("partition", name)[0], r.summary) for name, r in registry.partitions.items()]
     for row in sorted(rows):
         table.add_row(*row)
+    return table
+
+
+def bundle_table() -> Table:
+    """The bundles that come with medfl, by name, each with its task and its folder."""
+    table = _table("Bundles", "name", "what it learns, and where it lies")
+    for name, folder in shipped().items():
+        metadata = json.loads((folder / "configs" / "metadata.json").read_text(encoding="utf-8"))
+        table.add_row(name, f"{metadata['task']}\n{folder}")
     return table
 
 

@@ -23,11 +23,15 @@ import medfl
 from medfl.errors import MedflError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("medfl.cli.list:command", "List methods, networks and partitions."),
+    "list": ("medfl.cli.list:command", "List methods, networks, partitions and bundles."),
     "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
     "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded into data lists."),
     "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
     "run": ("medfl.cli.run:app", "Run a federation described by a bundle."),
+    "status": ("medfl.cli.status:command", "Say how far runs are."),
+    "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
+    "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
+    "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
     "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
 }
 """Name to target and help line. A target is a function, as for `typer.run`, or a `typer.Typer` of any shape."""

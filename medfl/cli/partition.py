@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,66 +10,152 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
+from medfl.errors import SettingsError
 
 if TYPE_CHECKING:
     from medfl.data.datalists import Datalist
+
+SITES = 20
+"""Number of sites if none is given and no column names them."""
+
+SHOWN = 40
+"""Sites that the table shows; the picture and the cards show all."""
+
+_BELONGS = {
+    "test_fraction": ("test", "fraction"),
+    "folds": ("test", "k_fold"),
+    "fold": ("test", "k_fold"),
+    "per_class": ("global_test", "per_class"),
+}
 
 
 def command(
     pool: Annotated[Path, typer.Argument(help="The pooled data set, as written by `medfl prep`.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     scheme: Annotated[str, typer.Option(help="How to split; see `medfl list partitions`.")] = "iid",
-    sites: Annotated[int, typer.Option(min=1, help="Number of sites.")] = 20,
+    sites: Annotated[int | None, typer.Option(min=1, help=f"Number of sites; {SITES} unless a column tells.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Concentration of Dirichlet draws; small is skewed.")] = None,
     min_size: Annotated[int | None, typer.Option(help="Images each site has at least.")] = None,
+    k: Annotated[int | None, typer.Option(help="Classes of each site, for label_k.")] = None,
+    share: Annotated[float | None, typer.Option(help="What the main sites get of their class, for subset.")] = None,
+    column: Annotated[str | None, typer.Option(help="Column of the data list to go by, for by_site.")] = None,
+    option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the scheme.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
-    test_fraction: Annotated[float, typer.Option(help="Share of a site's images for its own test set.")] = 0.2,
+    test: Annotated[str, typer.Option(help="A site's own test set: fraction, k_fold or none.")] = "fraction",
+    test_fraction: Annotated[float | None, typer.Option(help="With fraction: share of a site's images [0.2].")] = None,
+    folds: Annotated[int | None, typer.Option(help="With k_fold: number of folds [5].")] = None,
+    fold: Annotated[int | None, typer.Option(help="With k_fold: the fold to test on, from 0 [0].")] = None,
     val_fraction: Annotated[float, typer.Option(help="Share of a site's images for validation.")] = 0.0,
-    global_test: Annotated[bool, typer.Option(help="Let the server hold the pooled test split.")] = True,
+    global_test: Annotated[
+        str, typer.Option(help="The server's test set: official (pooled test split), per_class, remainder or none.")
+    ] = "official",
+    per_class: Annotated[int | None, typer.Option(help="With per_class: images of each class [30].")] = None,
+    duplicates: Annotated[
+        str, typer.Option(help="Training images that are in the pooled test split too: refuse or drop.")
+    ] = "refuse",
+    allow_leak: Annotated[list[str] | None, typer.Option(help="Keep such images: subjects or pixels.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a partition that is there.")] = False,
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
     """Split the training images of a pooled data set among sites. No image is copied.
 
-    Each site gets a folder with a data list and a card. The pooled test split becomes the server's.
+    Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together.
     """
-    function = load(plugin, no_plugin).partition(scheme)
     from medfl.partition.plan import Plan, partition
 
-    given = {"alpha": alpha, "min_size": min_size}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    plan = Plan(scheme, sites, seed, options, test_fraction, val_fraction, global_test)
+    function = load(plugin, no_plugin).partition(scheme)
+    policies = {"test": test, "global_test": global_test}
+    numbers = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
+    plan = Plan(
+        scheme,
+        SITES if sites is None and column is None else sites,
+        seed,
+        _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or []),
+        val_fraction=val_fraction,
+        column=column,
+        duplicates=duplicates,  # type: ignore[arg-type]  # checked by the plan, as the policies are
+        allow_leaks=tuple(allow_leak or ()),
+        **policies,  # type: ignore[arg-type]
+        **_numbers(numbers, policies),
+    )
     written = partition(pool, out, plan, function, force=force)
-    console = Console(markup=False, highlight=False, emoji=False)
-    console.width = max(console.width, 100)
-    console.print(counts_table(written))
-    labels = next(iter(written.values())).labels
-    console.print("Classes: " + ", ".join(f"{label} {name}" for label, name in labels.items()))
-    _say_left_out(pool, written)
+    _show(written)
+    _tell(out)
 
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:
-    """Sites by classes: images of all splits, and the sizes of the splits."""
+    """Sites by classes: images of all splits, and the sizes of the splits; `SHOWN` sites at most, and all together."""
     classes = [str(number) for number in range(next(iter(lists.values())).num_classes)]
     table = Table(title="Images of each class", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("site", no_wrap=True)
     for header in (*classes, "train", "val", "test"):
         table.add_column(header, justify="right", no_wrap=True)
-    for name, datalist in lists.items():
-        counts = datalist.counts()
-        cells = [str(sum(split[label] for split in counts.values())) for label in classes]
-        table.add_row(name, *cells, *(str(sum(split.values())) for split in counts.values()))
+    rows = {name: _row(datalist, classes) for name, datalist in lists.items()}
+    held = rows.pop("global", None)
+    for name in list(rows)[:SHOWN]:
+        table.add_row(name, *map(str, rows[name]))
+    if len(rows) > SHOWN:
+        table.add_row(f"... {len(rows) - SHOWN} more")
+    table.add_section()
+    table.add_row("all sites", *(str(sum(column)) for column in zip(*rows.values(), strict=True)))
+    if held is not None:
+        table.add_row("global", *map(str, held))
     return table
 
 
-def _say_left_out(pool: Path, written: Mapping[str, Datalist]) -> None:
-    from medfl.data.datalists import read_datalist
+def _row(datalist: Datalist, classes: list[str]) -> list[int]:
+    counts = datalist.counts().values()
+    return [sum(split[label] for split in counts) for label in classes] + [sum(split.values()) for split in counts]
 
-    source = read_datalist(pool)
-    for split, records in source.splits.items():
-        if records and split != "training" and not (split == "test" and "global" in written):
-            typer.echo(f"note: the {len(records)} {split} images of the pooled data set are at no site", err=True)
+
+def _options(named: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
+    """The options of the scheme: those with a flag of their own, and those of ``--option``."""
+    options = {name: value for name, value in named.items() if value is not None}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise SettingsError(f"expected --option NAME=VALUE, got '{text}'")
+        if name in options:
+            raise SettingsError(f"option '{name}' is given twice")
+        options[name] = value
+    return options
+
+
+def _numbers(numbers: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
+    """The numbers that are given, if they belong to the policies."""
+    given = {name: value for name, value in numbers.items() if value is not None}
+    for name in given:
+        policy, needed = _BELONGS[name]
+        if policies[policy] != needed:
+            flag, owner = name.replace("_", "-"), policy.replace("_", "-")
+            raise SettingsError(f"--{flag} belongs to --{owner} {needed}, but --{owner} is {policies[policy]}")
+    return given
+
+
+def _show(written: Mapping[str, Datalist]) -> None:
+    console = Console(markup=False, highlight=False, emoji=False)
+    table = counts_table(written)
+    console.width = 10_000  # measured without the terminal's limit: a squeezed table is no use
+    console.width = max(Measurement.get(console, console.options, table).maximum, 80)
+    console.print(table)
+    labels = next(iter(written.values())).labels
+    typer.echo("Classes: " + ", ".join(f"{label} {name}" for label, name in labels.items()))
+
+
+def _tell(out: Path) -> None:
+    """Say what was recorded beside the counts."""
+    from medfl.partition.overlap import images
+
+    facts = json.loads((out / "partition.json").read_text(encoding="utf-8"))
+    for entry in facts["exclusions"]:
+        typer.echo(f"left out at {entry['where']}: {images(entry['count'])}, {entry['reason']}", err=True)
+    for sentence in facts["allowed_leaks"]:
+        typer.echo(f"allowed leak: {sentence}", err=True)
+    for sentence in facts["warnings"]:
+        typer.echo(f"note: {sentence}", err=True)
+    typer.echo(f"Who holds what: {out / 'who_holds_what.svg'}")

@@ -2,29 +2,104 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from medfl.data.datalists import Datalist
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+Out = Annotated[Path, typer.Option(help="The folder to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a data set that is there.")]
 
 
 @app.callback()
 def prep() -> None:
-    """Turn a data set as downloaded into one array of images and a data list."""
+    """Turn a data set as downloaded, or your own images, into one array of images and a data list."""
 
 
 @app.command()
 def medmnist(
-    source: Annotated[Path, typer.Option(help="The .npz file, or the folder that holds <flag>.npz.")],
-    flag: Annotated[str, typer.Option(help="Name of the data set, for example bloodmnist or organmnist3d.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a data set that is there.")] = False,
+    source: Annotated[Path, typer.Option(help="The folder that holds <flag>.npz, or the file.")],
+    flag: Annotated[str, typer.Option(help="Name of the data set: bloodmnist, organmnist3d, bloodmnist_64, ...")],
+    out: Out,
+    finding: Annotated[str | None, typer.Option(help="ChestMNIST: the finding to classify, absent or present.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Download the file if it is not there.")] = False,
+    url: Annotated[str | None, typer.Option(help="A mirror: the address below which <flag>.npz lies.")] = None,
+    force: Force = False,
 ) -> None:
-    """MedMNIST: <flag>.npz, in 2-D and 3-D. Nothing is downloaded."""
+    """MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download."""
     from medfl.data.medmnist import prepare
+    from medfl.data.medmnist_releases import URL
 
-    datalist = prepare(source, flag, out, force=force, say=lambda line: typer.echo(line, err=True))
+    datalist = prepare(source, flag, out, finding=finding, fetch=download, url=url or URL, force=force, say=_to_stderr)
+    _summarise(out, datalist)
+
+
+@app.command()
+def folder(
+    images: Annotated[Path, typer.Argument(help="The folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, ...")],
+    table: Annotated[Path, typer.Option(help="CSV or TSV with a row for each image.")],
+    image_column: Annotated[str, typer.Option(help="Column with the path of the file below IMAGES.")],
+    label_column: Annotated[str, typer.Option(help="Column with the class.")],
+    size: Annotated[str, typer.Option(help="Of the images in the array: 224, 224x160 (HxW) or 64x64x32 (DxHxW).")],
+    out: Out,
+    group_column: Annotated[str | None, typer.Option(help="Column with the patient; it is not kept.")] = None,
+    site_column: Annotated[str | None, typer.Option(help="Column with the site; kept as 'site'.")] = None,
+    split_column: Annotated[str | None, typer.Option(help="Column with train, val or test.")] = None,
+    keep_column: Annotated[list[str] | None, typer.Option(help="Another column to keep; may be repeated.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the data set; by default that of --out.")] = None,
+    licence: Annotated[str, typer.Option(help="Terms of use, as the data list shall state them.")] = "not stated",
+    channels: Annotated[int | None, typer.Option(help="1 or 3; by default 3 if an image has colour.")] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out images that can't be read; quarantine.csv lists them.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Your own image files with a table of labels. No file name and no patient's identifier is kept.
+
+    8-bit images stay as they are but for their size; DICOM, NIfTI and deeper ones are scaled to [0, 1], each by its own
+    range. The aspect ratio is not kept.
+    """
+    from medfl.data.own_images import prepare
+    from medfl.data.own_labels import Columns
+
+    columns = Columns(image_column, label_column, group_column, site_column, split_column, tuple(keep_column or ()))
+    datalist = prepare(
+        images,
+        table,
+        columns,
+        _edges(size),
+        out,
+        name=name,
+        licence=licence,
+        channels=channels,
+        skip_unreadable=skip_unreadable,
+        force=force,
+        say=_to_stderr,
+    )
+    _summarise(out, datalist)
+
+
+def _to_stderr(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _edges(text: str) -> tuple[int, ...]:
+    from medfl.errors import SettingsError
+
+    if not re.fullmatch(r"\d+([x, ]\d+){0,2}", text):
+        raise SettingsError(f"expected a size like 224, 224x160 or 64x64x32, got '{text}'")
+    return tuple(int(edge) for edge in re.split("[x, ]", text))
+
+
+def _summarise(out: Path, datalist: Datalist) -> None:
+    counts = datalist.counts()
     sizes = ", ".join(f"{len(records)} {split}" for split, records in datalist.splits.items())
     typer.echo(f"{out}: {sizes} images of {datalist.num_classes} classes")
+    for label, class_name in datalist.labels.items():
+        typer.echo(f"  {label} {class_name}: {sum(split[label] for split in counts.values())}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from medfl.bundle_folders import find_bundle
 from medfl.errors import SettingsError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -16,7 +17,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def command(
     context: typer.Context,
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: Annotated[str, typer.Argument(help="The bundle's folder, or a name of `medfl list bundles`.")],
     dataset_dir: Annotated[Path, typer.Option(help="Folder with one folder per site.")],
 ) -> None:
     """Run a federation over a bundle.
@@ -25,16 +26,17 @@ def command(
     --rounds 20 --optimizer#lr 0.05 --workers 2 --output_dir runs/one
     """
     overrides = parse_overrides(context.args)
-    configs = [bundle / "configs" / name for name in ("train.json", "federate.json")]
+    root = find_bundle(bundle)
+    configs = [root / "configs" / name for name in ("train.json", "federate.json")]
     for config in configs:
         if not config.is_file():
-            raise SettingsError(f"'{bundle}' is no bundle that medfl can run: expected the file '{config}'.")
+            raise SettingsError(f"'{root}' is no bundle that medfl can run: expected the file '{config}'.")
     logging.getLogger("monai").setLevel(logging.WARNING)
     from medfl.workflow import FederatedWorkflow
 
     workflow = FederatedWorkflow(
         [str(config) for config in configs],
-        **({"bundle_root": str(bundle), "dataset_dir": str(dataset_dir)} | overrides),
+        **({"bundle_root": str(root), "dataset_dir": str(dataset_dir)} | overrides),
     )
     workflow.initialize()
     workflow.run()

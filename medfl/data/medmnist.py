@@ -9,102 +9,21 @@ Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and check
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from medfl.data.datalists import Datalist, make_records, write_datalist
+from medfl.data.datalists import Datalist, Record, make_records, write_datalist
+from medfl.data.download import download
 from medfl.data.folders import check_free, written_whole
-from medfl.errors import DataError, did_you_mean
+from medfl.data.medmnist_releases import CITATION, RELEASES, URL, Release, find_release, split_flag
+from medfl.data.npz import PARTS, Content, copy_images, read_npz
+from medfl.data.progress import progress
+from medfl.errors import DataError, SettingsError, did_you_mean
 
-CITATION = (
-    "Yang, J. et al.: MedMNIST v2 - A large-scale lightweight benchmark for 2D and 3D biomedical image "
-    "classification. Scientific Data 10, 41 (2023)."
-)
-"""To be cited with every use."""
-
-PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
-"""The prefix of a split in the release, and its name in a data list, in the order of the rows."""
-
-
-@dataclass(frozen=True)
-class Release:
-    """What the official release says of one data set.
-
-    Attributes:
-        sizes: Number of training, validation and test images.
-        md5: Checksum of the file with the smallest images.
-        modality: How the images were taken.
-        labels: Names of the classes, from 0.
-        licence: Terms of use.
-    """
-
-    sizes: tuple[int, int, int]
-    md5: str
-    modality: str
-    labels: tuple[str, ...]
-    licence: str = "CC BY 4.0"
-
-
-_ORGANS = "bladder|femur-left|femur-right|heart|kidney-left|kidney-right|liver|lung-left|lung-right|pancreas|spleen"
-_ORGANS_3D = "liver|kidney-right|kidney-left|femur-right|femur-left|bladder|heart|lung-right|lung-left|spleen|pancreas"
-_BLOOD = "basophil|eosinophil|erythroblast|immature granulocyte|lymphocyte|monocyte|neutrophil|platelet"
-_PATH = (
-    "adipose|background|debris|lymphocytes|mucus|smooth muscle|normal colon mucosa|cancer-associated stroma|"
-    "colorectal adenocarcinoma epithelium"
-)
-_DERMA = (
-    "actinic keratoses and intraepithelial carcinoma|basal cell carcinoma|benign keratosis-like lesions|"
-    "dermatofibroma|melanoma|melanocytic nevi|vascular lesions"
-)
-
-
-def _ct(sizes: tuple[int, int, int], md5: str, organs: str = _ORGANS) -> Release:
-    return Release(sizes, md5, "abdominal CT", tuple(organs.split("|")))
-
-
-RELEASES: Mapping[str, Release] = {
-    "bloodmnist": Release(
-        (11959, 1712, 3421), "7053d0359d879ad8a5505303e11de1dc", "blood cell microscope", tuple(_BLOOD.split("|"))
-    ),
-    "organamnist": _ct((34561, 6491, 17778), "68e3f8846a6bd62f0c9bf841c0d9eacc"),
-    "organcmnist": _ct((12975, 2392, 8216), "b9ceb9546e10131b32923c5bbeaea2b1"),
-    "organsmnist": _ct((13932, 2452, 8827), "9ab87b696fb54e2a387ebe992d6ed5f1"),
-    "organmnist3d": _ct((971, 161, 610), "a0c5a1ff56af4f155c46d46fbb45a2fe", _ORGANS_3D),
-    "pathmnist": Release(
-        (89996, 10004, 7180), "a8b06965200029087d5bd730944a56c1", "colon pathology", tuple(_PATH.split("|"))
-    ),
-    "dermamnist": Release(
-        (7007, 1003, 2005),
-        "0744692d530f8e62ec473284d019b0c7",
-        "dermatoscope",
-        tuple(_DERMA.split("|")),
-        "CC BY-NC 4.0",
-    ),
-    "pneumoniamnist": Release(
-        (4708, 524, 624), "28209eda62fecd6e6a2d98b1501bb15f", "chest X-ray", ("normal", "pneumonia")
-    ),
-    "breastmnist": Release(
-        (546, 78, 156), "750601b1f35ba3300ea97c75c52ff8f6", "breast ultrasound", ("malignant", "normal or benign")
-    ),
-    "nodulemnist3d": Release((1158, 165, 310), "8755a7e9e05a4d9ce80a24c3e7a256f3", "chest CT", ("benign", "malignant")),
-    "adrenalmnist3d": Release(
-        (1188, 98, 298), "bbd3c5a5576322bc4cdfea780653b1ce", "abdominal CT", ("normal", "hyperplasia")
-    ),
-}
-"""The official table, by flag."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """A read file: images and labels (n,) of the three splits, in the order of `PARTS`."""
-
-    images: list[np.ndarray]
-    labels: list[np.ndarray]
+Say = Callable[[str], None]
+"""Gets a line for people."""
 
 
 def find_npz(source: Path, flag: str) -> Path:
@@ -117,77 +36,87 @@ def find_npz(source: Path, flag: str) -> Path:
     Raises:
         DataError: If there is no such file.
     """
-    path = source / f"{flag}.npz" if source.is_dir() else source
+    path = _expected_file(source, flag)
     if path.is_file():
         return path
-    hint = "" if base_flag(flag) in RELEASES else did_you_mean(flag, RELEASES) + " "
+    hint = "" if find_release(flag) else did_you_mean(split_flag(flag)[0], RELEASES) + " "
     raise DataError(
         f"expected the MedMNIST file {path}, there is none. {hint}"
-        f"Download {flag}.npz from https://zenodo.org/records/10519652 and give its folder as --source."
+        f"Add --download, or download {flag}.npz from {URL.removesuffix('/files')} and give its folder as --source."
     )
 
 
-def base_flag(flag: str) -> str:
-    """The flag without the suffix of a size: ``bloodmnist`` for ``bloodmnist_64``."""
-    head, _, size = flag.rpartition("_")
-    return head if size.isdigit() else flag
-
-
-def read_npz(path: Path) -> Content:
-    """Read a MedMNIST file.
+def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None) -> Path:
+    """The file of a data set, downloaded if it is not there yet.
 
     Args:
-        path: A ``.npz`` file with images (N, H, W), (N, H, W, 3) or (N, D, H, W), uint8, and integer labels (N,) or
-            (N, 1), for ``train``, ``val`` and ``test``.
+        source: The folder that holds ``<flag>.npz`` or gets it; or the file, if it is there.
+        flag: Name of an official data set, with the suffix of the size if it is not 28.
+        url: Address of the folder of the files, for mirrors.
+        say: Gets plain lines about progress.
 
     Raises:
-        DataError: If it can't be read, an array is missing, or a shape or type is wrong.
+        DataError: If the download fails or its checksum is wrong.
+        SettingsError: If there is no official file of that name.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [f"{part}_{kind}" for part, _ in PARTS for kind in _KINDS if f"{part}_{kind}" not in archive]
-            if missing:
-                raise DataError(
-                    f"expected the arrays of a MedMNIST file in {path}, missing: {', '.join(missing)}. "
-                    f"It holds: {', '.join(archive.files) or 'nothing'}. Download the file again."
-                )
-            images = [archive[f"{part}_images"] for part, _ in PARTS]
-            labels = [archive[f"{part}_labels"] for part, _ in PARTS]
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} can't be read as a .npz file: {error}. Download it again.") from None
-    shape = images[0].shape[1:]
-    for (part, _), split_images, split_labels in zip(PARTS, images, labels, strict=True):
-        _check_images(split_images, shape, f"{part}_images of {path}")
-        _check_labels(split_labels, len(split_images), f"{part}_labels of {path}")
-    return Content(images, [split.reshape(-1).astype(np.int64) for split in labels])
+    path = _expected_file(source, flag)
+    if path.is_file():
+        return path
+    name, side = split_flag(flag)
+    release = find_release(flag)
+    if release is None:
+        raise SettingsError(f"there is no official MedMNIST file '{flag}'. {did_you_mean(name, RELEASES)}")
+    if side not in release.md5:
+        known = [name if size == 28 else f"{name}_{size}" for size in release.md5]
+        raise SettingsError(f"there is no official MedMNIST file '{flag}'. {did_you_mean(flag, known)}")
+    if source.suffix == ".npz":
+        raise SettingsError(f"expected a folder to download to as --source, got {source}, which is not there")
+    return download(f"{url.rstrip('/')}/{flag}.npz?download=1", path, md5=release.md5[side], say=say)
 
 
-def deviations(path: Path, flag: str, content: Content) -> list[str]:
+def deviations(flag: str, content: Content) -> list[str]:
     """How a file differs from the official release: sentences, none if it does not."""
-    release = RELEASES.get(base_flag(flag))
+    release = find_release(flag)
     if release is None:
         return [f"no official sizes are known for '{flag}', so the file was not compared with a release"]
-    sizes = tuple(len(split) for split in content.labels)
     found = []
-    if sizes != release.sizes:
-        found.append(f"{_slashed(sizes)} images (train/val/test), the official release has {_slashed(release.sizes)}")
-    if base_flag(flag) == flag:
-        with path.open("rb") as file:
+    if content.counts != release.counts:
+        counts = "/".join(map(str, content.counts))
+        official = "/".join(map(str, release.counts))
+        found.append(f"{counts} images (train/val/test), the official release has {official}")
+    side = split_flag(flag)[1]
+    if content.shape[0] != side:
+        found.append(f"images of {content.shape[0]} pixels a side, the name says {side}")
+    if side in release.md5:
+        with content.path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if md5 != release.md5:
-            found.append(f"MD5 {md5}, the official file has {release.md5}: a re-save or another version")
+        if md5 != release.md5[side]:
+            found.append(f"MD5 {md5}, the official file has {release.md5[side]}: a re-save or another version")
+    else:
+        found.append(f"no official checksum is known for images of {side} pixels a side")
     return found
 
 
 def prepare(
-    source: Path, flag: str, out: Path, *, force: bool = False, say: Callable[[str], None] = lambda _: None
+    source: Path,
+    flag: str,
+    out: Path,
+    *,
+    finding: str | None = None,
+    fetch: bool = False,
+    url: str = URL,
+    force: bool = False,
+    say: Say = lambda _: None,
 ) -> Datalist:
     """Turn a MedMNIST file into a pooled data set.
 
     Args:
-        source: The file, or the folder that holds ``<flag>.npz``.
-        flag: Name of the data set, for example ``bloodmnist``.
+        source: The folder that holds ``<flag>.npz``, or the file.
+        flag: Name of the data set, for example ``bloodmnist`` or, for larger images, ``bloodmnist_64``.
         out: The folder to write; it is written whole or not at all.
+        finding: Of a data set with several labels for an image (ChestMNIST), the one to classify: absent or present.
+        fetch: Whether to download the file into `source` if it is not there.
+        url: Where to download from.
         force: Whether a data set that is there may be replaced.
         say: Gets licence, citation and warnings, a line each, before anything is written.
 
@@ -196,67 +125,85 @@ def prepare(
 
     Raises:
         DataError: If the file is missing or wrong, or `out` may not be written.
+        SettingsError: If there is no such finding, or nothing to download.
     """
     check_free(out, force)
-    path = find_npz(source, flag)
-    release = RELEASES.get(base_flag(flag))
+    path = None if fetch else find_npz(source, flag)
+    release = find_release(flag)
     licence = release.licence if release else "unknown: see https://medmnist.com"
     say(f"{flag}: licence {licence}")
     say(f"Please cite: {CITATION}")
-    content = read_npz(path)
-    unlike = deviations(path, flag, content)
+    content = read_npz(path or fetch_npz(source, flag, url, say))
+    labels, names = _classes(flag, release, content, finding)
+    unlike = deviations(flag, content)
     for sentence in unlike:
-        say(f"warning: {path.name}: {sentence}")
-    datalist = _datalist(flag, licence, release, content, unlike)
-    with written_whole(out, force) as folder:
-        np.save(folder / "images.npy", np.concatenate(content.images), allow_pickle=False)
-        write_datalist(folder, datalist)
-    return datalist
-
-
-_KINDS = ("images", "labels")
-
-
-def _datalist(flag: str, licence: str, release: Release | None, content: Content, unlike: list[str]) -> Datalist:
-    highest = max(int(labels.max()) for labels in content.labels if len(labels))
-    names = list(release.labels) if release else []
-    names += [f"class {number}" for number in range(len(names), highest + 1)]
-    splits, start = {}, 0
-    for (part, split), labels in zip(PARTS, content.labels, strict=True):
-        splits[split] = make_records(range(start, start + len(labels)), labels, f"{flag}-{part}")
-        start += len(labels)
-    return Datalist(
-        name=flag,
+        say(f"warning: {content.path.name}: {sentence}")
+    say("note: MedMNIST does not say which images are of one patient: each image counts as a patient of its own")
+    datalist = Datalist(
+        name=flag if finding is None else f"{flag}-{finding}",
         image_array="images.npy",
         num_classes=len(names),
         labels={str(number): name for number, name in enumerate(names)},
         modality=release.modality if release else "unknown",
         licence=licence,
-        splits=splits,
+        splits=_records(flag, labels),
         extra={"citation": CITATION, "deviations": unlike},
     )
+    with written_whole(out, force) as folder:
+        with progress(f"unpacking {content.path.name}", sum(content.counts), "images", say) as show:
+            copy_images(content, folder / datalist.image_array, show)
+        write_datalist(folder, datalist)
+    return datalist
 
 
-def _check_images(images: np.ndarray, shape: tuple[int, ...], where: str) -> None:
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[1:] != shape:
+def _expected_file(source: Path, flag: str) -> Path:
+    return source if source.is_file() or source.suffix == ".npz" else source / f"{flag}.npz"
+
+
+def _records(flag: str, labels: list[np.ndarray]) -> dict[str, list[Record]]:
+    splits, start = {}, 0
+    for (part, split), of_part in zip(PARTS, labels, strict=True):
+        splits[split] = make_records(range(start, start + len(of_part)), of_part, f"{flag}-{part}")
+        start += len(of_part)
+    return splits
+
+
+def _classes(
+    flag: str, release: Release | None, content: Content, finding: str | None
+) -> tuple[list[np.ndarray], list[str]]:
+    """Labels (n,) of the splits, and the names of the classes."""
+    several = content.labels[0].ndim == 2
+    if several != bool(release and release.multi_label):
         raise DataError(
-            f"expected uint8 images (N, H, W), (N, H, W, 3) or (N, D, H, W), of one shape in all splits, in {where}; "
-            f"got {images.dtype} of shape {images.shape} (train has {shape}). Download the file again."
+            f"expected {'several labels' if release and release.multi_label else 'one label'} for each image in "
+            f"{content.path}, got labels of shape {content.labels[0].shape} in train. Download the file again."
         )
+    if release and several:
+        return _one_finding(flag, release.labels, content, finding)
+    if finding is not None:
+        raise SettingsError(f"{flag} has one label for each image and no findings to choose from: leave out --finding")
+    highest = max(int(labels.max()) for labels in content.labels if len(labels))
+    names = list(release.labels) if release else []
+    names += [f"class {number}" for number in range(len(names), highest + 1)]
+    return content.labels, names
 
 
-def _check_labels(labels: np.ndarray, count: int, where: str) -> None:
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        raise DataError(
-            f"expected one label for each image in {where}, got shape {labels.shape}: several labels for one image "
-            "(as in ChestMNIST) are not supported. Choose another data set."
+def _one_finding(
+    flag: str, findings: tuple[str, ...], content: Content, finding: str | None
+) -> tuple[list[np.ndarray], list[str]]:
+    """One column of the labels as two classes."""
+    if finding is None:
+        raise SettingsError(
+            f"{flag} says for each of {len(findings)} findings whether an image shows it; a task here has one label "
+            f"for an image. Choose a finding with --finding. Known: {', '.join(findings)}."
         )
-    if not np.issubdtype(labels.dtype, np.integer) or labels.shape not in ((count,), (count, 1)):
-        raise DataError(
-            f"expected integer labels of shape ({count},) or ({count}, 1) in {where}, got {labels.dtype} of shape "
-            f"{labels.shape}. Download the file again."
-        )
-
-
-def _slashed(sizes: tuple[int, ...]) -> str:
-    return "/".join(map(str, sizes))
+    if finding not in findings:
+        raise SettingsError(f"{flag} has no finding '{finding}'. {did_you_mean(finding, findings)}")
+    for labels in content.labels:
+        if labels.shape[1] != len(findings) or labels.size and labels.max() > 1:
+            raise DataError(
+                f"expected labels 0 or 1 for {len(findings)} findings in {content.path}, got shape {labels.shape} and "
+                f"values up to {labels.max(initial=0)}. Download the file again."
+            )
+    column = findings.index(finding)
+    return [labels[:, column] for labels in content.labels], [f"{finding} absent", f"{finding} present"]

@@ -17,7 +17,9 @@ from medfl.data.datalists import Datalist, Record, make_records
 from medfl.data.folders import check_free, written_whole
 from medfl.data.sites import GLOBAL
 from medfl.errors import SettingsError
-from medfl.partition.plan import Plan, local_splits, write_sites
+from medfl.partition.holdouts import local_splits
+from medfl.partition.plan import Plan
+from medfl.partition.writing import write_sites
 
 GLOBAL_PER_CLASS = 25
 """Images of each class in the server's test set."""

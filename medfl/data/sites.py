@@ -13,11 +13,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from medfl.contract import SERVER
-from medfl.data.arrays import ArrayDataset, array_digest, open_array
+from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, parse_datalist, read_bytes
 from medfl.errors import DataError, did_you_mean
 
@@ -38,6 +39,9 @@ class SiteData:
         val: Validation data, possibly empty.
         test: Test data, possibly empty.
         digest: SHA-256 over the data list and the image array: the same digest means the same data.
+        classes: Names of the classes, from 0.
+        shape: Of an image as networks get it: channels, then height and width, or depth, height and width.
+        source: Name of the data set.
     """
 
     name: str
@@ -45,6 +49,9 @@ class SiteData:
     val: ArrayDataset
     test: ArrayDataset
     digest: str
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    source: str = ""
 
 
 def site_names(dataset_dir: Path) -> list[str]:
@@ -126,7 +133,36 @@ def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequen
         digest = hashlib.sha256(content + bytes.fromhex(array_digest(array))).hexdigest()
     except DataError as error:
         raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
-    return SiteData(folder.name, parts["training"], parts["validation"], parts["test"], digest)
+    classes = tuple(datalist.labels.get(str(number), str(number)) for number in range(num_classes))
+    shape = image_shape(images.shape)
+    splits = (parts["training"], parts["validation"], parts["test"])
+    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name)
+
+
+def image_shape(array: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an image as networks get it, (channels, *spatial), from that of its array; see `channels_of`."""
+    channels = channels_of(array)
+    spatial = tuple(array[1:]) if channels is None else tuple(array[1:-1])
+    return (channels or 1, *spatial)
+
+
+def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
+    """A fact of a partitioned data set that a bundle's configuration follows, so that nobody needs to type it.
+
+    Args:
+        dataset_dir: The folder that holds one folder for each site.
+        name: ``num_classes``, ``in_channels``, ``size`` (spatial edges) or ``spatial_dims``.
+        otherwise: What the configuration has as long as the data can't be read; the run then refuses them, with the
+            reason.
+    """
+    try:
+        folder = Path(dataset_dir) / site_names(Path(dataset_dir))[0]
+        datalist = parse_datalist(read_bytes(folder), folder / FILE)
+        channels, *size = image_shape(open_array(folder / datalist.image_array).shape)
+    except DataError:
+        return otherwise
+    found = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
+    return found[name]
 
 
 def load_split(

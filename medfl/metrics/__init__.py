@@ -2,10 +2,12 @@
 
 A metric takes softmax probabilities (N, C), labels (N,) int64 and the number of classes C, and returns a float. It is
 NaN where it is not defined, for example without images, and where a probability is NaN, as after a diverged training.
+Of two classes the second one (1) is the positive one, wherever that matters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -14,12 +16,50 @@ from medfl.errors import SettingsError, did_you_mean
 from medfl.metrics.accuracy import accuracy
 from medfl.metrics.auc import auc
 from medfl.metrics.balanced_accuracy import balanced_accuracy
+from medfl.metrics.confusion import confusion
+from medfl.metrics.ece import ece
+from medfl.metrics.f1 import f1
+from medfl.metrics.precision import precision
+from medfl.metrics.recall import recall
+from medfl.metrics.specificity import specificity
+
+__all__ = ["LOWER_IS_BETTER", "METRICS", "Metric", "check_metrics", "confusion", "worst"]
 
 Metric = Callable[[torch.Tensor, torch.Tensor, int], float]
 """``metric(probabilities, labels, num_classes)``."""
 
-METRICS: dict[str, Metric] = {"accuracy": accuracy, "auc": auc, "balanced_accuracy": balanced_accuracy}
-"""Name to metric; larger is better for each."""
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "auc": auc,
+    "balanced_accuracy": balanced_accuracy,
+    "ece": ece,
+    "f1": f1,
+    "precision": precision,
+    "recall": recall,
+    "specificity": specificity,
+}
+"""Name to metric; larger is better but for those in `LOWER_IS_BETTER`."""
+
+LOWER_IS_BETTER = frozenset({"ece"})
+"""Metrics that measure an error."""
+
+
+def worst(metric: str, values: Iterable[float]) -> float:
+    """The worst of a metric's values: the smallest, or the largest where lower is better.
+
+    Args:
+        metric: Its name.
+        values: For example one for each site. NaN, where the metric is not defined, is left out.
+
+    Returns:
+        NaN if no value is left.
+
+    Example:
+        >>> worst("accuracy", [0.7, 0.9]), worst("ece", [0.1, 0.3])
+        (0.7, 0.3)
+    """
+    found = [value for value in values if not math.isnan(value)]
+    return (max if metric in LOWER_IS_BETTER else min)(found, default=math.nan)
 
 
 def check_metrics(names: Iterable[str]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from medfl.metrics.inputs import scorable
+from medfl.metrics.confusion import confusion
 
 
 def accuracy(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
@@ -24,6 +22,10 @@ def accuracy(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int
         >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]), 2)
         0.5
     """
-    if not scorable(probabilities, labels, num_classes):
-        return math.nan
-    return int((probabilities.argmax(dim=1) == labels).sum()) / len(labels)
+    return float(accuracy_of(confusion(probabilities, labels, num_classes)))
+
+
+def accuracy_of(matrix: torch.Tensor) -> torch.Tensor:
+    """Accuracy, shape (...), float64, of confusion matrices (..., C, C); NaN for an empty one."""
+    counts = matrix.double()
+    return counts.diagonal(dim1=-2, dim2=-1).sum(-1) / counts.sum((-2, -1))

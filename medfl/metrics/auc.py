@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn.functional import pad
 
 from medfl.metrics.inputs import scorable
 
@@ -12,7 +13,7 @@ from medfl.metrics.inputs import scorable
 def auc(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
     """Mean over classes of the chance that an image of the class gets a higher probability for it than another image.
 
-    Ties count one half (Mann-Whitney). Of two classes the second one is scored, as is usual for a finding that is
+    Ties count one half (Mann-Whitney). Of two classes the second one (1) is scored, as is usual for a finding that is
     there or not; of more classes each against the rest, all with the same weight. A class that no image has, or that
     all have, is left out.
 
@@ -30,10 +31,13 @@ def auc(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> 
     """
     if not scorable(probabilities, labels, num_classes):
         return math.nan
-    classes = [1] if num_classes == 2 else range(num_classes)
-    areas = [binary_auc(probabilities[:, c], labels == c) for c in classes]
-    defined = [area for area in areas if not math.isnan(area)]
-    return math.fsum(defined) / len(defined) if defined else math.nan
+    return float(auc_of(probabilities, labels, torch.ones(len(labels), 1, dtype=torch.float64))[0])
+
+
+def auc_of(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Areas (B,), float64, with the image weights (N, B), float64; the probabilities (N, C) hold no NaN."""
+    classes = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
+    return torch.stack([binary_auc_of(probabilities[:, c], labels == c, weights) for c in classes]).nanmean(0)
 
 
 def binary_auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
@@ -46,11 +50,14 @@ def binary_auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
     Returns:
         In [0, 1]; NaN unless there are positives and negatives.
     """
-    count = int(positive.sum())
-    others = len(positive) - count
-    if not count or not others:
-        return math.nan
-    _, place, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
-    ranks = sizes.cumsum(0).double() - (sizes.double() - 1) / 2  # of each distinct score: the mean of its ranks
-    total = float(ranks[place[positive]].sum())
-    return (total - count * (count + 1) / 2) / (count * others)
+    return float(binary_auc_of(scores, positive, torch.ones(len(scores), 1, dtype=torch.float64))[0])
+
+
+def binary_auc_of(scores: torch.Tensor, positive: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Areas (B,), float64, with the image weights (N, B), float64; NaN unless there are positives and negatives."""
+    lost, order = scores[~positive].sort()
+    below = pad(weights[~positive][order].cumsum(0), (0, 0, 1, 0))  # row k: the weight of the k lowest negatives
+    won, winners = scores[positive], weights[positive]
+    lower, not_higher = torch.searchsorted(lost, won), torch.searchsorted(lost, won, right=True)
+    wins = winners * (below[lower] + below[not_higher]) / 2
+    return wins.sum(0) / (winners.sum(0) * below[-1])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from medfl.metrics.inputs import scorable
+from medfl.metrics.confusion import confusion, one_against_rest
 
 
 def balanced_accuracy(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
@@ -24,9 +22,10 @@ def balanced_accuracy(probabilities: torch.Tensor, labels: torch.Tensor, num_cla
         >>> balanced_accuracy(torch.tensor([[0.9, 0.1]] * 3 + [[0.2, 0.8]]), torch.tensor([0, 0, 1, 1]), 2)
         0.75
     """
-    if not scorable(probabilities, labels, num_classes):
-        return math.nan
-    right = labels[probabilities.argmax(dim=1) == labels]
-    counts = torch.bincount(labels, minlength=num_classes)
-    recalls = torch.bincount(right, minlength=num_classes).double() / counts
-    return float(recalls[counts > 0].mean())
+    return float(balanced_accuracy_of(confusion(probabilities, labels, num_classes)))
+
+
+def balanced_accuracy_of(matrix: torch.Tensor) -> torch.Tensor:
+    """Balanced accuracy, shape (...), float64, of confusion matrices (..., C, C); NaN for an empty one."""
+    found = one_against_rest(matrix)
+    return (found.hits / (found.hits + found.misses)).nanmean(-1)

@@ -14,7 +14,7 @@ def iid(labels: np.ndarray, sites: int, *, stratified: bool = True, rng: np.rand
     so that each class's counts differ by at most 1 as well.
 
     Args:
-        labels: Label of each image, shape (n,).
+        labels: Label of each unit, shape (n,).
         sites: Number of sites, 1 to n.
         stratified: Whether the classes are spread evenly too; otherwise they are spread by chance.
         rng: Source of randomness.
@@ -23,7 +23,7 @@ def iid(labels: np.ndarray, sites: int, *, stratified: bool = True, rng: np.rand
         Positions in `labels` of each site, ascending; each position is at exactly one site.
 
     Raises:
-        SettingsError: If there are more sites than images, or none.
+        SettingsError: If there are more sites than units, or none.
     """
     labels = check_labels(labels, sites)
     order = rng.permutation(len(labels))

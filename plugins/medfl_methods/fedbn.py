@@ -16,12 +16,15 @@ class FedBN(FedAvg):
     """FedAvg in which every site keeps its own normalisation layers: affine parameters, statistics and counters.
 
     Layers are found by type. A site's model is its own normalisation over the common rest; there is no global model,
-    since an unseen site has no normalisation of its own (``unseen_bn: none``). On a network without such layers this
-    is FedAvg with uniform weights.
+    since an unseen site has no normalisation of its own. On a network without such layers this is FedAvg with uniform
+    weights.
+
+    When to use it: When the images of the sites look unlike, by scanner, stain or protocol, and the network has
+    normalisation layers. It does not help against unlike shares of classes, and leaves no model for a new site.
 
     Attributes:
         norm_types: Kinds of layers that stay: ``batch``, ``group``, ``layer``, ``instance``.
-        weights: ``uniform`` as in the paper, or ``size``.
+        weights: ``uniform`` weighs the participants alike, as in the paper; ``size`` by their numbers of images.
 
     Source: Li, Jiang, Zhang, Kamp, Dou, ICLR 2021, Algorithm 1.
     """

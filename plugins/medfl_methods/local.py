@@ -15,6 +15,9 @@ class Local(Averaging):
     All sites train in every round, whatever the participation, so that each has rounds times epochs passes. The
     optimiser starts anew each round, as in every method.
 
+    When to use it: In every comparison, as the bar that a federation must clear at each site. A site with much data of
+    its own kind may well do best by it.
+
     Attributes:
         init: ``shared`` starts all sites of one network from one model, ``own`` each from its own.
     """

@@ -77,7 +77,16 @@ def test_networks_and_partitions_are_listed_with_their_plugin(medfl_command, kin
 
 def test_without_a_kind_all_are_listed(medfl_command):
     _, out, _ = medfl_command("list")
-    assert all(name in out for name in ("fedavg", "cnn4", "iid"))
+    assert all(name in out for name in ("fedavg", "cnn4", "iid", "medmnist_classification"))
+
+
+def test_bundles_are_listed_with_their_task_and_folder(medfl_command):
+    code, out, _ = medfl_command("list", "bundles")
+    assert code == 0
+    told = "".join(line.strip() for line in out.splitlines())  # a long path is folded
+    assert "medmnist_classification  Classification of small medical images" in out
+    assert told.endswith("/bundles/medmnist_classification")
+    assert "fedavg" not in out
 
 
 def test_a_narrow_terminal_does_not_squeeze_the_table(medfl_command, monkeypatch):

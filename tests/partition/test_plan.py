@@ -1,78 +1,43 @@
-"""From positions to folders: local splits, what is written, and that nothing is lost."""
+"""From a pooled data set to folders: who gets what, what is written, and that nothing is lost."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from pools import facts_of, rows_of, write_pool
 
-from medfl.data.datalists import Datalist, make_records, read_datalist, write_datalist
-from medfl.data.sites import load_global, load_sites
-from medfl.errors import DataError, SettingsError
+from medfl.data.datalists import read_datalist
+from medfl.data.leaks import find_leaks
+from medfl.data.sites import load_global, load_sites, site_names
+from medfl.errors import DataError, PluginError, SettingsError
+from medfl.partition.by_site import by_site
 from medfl.partition.iid import iid
-from medfl.partition.plan import Plan, holdout, local_splits, partition
+from medfl.partition.label_k import label_k
+from medfl.partition.plan import Plan, partition
 
-
-@pytest.fixture
-def pool(tmp_path) -> Path:
-    folder = tmp_path / "P"
-    folder.mkdir()
-    np.save(folder / "images.npy", np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8))
-    splits = {
-        "training": make_records(range(100), [row % 3 for row in range(100)], "train"),
-        "validation": make_records(range(100, 110), [0] * 10, "val"),
-        "test": make_records(range(110, 130), [row % 3 for row in range(20)], "test"),
-    }
-    write_datalist(folder, Datalist("toy", "images.npy", 3, licence="CC0 1.0", splits=splits))
-    return folder
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.5, 0.9])
-def test_a_holdout_has_the_right_size_in_total_and_in_each_class(fraction):
-    labels = np.repeat([0, 1, 2], [50, 7, 23])
-    chosen = holdout(labels, fraction, np.random.default_rng(0))
-    assert chosen.sum() == np.floor(80 * fraction + 0.5)
-    for label, size in ((0, 50), (1, 7), (2, 23)):
-        assert abs(chosen[labels == label].sum() - size * fraction) <= 1, f"class {label}"
-
-
-@pytest.mark.parametrize(("size", "kept"), [(0, 0), (1, 1), (2, 1), (3, 1), (10, 1)])
-def test_a_holdout_leaves_an_image_to_train_with(size, kept):
-    chosen = holdout(np.zeros(size, int), 0.99, np.random.default_rng(0))
-    assert (~chosen).sum() == kept
-
-
-def test_local_splits_depend_on_seed_and_site_only():
-    records = make_records(range(50), [row % 2 for row in range(50)], "x")
-    plan = Plan("iid", 2, seed=3, test_fraction=0.2, val_fraction=0.1)
-    one = local_splits(records, plan, "site-01")
-    assert {split: len(part) for split, part in one.items()} == {"training": 35, "validation": 5, "test": 10}
-    assert one == local_splits(records, plan, "site-01")
-    assert one != local_splits(records, plan, "site-02")
-    together = sorted(record["image"] for part in one.values() for record in part)
-    assert together == list(range(50)), "every image is in exactly one split"
+# ---- what is written
 
 
 def test_a_partition_reads_back_with_every_image_once(pool, tmp_path):
     partition(pool, tmp_path / "D", Plan("iid", 7, val_fraction=0.1), iid)
     sites = load_sites(tmp_path / "D", 3)
     assert list(sites) == [f"site-{number:02d}" for number in range(1, 8)]
-    rows = []
-    for name in sites:
-        datalist = read_datalist(tmp_path / "D" / name)
-        rows += [record["image"] for part in datalist.splits.values() for record in part]
-    assert sorted(rows) == list(range(100))
+    assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100))
     pooled = load_global(tmp_path / "D", 3)
     assert pooled is not None
     assert len(pooled.test) == 20
-    facts = json.loads((tmp_path / "D" / "partition.json").read_text())
+    facts = facts_of(tmp_path / "D")
     assert facts["not_distributed"] == {"validation": 10}, "what stays out is written down"
+    assert facts["warnings"] == ["the 10 validation images of the pooled data set are at no site"]
     assert (facts["scheme"], facts["seed"], facts["sites"]) == ("iid", 0, 7)
+    assert (facts["test"], facts["test_fraction"], facts["global_test"]) == ("fraction", 0.2, "official")
+    assert "folds" not in facts, "only what had an effect"
     site_card = json.loads((tmp_path / "D" / "site-03" / "site_card.json").read_text())
     assert sum(site_card["counts"]["training"].values()) == len(sites["site-03"].train)
-    assert {"class_balance", "versions", "exclusions", "scheme", "licence"} <= set(site_card)
+    assert {"class_balance", "versions", "exclusions", "scheme", "licence", "unassigned"} <= set(site_card)
+    assert "<svg" in (tmp_path / "D" / "who_holds_what.svg").read_text()
 
 
 def test_no_image_is_copied_and_the_two_folders_may_move_together(pool, tmp_path):
@@ -89,9 +54,10 @@ def test_no_image_is_copied_and_the_two_folders_may_move_together(pool, tmp_path
 def test_a_seed_decides_every_byte(pool, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         partition(pool, tmp_path / name, Plan("iid", 3, seed), iid)
-    one, same, other = ((tmp_path / name / "site-01" / "datalist.json").read_bytes() for name in "abc")
-    assert one == same
-    assert one != other
+    files = ("site-01/datalist.json", "site-01/site_card.json", "partition.json", "who_holds_what.svg")
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert (tmp_path / "a" / files[0]).read_bytes() != (tmp_path / "c" / files[0]).read_bytes()
 
 
 def test_a_hundred_sites_sort_as_numbers():
@@ -100,15 +66,148 @@ def test_a_hundred_sites_sort_as_numbers():
     assert names == sorted(names)
 
 
-def test_a_scheme_that_loses_or_doubles_images_is_caught(pool, tmp_path):
-    def loses(labels, sites, *, rng):
+def test_what_prep_left_out_is_on_every_card(tmp_path):
+    pool = write_pool(tmp_path / "P", exclusions=[{"reason": "unreadable", "count": 4}])
+    partition(pool, tmp_path / "D", Plan("iid", 2), iid)
+    expected = [{"reason": "unreadable", "count": 4, "where": "pooled data set"}]
+    assert json.loads((tmp_path / "D" / "site-02" / "site_card.json").read_text())["exclusions"] == expected
+    assert facts_of(tmp_path / "D")["exclusions"] == expected
+    wrong = write_pool(tmp_path / "wrong", exclusions="four")
+    with pytest.raises(DataError, match="list of objects in 'exclusions' of the pooled data set 'toy'"):
+        partition(wrong, tmp_path / "E", Plan("iid", 2), iid)
+
+
+# ---- schemes
+
+
+def test_a_scheme_that_doubles_images_is_caught(pool, tmp_path):
+    def doubles(labels, sites, *, rng):
         return [np.arange(10), np.arange(5, 20)]
 
-    with pytest.raises(
-        DataError, match="each of 100 images at exactly one of 2 sites; it made 2 sites with 25 images, 20"
-    ):
-        partition(pool, tmp_path / "D", Plan("loses", 2), loses)
+    with pytest.raises(DataError, match="each of 100 images at one site at most; it put 25 at 2 sites, 20 of them"):
+        partition(pool, tmp_path / "D", Plan("doubles", 2), doubles)
     assert not (tmp_path / "D").exists()
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ([np.arange(100)], "must make 2 sites; it made 1"),
+        ([np.arange(50), np.arange(50, 101)], "some outside the data set"),
+        ({"a": np.arange(50), "b/c": np.arange(50, 100)}, "must name its sites with letters"),
+        ({"a": np.arange(50), "Global": np.arange(50, 100)}, "no site may be called 'Global'"),
+        ({"a": np.arange(50), "server": np.arange(50, 100)}, "no site may be called 'server'"),
+    ],
+)
+def test_a_scheme_that_breaks_the_rules_is_caught(pool, tmp_path, result, message):
+    def odd(labels, sites, *, rng):
+        return result
+
+    with pytest.raises(DataError, match=message):
+        partition(pool, tmp_path / "D", Plan("odd", 2), odd)
+
+
+def test_options_become_what_the_scheme_declares(pool, tmp_path):
+    def picky(labels, sites, *, size: int, fair: bool = True, rng) -> list[np.ndarray]:
+        assert (size, fair) == (3, False)
+        return iid(labels, sites, rng=rng)
+
+    partition(pool, tmp_path / "D", Plan("picky", 2, options={"size": "3", "fair": "false"}), picky)
+    with pytest.raises(SettingsError, match="'picky', option 'size': .*valid integer.* got 'three'"):
+        partition(pool, tmp_path / "E", Plan("picky", 2, options={"size": "three"}), picky)
+    with pytest.raises(SettingsError, match="partition 'picky' needs the option 'size': --option size=VALUE"):
+        partition(pool, tmp_path / "E", Plan("picky", 2), picky)
+
+
+def test_types_that_do_not_exist_are_the_plugins_fault(pool, tmp_path):
+    def broken(labels, sites, *, size: Nowhere = 1, rng):  # noqa: F821
+        return []
+
+    with pytest.raises(PluginError, match="'broken' has types that can't be resolved .*Nowhere"):
+        partition(pool, tmp_path / "D", Plan("broken", 2), broken)
+
+
+def test_what_a_scheme_leaves_is_counted_by_class(pool, tmp_path):
+    partition(pool, tmp_path / "D", Plan("label_k", 2, options={"k": 1}), label_k)
+    facts = facts_of(tmp_path / "D")
+    assert facts["unassigned"] == {"2": 33}
+    assert "the scheme left 33 training images at no site: 33 of class 2" in facts["warnings"]
+    assert json.loads((tmp_path / "D" / "site-01" / "site_card.json").read_text())["unassigned"] == {"2": 33}
+
+
+def test_sites_by_a_column(tmp_path):
+    places = ["Nord", "Süd", "West"]
+
+    def change(splits):
+        for number, record in enumerate(splits["training"]):
+            record["hospital"] = places[number % 7 % 3]
+
+    pool = write_pool(tmp_path / "P", change)
+    partition(pool, tmp_path / "D", Plan("by_site", column="hospital", global_test="none"), by_site)
+    found = rows_of(tmp_path / "D")
+    assert list(found) == ["Nord", "Sud", "West"]
+    assert found["Sud"] == [row for row in range(100) if row % 7 % 3 == 1]
+    facts = facts_of(tmp_path / "D")
+    assert (facts["column"], facts["sites"]) == ("hospital", 3)
+
+
+def test_a_patient_at_two_sites_goes_to_one_with_a_warning(tmp_path):
+    def change(splits):
+        for number, record in enumerate(splits["training"]):
+            record["hospital"] = "a" if number < 50 else "b"
+        for number in (0, 1, 99):
+            splits["training"][number]["subject_id"] = "one"
+
+    pool = write_pool(tmp_path / "P", change)
+    partition(pool, tmp_path / "D", Plan("by_site", column="hospital"), by_site)
+    assert rows_of(tmp_path / "D")["a"] == [*range(50), 99]
+    expected = "1 image at another site than the column 'hospital' says, because"
+    assert any(line.startswith(expected) for line in facts_of(tmp_path / "D")["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("plan", "scheme", "message"),
+    [
+        (Plan("by_site"), by_site, "goes by a column of the data list: name it with --column"),
+        (Plan("iid", 2, column="sex"), iid, "does not go by a column. Leave out --column sex"),
+        (Plan("iid"), iid, "needs a number of sites: give --sites"),
+    ],
+)
+def test_a_column_goes_with_a_scheme_that_needs_one(pool, tmp_path, plan, scheme, message):
+    with pytest.raises(SettingsError, match=message):
+        partition(pool, tmp_path / "D", plan, scheme)
+
+
+# ---- groups
+
+
+def test_patients_and_identical_images_stay_together_everywhere(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8)
+    images[10:40] = images[40:70]
+
+    def change(splits):
+        for number, record in enumerate(splits["training"]):
+            record["subject_id"] = f"p{number // 3}"
+
+    pool = write_pool(tmp_path / "P", change, images)
+    for policy in ({"val_fraction": 0.2}, {"test": "k_fold", "folds": 3, "global_test": "per_class", "per_class": 5}):
+        partition(pool, tmp_path / "D", Plan("iid", 4, **policy), iid, force=True)
+        found = rows_of(tmp_path / "D")
+        held = [record["image"] for record in read_datalist(tmp_path / "D" / "global").splits["test"]]
+        everything = sorted(sum(found.values(), []) + [row for row in held if row < 100])
+        assert everything == list(range(100)), "nothing is lost"
+        assert find_leaks(tmp_path / "D", site_names(tmp_path / "D")) == []
+
+
+def test_identical_images_with_different_labels_are_noted(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8)
+    images[3], images[4] = images[0], images[1]  # labels 0 and 0, 1 and 1
+    images[8] = images[6]  # labels 2 and 0
+    partition(write_pool(tmp_path / "P", images=images), tmp_path / "D", Plan("iid", 2), iid)
+    assert "2 training images are identical to others that have another label" in facts_of(tmp_path / "D")["warnings"]
+
+
+# ---- wrong plans
 
 
 @pytest.mark.parametrize(
@@ -117,13 +216,32 @@ def test_a_scheme_that_loses_or_doubles_images_is_caught(pool, tmp_path):
         ({"options": {"alhpa": 1}}, "partition 'iid' has no option 'alhpa'"),
         ({"test_fraction": 0.6, "val_fraction": 0.4}, "sum below 1, got 0.6 and 0.4"),
         ({"test_fraction": -0.1}, "got -0.1"),
+        ({"test_fraction": float("nan")}, "got nan"),
+        ({"test": "k_fold", "folds": 2, "val_fraction": 0.5}, "sum below 1, got 0.5 and 0.5"),
         ({"seed": -1}, "expected a seed >= 0"),
         ({"sites": 101}, "there are 100"),
+        ({"sites": 0}, "expected at least 1 site, got 0"),
+        ({"test": "kfold"}, r"unknown 'kfold' for test. Did you mean 'k_fold'\?"),
+        ({"global_test": "oficial"}, r"unknown 'oficial' for global_test. Did you mean 'official'\?"),
+        ({"duplicates": "keep"}, "unknown 'keep' for duplicates. Known: drop, refuse"),
+        ({"allow_leaks": ("pixel",)}, r"unknown kind of leak 'pixel' to allow. Did you mean 'pixels'\?"),
+        ({"test": "k_fold", "folds": 1}, "got fold 0 of 1"),
+        ({"test": "k_fold", "fold": 5}, "got fold 5 of 5"),
+        ({"per_class": 0}, "got per_class 0"),
+        ({"global_test": "per_class", "per_class": 33}, "class 1 has 33"),
+        ({"test": "k_fold", "folds": 60}, "site 'site-01' has 50 images .* too few for 60 folds"),
     ],
 )
 def test_wrong_plans_are_refused(pool, tmp_path, change, message):
     with pytest.raises(SettingsError, match=message):
         partition(pool, tmp_path / "D", Plan(**{"scheme": "iid", "sites": 2, **change}), iid)
+    assert not (tmp_path / "D").exists()
+
+
+def test_a_list_that_does_not_fit_its_array_is_refused(tmp_path):
+    pool = write_pool(tmp_path / "P", images=np.zeros((60, 4, 4), np.uint8))
+    with pytest.raises(DataError, match=r"expected rows in 0\.\.59 at pooled data set 'toy', split 'training'"):
+        partition(pool, tmp_path / "D", Plan("iid", 2), iid)
 
 
 def test_the_pooled_data_set_is_never_replaced(pool, tmp_path):

@@ -1,15 +1,25 @@
-"""Partitions against closed forms (oracle O-B21), and what every partition promises."""
+"""What every partition promises, and what each does in particular; the closed forms are oracle O-B21."""
 
 from __future__ import annotations
+
+import doctest
 
 import numpy as np
 import pytest
 
+import medfl.partition
+import medfl.partition.by_site
+import medfl.partition.units
 from medfl.errors import SettingsError
-from medfl.partition.dirichlet_class_balanced import class_shares, dirichlet_class_balanced
+from medfl.partition.dirichlet_class import dirichlet_class
+from medfl.partition.dirichlet_class_balanced import dirichlet_class_balanced
 from medfl.partition.iid import iid
+from medfl.partition.label_k import label_k
+from medfl.partition.shares import class_shares
+from medfl.partition.subset import subset
 
 SIZES = (852, 2181, 1085, 2026, 849, 993, 2330, 1643)  # BloodMNIST's training split
+SCHEMES = [iid, dirichlet_class, dirichlet_class_balanced, label_k, subset]
 
 
 def blood_labels() -> np.ndarray:
@@ -20,39 +30,85 @@ def histograms(parts, labels) -> np.ndarray:
     return np.array([np.bincount(labels[part], minlength=8) for part in parts])
 
 
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# ---- what all promise
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("sites", [1, 3, 20])
-@pytest.mark.parametrize("scheme", [iid, dirichlet_class_balanced])
+@pytest.mark.parametrize("sites", [8, 24])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_image_is_at_exactly_one_site(scheme, sites, seed):
     labels = blood_labels()
-    parts = scheme(labels, sites, rng=np.random.default_rng(seed))
+    parts = scheme(labels, sites, rng=rng(seed))
     assert len(parts) == sites
+    assert all(np.array_equal(part, np.sort(part)) for part in parts)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
 
 
-@pytest.mark.parametrize("scheme", [iid, dirichlet_class_balanced])
+@pytest.mark.parametrize("scheme", [iid, dirichlet_class, dirichlet_class_balanced])
+def test_a_single_site_gets_everything(scheme):
+    (part,) = scheme(blood_labels(), 1, rng=rng())
+    np.testing.assert_array_equal(part, np.arange(sum(SIZES)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_seed_decides(scheme):
     labels = blood_labels()
-    one, same, other = (scheme(labels, 5, rng=np.random.default_rng(seed)) for seed in (1, 1, 2))
+    one, same, other = (scheme(labels, 8, rng=rng(seed)) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("sites", [3, 7, 20])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_numbers_of_the_classes_do_not_matter(scheme):
+    labels = blood_labels()
+    plain = scheme(labels, 8, rng=rng())
+    spread = scheme(labels * 10 + 3, 8, rng=rng())
+    assert all(np.array_equal(a, b) for a, b in zip(plain, spread, strict=True))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_impossible_numbers_of_sites_are_refused(scheme):
+    with pytest.raises(SettingsError, match="expected at least 1 site, got 0"):
+        scheme(blood_labels(), 0, rng=rng())
+
+
+def test_the_documented_examples_run():
+    for module in (medfl.partition, medfl.partition.units, medfl.partition.by_site):
+        result = doctest.testmod(module)
+        assert result.attempted > 0
+        assert result.failed == 0, module.__name__
+
+
+# ---- iid
+
+
+@pytest.mark.parametrize("sites", [1, 3, 7, 20])
 def test_iid_histograms_differ_by_one_image_at_most(sites):
     labels = blood_labels()
-    table = histograms(iid(labels, sites, rng=np.random.default_rng(0)), labels)
+    table = histograms(iid(labels, sites, rng=rng()), labels)
     assert np.ptp(table, axis=0).max() <= 1, f"images of a class at a site:\n{table}"
     assert np.ptp(table.sum(axis=1)) <= 1
 
 
 def test_iid_without_strata_has_equal_sizes_and_histograms_by_chance():
     labels = blood_labels()
-    table = histograms(iid(labels, 20, stratified=False, rng=np.random.default_rng(0)), labels)
+    table = histograms(iid(labels, 20, stratified=False, rng=rng()), labels)
     assert np.ptp(table.sum(axis=1)) <= 1
     expected = np.outer(table.sum(axis=1), SIZES) / sum(SIZES)
     statistic = ((table - expected) ** 2 / expected).sum()
     assert 85 < statistic < 190, f"chi-squared with 133 degrees of freedom: {statistic:.0f}"
+
+
+def test_more_sites_than_images_are_refused():
+    with pytest.raises(SettingsError, match="4 sites of at least 1 images need 4 images, there are 3"):
+        iid(np.zeros(3), 4, rng=rng())
+
+
+# ---- Dirichlet
 
 
 @pytest.mark.parametrize(
@@ -67,50 +123,148 @@ def test_iid_without_strata_has_equal_sizes_and_histograms_by_chance():
     ],
 )
 def test_shares_have_the_mean_and_variance_of_the_dirichlet_distribution(sites, alpha, variance):
-    rng = np.random.default_rng(0)
-    shares = np.array([class_shares(sites, alpha, rng) for _ in range(20_000)])
+    generator = rng()
+    shares = np.array([class_shares(sites, alpha, generator) for _ in range(20_000)])
     assert np.allclose(shares.sum(axis=1), 1)
     assert shares.mean(axis=0) == pytest.approx(np.full(sites, 1 / sites), abs=5 * np.sqrt(variance / 20_000))
     assert shares.var(axis=0).mean() == pytest.approx(variance, rel=0.03)
 
 
-def test_the_smallest_size_is_kept():
+@pytest.mark.parametrize(("sites", "alpha", "variance"), [(10, 0.5, 0.015), (3, 1, 0.0555556)])
+def test_what_sites_get_of_a_class_has_that_variance_too(sites, alpha, variance):
+    labels, generator = np.repeat([0, 1], 1000), rng()
+    tables = [
+        histograms(dirichlet_class(labels, sites, alpha=alpha, rng=generator), labels)[:, :2] / 1000
+        for _ in range(1500)
+    ]
+    assert np.var(tables, axis=0).mean() == pytest.approx(variance, rel=0.05)
+    halves = np.array(tables)
+    together = np.mean(halves[:, :, 0] * halves[:, :, 1]) - 1 / sites**2
+    assert abs(together) < 0.1 * variance, "classes are drawn apart from each other"
+
+
+def test_draws_again_make_sites_more_alike():
+    labels = np.repeat([0, 1], 1000)
+
+    def variance(min_size: int) -> float:
+        generator = rng()
+        options = {"alpha": 0.5, "min_size": min_size}
+        parts = [dirichlet_class(labels, 10, rng=generator, **options) for _ in range(150)]
+        return float(np.var([[len(part) for part in found] for found in parts]))
+
+    assert variance(50) < 0.8 * variance(0)
+
+
+@pytest.mark.parametrize("scheme", [dirichlet_class, dirichlet_class_balanced])
+def test_the_smallest_size_is_kept(scheme):
     labels = blood_labels()
     for seed in range(5):
-        parts = dirichlet_class_balanced(labels, 20, alpha=0.1, min_size=10, rng=np.random.default_rng(seed))
+        parts = scheme(labels, 20, alpha=0.1, min_size=10, rng=rng(seed))
         assert min(map(len, parts)) >= 10
+
+
+def test_without_a_smallest_size_a_site_may_be_empty():
+    assert min(map(len, dirichlet_class(np.zeros(50), 20, alpha=0.01, rng=rng()))) == 0
 
 
 def test_a_full_site_gets_no_image_of_a_later_class():
     labels = blood_labels()
     for seed in range(20):
-        table = histograms(dirichlet_class_balanced(labels, 10, alpha=0.1, rng=np.random.default_rng(seed)), labels)
+        table = histograms(dirichlet_class_balanced(labels, 10, alpha=0.1, rng=rng(seed)), labels)
         full = (table.cumsum(axis=1) >= len(labels) / 10)[:, :-1]
         assert table[:, 1:][full].sum() == 0, f"a full site grew with seed {seed}:\n{table}"
 
 
-def test_a_large_alpha_makes_sites_alike():
+@pytest.mark.parametrize("scheme", [dirichlet_class, dirichlet_class_balanced])
+def test_a_large_alpha_makes_sites_alike(scheme):
     labels = blood_labels()
-    table = histograms(dirichlet_class_balanced(labels, 4, alpha=1e6, rng=np.random.default_rng(0)), labels)
+    table = histograms(scheme(labels, 4, alpha=1e6, rng=rng()), labels)
     assert table == pytest.approx(np.tile(np.array(SIZES) / 4, (4, 1)), rel=0.02)
 
 
+@pytest.mark.parametrize("scheme", [dirichlet_class, dirichlet_class_balanced])
 @pytest.mark.parametrize(
     ("sites", "options", "message"),
     [
         (20, {"min_size": 1000}, "20 sites of at least 1000 images need 20000 images, there are 11959"),
-        (20, {"min_size": 590, "alpha": 0.1}, "no draw of 5000 gave each of 20 sites at least 590"),
+        (20, {"min_size": 596, "alpha": 0.1}, "no draw of 20 gave each of 20 sites at least 596"),
         (20, {"alpha": 0.0}, r"expected alpha > 0, got 0\.0"),
         (20, {"alpha": float("nan")}, "expected alpha > 0, got nan"),
         (20, {"min_size": -1}, "expected min_size >= 0, got -1"),
-        (0, {}, "expected at least 1 site, got 0"),
     ],
 )
-def test_the_impossible_ends_with_a_reason(sites, options, message, monkeypatch):
+def test_impossible_draws_end_with_a_reason(scheme, sites, options, message, monkeypatch):
+    monkeypatch.setattr("medfl.partition.shares.MAX_TRIES", 20)
     with pytest.raises(SettingsError, match=message):
-        dirichlet_class_balanced(blood_labels(), sites, rng=np.random.default_rng(0), **options)
+        scheme(blood_labels(), sites, rng=rng(), **options)
 
 
-def test_more_sites_than_images_are_refused():
-    with pytest.raises(SettingsError, match="4 sites of at least 1 images need 4 images, there are 3"):
-        iid(np.zeros(3), 4, rng=np.random.default_rng(0))
+# ---- k classes
+
+
+@pytest.mark.parametrize(("sites", "k"), [(8, 1), (8, 2), (20, 2), (20, 3), (24, 8)])
+def test_each_site_has_exactly_k_classes_and_classes_are_split_evenly(sites, k):
+    labels = blood_labels()
+    for seed in range(3):
+        table = histograms(label_k(labels, sites, k=k, rng=rng(seed)), labels)
+        assert ((table > 0).sum(axis=1) == k).all()
+        assert (table[np.arange(sites), np.arange(sites) % 8] > 0).all(), "site i owns class i mod C"
+        for column in table.T:
+            assert np.ptp(column[column > 0]) <= 1, "owners share a class evenly"
+
+
+def test_other_classes_are_drawn_alike():
+    labels = np.repeat(np.arange(8), 40)
+    generator = rng()
+    tables = [histograms(label_k(labels, 8, k=3, rng=generator), labels)[0, 1:] > 0 for _ in range(1400)]
+    expected = 2 / 7  # two more of seven others
+    assert np.mean(tables, axis=0) == pytest.approx(np.full(7, expected), abs=4.5 * np.sqrt(expected / 1400))
+
+
+def test_a_class_without_an_owner_stays_unassigned():
+    labels = blood_labels()
+    table = histograms(label_k(labels, 5, k=1, rng=rng()), labels)
+    assert table.sum(axis=0).tolist() == [*SIZES[:5], 0, 0, 0]
+
+
+@pytest.mark.parametrize("k", [0, 9])
+def test_impossible_numbers_of_classes_are_refused(k):
+    with pytest.raises(SettingsError, match=rf"expected k in 1\.\.8, the number of classes, got {k}"):
+        label_k(blood_labels(), 8, k=k, rng=rng())
+
+
+# ---- subset
+
+
+@pytest.mark.parametrize(("sites", "share"), [(8, 0.9), (24, 0.95), (16, 1.0), (8, 0.0)])
+def test_the_main_sites_of_a_class_get_their_share_of_it(sites, share):
+    labels = blood_labels()
+    table = histograms(subset(labels, sites, share=share, rng=rng()), labels)
+    for label, size in enumerate(SIZES):
+        main = np.arange(sites) % 8 == label
+        kept = int(np.floor(share * size + 0.5))
+        assert table[main, label].sum() == kept
+        for owners in (main, ~main):
+            assert np.ptp(table[owners, label]) <= 1, "evenly"
+
+
+def test_at_one_share_in_c_all_sites_are_alike():
+    labels = np.repeat(np.arange(8), 800)
+    table = histograms(subset(labels, 16, share=1 / 8, rng=rng()), labels)
+    assert np.ptp(table) <= 1
+    assert table.mean() == 50
+
+
+@pytest.mark.parametrize(
+    ("labels", "sites", "share", "message"),
+    [
+        (np.arange(8).repeat(9), 12, 0.9, "a multiple of the 8 classes, got 12"),
+        (np.arange(8).repeat(9), 4, 0.9, "a multiple of the 8 classes, got 4"),
+        (np.arange(8).repeat(9), 8, 1.1, r"expected share in 0\.\.1, got 1\.1"),
+        (np.arange(8).repeat(9), 8, float("nan"), r"expected share in 0\.\.1, got nan"),
+        (np.zeros(9), 2, 0.9, "expected at least 2 classes, got 1"),
+    ],
+)
+def test_impossible_subsets_are_refused(labels, sites, share, message):
+    with pytest.raises(SettingsError, match=message):
+        subset(labels, sites, share=share, rng=rng())

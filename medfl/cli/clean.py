@@ -1,0 +1,129 @@
+"""``medfl clean``: free the room that finished runs no longer need."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medfl.cli.disk import bytes_in, megabytes
+from medfl.cli.status import being_written, missing_bundles
+from medfl.errors import StoreError
+
+if TYPE_CHECKING:
+    from medfl.report.runs import RunRecord
+
+KNOWN = frozenset({".lock", "global", "metrics.csv", "report.html", "run.json", "sites", "state", "summary.json"})
+"""What a run writes at the top of its folder."""
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
+    everything: Annotated[bool, typer.Option("--all", help="Remove the whole run folder, finished or not.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask before --all.")] = False,
+) -> None:
+    """Remove what finished runs no longer need: the state that would continue them.
+
+    Scores, summary, report and bundles stay. A run that was cleaned can't be continued with more rounds.
+    """
+    folders = list(dict.fromkeys(_check(folder, everything) for folder in runs))
+    for folder in folders:
+        if being_written(folder):
+            raise StoreError(f"'{folder}' is being written now. Wait for it, or stop it; nothing was removed.")
+    if everything and not yes:
+        names = "\n".join(f"  {folder} ({megabytes(bytes_in(folder))})" for folder in folders)
+        if not typer.confirm(f"Remove these runs with their scores and models?\n{names}\n"):
+            typer.echo("nothing was removed")
+            return
+    for folder in folders:
+        freed = remove(folder) if everything else clean(folder)
+        typer.echo(f"{folder}: {megabytes(freed)} freed")
+
+
+def clean(folder: Path) -> int:
+    """Remove a finished run's state, and note in ``run.json`` that it was.
+
+    Returns:
+        Bytes freed.
+
+    Raises:
+        StoreError: If the run is not finished, is being written, or can't be written.
+    """
+    from medfl.report.runs import read_run
+    from medfl.store import only_writer, write_json
+
+    with only_writer(folder):
+        _check(folder, everything=False)  # again: nobody else can change it any more
+        write_json(folder / "run.json", read_run(folder).run | {"cleaned": True})
+        return _delete(folder / "state")
+
+
+def remove(folder: Path) -> int:
+    """Remove a run folder.
+
+    Returns:
+        Bytes freed.
+
+    Raises:
+        StoreError: If it holds what no run writes, is being written, or can't be removed.
+    """
+    from medfl.store import only_writer
+
+    with only_writer(folder):
+        _check(folder, everything=True)
+        return _delete(folder)
+
+
+def _check(given: Path, everything: bool) -> Path:
+    """The absolute path of a run folder from which the state, or everything, may be removed."""
+    from medfl.report.runs import read_run
+
+    for path in (given, given / "state"):
+        if path.is_symlink():
+            raise StoreError(f"'{path}' is a link. Give the folder itself, with its state in it; nothing was removed.")
+    record = read_run(given.resolve())
+    if everything:
+        _check_names(record.folder)
+    else:
+        _check_finished(record)
+    return record.folder
+
+
+def _check_names(folder: Path) -> None:
+    foreign = sorted(path.name for path in folder.iterdir() if not _written_by_a_run(path))
+    if foreign:
+        raise StoreError(
+            f"'{folder}' holds what no run writes: {', '.join(foreign)}. Move that away first; nothing was removed."
+        )
+
+
+def _check_finished(record: RunRecord) -> None:
+    if record.status != "finished":
+        status = "stopped" if record.status == "running" else record.status
+        raise StoreError(
+            f"The run in '{record.folder}' is {status}, not finished: its state is what continues it. "
+            "Let the same command finish it, or remove the whole run with --all. Nothing was removed."
+        )
+    missing = missing_bundles(record)
+    if missing:
+        raise StoreError(
+            f"The run in '{record.folder}' is finished, but the bundles of {len(missing)} sites are not there, "
+            "and they are made from its state. Let the same command write them, or remove the whole run with --all. "
+            "Nothing was removed."
+        )
+
+
+def _written_by_a_run(path: Path) -> bool:
+    return path.name in KNOWN or (path.name.startswith(".") and path.name.endswith(".tmp"))
+
+
+def _delete(folder: Path) -> int:
+    size = bytes_in(folder)
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise StoreError(f"'{folder}' can't be removed: {error.strerror}. Remove what is left of it by hand.") from None
+    return size

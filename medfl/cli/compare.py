@@ -1,0 +1,38 @@
+"""``medfl compare``: runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
+    metric: Annotated[
+        list[str] | None, typer.Option(help="May be given several times. By default the task's first.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="Compare the others to this row. By default the first.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which images: test or val.")] = "test",
+    out: Annotated[Path | None, typer.Option(help="Write compare.md and compare.csv into this folder.")] = None,
+) -> None:
+    """Put runs side by side: mean and spread over seeds, worst site, differences to a baseline.
+
+    Runs that differ only in their seed make one row. Without --out the table is printed as Markdown.
+    """
+    from medfl.report.compare import compare, to_markdown
+    from medfl.report.runs import read_run
+    from medfl.store import write_atomic
+
+    table = compare([read_run(folder) for folder in runs], metric, baseline, split)
+    text = to_markdown(table)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    files = {out / "compare.md": text, out / "compare.csv": table.to_csv(index=False)}
+    for path, content in files.items():
+        write_atomic(path, content.encode())
+    typer.echo("\n".join(str(path) for path in files))

@@ -1,0 +1,32 @@
+"""``medfl report``: one page about one or more runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def command(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, finished or not.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page to write.", show_default="report.html in the first")
+    ] = None,
+) -> None:
+    """Write one HTML page about runs: who gains, scores, curves, who holds what, costs, settings.
+
+    With a run of the method local among them the page says for each site what it gains by training with the others.
+    The page needs nothing else: mail it, print it, open it years later.
+    """
+    import torch
+
+    from medfl.report.page import write_report
+
+    torch.set_num_threads(1)  # the tensors are small, and more threads only make them wait for each other
+    with Console(stderr=True).status("Reading the runs, resampling their test images"):
+        target = write_report(runs, out)
+    typer.echo(f"wrote {target}")

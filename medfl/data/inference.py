@@ -1,0 +1,111 @@
+"""Images to predict, read exactly as ``medfl prep`` reads them for training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+
+from medfl.data.arrays import ArrayDataset
+from medfl.data.datalists import FILE
+from medfl.data.images import IMAGE_SUFFIXES, read_image
+from medfl.data.sites import load_site
+from medfl.errors import DataError
+
+
+class ImageFiles:
+    """The images of a folder, in the order of their names; labels are not known.
+
+    Args:
+        folder: With image files: PNG, JPEG, DICOM, NIfTI and what else `medfl.data.images.read_image` reads.
+        size: Height and width, or depth, height and width, that the network takes.
+        channels: Channels that the network takes.
+        mean: As in training.
+        std: As in training.
+
+    Raises:
+        DataError: If there is no image.
+    """
+
+    def __init__(
+        self, folder: Path, size: Sequence[int], channels: int, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        self.files = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(IMAGE_SUFFIXES))
+        if not self.files:
+            raise DataError(
+                f"expected images in {folder}, found none. Give a folder of image files ({', '.join(IMAGE_SUFFIXES)}), "
+                "or the folder of a site."
+            )
+        self._folder, self._size, self._channels = folder, tuple(size), channels
+        self._mean, self._std = mean, std
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        """An image (C, *spatial), normalised, that knows the name of its file."""
+        path = self.files[row]
+        images = read_image(path, self._size, self._channels)[np.newaxis]
+        image, _ = ArrayDataset(images, [0], [0], self._mean, self._std).batch(torch.tensor([0]))
+        return {"image": MetaTensor(image[0], meta={"filename_or_obj": str(path.relative_to(self._folder))})}
+
+
+class SiteImages:
+    """The test images of a site's data list; they are called by their rows.
+
+    Args:
+        folder: The site's folder.
+        num_classes: Number of classes of the task.
+        mean: As in training.
+        std: As in training.
+
+    Raises:
+        DataError: If there is no test image, or as in `medfl.data.sites.load_site`.
+    """
+
+    def __init__(self, folder: Path, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._data = load_site(folder, num_classes, mean, std).test
+        if not len(self._data):
+            raise DataError(f"expected test images in the data list of {folder}, there are none.")
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        """An image (C, *spatial), normalised, that knows its row."""
+        return {"image": MetaTensor(self._data[row]["image"], meta={"filename_or_obj": f"row {row}"})}
+
+
+def load_images(
+    dataset_dir: str | Path,
+    size: int | Sequence[int],
+    spatial_dims: int,
+    in_channels: int,
+    num_classes: int,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+) -> ImageFiles | SiteImages:
+    """What a bundle's ``inference.json`` predicts.
+
+    Args:
+        dataset_dir: A folder of image files, or the folder of a site, whose test images are then taken.
+        size: Spatial size that the network takes; one number stands for all edges.
+        spatial_dims: 2 for images, 3 for volumes.
+        in_channels: Channels that the network takes.
+        num_classes: Number of classes.
+        mean: As in training.
+        std: As in training.
+
+    Raises:
+        DataError: If the folder is not there or holds nothing to predict.
+    """
+    folder = Path(dataset_dir)
+    if not folder.is_dir():
+        raise DataError(f"expected a folder of images at {folder}, there is none. Give another --dataset_dir.")
+    if (folder / FILE).is_file():
+        return SiteImages(folder, num_classes, mean, std)
+    edges = [size] * spatial_dims if isinstance(size, int) else list(size)
+    return ImageFiles(folder, edges, in_channels, mean, std)

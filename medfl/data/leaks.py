@@ -1,0 +1,225 @@
+"""Leaks: the same patient, or the same image, in two places that must not share any.
+
+The places are the splits of all sites, the server's test set and public data. Images are the same when all bytes of
+their pixels are equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from medfl.data.arrays import array_digest, open_array
+from medfl.data.datalists import Datalist, read_datalist
+from medfl.data.sites import GLOBAL
+from medfl.errors import DataError, SettingsError, did_you_mean
+
+Kind = Literal["subjects", "pixels"]
+"""What two places have in common."""
+
+KINDS: tuple[Kind, ...] = ("subjects", "pixels")
+"""All kinds, in the order of reports."""
+
+CHUNK_BYTES = 16 << 20
+"""Pixels in memory at a time."""
+
+SHOWN = 8
+"""Pairs of places that a message names for each kind."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What two places have in common.
+
+    Attributes:
+        kind: ``subjects`` or ``pixels``.
+        count: How many subjects, or different images.
+        between: The two places, for example ``("site-01/training", "global/test")``.
+    """
+
+    kind: Kind
+    count: int
+    between: tuple[str, str]
+
+
+def row_digests(path: Path) -> tuple[bytes, ...]:
+    """A hash of the pixels of each row of an array file; equal hashes mean equal pixels.
+
+    Each array is read once per process, in chunks.
+
+    Args:
+        path: A ``.npy`` file.
+
+    Returns:
+        16 bytes (BLAKE2b) for each row.
+
+    Raises:
+        DataError: If the file is missing or can't be read.
+    """
+    return _row_digests(path.resolve(), array_digest(path))
+
+
+def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = None) -> list[Leak]:
+    """Find what sites, splits, the server's test set and public data have in common.
+
+    Subjects are compared among lists that name the same image array, because they come from one pool, where a
+    ``subject_id`` is unique. Sites that were prepared apart may use the same running numbers for different people:
+    there, subjects are compared within each site only, and images everywhere. Records without a ``subject_id`` are
+    compared by their pixels only. An image that occurs several times in one split of one site is no leak.
+
+    Args:
+        dataset_dir: The folder that holds one folder for each site.
+        names: The sites that take part.
+        public: The folder of public data beside the sites, if there is one.
+
+    Returns:
+        One leak for each kind and pair of places, in the order of the places.
+
+    Raises:
+        DataError: If a data list or an array is missing or damaged.
+    """
+    places: list[str] = []
+    found: dict[Kind, list[set[Hashable]]] = {kind: [] for kind in KINDS}
+    for name in _folders(dataset_dir, names, public):
+        datalist = read_datalist(dataset_dir / name)
+        array = (dataset_dir / name / datalist.image_array).resolve()
+        for split, subjects, pixels in _contents(datalist, array, name):
+            places.append(f"{name}/{split}")
+            found["subjects"].append(subjects)
+            found["pixels"].append(pixels)
+    return [
+        Leak(kind, count, (places[one], places[other]))
+        for kind in KINDS
+        for one, other, count in _overlaps(found[kind])
+    ]
+
+
+def check_leaks(
+    dataset_dir: Path, names: Sequence[str], public: str | None = None, allow: Sequence[str] = ()
+) -> list[str]:
+    """Refuse data with leaks, except those that are allowed by name.
+
+    Args:
+        dataset_dir: As in `find_leaks`.
+        names: As in `find_leaks`.
+        public: As in `find_leaks`.
+        allow: Kinds of leaks that are allowed: ``subjects``, ``pixels``.
+
+    Returns:
+        A sentence for each pair of places with an allowed leak, for the report.
+
+    Raises:
+        DataError: If there is a leak that is not allowed, or as in `find_leaks`.
+        SettingsError: If `allow` names no kind of leak.
+    """
+    check_kinds(allow)
+    leaks = find_leaks(dataset_dir, names, public)
+    refused = [leak for leak in leaks if leak.kind not in allow]
+    if refused:
+        kinds = [kind for kind in KINDS if any(leak.kind == kind for leak in refused)]
+        raise DataError(
+            "the same patients or images are in places that must not share any:\n"
+            + "\n".join(line for kind in kinds for line in _lines(kind, refused))
+            + "\nMake the sites again with `medfl partition`, which keeps a patient's images and identical images "
+            f"together; or allow this by name ({', '.join(kinds)}), and the report will say so."
+        )
+    return [_sentence(leak) for leak in leaks]
+
+
+def check_kinds(allow: Sequence[str]) -> None:
+    """Refuse names that are no kind of leak.
+
+    Raises:
+        SettingsError: If there is one.
+    """
+    for name in allow:
+        if name not in KINDS:
+            raise SettingsError(f"unknown kind of leak '{name}' to allow. {did_you_mean(name, KINDS)}")
+
+
+def check_rows(rows: np.ndarray, images: int, where: str) -> None:
+    """Refuse rows that an array does not have.
+
+    Args:
+        rows: Rows of a data list, shape (n,).
+        images: Rows of its array.
+        where: What they belong to, for the message.
+
+    Raises:
+        DataError: If there are any.
+    """
+    if len(rows) and not 0 <= rows.min() <= rows.max() < images:
+        raise DataError(
+            f"expected rows in 0..{images - 1} at {where}, got {rows.min()}..{rows.max()}. The list and the array do "
+            "not belong together: prepare the data set again."
+        )
+
+
+def _folders(dataset_dir: Path, names: Sequence[str], public: str | None) -> list[str]:
+    folders = sorted(set(names) - {public})
+    if (dataset_dir / GLOBAL).is_dir():
+        folders.append(GLOBAL)
+    return folders if public is None else [*folders, public]
+
+
+def _contents(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, set[Hashable], set[Hashable]]]:
+    """Each split that has records, with its subjects and the hashes of its images."""
+    hashes, pool = row_digests(array), str(array)
+    for split, records in datalist.splits.items():
+        rows, _ = datalist.rows_and_labels(split, f"site '{name}'")
+        if not len(rows):
+            continue
+        check_rows(rows, len(hashes), f"site '{name}', split '{split}'")
+        known = [record["subject_id"] for record in records if record.get("subject_id") is not None]
+        yield split, {(pool, str(subject)) for subject in known}, {hashes[row] for row in rows.tolist()}
+
+
+def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int]]:
+    """Pairs of sets with something in common, and how much."""
+    owners: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, content in enumerate(contents):
+        for key in content:
+            owners[key].append(number)
+    shared = [numbers for numbers in owners.values() if len(numbers) > 1]
+    involved = sorted({number for numbers in shared for number in numbers})
+    column = {number: place for place, number in enumerate(involved)}
+    counts = np.zeros((len(involved), len(involved)), dtype=np.int64)
+    for start in range(0, len(shared), 4096):  # a product of matrices counts all pairs at once
+        block = np.zeros((len(shared[start : start + 4096]), len(involved)), dtype=np.float32)
+        for row, numbers in enumerate(shared[start : start + 4096]):
+            block[row, [column[number] for number in numbers]] = 1
+        counts += (block.T @ block).astype(np.int64)
+    for one, other in zip(*np.nonzero(np.triu(counts, 1)), strict=True):
+        yield involved[one], involved[other], int(counts[one, other])
+
+
+def _lines(kind: Kind, leaks: Sequence[Leak]) -> Iterator[str]:
+    mine = sorted((leak for leak in leaks if leak.kind == kind), key=lambda leak: -leak.count)
+    for leak in mine[:SHOWN]:
+        yield f"  {_sentence(leak)}"
+    if len(mine) > SHOWN:
+        yield f"  {kind}: and {len(mine) - SHOWN} more pairs of places"
+
+
+def _sentence(leak: Leak) -> str:
+    what = " identical image" + "s" * (leak.count > 1) if leak.kind == "pixels" else ""
+    return f"{leak.kind}: {leak.count}{what} in both {leak.between[0]} and {leak.between[1]}"
+
+
+@functools.lru_cache(maxsize=32)
+def _row_digests(path: Path, digest: str) -> tuple[bytes, ...]:
+    images = open_array(path)
+    size = max(1, int(np.prod(images.shape[1:])) * images.dtype.itemsize)
+    step = max(1, CHUNK_BYTES // size)
+    found: list[bytes] = []
+    for start in range(0, len(images), step):
+        chunk = np.ascontiguousarray(images[start : start + step])
+        found += [hashlib.blake2b(image, digest_size=16).digest() for image in chunk]
+    return tuple(found)

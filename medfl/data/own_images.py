@@ -1,0 +1,263 @@
+"""A hospital's own image files and a table of labels in, a pooled data set out.
+
+The pooled data set holds nothing that says who a patient is: no names of files, no identifiers. Patients get running
+numbers. What is kept is what the user names: labels, sites and other columns.
+
+Images are read by the rules of `medfl.data.images`. The array is uint8 if all files have 8 bits a channel; if any
+file is deeper (DICOM in grey, NIfTI, 16 bits), it is float32 in [0, 1] for all.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
+from medfl.data.folders import check_free, written_whole
+from medfl.data.image_files import ImageFolder
+from medfl.data.images import Kind, look_at, read_image
+from medfl.data.own_labels import Columns, Rows, read_rows
+from medfl.data.progress import progress
+from medfl.data.table import read_table, row_list
+from medfl.errors import DataError, SettingsError
+
+QUARANTINE = "quarantine.csv"
+"""The table rows that were left out, with reasons; it is written only if there are any."""
+
+NO_GROUPS = (
+    "warning: without --group-column each image counts as a patient of its own: "
+    "images of one patient may then be at several sites and in several splits"
+)
+"""Said where the table does not name the patients."""
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What each image becomes.
+
+    Attributes:
+        size: (H, W) or (D, H, W).
+        channels: 1 or 3.
+        dtype: uint8, or float32 in [0, 1].
+    """
+
+    size: tuple[int, ...]
+    channels: int
+    dtype: np.dtype
+
+
+def prepare(
+    images: Path,
+    table: Path,
+    columns: Columns,
+    size: Sequence[int],
+    out: Path,
+    *,
+    name: str | None = None,
+    licence: str = "not stated",
+    channels: int | None = None,
+    skip_unreadable: bool = False,
+    force: bool = False,
+    say: Say = lambda _: None,
+) -> Datalist:
+    """Turn image files into a pooled data set.
+
+    Args:
+        images: The folder of the image files.
+        table: CSV or TSV with a row for each image.
+        columns: Which column says what.
+        size: Of the images in the array: (H, W), (D, H, W), or one number for all edges, each >= 1.
+        out: The folder to write; it is written whole or not at all.
+        name: Of the data set; None means the name of `out`.
+        licence: Terms of use, for the data list.
+        channels: 1 or 3; None means 3 if any image is in colour, otherwise 1.
+        skip_unreadable: Whether images that can't be read are left out and listed in `QUARANTINE`.
+        force: Whether a data set that is there may be replaced.
+        say: Gets licence, warnings and progress, a line each.
+
+    Returns:
+        The data list that was written.
+
+    Raises:
+        DataError: If the table, a file, or what they say together is wrong, or `out` may not be written.
+        SettingsError: If the columns, the size or the channels are impossible.
+    """
+    check_free(out, force)
+    name = name or out.absolute().name
+    rows = read_rows(read_table(table), columns)
+    files = ImageFolder(images).find(rows.images, rows.numbers)
+    say(f"{name}: licence {licence}")
+    if columns.group is None:
+        say(NO_GROUPS)
+    known, failed = _look(files, say)
+    if not known:
+        raise _unreadable(failed, rows)
+    form = _form(known, rows, size, channels)
+    with written_whole(out, force) as folder:
+        array = folder / "images.npy"
+        bad = _write_images(array, [files[place] for place in known], form, say)
+        failed |= {place: bad[number] for number, place in enumerate(known) if number in bad}
+        kept = _kept(rows, failed, skip_unreadable)
+        if bad:
+            _shorten(array, len(kept))
+        if failed:
+            _write_quarantine(folder / QUARANTINE, rows, failed, say)
+        datalist = _datalist(name, licence, rows, kept, failed)
+        write_datalist(folder, datalist)
+    return datalist
+
+
+def _look(files: Sequence[Path], say: Say) -> tuple[dict[int, Kind], dict[int, str]]:
+    """Place in `files` to what the file holds, or to the reason why it can't be read."""
+    known: dict[int, Kind] = {}
+    failed: dict[int, str] = {}
+    for place, kind in enumerate(_each(look_at, files, "looking at", say)):
+        if isinstance(kind, DataError):
+            failed[place] = str(kind)
+        else:
+            known[place] = kind
+    return known, failed
+
+
+def _each(function: Callable[[Path], T], files: Sequence[Path], what: str, say: Say) -> Iterator[T | DataError]:
+    """Call a function for each file in several threads; results, or errors, come in the order of the files."""
+
+    def safely(path: Path) -> T | DataError:
+        try:
+            return function(path)
+        except DataError as error:
+            return error
+
+    threads = ThreadPoolExecutor(os.cpu_count())
+    try:
+        with progress(what, len(files), "images", say) as show:
+            for done, result in enumerate(threads.map(safely, files), 1):
+                yield result
+                show(done)
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _form(kinds: Mapping[int, Kind], rows: Rows, size: Sequence[int], channels: int | None) -> Form:
+    """What all images become.
+
+    Args:
+        kinds: Place in `rows` to what the file holds.
+        rows: For messages.
+        size: As in `prepare`.
+        channels: As in `prepare`.
+    """
+    volumes = [rows.numbers[place] for place, kind in kinds.items() if kind.dims == 3]
+    if volumes and len(volumes) < len(kinds):
+        raise DataError(
+            f"expected 2-D images or volumes, got both: {len(kinds) - len(volumes)} images and {len(volumes)} volumes "
+            f"({row_list(volumes)}). Prepare them as two data sets."
+        )
+    dims = 3 if volumes else 2
+    whole = tuple(size) * dims if len(size) == 1 else tuple(size)
+    if len(whole) != dims or min(whole) < 1:
+        raise SettingsError(
+            f"expected one size or {dims} sizes >= 1 for {'volumes' if volumes else '2-D images'}, got {list(size)}"
+        )
+    if volumes and whole[-1] in (1, 3):
+        raise SettingsError(f"a last edge of {whole[-1]} would be taken for channels. Choose another size.")
+    depth = channels or (3 if any(kind.colour for kind in kinds.values()) else 1)
+    if depth not in (1, 3) or (volumes and depth != 1):
+        raise SettingsError(f"expected {'1 channel for volumes' if volumes else '1 or 3 channels'}, got {channels}")
+    deep = any(kind.deep for kind in kinds.values())
+    return Form(whole, depth, np.dtype(np.float32 if deep else np.uint8))
+
+
+def _write_images(target: Path, files: Sequence[Path], form: Form, say: Say) -> dict[int, str]:
+    """Write the images that can be read one after another into an array of as many rows as there are files.
+
+    Returns:
+        Place in `files` to the reason why it could not be read.
+    """
+    shape = form.size if form.channels == 1 else (*form.size, form.channels)
+    array = np.lib.format.open_memmap(target, mode="w+", dtype=form.dtype, shape=(len(files), *shape))
+    failed: dict[int, str] = {}
+
+    def read(path: Path) -> np.ndarray:
+        return read_image(path, form.size, form.channels)
+
+    for place, image in enumerate(_each(read, files, "reading", say)):
+        if isinstance(image, DataError):
+            failed[place] = str(image)
+        elif image.dtype == form.dtype:
+            array[place - len(failed)] = image
+        else:
+            array[place - len(failed)] = image / np.float32(255)
+    array.flush()
+    return failed
+
+
+def _shorten(target: Path, rows: int) -> None:
+    """Drop the rows of an array file that were not written."""
+    whole = np.load(target, mmap_mode="r")
+    beside = target.with_name(f"short-{target.name}")
+    short = np.lib.format.open_memmap(beside, mode="w+", dtype=whole.dtype, shape=(rows, *whole.shape[1:]))
+    short[:] = whole[:rows]
+    short.flush()
+    os.replace(beside, target)
+
+
+def _unreadable(failed: Mapping[int, str], rows: Rows) -> DataError:
+    found = "; ".join(
+        f"{count} x {reason.rstrip('.')} "
+        f"({row_list([rows.numbers[place] for place, why in failed.items() if why == reason])})"
+        for reason, count in Counter(failed.values()).most_common()
+    )
+    return DataError(
+        f"{len(failed)} of {len(rows.numbers)} images can't be read: {found}. Mend these files, or leave them out "
+        f"with --skip-unreadable; {QUARANTINE} then lists them."
+    )
+
+
+def _kept(rows: Rows, failed: Mapping[int, str], skip_unreadable: bool) -> list[int]:
+    """Places in `rows` whose images were read."""
+    if failed and not skip_unreadable:
+        raise _unreadable(failed, rows)
+    kept = [place for place in range(len(rows.numbers)) if place not in failed]
+    left = {rows.labels[place] for place in kept}
+    gone = [f"'{name}'" for label, name in enumerate(rows.classes) if label not in left]
+    if gone:
+        raise DataError(f"no readable image is left of the classes {', '.join(gone)}. Mend the files of these classes.")
+    return kept
+
+
+def _datalist(name: str, licence: str, rows: Rows, kept: Sequence[int], failed: Mapping[int, str]) -> Datalist:
+    splits: dict[str, list[Record]] = {split: [] for split in SPLITS}
+    for row, place in enumerate(kept):
+        record: Record = {"image": row, "label": rows.labels[place], "subject_id": rows.subjects[place]}
+        splits[rows.splits[place]].append(record | rows.others[place])
+    reasons = Counter(failed.values()).most_common()
+    return Datalist(
+        name=name,
+        image_array="images.npy",
+        num_classes=len(rows.classes),
+        labels={str(label): text for label, text in enumerate(rows.classes)},
+        modality="not stated",
+        licence=licence,
+        splits=splits,
+        extra={"exclusions": [{"reason": reason, "count": count} for reason, count in reasons]},
+    )
+
+
+def _write_quarantine(path: Path, rows: Rows, failed: Mapping[int, str], say: Say) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("table_row", "reason"))
+        writer.writerows((rows.numbers[place], failed[place]) for place in sorted(failed))
+    say(f"warning: {len(failed)} of {len(rows.numbers)} images can't be read and were left out: see {path.name}")

@@ -1,0 +1,258 @@
+"""A federation as a bundle's ``federate.json`` builds it: data in, a run folder with report and bundles out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.bundle import ConfigParser
+
+from medfl.console import end, show_log, show_scores
+from medfl.contract import SERVER, Meta
+from medfl.data.leaks import check_leaks
+from medfl.data.sites import SiteData, load_global, load_site, load_sites, site_names
+from medfl.errors import DataError, MedflError, SettingsError
+from medfl.evaluation import Row
+from medfl.export import Home, export
+from medfl.origins import bundle_values, run_record
+from medfl.plugins import Registry, load_plugins
+from medfl.progress import round_progress
+from medfl.report.page import write_report
+from medfl.settings import Execution, Settings, read_settings
+from medfl.simulation import Result, Run, simulate
+from medfl.siteside import Splits
+from medfl.task import Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """The data of a run.
+
+    Attributes:
+        sites: Name to data.
+        server: The server's test set, or None.
+        public: Public data, or None.
+    """
+
+    sites: dict[str, SiteData]
+    server: SiteData | None
+    public: SiteData | None
+
+    @property
+    def parts(self) -> list[SiteData]:
+        """All of them."""
+        return [*self.sites.values(), *filter(None, (self.server, self.public))]
+
+    @property
+    def first(self) -> SiteData:
+        """One of them, for what all have in common."""
+        return next(iter(self.sites.values()))
+
+    def digests(self) -> dict[str, str]:
+        """Name to hash."""
+        return {part.name: part.digest for part in self.parts}
+
+    def digest(self) -> str:
+        """One hash for all."""
+        return hashlib.sha256(repr(sorted(self.digests().items())).encode()).hexdigest()
+
+
+class FederatedRun:
+    """A federation as a bundle's ``federate.json`` describes it.
+
+    Args:
+        task: The bundle's task.
+        bundle_root: The bundle.
+        dataset_dir: Folder with one folder per site, each with a ``datalist.json``.
+        output_dir: The run folder.
+        method: Name of the method.
+        method_args: The method's settings.
+        sites: Names of the sites to use; None means all in `dataset_dir`.
+        mean: Per-channel mean of the images after scaling to [0, 1].
+        std: Per-channel standard deviation.
+        plugins: Plugin files to load.
+        disabled_plugins: Plugins to switch off, by name.
+        public: Folder in `dataset_dir` with public data (its training split), for methods that need them.
+        allow_leaks: Violations of the splits that are allowed: ``subjects``, ``pixels``; the report names them.
+        given_by: Who gave the settings that differ from the bundle's, for the record.
+        tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
+        site_values: Values of the run that go into the configurations of the bundles that sites take home.
+        workers: Processes that train sites.
+        threads: Threads of each.
+        device: ``auto``, ``cpu`` or ``cuda:N``.
+        settings: Everything else is a setting of the run, see `medfl.settings.Settings`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        bundle_root: str,
+        dataset_dir: str,
+        output_dir: str,
+        method: str,
+        method_args: Mapping[str, Any] | None = None,
+        sites: Sequence[str] | None = None,
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.5,),
+        plugins: Sequence[str] = (),
+        disabled_plugins: Sequence[str] = (),
+        public: str | None = None,
+        allow_leaks: Sequence[str] = (),
+        given_by: str = "command line",
+        tracked_config: str | bool | None = None,
+        site_values: Meta | None = None,
+        workers: int = 1,
+        threads: int = 1,
+        device: str = "auto",
+        **settings: Any,
+    ) -> None:
+        self.task, self.method, self.method_args = task, method, dict(method_args or {})
+        self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
+        self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
+        self.plugins, self.disabled = list(plugins), list(disabled_plugins)
+        self.public, self.allow_leaks = public, list(allow_leaks)
+        self.given_by, self.site_values = given_by, dict(site_values or {})
+        self.tracking = read_tracking(tracked_config, self.output_dir)
+        self.execution = {"workers": workers, "threads": threads, "device": device}
+        self.settings = settings
+
+    def run(self) -> None:
+        """Run, write the summary and a bundle per site, and print the scores.
+
+        An error that the user can mend ends the process with its message alone; ``MEDFL_DEBUG=1`` shows the traceback.
+        """
+        show_log()
+        try:
+            result = self.simulate()
+        except MedflError as error:
+            end(f"error: {error}", 2)
+        except KeyboardInterrupt:
+            end("stopped; what is finished is saved, the same command continues", 130)
+        else:
+            show_scores(result, self.task.metrics, self.output_dir)
+
+    def simulate(self) -> Result:
+        """Run the federation, write its bundles and its report.
+
+        Raises:
+            MedflError: If settings, data, method or run folder are not as needed.
+        """
+        registry = load_plugins(files=self.plugins, disabled=self.disabled)
+        for problem in registry.problems:
+            logger.warning("%s", problem)
+        run = self._prepare(registry)
+        where = {"run_folder": str(self.output_dir)}
+        with round_progress(run.settings.rounds, self.task.metrics[0]) as show:
+
+            def on_round(round_: int, rows: list[Row]) -> None:
+                show(round_, rows)
+                registry.notify("medfl_round_ended", **where, round=round_, rows=[row._asdict() for row in rows])
+
+            run.on_round = on_round
+            result = simulate(run)
+        write_report([self.output_dir])
+        registry.notify("medfl_run_ended", **where, status=result.outcome.status)
+        return result
+
+    def _prepare(self, registry: Registry) -> Run:
+        """Everything checked and loaded, nothing written."""
+        method = registry.make_method(self.method, self.method_args)
+        execution = read_settings(Execution, self.execution, "the execution")
+        settings = read_settings(Settings, self.settings, "the run")
+        data = self._load()
+        leaks = check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
+        record = run_record(
+            self.task,
+            bundle_values(self.bundle_root),
+            self.given_by,
+            settings=settings,
+            execution=execution,
+            method=method,
+            method_args=self.method_args,
+        )
+        record["data"] = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
+        record["plugins"] = dict(sorted(registry.plugins.items()))
+        run = Run(
+            method=self.method,
+            make_method=lambda: registry.make_method(self.method, self.method_args),
+            task=dataclasses.replace(self.task, device=pick_device(execution.device)),
+            settings=settings,
+            sites={name: Splits(site.train, site.val, site.test) for name, site in data.sites.items()},
+            folder=self.output_dir,
+            global_test=data.server.test if data.server is not None else None,
+            public=data.public.train if data.public is not None else None,
+            public_for=(SERVER, *data.sites) if data.public is not None else (),
+            execution=execution,
+            method_args=self.method_args,
+            data_digest=data.digest(),
+            classes=data.first.classes,
+            record=record,
+            leaks=tuple(leaks),
+            on_start=lambda: self._tell_start(registry, record),
+        )
+        home = Home(self.bundle_root, self.site_values, data.first.shape, data.first.classes)
+        run.take_home = lambda result: export(result, run, home)
+        return run
+
+    def _tell_start(self, registry: Registry, record: Meta) -> None:
+        values = {name: facts["value"] for name, facts in record["settings"].items()}
+        registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)
+
+    def _load(self) -> Loaded:
+        """The sites, the server's test set, and public data."""
+        folder, classes = self.dataset_dir, self.task.num_classes
+        names = list(self.sites) if self.sites is not None else [n for n in site_names(folder) if n != self.public]
+        data = Loaded(
+            load_sites(folder, classes, self.mean, self.std, names),
+            load_global(folder, classes, self.mean, self.std),
+            load_site(folder / self.public, classes, self.mean, self.std) if self.public else None,
+        )
+        shapes = {part.shape for part in data.parts}
+        if len(shapes) > 1:
+            raise DataError(
+                f"expected images of one shape (channels, height, width) at all sites of {folder}, got "
+                f"{sorted(shapes)}. Prepare them again with one --size."
+            )
+        return data
+
+
+def read_tracking(tracked_config: str | bool | None, output_dir: Path) -> Meta:
+    """What MONAI's ``--tracking`` was told, from the configuration that it then writes beside the run.
+
+    Args:
+        tracked_config: The configuration's id ``save_execute_config``: text only if tracking is on. It ends with the
+            name of the file, but is no path where the output folder was given as an option (MONAI joins the texts).
+        output_dir: The run folder, where MONAI writes it.
+
+    Returns:
+        ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
+    """
+    if not isinstance(tracked_config, str):
+        return {}
+    parser = ConfigParser()
+    parser.read_config(str(output_dir / tracked_config.strip("'").rpartition("/")[2]))
+    return {
+        name: parser.get_parsed_content(name, default=None)
+        for name in ("tracking_uri", "experiment_name", "run_name")
+        if name in parser
+    }
+
+
+def pick_device(device: str) -> str:
+    """The device that a name means here; ``auto`` is the first GPU, or the CPU.
+
+    Raises:
+        SettingsError: If a GPU is asked for and there is none.
+    """
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SettingsError(f"device '{device}' was asked for and torch sees no GPU here; use --device cpu or auto.")
+    return device

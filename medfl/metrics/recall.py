@@ -1,0 +1,35 @@
+"""Share of a class's images that are recognised, also called sensitivity."""
+
+from __future__ import annotations
+
+import torch
+
+from medfl.metrics.confusion import confusion, macro, one_against_rest
+
+
+def recall(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+    """Images of a class that are taken for it / all images of the class: TP / (TP + FN).
+
+    Of two classes the second one (1) is the positive one, and only its value counts. Of more classes it is the mean
+    over the classes that occur in the labels, each against the rest and all with the same weight, which is the
+    balanced accuracy.
+
+    Args:
+        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
+        labels: (N,), int64.
+        num_classes: C.
+
+    Returns:
+        In [0, 1]; NaN without images, with NaN probabilities, or where the positive one of two classes doesn't occur.
+
+    Example:
+        >>> recall(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 1, 0]), 2)
+        0.5
+    """
+    return float(recall_of(confusion(probabilities, labels, num_classes)))
+
+
+def recall_of(matrix: torch.Tensor) -> torch.Tensor:
+    """Recall, shape (...), float64, of confusion matrices (..., C, C)."""
+    found = one_against_rest(matrix)
+    return macro(found.hits / (found.hits + found.misses), found.occurs)

@@ -1,0 +1,142 @@
+"""What is held out for tests and validation: shares, folds, and images of each class; always by unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from medfl import streams
+from medfl.data.datalists import Record
+from medfl.errors import SettingsError
+from medfl.partition.iid import iid
+from medfl.partition.units import find_units, majority, subjects_of
+
+if TYPE_CHECKING:
+    from medfl.partition.plan import Plan
+
+
+def holdout(labels: np.ndarray, fraction: float, rng: np.random.Generator, keep: int = 1) -> np.ndarray:
+    """Choose a stratified share of units.
+
+    Each class gives its share, rounded down; the classes with the largest remainders give one more (ties by chance)
+    until the total is `fraction` of all, rounded to the nearest.
+
+    Args:
+        labels: Label of each unit, shape (n,).
+        fraction: Share to choose, in [0, 1).
+        rng: Source of randomness.
+        keep: Units that must remain, where there are that many.
+
+    Returns:
+        Mask of the chosen units, shape (n,), bool.
+    """
+    classes, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    total = max(0, min(math.floor(len(labels) * fraction + 0.5), len(labels) - keep))
+    exact = sizes * (total / max(len(labels), 1))
+    take = np.floor(exact + 1e-9).astype(np.int64)
+    order = np.lexsort((rng.random(len(classes)), -np.round(exact - take, 9)))
+    take[order[: total - take.sum()]] += 1
+    chosen = np.zeros(len(labels), dtype=bool)
+    for number, count in enumerate(take):
+        chosen[rng.permutation(np.flatnonzero(inverse == number))[:count]] = True
+    return chosen
+
+
+def fold_of(labels: np.ndarray, folds: int, fold: int, rng: np.random.Generator) -> np.ndarray:
+    """Choose one of several folds that have equal sizes and are stratified.
+
+    Each unit is in exactly one fold, as long as the generator begins alike for each; sizes of folds, and of a class in
+    them, differ by at most 1.
+
+    Args:
+        labels: Label of each unit, shape (n,); none, or at least `folds`.
+        folds: Number of folds, >= 2.
+        fold: Which one, from 0.
+        rng: Source of randomness.
+
+    Returns:
+        Mask of the chosen units, shape (n,), bool.
+    """
+    chosen = np.zeros(len(labels), dtype=bool)
+    if len(labels):
+        chosen[iid(labels, folds, rng=rng)[fold]] = True
+    return chosen
+
+
+def per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Choose whole units such that each class has `count` images among them, or as many as units allow.
+
+    The units of each class come in a random order; one is taken if it brings no class above `count`. Without groups
+    each class has exactly `count` images.
+
+    Args:
+        units: Unit of each image, shape (n,), from 0 without gaps.
+        labels: Label of each image, shape (n,).
+        count: Images of each class, >= 1.
+        rng: Source of randomness.
+
+    Returns:
+        Mask of the chosen units, shape (u,), bool.
+
+    Raises:
+        SettingsError: If a class has no more than `count` images.
+    """
+    classes, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    if sizes.min(initial=count + 1) <= count:
+        raise SettingsError(
+            f"{count} images of each class for the server's test set need more than {count} in the training split, "
+            f"but class {classes[sizes.argmin()]} has {sizes.min()}. Ask for fewer with --per-class."
+        )
+    majorities = majority(units, codes)
+    content = np.zeros((len(majorities), len(classes)), dtype=np.int64)
+    np.add.at(content, (units, codes), 1)
+    chosen, taken = np.zeros(len(majorities), dtype=bool), np.zeros(len(classes), dtype=np.int64)
+    for number in range(len(classes)):
+        for unit in rng.permutation(np.flatnonzero(majorities == number)):
+            if (taken + content[unit] <= count).all():
+                chosen[unit] = True
+                taken += content[unit]
+    return chosen
+
+
+def local_splits(
+    records: Sequence[Record], plan: Plan, name: str, units: np.ndarray | None = None
+) -> dict[str, list[Record]]:
+    """Split one site's records into training, validation and test; keyed by (seed, site), whatever others have.
+
+    Args:
+        records: The site's records.
+        plan: The plan.
+        name: The site's name.
+        units: What stays together: a number for each record, shape (n,); None means the records of a subject.
+
+    Raises:
+        SettingsError: If a site has fewer units than folds.
+    """
+    units = find_units(subjects_of(records) if units is None else units.tolist())
+    labels = np.array([record["label"] for record in records], dtype=np.int64)
+    labels = majority(units, labels)
+    test, rng = _local_test(labels, plan, name)
+    rest = np.flatnonzero(~test)
+    share = min(plan.val_fraction * len(labels) / max(len(rest), 1), 1.0)
+    val = np.zeros_like(test)
+    val[rest[holdout(labels[rest], share, rng)]] = True
+    masks = {"training": ~test & ~val, "validation": val, "test": test}
+    return {split: [records[row] for row in np.flatnonzero(mask[units]).tolist()] for split, mask in masks.items()}
+
+
+def _local_test(labels: np.ndarray, plan: Plan, name: str) -> tuple[np.ndarray, np.random.Generator]:
+    """Mask of a site's test units, and the generator for what comes after."""
+    if plan.test == "k_fold":
+        if 0 < len(labels) < plan.folds:
+            raise SettingsError(
+                f"site '{name}' has {len(labels)} images (those that stay together count as one), too few for "
+                f"{plan.folds} folds. Ask for fewer folds, or for sites with more images."
+            )
+        rng = np.random.default_rng(streams.seed_of(plan.seed, name, "folds"))
+        return fold_of(labels, plan.folds, plan.fold, rng), rng
+    rng = np.random.default_rng(streams.seed_of(plan.seed, name, "holdout"))
+    return holdout(labels, plan.test_fraction if plan.test == "fraction" else 0.0, rng), rng

@@ -1,0 +1,95 @@
+"""Give each site a share of each class: what the Dirichlet partitions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from medfl.errors import SettingsError
+from medfl.partition.checks import check_labels
+
+MAX_TRIES = 5000
+"""Draws before giving up on the smallest size."""
+
+Draw = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray | None]
+"""Maps class sizes (C,), a number of sites K, alpha and a generator to counts (C, K), or to None for a draw in vain."""
+
+
+def class_shares(sites: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """The share of one class that each site gets, drawn from Dir(alpha, ..., alpha).
+
+    A share has mean 1/K and variance (1/K)(1 - 1/K) / (K alpha + 1) for K sites.
+
+    Args:
+        sites: Number of sites K, >= 1.
+        alpha: Concentration, > 0; small means that few sites hold most of a class.
+        rng: Source of randomness.
+
+    Returns:
+        Shares of shape (K,), of sum 1.
+    """
+    return rng.dirichlet(np.full(sites, alpha))
+
+
+def cut(shares: np.ndarray, size: int) -> np.ndarray | None:
+    """Cut a class at the floors of its cumulative shares.
+
+    Args:
+        shares: What each site gets, >= 0, shape (K,); they are normalised.
+        size: Units of the class.
+
+    Returns:
+        Units of each site, shape (K,), of sum `size`; None if all shares are 0, also by underflow at a tiny alpha.
+    """
+    if not shares.sum() > 0:
+        return None
+    ends = np.cumsum(shares / shares.sum())[:-1] * size
+    cuts = np.floor(ends + 1e-9).astype(np.int64)  # a sum that misses 1 by a bit gives a site of share 0 nothing
+    counts: np.ndarray = np.diff(np.concatenate([[0], np.minimum(cuts, size), [size]]))
+    return counts
+
+
+def split_by_draws(
+    labels: np.ndarray, sites: int, alpha: float, min_size: int, draw: Draw, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Draw counts until each site has `min_size` units, then deal the shuffled classes accordingly.
+
+    Args:
+        labels: Label of each unit, shape (n,).
+        sites: Number of sites K, >= 1.
+        alpha: Concentration, > 0.
+        min_size: Units each site has at least, >= 0.
+        draw: Draws the counts.
+        rng: Source of randomness.
+
+    Returns:
+        Positions in `labels` of each site, ascending; each position is at exactly one site.
+
+    Raises:
+        SettingsError: If `alpha` is not positive, or `min_size` can't be reached.
+    """
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise SettingsError(f"expected alpha > 0, got {alpha}")
+    if min_size < 0:
+        raise SettingsError(f"expected min_size >= 0, got {min_size}")
+    labels = check_labels(labels, sites, min_size)
+    _, sizes = np.unique(labels, return_counts=True)
+    for _ in range(MAX_TRIES):
+        counts = draw(sizes, sites, alpha, rng)
+        if counts is not None and counts.sum(axis=0).min(initial=len(labels)) >= min_size:
+            return _deal(labels, counts, rng)
+    raise SettingsError(
+        f"no draw of {MAX_TRIES} gave each of {sites} sites at least {min_size} of {len(labels)} images at alpha "
+        f"{alpha}. Ask for fewer sites, a smaller min_size or a larger alpha."
+    )
+
+
+def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Shuffle each class and cut it into the given counts."""
+    parts: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
+    for label, row in zip(np.unique(labels), counts, strict=True):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        for site, piece in enumerate(np.split(members, np.cumsum(row)[:-1])):
+            parts[site].append(piece)
+    return [np.sort(np.concatenate(pieces)) for pieces in parts]

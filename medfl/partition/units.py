@@ -1,0 +1,104 @@
+"""Units: images that stay together when a data set is dealt.
+
+All images of a patient, and all identical images, are one unit; most often a unit is one image. Units are numbered in
+the order in which their first image comes, so that without groups unit i is image i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from medfl.data.datalists import Record
+from medfl.errors import DataError, did_you_mean
+
+
+def find_units(*keys: Sequence[Any]) -> np.ndarray:
+    """Join images that have a key in common, directly or through others.
+
+    Args:
+        keys: For each kind of key, the key of each image, length n, hashable; images with an equal key of one kind are
+            joined. None joins nothing.
+
+    Returns:
+        Number of the unit of each image, shape (n,), int64, from 0 without gaps.
+
+    >>> find_units(["anna", "bert", "anna", None], ["x", "y", "z", "y"]).tolist()
+    [0, 1, 0, 1]
+    """
+    parent = list(range(len(keys[0])))
+    for kind in keys:
+        first: dict[Any, int] = {}
+        for image, key in enumerate(kind):
+            if key is not None:
+                one, other = _root(parent, first.setdefault(key, image)), _root(parent, image)
+                parent[max(one, other)] = min(one, other)
+    roots = np.array([_root(parent, image) for image in range(len(parent))], dtype=np.int64)
+    units: np.ndarray = np.unique(roots, return_inverse=True)[1].astype(np.int64)
+    return units
+
+
+def subjects_of(records: Sequence[Record]) -> list[str | None]:
+    """The subject of each image; None where it is not known."""
+    found = [record.get("subject_id") for record in records]
+    return [None if subject is None else str(subject) for subject in found]
+
+
+def majority(units: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The most frequent value in each unit; of several, the smallest.
+
+    Args:
+        units: Unit of each image, shape (n,), from 0 without gaps.
+        values: Something of each image that can be sorted, for example its label, shape (n,).
+
+    Returns:
+        One value for each unit, shape (u,).
+    """
+    kinds, codes = np.unique(values, return_inverse=True)
+    pairs, counts = np.unique(units * len(kinds) + codes, return_counts=True)
+    owners, codes = np.divmod(pairs, max(len(kinds), 1))
+    order = np.lexsort((codes, -counts, owners))
+    _, first = np.unique(owners[order], return_index=True)
+    chosen: np.ndarray = kinds[codes[order][first]]
+    return chosen
+
+
+def column_of(records: Sequence[Record], column: str) -> np.ndarray:
+    """A column of a data list, as strings.
+
+    Args:
+        records: The images.
+        column: Its name.
+
+    Returns:
+        One string for each image, shape (n,).
+
+    Raises:
+        DataError: If no image has the column, or the entry of some is missing (absent, null, blank, or not a number).
+    """
+    entries = [record.get(column) for record in records]
+    values = np.array(["" if _is_missing(entry) else str(entry).strip() for entry in entries], dtype=str)
+    missing = int((values == "").sum())
+    if not missing:
+        return values
+    if not any(column in record for record in records):
+        known = sorted({key for record in records for key in record} - {"image"})
+        raise DataError(f"the pooled data set has no column '{column}'. {did_you_mean(column, known)}")
+    raise DataError(
+        f"the column '{column}' is missing for {missing} of {len(records)} images. Fill it in when you prepare the "
+        "data set, or leave these images out."
+    )
+
+
+def _root(parent: list[int], image: int) -> int:
+    while parent[image] != image:
+        parent[image] = parent[parent[image]]
+        image = parent[image]
+    return image
+
+
+def _is_missing(entry: Any) -> bool:
+    return entry is None or (isinstance(entry, float) and math.isnan(entry))

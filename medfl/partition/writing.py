@@ -1,0 +1,169 @@
+"""What a partition writes: a data list and a card for each site, ``partition.json``, and a picture."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import medfl
+from medfl.data.datalists import FILE, Datalist, Record, write_datalist
+from medfl.data.sites import CARD, GLOBAL
+from medfl.errors import DataError
+
+if TYPE_CHECKING:
+    from medfl.partition.plan import Plan
+
+PICTURE = "who_holds_what.svg"
+"""The picture of who holds what, in the folder of a partition."""
+
+POOLED = "pooled data set"
+"""Where an exclusion was made, if it was made before the partition."""
+
+
+@dataclass
+class Notes:
+    """What there is to say about a partition.
+
+    Attributes:
+        warnings: Sentences.
+        unassigned: Class to number of training images that are at no site and not in the server's test set.
+        allowed_leaks: Sentences on leaks that were allowed by name.
+        exclusions: Site to what was left out there: ``reason`` and ``count``.
+    """
+
+    warnings: list[str] = field(default_factory=list)
+    unassigned: dict[str, int] = field(default_factory=dict)
+    allowed_leaks: list[str] = field(default_factory=list)
+    exclusions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def numbered(count: int) -> list[str]:
+    """Names of sites, zero-padded so that they sort as numbers do."""
+    width = max(2, len(str(count)))
+    return [f"site-{number:0{width}d}" for number in range(1, count + 1)]
+
+
+def write_sites(
+    folder: Path,
+    source: Datalist,
+    splits: Mapping[str, dict[str, list[Record]]],
+    plan: Plan,
+    way: str,
+    digest: str,
+    notes: Notes | None = None,
+) -> dict[str, Datalist]:
+    """Write the lists and cards of all sites, and ``partition.json``.
+
+    Args:
+        folder: Where to write.
+        source: The pooled list; its facts are taken over.
+        splits: Site, or ``global``, to splits to records.
+        plan: How they were made.
+        way: Path of the image array, relative to a site's folder.
+        digest: SHA-256 of the image array.
+        notes: What else there is to say; by default nothing.
+
+    Returns:
+        Name to data list.
+    """
+    notes = notes or Notes()
+    before = _exclusions_before(source)
+    facts = {"data": source.name, "array_sha256": digest, **_how(plan, splits), **_said(notes)}
+    written, digests = {}, {}
+    for name, site_splits in splits.items():
+        place = folder / name
+        place.mkdir()
+        written[name] = replace(source, splits=site_splits, image_array=way)
+        write_datalist(place, written[name])
+        digests[name] = hashlib.sha256((place / FILE).read_bytes()).hexdigest()
+        exclusions = [*before, *({**entry, "where": name} for entry in notes.exclusions.get(name, []))]
+        _write_json(place / CARD, {"site": name, **card(written[name]), "exclusions": exclusions, **facts})
+    at_sites = [{**entry, "where": name} for name, entries in notes.exclusions.items() for entry in entries]
+    ends = {"exclusions": [*before, *at_sites], "datalists_sha256": digests}
+    _write_json(folder / "partition.json", {**facts, **ends, "not_distributed": not_distributed(source, plan)})
+    return written
+
+
+def card(datalist: Datalist) -> dict[str, Any]:
+    """Facts about a site's data: counts, class balance, licence, versions."""
+    counts = datalist.counts()
+    by_class = totals(datalist)
+    total = max(sum(by_class), 1)
+    return {
+        "counts": counts,
+        "class_balance": {str(label): round(count / total, 4) for label, count in enumerate(by_class)},
+        "labels": datalist.labels,
+        "licence": datalist.licence,
+        "versions": {"medfl": medfl.__version__, "numpy": np.__version__, "python": platform.python_version()},
+    }
+
+
+def totals(datalist: Datalist) -> list[int]:
+    """Images of each class over all splits."""
+    counts = datalist.counts().values()
+    return [sum(split[str(label)] for split in counts) for label in range(datalist.num_classes)]
+
+
+def not_distributed(source: Datalist, plan: Plan) -> dict[str, int]:
+    """Splits of the pooled data set that are nowhere in the partition, to their sizes."""
+    kept = {"training", "test"} if plan.global_test == "official" else {"training"}
+    return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
+
+
+def draw(folder: Path, written: Mapping[str, Datalist]) -> None:
+    """Draw who holds what into a folder.
+
+    Args:
+        folder: Where to write `PICTURE`.
+        written: Site to data list; ``global`` is left out.
+    """
+    from medfl.report.holdings import holdings_figure, save_figure
+
+    datalist = next(iter(written.values()))
+    classes = [datalist.labels.get(str(label), str(label)) for label in range(datalist.num_classes)]
+    sites = {name: totals(found) for name, found in written.items() if name != GLOBAL}
+    save_figure(holdings_figure(sites, classes), folder / PICTURE)
+
+
+def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a plan that had an effect."""
+    keys = {
+        "fraction": ("test_fraction",),
+        "k_fold": ("folds", "fold"),
+        "per_class": ("per_class",),
+        "official": ("duplicates", "allow_leaks"),
+    }
+    used = ["seed", "test", *keys.get(plan.test, ()), "val_fraction", "global_test", *keys.get(plan.global_test, ())]
+    column = {} if plan.column is None else {"column": plan.column}
+    return {
+        "scheme": plan.scheme,
+        "options": dict(plan.options),
+        **column,
+        "sites": sum(name != GLOBAL for name in splits),
+        **{key: getattr(plan, key) for key in used},
+    }
+
+
+def _said(notes: Notes) -> dict[str, Any]:
+    return {"unassigned": notes.unassigned, "allowed_leaks": notes.allowed_leaks, "warnings": notes.warnings}
+
+
+def _exclusions_before(source: Datalist) -> list[dict[str, Any]]:
+    """What was left out of the pooled data set when it was prepared."""
+    found = source.extra.get("exclusions", [])
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise DataError(
+            f"expected a list of objects in 'exclusions' of the pooled data set '{source.name}'. Prepare it again."
+        )
+    return [{**entry, "where": POOLED} for entry in found]
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,233 @@
+"""Methods side by side: mean and spread over seeds, worst site, paired differences to a baseline.
+
+Runs that differ only in their seed (and in data that were drawn anew for it) make one row. Scores are those of the last
+evaluated round, of the model that each site takes home. Nothing is picked by its score, and no winner is marked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from medfl.contract import Meta
+from medfl.errors import SettingsError, StoreError, did_you_mean
+from medfl.metrics import LOWER_IS_BETTER, check_metrics, worst
+from medfl.report.groups import Group, group_runs
+from medfl.report.runs import RunRecord
+from medfl.report.statistics import mean_std, paired_t
+
+
+def compare(
+    runs: Sequence[RunRecord],
+    metrics: Sequence[str] | None = None,
+    baseline: str | None = None,
+    split: str = "test",
+) -> pd.DataFrame:
+    """One row for each metric and group of runs, in the order in which they are given.
+
+    Args:
+        runs: At least one.
+        metrics: Their names; by default the first metric of the first run's task.
+        baseline: Method or label of the group that the others are compared to; by default the first group.
+        split: ``test`` or ``val``.
+
+    Returns:
+        Columns: metric, split, label, method, seeds, status, rounds (those evaluated), sites (with a score; the fewest
+        of the group's runs), of_sites, mean, std, worst, worst_std, global_test, global_test_std, baseline, pairs,
+        difference, low, high, verdict. What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``, or ``-``
+        with fewer than two pairs and for the baseline itself.
+
+    Raises:
+        SettingsError: If a metric, the baseline or the split is unknown or without scores, or a run is there twice.
+        StoreError: If no run has scores.
+    """
+    chosen = list(metrics or runs[0].run["identity"]["task"]["metrics"][:1])
+    check_metrics(chosen)
+    _check_scores(runs, chosen, split)
+    groups = group_runs(runs)
+    base = _baseline(groups, baseline)
+    return pd.DataFrame([_row(group, base, metric, split) for metric in chosen for group in groups])
+
+
+def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str) -> None:
+    """Refuse what no run has."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for splits in run.summary.get("scores", {}).values():
+            for name, scores in splits.items():
+                found.setdefault(name, set()).update(scores)
+    if not found:
+        raise StoreError(
+            "None of these runs has scores: a run has them when it is over. `medfl status RUN...` says how far each is."
+        )
+    if split not in found:
+        raise SettingsError(f"No run has scores on the split '{split}'. {did_you_mean(split, found)}")
+    for metric in metrics:
+        if metric not in found[split]:
+            raise SettingsError(
+                f"No run has the metric '{metric}' on the split '{split}'. {did_you_mean(metric, found[split])}"
+            )
+
+
+# ---- rows
+
+
+def _baseline(groups: Sequence[Group], name: str | None) -> Group:
+    if name is None:
+        return groups[0]
+    found = [group for group in groups if name == group.label] or [group for group in groups if name == group.method]
+    if not found:
+        raise SettingsError(f"Unknown baseline '{name}'. {did_you_mean(name, [group.label for group in groups])}")
+    if len(found) > 1:
+        raise SettingsError(
+            f"The baseline '{name}' is not one row: name one of {', '.join(repr(group.label) for group in found)}."
+        )
+    return found[0]
+
+
+def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
+    scores = [_scores(run, metric, split) for run in group.runs]
+    scored = [values for values in scores if values]
+    pooled = [value for run in group.runs if (value := _pooled(run, metric, split)) is not None]
+    columns = {
+        ("mean", "std"): [math.fsum(values.values()) / len(values) for values in scored],
+        ("worst", "worst_std"): [worst(metric, values.values()) for values in scored],
+        ("global_test", "global_test_std"): pooled,
+    }
+    row: Meta = {
+        "metric": metric,
+        "split": split,
+        "label": group.label,
+        "method": group.method,
+        "seeds": _joined(run.seed for run in group.runs),
+        "status": ", ".join(f"{n} {status}" for status, n in Counter(run.status for run in group.runs).items()),
+        "rounds": _joined({run.summary["evaluated_round"] for run in group.runs if run.summary} - {None}),
+        "sites": min((len(values) for values in scored), default=0),
+        "of_sites": len(group.runs[0].run["identity"]["sites"]),
+    }
+    for (name, spread), values in columns.items():
+        mean, std = mean_std(values) if values else (math.nan, None)
+        row |= {name: mean, spread: math.nan if std is None else std}
+    return row | _against(group, base, metric, split)
+
+
+def _against(group: Group, base: Group, metric: str, split: str) -> Meta:
+    """The paired difference to the baseline over the seeds that both have on the same data."""
+    differences = [] if group is base else _differences(group, base, metric, split)
+    interval = paired_t(differences)
+    verdict = "-"
+    if interval is not None:
+        gains = (interval.difference < 0) == (metric in LOWER_IS_BETTER)
+        verdict = ("better" if gains else "worse") if interval.decided else "n.s."
+    return {
+        "baseline": base.label,
+        "pairs": len(differences),
+        "difference": mean_std(differences)[0] if differences else math.nan,
+        "low": interval.low if interval else math.nan,
+        "high": interval.high if interval else math.nan,
+        "verdict": verdict,
+    }
+
+
+def _differences(group: Group, base: Group, metric: str, split: str) -> list[float]:
+    """For each seed, the mean over the sites that both have a score for."""
+    partners = {(run.seed, run.data): run for run in base.runs}
+    found = []
+    for run in group.runs:
+        if (run.seed, run.data) in partners:
+            ours, theirs = (_scores(one, metric, split) for one in (run, partners[run.seed, run.data]))
+            both = sorted(ours.keys() & theirs.keys())
+            found += [math.fsum(ours[site] - theirs[site] for site in both) / len(both)] if both else []
+    return found
+
+
+def _scores(run: RunRecord, metric: str, split: str) -> dict[str, float]:
+    """Site to the score of the model that it takes home; without sites where it is not defined."""
+    found = {site: run.score(site, metric, split) for site in run.run["identity"]["sites"]}
+    return {site: value for site, value in found.items() if value is not None}
+
+
+def _pooled(run: RunRecord, metric: str, split: str) -> float | None:
+    """The global model's score on the server's test set."""
+    value = run.summary.get("scores", {}).get("global", {}).get(split, {}).get(metric, {}).get("global_test")
+    return None if value is None else float(value)
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))
+
+
+# ---- Markdown
+
+
+def to_markdown(table: pd.DataFrame) -> str:
+    """One table for each metric, and below them what the numbers mean.
+
+    Args:
+        table: From `compare`.
+
+    Returns:
+        Text that ends with a line break.
+    """
+    metrics = [_metric(str(name), rows) for name, rows in table.groupby("metric", sort=False)]
+    return "\n".join([*metrics, *(f"- {note}" for note in notes(table))]) + "\n"
+
+
+def notes(table: pd.DataFrame) -> list[str]:
+    """What a reader must know of the numbers, as sentences.
+
+    Args:
+        table: From `compare`.
+    """
+    split, base = table["split"].iloc[0], table["baseline"].iloc[0]
+    rounds = ", ".join(sorted({found for rows in table["rounds"] for found in rows.split(", ") if found}, key=int))
+    found = [
+        f"Split: {split}. Each run's last evaluated round (round {rounds}), never its best one.",
+        "Mean of sites: of the model that each site takes home, every site with the same weight. Worst site: its "
+        "worst value. ± is the standard deviation over the seeds (ddof = 1).",
+    ]
+    if len(set(table["label"])) > 1:
+        found.append(
+            f"Difference: to {base}, paired over the seeds that both have on the same data, with its 95 % interval by "
+            "Student's t. 'n.s.': the interval holds 0. '-': fewer than two such seeds, which decide nothing."
+        )
+    if (table["sites"] < table["of_sites"]).any():
+        found.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
+    if table["status"].str.contains("diverged|incomplete|running").any():
+        found.append("Runs that did not finish stay in the table with the scores of their last evaluated round.")
+    return found
+
+
+def _metric(name: str, rows: pd.DataFrame) -> str:
+    pooled, several = bool(rows["global_test"].notna().any()), len(rows) > 1
+    header = ["method", "seeds", "status", "sites", "mean of sites", "worst site"]
+    header += ["global test"] if pooled else []
+    header += [f"difference to {rows['baseline'].iloc[0]}", "verdict"] if several else []
+    lines = [header, ["---"] * len(header)]
+    for row in rows.to_dict("records"):
+        sites = str(row["sites"]) if row["sites"] == row["of_sites"] else f"{row['sites']} of {row['of_sites']}"
+        cells = [row["label"], row["seeds"], row["status"], sites]
+        cells += [_spread(row["mean"], row["std"]), _spread(row["worst"], row["worst_std"])]
+        cells += [_spread(row["global_test"], row["global_test_std"])] if pooled else []
+        cells += [_difference(row), row["verdict"]] if several else []
+        lines.append(cells)
+    better = "lower" if name in LOWER_IS_BETTER else "larger"
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"### {name} ({better} is better)\n\n{table}\n"
+
+
+def _spread(mean: float, std: float) -> str:
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.3f}" if math.isnan(std) else f"{mean:.3f} ± {std:.3f}"
+
+
+def _difference(row: dict[Any, Any]) -> str:
+    if math.isnan(row["difference"]):
+        return "-"
+    interval = "" if math.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    return f"{row['difference']:+.3f}{interval}"

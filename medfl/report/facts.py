@@ -1,0 +1,147 @@
+"""What runs cost, who held what, and how they were set: tables without any judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medfl.contract import Meta
+from medfl.report.formats import plain
+from medfl.report.notices import Named
+from medfl.report.runs import RunRecord
+
+COSTS = ("bytes_up", "bytes_down", "bytes_to_peers", "train_seconds", "evaluate_seconds")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run cost.
+
+    Attributes:
+        name: Of the run.
+        total: Each of `COSTS`, over all sites and rounds.
+        each: The same for one site and one round, on average.
+        sites: The same for each site, over all rounds.
+    """
+
+    name: str
+    total: dict[str, float]
+    each: dict[str, float]
+    sites: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The images of each class that each site holds.
+
+    Attributes:
+        names: Runs on these data.
+        classes: Names of the classes.
+        splits: ``training``, ``validation``, ``test`` to site to counts, without splits that are empty everywhere.
+    """
+
+    names: list[str]
+    classes: list[str]
+    splits: dict[str, dict[str, list[int]]]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A setting or another fact of runs.
+
+    Attributes:
+        name: Of the setting.
+        value: As text.
+        origin: Where it comes from; empty where nobody chooses.
+        runs: The runs for which this holds; empty if for all.
+    """
+
+    name: str
+    value: str
+    origin: str
+    runs: tuple[str, ...] = ()
+
+
+def costs(runs: Sequence[Named]) -> list[Cost]:
+    """The costs of the runs that are over."""
+    found = []
+    for name, run in runs:
+        given = run.summary.get("costs", {})
+        sites = {str(site): {cost: float(spent[cost]) for cost in COSTS} for site, spent in given.items()}
+        if sites:
+            total = {cost: sum(spent[cost] for spent in sites.values()) for cost in COSTS}
+            shares = len(sites) * max(int(run.summary["rounds"]), 1)
+            found.append(Cost(name, total, {cost: value / shares for cost, value in total.items()}, sites))
+    return found
+
+
+def holdings(runs: Sequence[Named]) -> list[Holding]:
+    """Who holds what, once for all runs on the same data."""
+    found: dict[str, Holding] = {}
+    for name, run in runs:
+        given = run.summary.get("holdings")
+        if not given:
+            continue
+        if run.data in found:
+            found[run.data].names.append(name)
+            continue
+        splits = {
+            split: {str(site): counts[split] for site, counts in given["sites"].items() if split in counts}
+            for split in ("training", "validation", "test")
+        }
+        filled = {split: sites for split, sites in splits.items() if any(map(any, sites.values()))}
+        found[run.data] = Holding([name], [str(one) for one in given["classes"]], filled)
+    return list(found.values())
+
+
+def settings(runs: Sequence[Named]) -> list[Fact]:
+    """Each setting with its value and origin."""
+    return _merged(
+        [
+            (name, {key: (plain(fact["value"]), str(fact["origin"])) for key, fact in table.items()})
+            for name, run in runs
+            if (table := run.run.get("settings"))
+        ],
+        len(runs),
+    )
+
+
+def surroundings(runs: Sequence[Named]) -> list[Fact]:
+    """Versions, threads, device and plugins."""
+    tables = []
+    for name, run in runs:
+        facts: Meta = {**run.run["execution"], **run.run["versions"], "plugins": _plugins(run.run["plugins"])}
+        tables.append((name, {key: (plain(value), "") for key, value in facts.items()}))
+    return _merged(tables, len(runs))
+
+
+def data_hashes(runs: Sequence[Named]) -> list[Fact]:
+    """SHA-256 of all data together, and of each holder's."""
+    tables = []
+    for name, run in runs:
+        holders = {str(site): str(value) for site, value in _data(run).get("sites", {}).items()}
+        tables.append((name, {key: (value, "") for key, value in ({"all data": run.data} | holders).items()}))
+    return _merged(tables, len(runs))
+
+
+def _data(run: RunRecord) -> Meta:
+    found: Meta = run.run.get("data", {})
+    return found
+
+
+def _plugins(given: Any) -> list[str]:
+    return [f"{name} ({value})" for name, value in given.items()] if isinstance(given, dict) else list(given)
+
+
+def _merged(tables: Sequence[tuple[str, dict[str, tuple[str, str]]]], count: int) -> list[Fact]:
+    """A fact for each name, or several where the runs differ."""
+    facts = []
+    for key in dict.fromkeys(key for _, table in tables for key in table):
+        holders: dict[tuple[str, str], list[str]] = {}
+        for name, table in tables:
+            if key in table:
+                holders.setdefault(table[key], []).append(name)
+        for (value, origin), names in holders.items():
+            facts.append(Fact(key, value, origin, () if len(names) == count else tuple(names)))
+    return facts

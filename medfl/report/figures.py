@@ -1,0 +1,214 @@
+"""Pictures of a report: curves over the rounds and reliability curves, as SVG that stands inside a page.
+
+Figures are `matplotlib.figure.Figure` objects without pyplot, so nothing is global and nothing needs a screen. Lines
+have colours that people with any colour vision can tell apart on a light and on a dark page; text and axes take the
+page's own colour.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+INK = "#0d0e10"
+"""Stands for the colour of the page's text in a figure."""
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5548c")
+"""Blue, vermilion, green and purple, each with a contrast of 3 or more to black and to white."""
+
+ALONE = "#7f7f7f"
+"""Grey, for the sites alone."""
+
+DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
+"""Every four methods the next kind of line."""
+
+EMBEDDED: Any = {"svg.fonttype": "none", "svg.hashsalt": "medfl", "text.parse_math": False}
+"""For any picture in a page: text is text, ids are always the same, and a dollar sign is a dollar sign."""
+
+STYLE: Any = {
+    **EMBEDDED,
+    "axes.facecolor": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
+    ),
+}
+LARGEST = 220
+"""Area in square points of a mark that stands for all images."""
+
+WIDTH = 4.6
+"""Of a picture, in inches: two fit side by side, and one is readable on a phone."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn: colour, kind of line, marker."""
+
+    colour: str
+    dashes: Any
+    marker: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve over rounds.
+
+    Attributes:
+        name: For the legend.
+        rounds: From 1, growing.
+        middle: A value for each round; NaN leaves a gap.
+        low: Lower edge of the band, or empty for no band.
+        high: Upper edge.
+    """
+
+    name: str
+    rounds: Sequence[int]
+    middle: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often a model is right when it is so sure, in bins of its confidence.
+
+    Attributes:
+        name: For the legend.
+        confidence: Mean confidence of each bin that has images.
+        accuracy: Share of right predictions in each of them.
+        share: Share of the images in each of them.
+    """
+
+    name: str
+    confidence: Sequence[float]
+    accuracy: Sequence[float]
+    share: Sequence[float]
+
+
+def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
+    """A look for each name; those in `alone` are grey. Up to twelve others differ."""
+    found, count = {}, 0
+    for name in names:
+        dashes = DASHES[count // len(COLOURS) % len(DASHES)]
+        if name in alone:
+            found[name] = Look(ALONE, DASHES[1], "s")
+        else:
+            found[name] = Look(COLOURS[count % len(COLOURS)], dashes, "o^Dv"[count % 4])
+            count += 1
+    return found
+
+
+def curves_figure(curves: Sequence[Curve], styles: Mapping[str, Look], label: str, unit: bool = True) -> Figure:
+    """Curves over the rounds.
+
+    Args:
+        curves: At least one.
+        styles: Name to look, from `looks`.
+        label: Of the vertical axis.
+        unit: Whether the values are in [0, 1], and the axis ends at the ends of that where they come near.
+    """
+    with _axes(2.9, len(curves)) as (figure, axes):
+        for curve in curves:
+            look = styles[curve.name]
+            if len(curve.low):
+                axes.fill_between(curve.rounds, curve.low, curve.high, color=look.colour, alpha=0.16, linewidth=0)
+            axes.plot(
+                curve.rounds,
+                curve.middle,
+                color=look.colour,
+                linestyle=look.dashes,
+                linewidth=1.8,
+                label=curve.name,
+                marker=look.marker if len(curve.rounds) <= 12 else None,
+                markersize=3.5,
+            )
+        axes.set_xlabel("round")
+        axes.set_ylabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if unit:
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, -0.02), min(high, 1.02))
+        _legend(figure, axes)
+    return figure
+
+
+def reliability_figure(found: Sequence[Reliability], styles: Mapping[str, Look]) -> Figure:
+    """Reliability curves with the diagonal on which confidence and accuracy agree; large marks stand for many images.
+
+    Source: Guo et al. 2017, On Calibration of Modern Neural Networks, figure 1.
+
+    Args:
+        found: At least one.
+        styles: Name to look, from `looks`.
+    """
+    with _axes(3.6, len(found)) as (figure, axes):
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        for one in found:
+            look = styles[one.name]
+            axes.plot(
+                one.confidence, one.accuracy, color=look.colour, linestyle=look.dashes, linewidth=1.2, label=one.name
+            )
+            areas = [LARGEST * share for share in one.share]
+            axes.scatter(one.confidence, one.accuracy, areas, color=look.colour, marker=look.marker, linewidths=0)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="how sure the model is", ylabel="how often it is right")
+        axes.set_aspect("equal")
+        _legend(figure, axes)
+    return figure
+
+
+def svg(figure: Figure, name: str, description: str) -> Markup:
+    """A figure as an SVG element for a page: without a document's head, dates, scripts or addresses.
+
+    Args:
+        figure: To draw.
+        name: Letters and digits, unlike that of any other figure of the page: the ids inside begin with it.
+        description: What the picture shows, for those who do not see it.
+    """
+    figure.set_facecolor("none")
+    text = io.StringIO()
+    with matplotlib.rc_context(EMBEDDED):
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    body = text.getvalue()
+    body = body[body.index("<svg") :].replace(INK, "currentColor")
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\sxmlns(:xlink)?="[^"]*"| font-family: [^;]*;', "", body)
+    body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
+    body = _own_ids(body, name)
+    return Markup(body.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1))  # noqa: S704
+
+
+def _own_ids(body: str, name: str) -> str:
+    """Keep only the ids that something points to, and begin them with the figure's name."""
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+    body = re.sub(r'\sid="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+
+
+@contextmanager
+def _axes(height: float, entries: int) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with one pair of axes, and room for a legend with so many entries above them."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height + 0.18 * np.ceil(entries / 2)), layout="constrained")
+        yield figure, figure.add_subplot()
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=2.6)

@@ -1,0 +1,83 @@
+"""Numbers as people read them on a report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+MISSING = "–"
+"""Stands where there is no number."""
+
+
+def score(value: float | None) -> str:
+    """Three decimals, as ``0.875``."""
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def signed(value: float | None) -> str:
+    """Three decimals with a sign, as ``+0.125``; 0 has none."""
+    if value is None:
+        return MISSING
+    text = f"{abs(value):.3f}"
+    if not float(text):
+        return text
+    return ("+" if value > 0 else "−") + text
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as ``26.6 MB``."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.95 or unit == "bytes" and count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """As ``35 ms``, ``1.6 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    if seconds < 3599.5:
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def plain(value: Any) -> str:
+    """A setting's value: text as it is, None as ``none``, a list with commas, anything else as JSON."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(plain(one) for one in value) or "none"
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def sentence(text: str) -> str:
+    """A text that begins a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def number(value: int) -> str:
+    """As ``12 345``, with narrow spaces that don't break."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def count(value: int, word: str, plural: str = "") -> str:
+    """A number with its word, as ``1 site`` or ``2 sites``."""
+    return f"{number(value)} {word if value == 1 else plural or word + 's'}"
+
+
+def known(value: float) -> float | None:
+    """None for NaN."""
+    return None if math.isnan(value) else value

@@ -1,0 +1,214 @@
+"""Who gains: for each site the score of its own training alone against that of a federation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.report.formats import known
+from medfl.report.groups import Group
+from medfl.report.runs import RunRecord
+from medfl.report.statistics import Interval, mean_std, paired_bootstrap
+from medfl.report.tested import Tested
+
+GAINS, LOSES, UNCLEAR = "gains", "loses", "no clear difference"
+"""What a site does by training with others, as far as its test images can tell."""
+
+Sets = Mapping[str, Tested]
+"""Site to its test set in one run."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run and the run of the sites alone that it is compared with; both have the same data."""
+
+    alone: RunRecord
+    other: RunRecord
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A row of the table: one site, the mean over the sites, or the worst site.
+
+    Attributes:
+        name: Of the site, or of the row.
+        images: Test images; None in a row that is no site's.
+        alone: Score of the site's own training.
+        other: Score of the model that the site takes home from the other method.
+        difference: other - alone, or None if it is not known.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        by_seed: The difference of each seed, where it has an interval.
+        verdict: `GAINS`, `LOSES`, `UNCLEAR`, or why that is not known.
+    """
+
+    name: str
+    images: int | None
+    alone: float | None
+    other: float | None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    by_seed: tuple[float, ...] = ()
+    verdict: str = ""
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the difference over the seeds, if there are several."""
+        return mean_std(self.by_seed)[1] if self.by_seed else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A group of runs against the sites alone, by one metric.
+
+    Attributes:
+        metric: Its name.
+        name: Of the group.
+        rows: One for each site.
+        mean: Over the sites.
+        worst: The worst site of either side; they need not be the same site.
+    """
+
+    metric: str
+    name: str
+    rows: list[Gain]
+    mean: Gain
+    worst: Gain
+
+    @property
+    def lines(self) -> list[Gain]:
+        """All rows, the sites first."""
+        return [*self.rows, self.mean, self.worst]
+
+    def count(self, verdict: str) -> int:
+        """Number of sites with a verdict."""
+        return sum(row.verdict == verdict for row in self.rows)
+
+    @property
+    def reach(self) -> float:
+        """How far the picture must reach to both sides of 0: a round number, at most 1."""
+        ends = [abs(end) for row in (*self.rows, self.mean) for end in (row.low, row.high, row.difference) if end]
+        return _round_up(max(ends, default=0.1))
+
+
+def pair_up(alone: Group, other: Group) -> list[Pair]:
+    """For each run one of the sites alone on the same data, of the same seed if there is one; left out if none is."""
+    pairs = []
+    for run in other.runs:
+        rivals = [rival for rival in alone.runs if rival.data == run.data]
+        if rivals:
+            pairs.append(Pair(next((rival for rival in rivals if rival.seed == run.seed), rivals[0]), run))
+    return pairs
+
+
+def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Comparison:
+    """Compare a group with the sites alone.
+
+    Args:
+        metric: Its name.
+        name: Of the group.
+        pairs: At least one.
+        tested: Run folder, as text, to its test sets.
+    """
+    sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})
+    rows = [_site(metric, site, pairs, tested) for site in sites]
+    lows = [row for row in rows if row.alone is not None and row.other is not None]
+    alone, other = (worst(metric, [getattr(row, side) for row in lows]) for side in ("alone", "other"))
+    bottom = Gain("worst site", None, known(alone), known(other), known(other - alone))
+    return Comparison(metric, name, rows, _mean(metric, lows), bottom)
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are there; None without any."""
+    found = [value for value in values if value is not None]
+    return math.fsum(found) / len(found) if found else None
+
+
+def mean_interval(intervals: Sequence[Interval]) -> Interval:
+    """Mean of independent differences, such as those of sites, with an interval from theirs.
+
+    The distances from a mean to the ends of its interval are the root of the sum of the squares of the single ones,
+    over their number: K alike intervals give one that is sqrt(K) times narrower.
+
+    Source: Zou and Donner 2008, Construction of confidence limits about effect measures: a general approach.
+
+    Args:
+        intervals: At least one.
+    """
+    count = len(intervals)
+    centre = math.fsum(one.difference for one in intervals) / count
+    below = math.hypot(*(one.difference - one.low for one in intervals)) / count
+    above = math.hypot(*(one.high - one.difference for one in intervals)) / count
+    return Interval(centre, centre - below, centre + above)
+
+
+def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Gain:
+    alone = mean_known(pair.alone.score(site, metric) for pair in pairs)
+    other = mean_known(pair.other.score(site, metric) for pair in pairs)
+    sets = [(tested[str(pair.alone.folder)].get(site), tested[str(pair.other.folder)].get(site)) for pair in pairs]
+    images = max((len(one.labels) for both in sets for one in both if one is not None), default=None)
+    if images is None and alone is None and other is None:
+        return Gain(site, None, None, None, verdict="no test images")
+    plain = None if alone is None or other is None else other - alone
+    found, reason = [], ""
+    for before, after in sets:
+        one, why = _paired(metric, before, after)
+        reason = reason or why
+        found += [one] if one is not None else []
+    if reason:
+        return Gain(site, images, alone, other, plain, verdict=reason)
+    mean = Interval(*(fmean(getattr(one, part) for one in found) for part in ("difference", "low", "high")))
+    by_seed = tuple(one.difference for one in found)
+    return _gain(metric, site, images, (alone, other), mean, by_seed)
+
+
+def _paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[Interval | None, str]:
+    """The difference after - before with its interval, or why there is none."""
+    if before is None or after is None:
+        return None, "no interval: no predictions"
+    if not before.same_images(after):
+        return None, "no interval: other test images"
+    if not (before.defined and after.defined):
+        return None, "no interval: a model gives no numbers"
+    classes = before.probabilities.shape[1]
+    found = paired_bootstrap(metric, after.probabilities, before.probabilities, before.labels, classes)
+    return found, "" if found else "not defined here"
+
+
+def _mean(metric: str, rows: Sequence[Gain]) -> Gain:
+    alone, other = (mean_known(getattr(row, side) for row in rows) for side in ("alone", "other"))
+    parts = [
+        Interval(row.difference, row.low, row.high)
+        for row in rows
+        if row.difference is not None and row.low is not None and row.high is not None
+    ]
+    if not parts or len(parts) < len(rows):
+        plain = None if alone is None or other is None else other - alone
+        return Gain("mean of sites", None, alone, other, plain, verdict="no interval at every site" if rows else "")
+    by_seed = tuple(fmean(values) for values in zip(*(row.by_seed for row in rows), strict=True))
+    return _gain(metric, "mean of sites", None, (alone, other), mean_interval(parts), by_seed)
+
+
+def _gain(
+    metric: str,
+    name: str,
+    images: int | None,
+    sides: tuple[float | None, float | None],
+    found: Interval,
+    by_seed: tuple[float, ...],
+) -> Gain:
+    """A row with an interval: clear only if that is on one side of 0 and the differences of all seeds are, too."""
+    verdict = UNCLEAR
+    if found.decided and len({difference > 0 for difference in by_seed}) == 1:
+        verdict = GAINS if (found.low > 0) != (metric in LOWER_IS_BETTER) else LOSES
+    return Gain(name, images, *sides, found.difference, found.low, found.high, by_seed, verdict)
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 0.1
+    return next(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))

@@ -1,0 +1,98 @@
+"""Runs that belong together: those that differ only in their seed, and in data that were drawn anew for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medfl.contract import Meta
+from medfl.errors import SettingsError
+from medfl.report.runs import RunRecord
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed.
+
+    Attributes:
+        label: The method, with the settings in which it differs from other groups of the same method.
+        runs: In the order of their seeds.
+    """
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.runs[0].method
+
+
+def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+    """Put runs together that differ only in seed and data.
+
+    Raises:
+        SettingsError: If a group has two runs with the same seed.
+    """
+    members: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        members.setdefault(json.dumps(_facts(run), sort_keys=True), []).append(run)
+    labels = _labels([found[0] for found in members.values()])
+    groups = [
+        Group(label, tuple(sorted(found, key=lambda run: run.seed)))
+        for label, found in zip(labels, members.values(), strict=True)
+    ]
+    for group in groups:
+        for one, other in zip(group.runs, group.runs[1:], strict=False):
+            if one.seed == other.seed:
+                raise SettingsError(
+                    f"Two runs of '{group.label}' have the seed {one.seed}: '{one.folder}' and '{other.folder}'. "
+                    "Give each run once, and runs on other data in a comparison of their own."
+                )
+    return groups
+
+
+def _facts(run: RunRecord) -> Meta:
+    """All that tells two groups apart, by dotted name."""
+    identity = run.run["identity"]
+    optimizer, brace, defaults = str(identity["task"]["optimizer"]).partition("{")
+    return _flat(
+        {
+            "method": run.method,
+            "method_args": identity["method_args"],
+            "settings": {name: value for name, value in identity["settings"].items() if name != "seed"},
+            "task": identity["task"] | {"optimizer": optimizer},
+            "optimizer": json.loads(brace + defaults or "{}"),
+            "sites": identity["sites"],
+            "rounds": run.run["rounds"],
+        }
+    )
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Meta:
+    found: Meta = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{path}{name}.") if isinstance(value, Mapping) else {path + name: value}
+    return found
+
+
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
+    """The method of each run, with the facts in which runs of the same method differ."""
+    labels = []
+    for run in runs:
+        facts, others = _facts(run), [_facts(other) for other in runs if other.method == run.method]
+        names = sorted({name for other in others for name in other.keys() | facts.keys()})
+        unlike = [name for name in names if any(other.get(name) != facts.get(name) for other in others)]
+        parts = [f"{_short(name)}={_text(facts.get(name, 'default'))}" for name in unlike]
+        labels.append(f"{run.method} ({', '.join(parts)})" if parts else run.method)
+    return labels
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("method_args.").removeprefix("settings.").removeprefix("task.")
+
+
+def _text(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,149 @@
+"""What a reader must know before any number: what was run, what went wrong, what was promised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from medfl.privacy.gaussian import describe
+from medfl.report.formats import count, listed, number
+from medfl.report.groups import Group
+from medfl.report.runs import RunRecord
+from medfl.report.selection import named_runs
+from medfl.settings import Privacy
+
+Named = tuple[str, RunRecord]
+"""A run with the name that it has on the page."""
+
+ENDINGS = {"running": "not over"}
+"""Status to how a sentence calls it, where that differs."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A sentence at the top of the page.
+
+    Attributes:
+        level: ``bad`` makes numbers doubtful, ``warn`` limits what they say, ``info`` is good to know.
+        text: The sentence.
+    """
+
+    level: Literal["bad", "warn", "info"]
+    text: str
+
+
+def headline(groups: Sequence[Group]) -> str:
+    """The methods and the number of sites, as a title."""
+    sites = {site for group in groups for run in group.runs for site in run.run["identity"]["sites"]}
+    return f"{listed([group.label for group in groups])} at {count(len(sites), 'site')}"
+
+
+def summary_sentence(runs: Sequence[Named]) -> str:
+    """One sentence in plain words: what was run on what, and how it ended."""
+    first = runs[0][1]
+    rounds = sorted({run.run["rounds"] for _, run in runs})
+    seeds = sorted({run.seed for _, run in runs})
+    states = Counter(run.status for _, run in runs)
+    parts = [
+        f"{count(len(runs), 'run')} over {' or '.join(map(str, rounds))} round{'s' if rounds != [1] else ''}",
+        f"with the seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}",
+        f"at {count(len(first.run['identity']['sites']), 'site')}",
+    ]
+    images = _images(first)
+    ended = [f"{n} {ENDINGS.get(state, state)}" for state, n in states.items()]
+    if len(states) == 1:
+        ended = [("all " if len(runs) > 1 else "") + ENDINGS.get(runs[0][1].status, runs[0][1].status)]
+    return f"{' '.join(parts)}{images}: {listed(ended)}."
+
+
+def _images(run: RunRecord) -> str:
+    holdings = run.summary.get("holdings")
+    if not holdings:
+        return ""
+    totals = {
+        split: sum(sum(site.get(split, [])) for site in holdings["sites"].values())
+        for split in ("training", "validation", "test")
+    }
+    classes = count(len(holdings["classes"]), "class", "classes")
+    return (
+        f" with {count(sum(totals.values()), 'image')} of {classes} "
+        f"({number(totals['training'])} to train, {number(totals['validation'])} to validate, "
+        f"{number(totals['test'])} to test)"
+    )
+
+
+def make_notices(groups: Sequence[Group]) -> list[Notice]:
+    """All notices, the worst first."""
+    runs = named_runs(groups)
+    found = [*_endings(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(runs)]
+    return sorted(found, key=lambda notice: ("bad", "warn", "info").index(notice.level))
+
+
+def _endings(runs: Sequence[Named]) -> list[Notice]:
+    notices = []
+    for name, run in runs:
+        if run.status == "running":
+            done = 0 if run.metrics.empty else int(run.metrics["round"].max())
+            text = (
+                f"{name} is not over: it is still running or was stopped, with {done} of {run.run['rounds']} rounds "
+                "in its metrics. The same command continues it; its final scores are not known yet."
+            )
+            notices.append(Notice("warn", text))
+        elif run.status != "finished":
+            reason = str(run.summary.get("reason") or "no reason is given").rstrip(".")
+            last = run.summary.get("evaluated_round")
+            scored = f"Its scores are those after round {last}." if last else "It has no scores."
+            rounds = f"{run.summary['rounds']} of {run.run['rounds']} rounds"
+            notices.append(Notice("bad", f"{name} ended as {run.status} after {rounds}: {reason}. {scored}"))
+    return notices
+
+
+def _leaks(runs: Sequence[Named]) -> list[Notice]:
+    by_sentence: dict[str, list[str]] = {}
+    for name, run in runs:
+        for sentence in run.summary.get("leaks", []):
+            by_sentence.setdefault(str(sentence), []).append(name)
+    return [
+        Notice("bad", f"A leak between the data was allowed by name ({listed(names)}): {sentence.rstrip('.')}.")
+        for sentence, names in by_sentence.items()
+    ]
+
+
+def _other_data(runs: Sequence[Named]) -> list[Notice]:
+    kinds: dict[str, list[str]] = {}
+    for name, run in runs:
+        kinds.setdefault(run.data, []).append(name)
+    if len(kinds) < 2:
+        return []
+    who = "; ".join(f"data {data[:8]}: {listed(names)}" for data, names in kinds.items())
+    return [Notice("warn", f"The runs did not use the same data ({who}). Differences are taken on the same data only.")]
+
+
+def _no_test(runs: Sequence[Named]) -> list[Notice]:
+    names = []
+    for name, run in runs:
+        scored = [split for splits in run.summary.get("scores", {}).values() for split in splits]
+        if run.status != "running" and "test" not in scored:
+            names.append(name)
+    if not names:
+        return []
+    return [Notice("warn", f"There are no test scores of {listed(names)}: no site had test images that were scored.")]
+
+
+def _privacy(runs: Sequence[Named]) -> list[Notice]:
+    """What is promised by each private run; one sentence for all others together."""
+    notices, without = [], []
+    for name, run in runs:
+        settings = run.run["identity"]["settings"].get("privacy")
+        if settings is None:
+            without.append(name)
+            continue
+        promise = describe(Privacy.model_validate(settings), int(run.run["rounds"]))
+        notices.append(Notice("info", f"Differential privacy of {name}: {promise}"))
+    if not notices:
+        return [Notice("info", "No differential privacy was used.")]
+    if without:
+        notices.append(Notice("info", f"No differential privacy was used by {listed(without)}."))
+    return notices

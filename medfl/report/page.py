@@ -1,0 +1,107 @@
+"""The report: one HTML file about one or more runs that needs nothing else, no network and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from medfl.errors import SettingsError
+from medfl.report import against, facts, formats, notices, sections, words
+from medfl.report.gains import GAINS, LOSES, UNCLEAR
+from medfl.report.groups import group_runs
+from medfl.report.runs import RunRecord, read_run
+from medfl.report.selection import named_runs
+from medfl.report.tested import read_tested
+from medfl.store import write_atomic
+
+FILE = "report.html"
+"""Name of the report in a run folder."""
+
+SECTIONS = (
+    ("gains", "Who gains"),
+    ("scores", "All scores"),
+    ("curves", "Round by round"),
+    ("holdings", "Who holds what"),
+    ("costs", "Costs"),
+    ("settings", "Settings"),
+)
+"""Id, which is also the name of the template, and heading of each section."""
+
+
+def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report of one or more runs. The same run folders give the same bytes.
+
+    Args:
+        runs: Run folders, finished or not; with a run of the method ``local`` the report says who gains.
+        out: The file to write; by default ``report.html`` in the first run's folder. What is there is replaced.
+
+    Returns:
+        The file.
+
+    Raises:
+        SettingsError: If there is no run, or two have the same settings and seed.
+        StoreError: If a folder holds no run, or a file can't be read or written.
+    """
+    if not runs:
+        raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
+    target = out if out is not None else runs[0] / FILE
+    page = render([read_run(folder) for folder in runs])
+    write_atomic(target, page.encode())
+    return target
+
+
+def render(records: Sequence[RunRecord]) -> str:
+    """The report as HTML.
+
+    Args:
+        records: At least one run.
+
+    Raises:
+        SettingsError: If two have the same settings and seed.
+        StoreError: If a file of predictions can't be read.
+    """
+    groups = group_runs(records)
+    runs = named_runs(groups)
+    tested = {str(run.folder): read_tested(run) for _, run in runs}
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            title=notices.headline(groups),
+            sentence=notices.summary_sentence(runs),
+            notices=notices.make_notices(groups),
+            sections=SECTIONS,
+            runs=runs,
+            gains=against.gains_section(groups, tested),
+            scores=sections.scores(groups, tested),
+            curves=sections.curves(groups),
+            holdings=sections.holdings(runs),
+            costs=facts.costs(runs),
+            settings=sections.settings(runs),
+        )
+    )
+
+
+def environment() -> Environment:
+    """The templates' environment: everything that is put into a page is escaped, a missing value is an error."""
+    found = Environment(
+        loader=PackageLoader("medfl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "score": formats.score,
+        "signed": formats.signed,
+        "number": formats.number,
+        "sentence": formats.sentence,
+        "size": formats.size,
+        "duration": formats.duration,
+        "words": words.metric_words,
+        "meaning": words.metric_meaning,
+    }
+    found.globals |= {"axes": against.Axis, "verdicts": {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR}}
+    return found

@@ -1,0 +1,136 @@
+"""All scores of the runs, what is confused with what, and how far confidence can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medfl.metrics import METRICS, confusion
+from medfl.metrics.ece import BINS
+from medfl.report.figures import Reliability
+from medfl.report.gains import Sets, mean_known
+from medfl.report.groups import Group
+from medfl.report.statistics import mean_std, wilson
+from medfl.report.tested import Tested, pooled
+
+
+@dataclass(frozen=True)
+class Value:
+    """A score, as mean over seeds.
+
+    Attributes:
+        mean: The score, or None if no seed has one.
+        spread: Standard deviation over the seeds that have one, if there are several.
+    """
+
+    mean: float | None
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """The scores of one group by one metric, for one kind of model."""
+
+    name: str
+    model: str
+    mean: Value
+    worst: Value
+    global_test: Value
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """A confusion matrix.
+
+    Attributes:
+        name: Of the group.
+        counts: [true class][predicted class] images, over all sites and seeds.
+        shares: The same over the sum of the row; 0 in a row without images.
+    """
+
+    name: str
+    counts: list[list[int]]
+    shares: list[list[float]]
+
+
+@dataclass(frozen=True)
+class SiteScore:
+    """A site's score without anything to compare it with: value, and Wilson's 95 % interval of an accuracy."""
+
+    site: str
+    images: int | None
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]]:
+    """Metric to its rows, group by group, on ``test`` or ``val``; empty if nothing was scored on it."""
+    table: dict[str, list[ScoreRow]] = {}
+    for group in groups:
+        summaries = [run.summary.get("scores", {}) for run in group.runs]
+        for model in sorted({model for scores in summaries for model in scores}):
+            found = [scores.get(model, {}).get(split, {}) for scores in summaries]
+            for metric in [name for name in METRICS if any(name in metrics for metrics in found)]:
+                values = [metrics.get(metric, {}) for metrics in found]
+                row = [_value([value.get(key) for value in values]) for key in ("mean", "worst", "global_test")]
+                table.setdefault(metric, []).append(ScoreRow(group.label, model, *row))
+    return table
+
+
+def _value(values: Sequence[float | None]) -> Value:
+    known = [value for value in values if value is not None]
+    return Value(*mean_std(known)) if known else Value(None)
+
+
+def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
+    """The test images of all sites and seeds of a group, each under the model that its site takes home."""
+    return pooled(
+        {
+            f"{index} {site}": one
+            for index, run in enumerate(group.runs)
+            for site, one in tested[str(run.folder)].items()
+        }
+    )
+
+
+def confusion_of(name: str, tested: Tested) -> Confusion:
+    """The confusion matrix of pooled test images."""
+    classes = tested.probabilities.shape[1]
+    counts = confusion(tested.probabilities, tested.labels, classes)
+    shares = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
+    return Confusion(name, counts.tolist(), shares.tolist())
+
+
+def calibration_error(tested: Tested) -> float:
+    """Expected calibration error of pooled test images."""
+    return METRICS["ece"](tested.probabilities, tested.labels, tested.probabilities.shape[1])
+
+
+def reliability_of(name: str, tested: Tested) -> Reliability:
+    """The reliability curve of pooled test images, in the bins of `medfl.metrics.ece`."""
+    sure, predicted = tested.probabilities.max(dim=1)
+    right = (predicted == tested.labels).double()
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
+    bins = torch.bucketize(sure, edges)
+    counts = torch.bincount(bins, minlength=BINS).double()
+    filled = counts > 0
+    means = [torch.bincount(bins, weights=part, minlength=BINS)[filled] / counts[filled] for part in (sure, right)]
+    share = counts[filled] / len(bins)
+    return Reliability(name, means[0].tolist(), means[1].tolist(), share.tolist())
+
+
+def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[SiteScore]:
+    """The score of each site; an accuracy with Wilson's interval over its test images, if there is one seed."""
+    rows = []
+    for site in group.runs[0].run["identity"]["sites"]:
+        value = mean_known(run.score(site, metric) for run in group.runs)
+        one = tested[str(group.runs[0].folder)].get(site)
+        images = None if one is None else len(one.labels)
+        ends: tuple[float | None, float | None] = (None, None)
+        if one is not None and one.defined and metric == "accuracy" and len(group.runs) == 1:
+            ends = wilson(one.correct, len(one.labels))
+        rows.append(SiteScore(site, images, value, *ends))
+    return rows

@@ -1,0 +1,180 @@
+"""What each section of a report shows: numbers, pictures and sentences for the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+
+from medfl.contract import Meta
+from medfl.report import facts
+from medfl.report.curves import global_curve, loss_curve, score_curve
+from medfl.report.figures import EMBEDDED, Curve, Look, curves_figure, looks, reliability_figure, svg
+from medfl.report.formats import listed, score, sentence
+from medfl.report.gains import Sets
+from medfl.report.groups import Group
+from medfl.report.holdings import holdings_figure
+from medfl.report.notices import Named
+from medfl.report.runs import RunRecord
+from medfl.report.scores import (
+    calibration_error,
+    confusion_of,
+    pool_group,
+    reliability_of,
+    score_table,
+)
+from medfl.report.selection import ALONE, key_metrics
+from medfl.report.tested import Tested
+from medfl.report.words import metric_words
+
+BANDS = 3
+"""With more curves than this in a picture the bands would hide each other and are left out."""
+
+MATRIX = 30
+"""With more classes than this a confusion matrix is no longer readable and is left out."""
+
+CLASSES_DRAWN = 60
+"""With more classes than this the picture of who holds what is left out; the numbers stand in the table."""
+
+
+# ---- scores
+
+
+def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
+    """All scores, confusion matrices and reliability."""
+    captions = {
+        "test": "The global test set is one that the server holds.",
+        "val": "Validation images are those that choices may be made by.",
+    }
+    tables = {split: score_table(groups, split) for split in captions}
+    splits = [
+        {"name": {"val": "validation"}.get(split, split), "table": table, "caption": captions[split]}
+        for split, table in tables.items()
+        if table
+    ]
+    pooled = {group.label: found for group in groups if (found := pool_group(group, tested)) is not None}
+    return {
+        "sentences": [f"There are no {listed(missing)} scores." for missing in [_absent(tables)] if missing],
+        "splits": splits,
+        "several": any(len(group.runs) > 1 for group in groups),
+        "metrics": sorted({metric for table in tables.values() for metric in table}),
+        **_confusions(groups, pooled),
+        **_reliability(groups, pooled),
+    }
+
+
+def _absent(tables: Mapping[str, Any]) -> list[str]:
+    names = {"test": "test", "val": "validation"}
+    return [names[split] for split, table in tables.items() if not table]
+
+
+def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+    sentences, found = [], []
+    missing = [group.label for group in groups if group.label not in pooled]
+    if missing:
+        sentences.append(f"There are no predictions on test images from {listed(missing)}.")
+    for group in groups:
+        if group.label not in pooled:
+            continue
+        names = _class_names(group.runs[0])
+        if len(names) > MATRIX:
+            sentences.append(f"The matrix of {group.label} is left out: {len(names)} classes are too many to read.")
+            continue
+        matrix = confusion_of(group.label, pooled[group.label])
+        found.append({"name": group.label, "classes": names, "counts": matrix.counts, "shares": matrix.shares})
+        empty = [name for name, row in zip(names, matrix.counts, strict=True) if not any(row)]
+        if empty:
+            sentences.append(f"{group.label}: no test image of {listed(empty)}.")
+    return {"confusions": found, "confusion_sentences": sentences}
+
+
+def _class_names(run: RunRecord) -> list[str]:
+    number = int(run.run["identity"]["task"]["num_classes"])
+    return [str(name) for name in run.summary.get("holdings", {}).get("classes", range(number))]
+
+
+def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+    if not pooled:
+        return {"reliability": None}
+    errors = "; ".join(f"{name} {score(calibration_error(found))}" for name, found in pooled.items())
+    curves = [reliability_of(name, found) for name, found in pooled.items()]
+    picture = svg(reliability_figure(curves, _looks(groups)), "reliability", f"Reliability curves. ECE: {errors}.")
+    return {"reliability": picture, "calibration": errors}
+
+
+def _looks(groups: Sequence[Group]) -> dict[str, Look]:
+    return looks([group.label for group in groups], [group.label for group in groups if group.method == ALONE])
+
+
+# ---- curves
+
+
+def curves(groups: Sequence[Group]) -> Meta:
+    """Curves over the rounds; a sentence for what can't be drawn."""
+    styles, band = _looks(groups), len(groups) <= BANDS
+    plans: list[tuple[str, list[Curve | None], str, bool]] = []
+    for metric in key_metrics(groups):
+        found = [score_curve(group, metric, band) for group in groups]
+        plans.append((f"{metric_words(metric)}, mean of sites", found, "on their test images", True))
+    for metric in key_metrics(groups)[:1]:
+        found = [global_curve(group, metric) for group in groups]
+        plans.append((f"{metric_words(metric)}, global test", found, "on the server's test images", True))
+    losses = [loss_curve(group, band) for group in groups]
+    plans.append(("training loss", losses, "of the sites that trained in a round", False))
+    pictures, sentences = [], []
+    for index, (label, curves_, what, unit) in enumerate(plans):
+        drawn = [curve for curve in curves_ if curve is not None]
+        if not drawn:
+            sentences.append(f"No curve of {label}: fewer than two rounds have it.")
+            continue
+        text = f"{sentence(label)} {what}."
+        picture = svg(curves_figure(drawn, styles, label, unit), f"curve{index}", f"{text} {_ends(drawn)}")
+        pictures.append({"svg": picture, "caption": text})
+    caption = "A line is the mean over the sites" + (" and seeds" if any(len(g.runs) > 1 for g in groups) else "")
+    caption += ", the band reaches from the lowest to the highest." if band else "."
+    return {"pictures": pictures, "sentences": sentences, "caption": caption}
+
+
+def _ends(found: Sequence[Curve]) -> str:
+    return "; ".join(f"{one.name}: {one.middle[-1]:.3f} after round {one.rounds[-1]}" for one in found) + "."
+
+
+# ---- the rest
+
+
+def holdings(runs: Sequence[Named]) -> list[Meta]:
+    """Who holds what, once for each data set."""
+    return [
+        {
+            "names": one.names,
+            "classes": one.classes,
+            "splits": one.splits,
+            "picture": _holdings_picture(one, f"holdings{index}"),
+        }
+        for index, one in enumerate(facts.holdings(runs))
+    ]
+
+
+def _holdings_picture(one: facts.Holding, name: str) -> Markup | None:
+    training = one.splits.get("training")
+    if not training or len(one.classes) > CLASSES_DRAWN:
+        return None
+    totals = "; ".join(f"{site}: {sum(counts)}" for site, counts in list(training.items())[:20])
+    more = f", and {len(training) - 20} more sites" if len(training) > 20 else ""
+    with matplotlib.rc_context(EMBEDDED):
+        figure = holdings_figure(training, one.classes)
+    return svg(figure, name, f"Training images at each site. {totals}{more}.")
+
+
+def settings(runs: Sequence[Named]) -> Meta:
+    """Settings with origins, versions, and data hashes."""
+    table = facts.settings(runs)
+    return {
+        "unlike": [fact for fact in table if fact.runs],
+        "alike": [fact for fact in table if not fact.runs],
+        "without": listed([name for name, run in runs if not run.run.get("settings")]),
+        "surroundings": facts.surroundings(runs),
+        "hashes": facts.data_hashes(runs),
+    }

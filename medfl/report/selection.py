@@ -1,0 +1,27 @@
+"""What a report sets side by side: runs with their names, and the metrics that it shows first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from medfl.report.groups import Group
+from medfl.report.runs import RunRecord
+
+ALONE = "local"
+"""The method in which every site trains alone."""
+
+
+def named_runs(groups: Sequence[Group]) -> list[tuple[str, RunRecord]]:
+    """Each run with its name: the label of its group, with the seed where the group has several."""
+    return [
+        (group.label if len(group.runs) == 1 else f"{group.label}, seed {run.seed}", run)
+        for group in groups
+        for run in group.runs
+    ]
+
+
+def key_metrics(groups: Sequence[Group]) -> list[str]:
+    """The first metric of the task, then balanced accuracy, AUC and accuracy where all runs have them."""
+    tasks = [[str(name) for name in run.run["identity"]["task"]["metrics"]] for group in groups for run in group.runs]
+    shared = [name for name in tasks[0] if all(name in task for task in tasks)]
+    return [*shared[:1], *(name for name in ("balanced_accuracy", "auc", "accuracy") if name in shared[1:])]

@@ -1,0 +1,182 @@
+"""How sure a difference is: over the images of a test set, and over the seeds of a run.
+
+Nothing here looks at which result is wanted: an interval that holds 0 means that the data don't decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+
+import numpy as np
+import torch
+
+from medfl.metrics.weighted import weighted
+
+ROUNDING = 1e-12
+"""Below this a difference of scores is rounding."""
+
+CHUNK = 128
+"""Resamples that are scored at once, to bound the memory."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference with its confidence interval.
+
+    Attributes:
+        difference: As measured.
+        low: Lower end of the interval.
+        high: Upper end.
+    """
+
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def decided(self) -> bool:
+        """Whether 0 lies outside, by more than what rounding leaves over."""
+        return self.low > ROUNDING or self.high < -ROUNDING
+
+
+def paired_bootstrap(
+    metric: str,
+    probs_a: torch.Tensor,
+    probs_b: torch.Tensor,
+    labels: torch.Tensor,
+    num_classes: int,
+    seed: int = 0,
+    resamples: int = 2000,
+    level: float = 0.95,
+) -> Interval | None:
+    """The difference a - b of a metric between two models, with a percentile interval over the images.
+
+    Images are drawn with replacement, the same ones for both models, so what makes an image hard for both cancels.
+    Resamples in which the metric is not defined, such as those without a positive image, are left out. The interval
+    is about these two models, not about the methods that made them: another seed gives other models.
+
+    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
+
+    Args:
+        metric: Its name.
+        probs_a: (N, C), floating, of the one model.
+        probs_b: (N, C), floating, of the other, for the same images in the same order.
+        labels: (N,), int64.
+        num_classes: C.
+        seed: Of the draws.
+        resamples: How many, >= 1.
+        level: Share of the intervals that hold the true difference, in (0, 1); approximate for few images.
+
+    Returns:
+        None where the metric is not defined for both models. For 3000 images of 8 classes it takes a second or two.
+    """
+    here = torch.ones(len(labels), 1, dtype=torch.float64)
+    difference = float(_difference(metric, probs_a, probs_b, labels, num_classes, here)[0])
+    if math.isnan(difference):
+        return None
+    rng = np.random.default_rng(seed)
+    sizes = [min(CHUNK, resamples - done) for done in range(0, resamples, CHUNK)]
+    with _one_thread():
+        parts = [
+            _difference(metric, probs_a, probs_b, labels, num_classes, _draw(rng, len(labels), size)) for size in sizes
+        ]
+    low, high = np.nanquantile(torch.cat(parts).numpy(), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(difference, float(low), float(high))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Many small operations: threads cost more than they save, and very much more on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _difference(
+    metric: str,
+    probs_a: torch.Tensor,
+    probs_b: torch.Tensor,
+    labels: torch.Tensor,
+    num_classes: int,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    a, b = (weighted(metric, probabilities, labels, num_classes, weights) for probabilities in (probs_a, probs_b))
+    return a - b
+
+
+def _draw(rng: np.random.Generator, images: int, size: int) -> torch.Tensor:
+    """How often each image is in each resample: (images, size), float64, columns with the sum `images`."""
+    drawn = rng.integers(images, size=(images, size)) * size + np.arange(size)
+    counts = np.bincount(drawn.ravel(), minlength=images * size).reshape(images, size)
+    return torch.from_numpy(counts.astype(np.float64))
+
+
+def wilson(correct: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Confidence interval of a share, such as an accuracy; usable for small n and shares near 0 and 1.
+
+    Source: Wilson 1927, Probable Inference, the Law of Succession, and Statistical Inference.
+
+    Args:
+        correct: Images that are right, 0 to `n`.
+        n: All images; 0 tells nothing, which is the interval (0, 1).
+        level: In (0, 1).
+
+    Returns:
+        Lower and upper end, in [0, 1].
+    """
+    if not n:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    share, shrink = correct / n, 1 + z**2 / n
+    centre = (share + z**2 / (2 * n)) / shrink
+    half = z / shrink * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation (ddof = 1); the deviation of one value is None.
+
+    Args:
+        values: At least one, for example one for each seed.
+    """
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def paired_t(differences: Sequence[float], level: float = 0.95) -> Interval | None:
+    """Mean of paired differences with its interval by Student's t, for example over seeds.
+
+    Args:
+        differences: One for each pair.
+        level: In (0, 1).
+
+    Returns:
+        None for fewer than two, which tell nothing of the spread.
+    """
+    if len(differences) < 2:
+        return None
+    from scipy.stats import t
+
+    mean = fmean(differences)
+    half = float(t.ppf((1 + level) / 2, len(differences) - 1)) * stdev(differences) / math.sqrt(len(differences))
+    return Interval(mean, mean - half, mean + half)
+
+
+def sign_test(differences: Sequence[float]) -> float:
+    """Exact two-sided p value that positive and negative differences are equally likely.
+
+    Args:
+        differences: One for each pair; zeros are left out.
+
+    Returns:
+        In (0, 1]; 1 without differences. With n seeds it can't be below 2 / 2**n: five don't reach 0.05.
+    """
+    signs = [difference > 0 for difference in differences if difference]
+    fewer = min(sum(signs), len(signs) - sum(signs))
+    return min(1.0, 2 * sum(math.comb(len(signs), k) for k in range(fewer + 1)) / 2 ** len(signs))

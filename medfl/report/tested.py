@@ -1,0 +1,91 @@
+"""What the models that sites take home say of their test images, read from the run folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from medfl.errors import StoreError
+from medfl.report.runs import PREDICTIONS, RunRecord
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A site's test set under the model that the site takes home.
+
+    Attributes:
+        rows: (N,), int64: place of each image in the test split.
+        labels: (N,), int64.
+        probabilities: (N, C), float64; NaN after a diverged training.
+    """
+
+    rows: torch.Tensor
+    labels: torch.Tensor
+    probabilities: torch.Tensor
+
+    def same_images(self, other: Tested) -> bool:
+        """Whether both are about the same images with the same labels and classes."""
+        return (
+            torch.equal(self.rows, other.rows)
+            and torch.equal(self.labels, other.labels)
+            and self.probabilities.shape == other.probabilities.shape
+        )
+
+    @property
+    def defined(self) -> bool:
+        """Whether there are images, and no NaN."""
+        return len(self.labels) > 0 and not bool(torch.isnan(self.probabilities).any())
+
+    @property
+    def correct(self) -> int:
+        """Images whose most probable class is the right one."""
+        return int((self.probabilities.argmax(dim=1) == self.labels).sum())
+
+
+def read_tested(run: RunRecord) -> dict[str, Tested]:
+    """Site to its test set, for the sites that have one in the run folder.
+
+    Raises:
+        StoreError: If a file of predictions can't be read.
+    """
+    found = {}
+    for site in run.run["identity"]["sites"]:
+        try:
+            table = run.predictions(site)
+            if table is not None:
+                found[site] = _tested(table, int(run.run["identity"]["task"]["num_classes"]))
+        except (ValueError, KeyError, OSError) as error:
+            raise StoreError(
+                f"'{run.folder / 'sites' / site / PREDICTIONS}' can't be read: {error}. "
+                "Give the command of that run again: it writes the file anew."
+            ) from None
+    return found
+
+
+def _tested(table: pd.DataFrame, classes: int) -> Tested:
+    names = ["row", "label", *(f"p{number}" for number in range(classes))]
+    if list(table.columns) != names:
+        raise ValueError(f"expected the columns {', '.join(names)}, got {len(table.columns)} others")
+    labels = table["label"].to_numpy(dtype=np.int64)
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(f"expected labels in [0, {classes})")
+    return Tested(
+        torch.from_numpy(table["row"].to_numpy(dtype=np.int64).copy()),
+        torch.from_numpy(labels.copy()),
+        torch.from_numpy(table[names[2:]].to_numpy(dtype=np.float64).copy()),
+    )
+
+
+def pooled(tested: dict[str, Tested]) -> Tested | None:
+    """The test sets of all sites as one, without those with NaN; None if nothing is left."""
+    parts = [one for _, one in sorted(tested.items()) if one.defined]
+    if not parts:
+        return None
+    return Tested(
+        torch.cat([one.rows for one in parts]),
+        torch.cat([one.labels for one in parts]),
+        torch.cat([one.probabilities for one in parts]),
+    )

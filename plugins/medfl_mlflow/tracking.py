@@ -1,0 +1,195 @@
+"""One MLflow run for each run folder; ``mlflow.json`` in it says which, and what was sent.
+
+A metric's points are sent in the order of its rounds, and the last round of each is noted. So a run that continues
+sends what is new. After a kill between sending and noting, MLflow itself is asked what has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from medfl.errors import MedflError
+from medfl.report.runs import read_metrics
+from medfl.store import write_json
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from medfl_mlflow.points import Point
+
+FILE = "mlflow.json"
+"""In the run folder."""
+
+ARTEFACTS = ("summary.json", "report.html")
+"""Files that are kept with the MLflow run."""
+
+BATCH = 1000
+"""Metrics that MLflow takes at once."""
+
+State = dict[str, Any]
+"""``on``, ``tracking_uri``, ``run_id``, ``sending`` (a batch is on its way) and ``sent`` (metric to last round)."""
+
+
+def start(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
+    """Begin an MLflow run, or continue that of the run folder.
+
+    Args:
+        run_folder: The run folder.
+        settings: Settings by name.
+        tracking: ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
+
+    Raises:
+        MedflError: If MLflow can't be used; says what to do.
+    """
+    folder = Path(run_folder)
+    state = _read(folder)
+    if state:
+        write_json(folder / FILE, state | {"on": False})  # until MLflow has answered
+    if not tracking:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    uri = str(tracking["tracking_uri"])
+    client = _first_client(uri)
+    if not _continues(client, state, uri):
+        state = {"tracking_uri": uri, "run_id": _create(client, uri, tracking), "sending": False, "sent": {}}
+    state["on"] = True
+    client.update_run(state["run_id"], status="RUNNING")
+    _log_settings(client, state["run_id"], settings)
+    write_json(folder / FILE, state)
+
+
+def send(run_folder: str) -> None:
+    """Send the points that MLflow does not have yet."""
+    from medfl_mlflow.points import points
+
+    folder = Path(run_folder)
+    state = _read(folder)
+    if not state.get("on"):
+        return
+    client = _client(state["tracking_uri"])
+    found = points(read_metrics(folder / "metrics.csv"))
+    if state["sending"]:
+        state["sent"] |= _arrived(client, state["run_id"], {p.name for p in found if p.step > _last(state, p.name)})
+    new = [point for point in found if point.step > _last(state, point.name)]
+    if not new:
+        return
+    write_json(folder / FILE, state | {"sending": True})
+    _log(client, state["run_id"], new)
+    state["sent"] |= {point.name: point.step for point in new}
+    write_json(folder / FILE, state | {"sending": False})
+
+
+def end(run_folder: str, status: str) -> None:
+    """Send what is left and end the MLflow run.
+
+    Args:
+        run_folder: The run folder.
+        status: Of the run; anything but ``finished`` is a failed run to MLflow.
+    """
+    folder = Path(run_folder)
+    state = _read(folder)
+    if not state.get("on"):
+        return
+    send(run_folder)
+    client = _client(state["tracking_uri"])
+    for name in ARTEFACTS:
+        if (folder / name).is_file():
+            client.log_artifact(state["run_id"], str(folder / name))
+    client.set_tag(state["run_id"], "medfl.status", status)
+    client.set_terminated(state["run_id"], "FINISHED" if status == "finished" else "FAILED")
+
+
+def _client(uri: str) -> MlflowClient:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def _first_client(uri: str) -> MlflowClient:
+    """A client of a store that answers.
+
+    Raises:
+        MedflError: If MLflow is not installed, or can't use the store.
+    """
+    try:
+        from mlflow.exceptions import MlflowException
+    except ImportError:
+        raise MedflError(
+            "MONAI's tracking is on, but MLflow is not installed, so nothing is tracked: "
+            'pip install "medfl[mlflow]"; the same command then sends all rounds so far'
+        ) from None
+    try:
+        client = _client(uri)
+        client.search_experiments(max_results=1)
+    except (MlflowException, ImportError) as error:
+        raise MedflError(
+            f"MLflow can't use the tracking_uri '{uri}', so nothing is tracked: {str(error).splitlines()[0]} "
+            'A sqlite:/// store needs pip install "medfl[mlflow]"; a server must be running'
+        ) from None
+    return client
+
+
+def _continues(client: MlflowClient, state: State, uri: str) -> bool:
+    """Whether the run folder's MLflow run is in this store and was not deleted there."""
+    from mlflow.exceptions import MlflowException
+
+    if state.get("tracking_uri") != uri:
+        return False
+    try:
+        return bool(client.get_run(state["run_id"]).info.lifecycle_stage == "active")
+    except MlflowException:
+        return False
+
+
+def _create(client: MlflowClient, uri: str, tracking: dict[str, Any]) -> str:
+    """The id of a new MLflow run; artefacts of an SQLite store lie beside it, where MONAI puts its own."""
+    name = str(tracking.get("experiment_name") or "monai_experiment")
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        local = uri.removeprefix("sqlite:///")
+        place = (Path(unquote(local)).parent / "mlruns").absolute().as_uri() if local != uri else None
+        identifier = client.create_experiment(name, artifact_location=place)
+    else:
+        identifier = experiment.experiment_id
+    return str(client.create_run(identifier, run_name=tracking.get("run_name")).info.run_id)
+
+
+def _log_settings(client: MlflowClient, run_id: str, settings: dict[str, Any]) -> None:
+    """Settings as parameters; MLflow lets none change, so one that does, such as more rounds, becomes a tag."""
+    known = client.get_run(run_id).data.params
+    for name, value in settings.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        if name not in known:
+            client.log_param(run_id, name, text)
+        elif known[name] != text:
+            client.set_tag(run_id, f"medfl.continued.{name}", text)
+
+
+def _log(client: MlflowClient, run_id: str, new: list[Point]) -> None:
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    metrics = [Metric(point.name, point.value, now, point.step) for point in new]
+    for begin in range(0, len(metrics), BATCH):
+        client.log_batch(run_id, metrics=metrics[begin : begin + BATCH])
+
+
+def _arrived(client: MlflowClient, run_id: str, names: set[str]) -> dict[str, int]:
+    """Metric to the last round that MLflow has of it."""
+    steps = {name: [metric.step for metric in client.get_metric_history(run_id, name)] for name in sorted(names)}
+    return {name: max(found) for name, found in steps.items() if found}
+
+
+def _last(state: State, name: str) -> int:
+    return int(state["sent"].get(name, 0))
+
+
+def _read(folder: Path) -> State:
+    """What `FILE` holds; nothing if there is none. A half-written one can't be: it is written atomically."""
+    path = folder / FILE
+    found: State = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found

@@ -1,0 +1,196 @@
+"""``medfl partition`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from medfl.cli.main import main
+from medfl.data.datalists import Datalist, make_records, read_datalist, write_datalist
+from medfl.data.sites import load_global, load_sites, site_names
+
+PLUGIN = """
+import numpy as np
+from medfl.plugins import PartitionRecord, hookimpl
+
+@hookimpl
+def medfl_partitions():
+    return [PartitionRecord("pieces", f"{__name__}:pieces", "pieces in order")]
+
+def pieces(labels, sites, *, skip: int = 0, rng) -> list[np.ndarray]:
+    return np.array_split(np.arange(len(labels))[skip:], sites)
+"""
+
+
+@pytest.fixture
+def medfl(capsys):
+    """Run the command line; gives its status, and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def pool(tmp_path) -> Path:
+    """200 training, 8 validation and 40 test images of eight classes; column `ward` has three values."""
+    folder = tmp_path / "P"
+    folder.mkdir()
+    np.save(folder / "images.npy", np.random.default_rng(0).integers(0, 256, (248, 4, 4), dtype=np.uint8))
+    ends = {"training": (0, 200), "validation": (200, 208), "test": (208, 248)}
+    splits = {
+        split: make_records(range(start, end), [row % 8 for row in range(end - start)], split)
+        for split, (start, end) in ends.items()
+    }
+    for number, record in enumerate(splits["training"]):
+        record["ward"] = f"Ward {number % 3}"
+    labels = {str(label): f"kind {label}" for label in range(8)}
+    write_datalist(folder, Datalist("toy", "images.npy", 8, labels, licence="CC0 1.0", splits=splits))
+    return folder
+
+
+def facts_of(folder: Path) -> dict:
+    return json.loads((folder / "partition.json").read_text())
+
+
+def test_from_a_pool_to_sites(medfl, pool, tmp_path):
+    given = ("partition", pool, "--out", tmp_path / "D", "--scheme", "dirichlet_class_balanced", "--sites", 4)
+    status, out, err = medfl(*given, "--alpha", 0.5, "--seed", 7, "--val-fraction", 0.1)
+    assert status == 0, err
+    assert "site-04" in out
+    assert next(line for line in out.splitlines() if line.startswith(" all sites")).split()[2:10] == ["25"] * 8
+    assert next(line for line in out.splitlines() if line.startswith(" global")).split()[1:] == [
+        *["5"] * 8,
+        "0",
+        "0",
+        "40",
+    ]
+    assert "Classes: 0 kind 0, 1 kind 1" in out
+    assert f"Who holds what: {tmp_path / 'D' / 'who_holds_what.svg'}" in out
+    assert "note: the 8 validation images of the pooled data set are at no site" in err
+    sites, pooled = load_sites(tmp_path / "D", 8), load_global(tmp_path / "D", 8)
+    assert sum(len(part) for site in sites.values() for part in (site.train, site.val, site.test)) == 200
+    assert pooled is not None
+    assert len(pooled.test) == 40
+    assert (facts_of(tmp_path / "D")["seed"], facts_of(tmp_path / "D")["options"]) == (7, {"alpha": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--scheme", "label_k", "--k", 3, "--sites", 8), {"scheme": "label_k", "options": {"k": 3}, "sites": 8}),
+        (("--scheme", "subset", "--share", 0.8, "--sites", 8), {"scheme": "subset", "options": {"share": 0.8}}),
+        (("--scheme", "dirichlet_class", "--min-size", 1), {"options": {"min_size": 1}, "sites": 20}),
+        (("--scheme", "by_site", "--column", "ward"), {"column": "ward", "sites": 3}),
+        (("--option", "stratified=false"), {"options": {"stratified": "false"}}),
+        (("--sites", 2, "--test", "k_fold", "--folds", 4, "--fold", 3), {"test": "k_fold", "folds": 4, "fold": 3}),
+        (("--sites", 2, "--test", "none"), {"test": "none"}),
+        (("--global-test", "per_class", "--per-class", 2), {"global_test": "per_class", "per_class": 2}),
+        (("--global-test", "none"), {"global_test": "none", "not_distributed": {"validation": 8, "test": 40}}),
+        (("--duplicates", "drop", "--allow-leak", "pixels"), {"duplicates": "drop", "allow_leaks": ["pixels"]}),
+    ],
+)
+def test_options_reach_the_plan_and_are_recorded(medfl, pool, tmp_path, options, expected):
+    status, _, err = medfl("partition", pool, "--out", tmp_path / "D", *options)
+    assert status == 0, err
+    facts = facts_of(tmp_path / "D")
+    assert {key: facts[key] for key in expected} == expected
+    assert (tmp_path / "D" / "global").is_dir() == (facts["global_test"] != "none")
+
+
+def test_folds_cover_every_image_once(medfl, pool, tmp_path):
+    tested = []
+    for fold in range(3):
+        medfl(
+            "partition",
+            pool,
+            "--out",
+            tmp_path / f"{fold}",
+            "--sites",
+            2,
+            "--test",
+            "k_fold",
+            "--folds",
+            3,
+            "--fold",
+            fold,
+        )
+        for name in site_names(tmp_path / f"{fold}"):
+            tested += [record["image"] for record in read_datalist(tmp_path / f"{fold}" / name).splits["test"]]
+    assert sorted(tested) == list(range(200))
+
+
+def test_a_scheme_of_a_plugin_gets_its_options(medfl, pool, tmp_path):
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    given = ("partition", pool, "--out", tmp_path / "D", "--plugin", tmp_path / "mine.py", "--scheme", "pieces")
+    status, _, err = medfl(*given, "--sites", 5, "--option", "skip=50", "--global-test", "remainder")
+    assert status == 0, err
+    held = read_datalist(tmp_path / "D" / "global").splits["test"]
+    assert [record["image"] for record in held] == list(range(50))
+
+
+def test_what_is_dropped_or_allowed_is_said(medfl, pool, tmp_path):
+    images = np.load(pool / "images.npy")
+    images[210] = images[10]
+    np.save(pool / "images.npy", images)
+    given = ("partition", pool, "--out", tmp_path / "D", "--sites", 1)
+    status, _, err = medfl(*given)
+    assert status == 2
+    assert "--duplicates drop" in err
+    assert not (tmp_path / "D").exists()
+    status, _, err = medfl(*given, "--duplicates", "drop")
+    assert status == 0, err
+    assert "left out at site-01: 1 image, the same image or patient is in the server's test set" in err
+    status, _, err = medfl(*given, "--allow-leak", "pixels", "--force")
+    assert status == 0, err
+    assert "allowed leak: pixels: 1 training image identical to images of the server's test set" in err
+
+
+def test_many_sites_and_classes_stay_readable(medfl, tmp_path):
+    pool = tmp_path / "P"
+    pool.mkdir()
+    np.save(pool / "images.npy", np.arange(14_000, dtype=np.float32).reshape(7000, 2, 1))
+    splits = {"training": make_records(range(7000), [row % 14 for row in range(7000)], "x")}
+    write_datalist(pool, Datalist("wide", "images.npy", 14, splits=splits))
+    status, out, err = medfl("partition", pool, "--out", tmp_path / "D", "--sites", 100)
+    assert status == 0, err
+    rows = [line for line in out.splitlines() if line.startswith(" site-")]
+    assert len(rows) == 40
+    assert all(len(row.split()) == 1 + 14 + 3 for row in rows), "no cell is cut"
+    assert " ... 60 more" in out
+    assert next(line for line in out.splitlines() if line.startswith(" all sites")).split()[2] == "500"
+    assert "the pooled data set has no test images, so the server has no test set" in err
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--scheme", "dirichlet_class_balance"), "Did you mean 'dirichlet_class_balanced'?"),
+        (("--alpha", 3), "partition 'iid' has no option 'alpha'"),
+        (("--sites", 201), "there are 200"),
+        (("--scheme", "by_site"), "name it with --column"),
+        (("--scheme", "by_site", "--column", "wards"), "no column 'wards'. Did you mean 'ward'?"),
+        (("--column", "ward"), "partition 'iid' does not go by a column"),
+        (("--option", "stratified"), "expected --option NAME=VALUE, got 'stratified'"),
+        (("--option", "stratified=perhaps"), "option 'stratified': Input should be a valid boolean"),
+        (("--scheme", "label_k", "--k", 2, "--option", "k=3"), "option 'k' is given twice"),
+        (("--fold", 1), "--fold belongs to --test k_fold, but --test is fraction"),
+        (("--test", "k_fold", "--test-fraction", 0.3), "--test-fraction belongs to --test fraction"),
+        (("--per-class", 3), "--per-class belongs to --global-test per_class, but --global-test is official"),
+        (("--test", "kfold"), "unknown 'kfold' for test. Did you mean 'k_fold'?"),
+        (("--allow-leak", "pixel"), "unknown kind of leak 'pixel' to allow"),
+    ],
+)
+def test_mistakes_end_with_a_message_and_status_2(medfl, pool, tmp_path, extra, message):
+    status, _, err = medfl("partition", pool, "--out", tmp_path / "D", *extra)
+    assert status == 2, err
+    assert message in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "D").exists()

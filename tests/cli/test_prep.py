@@ -1,0 +1,96 @@
+"""``medfl prep folder`` as a user types it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medfl.cli.main import main
+from medfl.data.datalists import read_datalist
+from medfl.data.sites import load_sites
+
+
+@pytest.fixture
+def medfl(capsys):
+    """Run the command line; gives its status, and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def given(tmp_path):
+    """The arguments for twelve images of six patients."""
+    images = tmp_path / "images"
+    images.mkdir()
+    lines = ["file;finding;who;where;age"]
+    for number in range(12):
+        pixels = np.full((12, 12), 20 * number, np.uint8)
+        Image.fromarray(pixels).save(images / f"{number}.png")
+        lines.append(f"{number};{'yes' if number % 4 < 2 else 'no'};P{number // 2};{'ab'[number // 6]};{40 + number}")
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(lines))
+    columns = ("--image-column", "file", "--label-column", "finding", "--group-column", "who")
+    return ("prep", "folder", images, "--table", table, *columns, "--out", tmp_path / "P")
+
+
+def test_from_files_to_sites(medfl, given, tmp_path):
+    extra = ("--site-column", "where", "--keep-column", "age", "--size", "8x6", "--name", "own", "--licence", "ours")
+    status, out, err = medfl(*given, *extra)
+    assert status == 0, err
+    assert out.splitlines() == [
+        f"{tmp_path / 'P'}: 12 training, 0 validation, 0 test images of 2 classes",
+        "  0 no: 6",
+        "  1 yes: 6",
+    ]
+    assert err == "own: licence ours\n"
+    assert np.load(tmp_path / "P" / "images.npy").shape == (12, 8, 6)
+    assert read_datalist(tmp_path / "P").splits["training"][7] == {
+        "image": 7,
+        "label": 0,
+        "subject_id": "subject-000004",
+        "site": "b",
+        "age": "47",
+    }
+    status, _, err = medfl("partition", tmp_path / "P", "--out", tmp_path / "D", "--sites", 2, "--test-fraction", 0)
+    assert status == 0, err
+    sites = load_sites(tmp_path / "D", 2)
+    assert sum(len(site.train) for site in sites.values()) == 12
+
+
+def test_mistakes_end_with_a_message_and_status_2(medfl, given, tmp_path):
+    (tmp_path / "images" / "3.png").write_bytes(b"")
+    for extra, message in (
+        (("--size", "8by6"), "expected a size like 224, 224x160 or 64x64x32, got '8by6'"),
+        (("--size", "8", "--site-column", "were"), "Did you mean 'where'?"),
+        (("--size", "8"), "1 of 12 images can't be read"),
+    ):
+        status, _, err = medfl(*given, *extra)
+        assert status == 2, err
+        assert message in err
+        assert "Traceback" not in err
+        assert not (tmp_path / "P").exists()
+    status, out, err = medfl(*given, "--size", "8", "--skip-unreadable")
+    assert status == 0, err
+    assert "11 training" in out
+    assert "1 of 12 images can't be read and were left out" in err
+    assert (tmp_path / "P" / "quarantine.csv").read_text().splitlines()[1].startswith("5,")
+
+
+def test_the_same_command_as_a_script(given, monkeypatch, capsys):
+    import runpy
+    import sys
+    from pathlib import Path
+
+    script = Path(__file__).parents[2] / "data_prep" / "folder.py"
+    monkeypatch.setattr(sys, "argv", [str(script), *map(str, given[2:]), "--size", "4"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script), run_name="__main__")
+    assert end.value.code == 0
+    assert "12 training" in capsys.readouterr().out

@@ -1,0 +1,260 @@
+"""``medfl status`` and ``medfl clean``: what they say, what they leave alone, what they refuse."""
+
+import json
+
+import pytest
+from make_runs import make_run
+
+from medfl.cli import clean as clean_command
+from medfl.cli import main as cli
+from medfl.cli.status import being_written, describe, seconds_per_round
+from medfl.errors import StoreError
+from medfl.report.runs import read_run
+from medfl.store import only_writer
+
+KEPT = {"run.json", "metrics.csv", "summary.json", "sites", "global"}
+
+
+@pytest.fixture
+def medfl_command(capfd):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+def listing(folder):
+    """Every file below a folder with its content and time of change."""
+    return {
+        path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir() if path.name != ".lock"}
+
+
+# ---- status
+
+
+def test_a_finished_run(medfl_command, tmp_path):
+    run = make_run(tmp_path / "one", seed=4, scores={"accuracy": {"site-1": 0.5, "site-2": 0.6, "site-3": 0.7}})
+    code, out, err = medfl_command("status", run)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == str(run)
+    assert lines[1:6] == [
+        "  method    fedavg, seed 4",
+        "  status    finished",
+        "  rounds    3 of 3",
+        "  score     accuracy 0.600 (global model, mean of 3 test sets) after round 3",
+        "  time      about 6.0 s a round",
+    ]
+    assert lines[6].startswith("  disk      0.0 MB, of which state 0.0 MB")
+    assert lines[7] == "  bundles   3 of 3 sites, and global"
+
+
+def test_several_runs_stand_one_after_the_other(medfl_command, tmp_path):
+    runs = [make_run(tmp_path / name, name) for name in ("fedavg", "local")]
+    out = medfl_command("status", *runs)[1]
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == [str(run) for run in runs]
+
+
+def test_a_run_that_was_stopped(tmp_path):
+    found = describe(read_run(make_run(tmp_path / "one", rounds=10, done=4, status="running")))
+    assert found["status"] == "stopped; the same command continues it"
+    assert found["rounds"] == "4 of 10"
+    assert found["time"] == "about 6.0 s a round; about 36 s left"
+    assert found["bundles"] == "none; they are written at the end"
+
+
+def test_a_run_that_is_being_written(tmp_path):
+    run = make_run(tmp_path / "one", rounds=10, done=4, status="running")
+    with only_writer(run):
+        assert describe(read_run(run))["status"] == "being written now"
+    assert describe(read_run(run))["status"] == "stopped; the same command continues it"
+
+
+def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
+    run = make_run(tmp_path / "one", rounds=3)
+    content = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(content | {"rounds": 9}))
+    with only_writer(run):
+        found = describe(read_run(run))
+    assert (found["rounds"], found["time"]) == ("3 of 9", "about 6.0 s a round; about 36 s left")
+
+
+def test_a_run_that_diverged(tmp_path):
+    run = make_run(tmp_path / "one", rounds=10, done=4, status="diverged", reason="Tensor 'a' is not finite.")
+    found = describe(read_run(run))
+    assert found["status"] == "diverged: Tensor 'a' is not finite. The same command tries that round again."
+    assert (found["rounds"], found["time"]) == ("4 of 10", "about 6.0 s a round")
+
+
+def test_a_run_that_has_just_begun(tmp_path):
+    run = make_run(tmp_path / "one", done=0, status="running", state=False)
+    found = describe(read_run(run))
+    assert (found["rounds"], found["score"], found["time"]) == ("0 of 3", "none yet", "not known yet")
+
+
+def test_the_time_of_a_round_is_that_of_the_slowest_site_or_of_all_by_the_workers(tmp_path):
+    """Sites train for 2, 3 and 4 s and evaluate for 1 s: 12 s in all."""
+    record = read_run(make_run(tmp_path / "one"))
+    for workers, expected in ((1, 12.0), (2, 6.0), (8, 5.0)):
+        record.run["execution"]["workers"] = workers
+        assert seconds_per_round(record) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"status": "running", "done": 1}], ids=["finished", "stopped"])
+def test_looking_changes_nothing(tmp_path, options):
+    run = make_run(tmp_path / "one", **options)
+    before = listing(run)
+    describe(read_run(run))
+    assert listing(run) == before
+
+
+def test_looking_does_not_keep_a_writer_out(tmp_path):
+    with only_writer(tmp_path):
+        assert being_written(tmp_path)
+    assert not being_written(tmp_path)
+    with only_writer(tmp_path):
+        pass
+
+
+def test_damaged_state_is_named(tmp_path):
+    run = make_run(tmp_path / "one", status="running", done=1)
+    for path in (run / "state").rglob("*.safetensors"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(StoreError, match="No step of the server in '.*' can be read"):
+        describe(read_run(run))
+
+
+@pytest.mark.parametrize("command", ["status", "clean"])
+def test_what_is_no_run_is_an_error(medfl_command, tmp_path, command):
+    run = make_run(tmp_path / "one")
+    before = listing(run)
+    for folder in (tmp_path, tmp_path / "nothing"):
+        code, out, err = medfl_command(command, run, folder)
+        assert (code, out) == (2, "")
+        assert f"error: expected a run folder at '{folder}', there is no run.json in it." in err
+    assert listing(run) == before
+    assert not (tmp_path / "nothing").exists()
+
+
+# ---- clean
+
+
+def test_the_state_of_a_finished_run_is_removed(medfl_command, tmp_path):
+    run = make_run(tmp_path / "one")
+    (run / "state" / "large").write_bytes(bytes(2_500_000))
+    before = listing(run)
+    code, out, err = medfl_command("clean", run)
+    assert (code, out, err) == (0, f"{run}: 2.5 MB freed\n", "")
+    assert names(run) == KEPT
+    kept = {path: content for path, content in before.items() if path.parts[0] not in ("state", "run.json")}
+    assert kept.items() <= listing(run).items()
+    content = json.loads((run / "run.json").read_text())
+    assert content == json.loads(before[(run / "run.json").relative_to(run)][0]) | {"cleaned": True}
+    assert describe(read_run(run))["status"] == "finished; cleaned, so it can't be continued"
+    assert medfl_command("clean", run)[1] == f"{run}: 0.0 MB freed\n"
+
+
+def test_a_kill_between_the_two_steps_of_cleaning_leaves_the_note(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "one")
+    monkeypatch.setattr(clean_command, "_delete", lambda folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        clean_command.clean(run)
+    assert json.loads((run / "run.json").read_text())["cleaned"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"status": "running", "done": 1}, "is stopped, not finished: its state is what continues it"),
+        ({"status": "diverged", "done": 1}, "is diverged, not finished: its state is what continues it"),
+        ({"bundles": False}, "is finished, but the bundles of 3 sites are not there"),
+    ],
+)
+def test_a_run_that_needs_its_state_is_left_alone(medfl_command, tmp_path, options, message):
+    done, run = make_run(tmp_path / "done"), make_run(tmp_path / "one", **options)
+    code, out, err = medfl_command("clean", done, run)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "remove the whole run with --all" in err
+    assert (run / "state").is_dir()
+    assert (done / "state").is_dir()
+
+
+@pytest.mark.parametrize("options", [[], ["--all", "--yes"]], ids=["clean", "all"])
+def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, options):
+    run = make_run(tmp_path / "one")
+    with only_writer(run):
+        code, _, err = medfl_command("clean", run, *options)
+    assert code == 2
+    assert "is being written now. Wait for it, or stop it; nothing was removed." in err
+    assert names(run) == KEPT | {"state"}
+
+
+@pytest.mark.parametrize("act", [clean_command.clean, clean_command.remove])
+def test_a_writer_that_comes_first_keeps_cleaning_out(tmp_path, monkeypatch, act):
+    monkeypatch.setattr("medfl.store.PATIENCE", 0.1)
+    run = make_run(tmp_path / "one")
+    with only_writer(run), pytest.raises(StoreError, match="Another process is writing"):
+        act(run)
+    assert names(run) == KEPT | {"state"}
+
+
+@pytest.mark.parametrize("options", [[], ["--all", "--yes"]], ids=["clean", "all"])
+def test_links_are_not_followed(medfl_command, tmp_path, options):
+    run, link = make_run(tmp_path / "one"), tmp_path / "link"
+    link.symlink_to(run)
+    code, _, err = medfl_command("clean", link, *options)
+    assert (code, f"'{link}' is a link." in err) == (2, True)
+    moved = (run / "state").rename(tmp_path / "elsewhere")
+    (run / "state").symlink_to(moved)
+    code, _, err = medfl_command("clean", run, *options)
+    assert (code, f"'{run / 'state'}' is a link." in err) == (2, True)
+    assert list(moved.iterdir())
+
+
+def test_everything_goes_with_all_and_yes(medfl_command, tmp_path):
+    runs = [make_run(tmp_path / "one"), make_run(tmp_path / "two", status="running", done=1)]
+    code, out, _ = medfl_command("clean", *runs, runs[0], "--all", "--yes")
+    assert code == 0
+    assert [line.split(": ")[0] for line in out.splitlines()] == [str(run) for run in runs]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("answer", "there"), [("y", False), ("n", True)])
+def test_all_asks_first(medfl_command, tmp_path, monkeypatch, answer, there):
+    run, asked = make_run(tmp_path / "one"), []
+    monkeypatch.setattr("typer.confirm", lambda text: asked.append(text) or answer == "y")
+    code, out, _ = medfl_command("clean", run, "--all")
+    assert (code, run.exists()) == (0, there)
+    assert asked[0].startswith(f"Remove these runs with their scores and models?\n  {run} (")
+    assert ("nothing was removed" in out) == there
+
+
+def test_without_an_answer_nothing_is_removed(medfl_command, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "one")
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
+    code, _, _ = medfl_command("clean", run, "--all")
+    assert code != 0
+    assert names(run) == KEPT | {"state"}
+
+
+def test_what_no_run_writes_is_not_removed(medfl_command, tmp_path):
+    done, run = make_run(tmp_path / "done"), make_run(tmp_path / "one")
+    (run / "thesis.docx").write_text("years of work")
+    (run / "notes").mkdir()
+    (run / ".run.json.123.tmp").write_text("left over by a kill")
+    code, out, err = medfl_command("clean", done, run, "--all", "--yes")
+    assert (code, out) == (2, "")
+    assert f"'{run}' holds what no run writes: notes, thesis.docx. Move that away first; nothing was removed." in err
+    assert names(run) >= KEPT | {"state", "notes", "thesis.docx"}
+    assert names(done) == KEPT | {"state"}

@@ -1,0 +1,229 @@
+"""Leaks: the same patient or image in two places that must not share any (oracle O-G7)."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from medfl.data import leaks
+from medfl.data.datalists import Datalist, make_records, write_datalist
+from medfl.data.leaks import Leak, check_leaks, find_leaks, row_digests
+from medfl.errors import DataError, SettingsError
+
+PLACES = (
+    "site-01/training",
+    "site-01/validation",
+    "site-01/test",
+    "site-02/training",
+    "global/test",
+    "public/training",
+)
+NAMES = ["site-01", "site-02"]
+
+
+@pytest.fixture
+def images(tmp_path) -> np.ndarray:
+    """Sixty images that are all different; row 10 i to 10 i + 9 belong to place i."""
+    array = np.random.default_rng(0).integers(0, 256, (60, 5, 5), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", array)
+    return array
+
+
+@pytest.fixture
+def cohort(tmp_path, images) -> Path:
+    lists: dict[str, dict] = {}
+    for number, place in enumerate(PLACES):
+        name, split = place.split("/")
+        lists.setdefault(name, {})[split] = make_records(range(10 * number, 10 * number + 10), [0] * 10, place)
+    for name, splits in lists.items():
+        (tmp_path / name).mkdir()
+        write_datalist(tmp_path / name, Datalist("toy", "../images.npy", 2, splits=splits))
+    return tmp_path
+
+
+def edit(folder: Path, split: str, number: int, **entries) -> None:
+    """Change entries of a record; None removes."""
+    path = folder / "datalist.json"
+    content = json.loads(path.read_text())
+    record = content[split][number]
+    record.update({key: value for key, value in entries.items() if value is not None})
+    for key in [key for key, value in entries.items() if value is None]:
+        del record[key]
+    path.write_text(json.dumps(content))
+
+
+def subject_of(folder: Path, place: str, number: int) -> str:
+    name, split = place.split("/")
+    return json.loads((folder / name / "datalist.json").read_text())[split][number]["subject_id"]
+
+
+def pairs() -> list[tuple[str, str]]:
+    return [(one, other) for number, one in enumerate(PLACES) for other in PLACES[number + 1 :]]
+
+
+def test_clean_data_have_none(cohort):
+    assert find_leaks(cohort, NAMES, "public") == []
+    assert check_leaks(cohort, NAMES, "public") == []
+
+
+@pytest.mark.parametrize(("one", "other"), pairs())
+def test_a_subject_in_any_two_places_is_found(cohort, one, other):
+    name, split = other.split("/")
+    edit(cohort / name, split, 3, subject_id=subject_of(cohort, one, 7))
+    assert find_leaks(cohort, NAMES, "public") == [Leak("subjects", 1, (one, other))]
+
+
+@pytest.mark.parametrize(("one", "other"), pairs())
+def test_an_identical_image_in_any_two_places_is_found(cohort, images, one, other):
+    images[10 * PLACES.index(other) + 3] = images[10 * PLACES.index(one) + 7]
+    np.save(cohort / "images.npy", images)
+    assert find_leaks(cohort, NAMES, "public") == [Leak("pixels", 1, (one, other))]
+
+
+def test_all_pairs_of_places_are_counted(cohort, images):
+    images[[3, 33, 43]] = images[0]  # two in one place count once
+    images[[34, 44]] = images[4]
+    np.save(cohort / "images.npy", images)
+    assert find_leaks(cohort, NAMES, "public") == [
+        Leak("pixels", 2, ("site-01/training", "site-02/training")),
+        Leak("pixels", 2, ("site-01/training", "global/test")),
+        Leak("pixels", 2, ("site-02/training", "global/test")),
+    ]
+
+
+def test_an_image_that_is_twice_in_one_split_is_no_leak(cohort, images):
+    images[4] = images[2]
+    np.save(cohort / "images.npy", images)
+    edit(cohort / "site-01", "training", 5, subject_id=subject_of(cohort, "site-01/training", 6))
+    assert find_leaks(cohort, NAMES, "public") == []
+
+
+def test_only_sites_that_take_part_count(cohort, images):
+    images[33] = images[3]
+    np.save(cohort / "images.npy", images)
+    assert find_leaks(cohort, ["site-01"]) == []
+    assert len(find_leaks(cohort, NAMES)) == 1
+
+
+def test_sites_that_were_prepared_apart_may_use_the_same_numbers(cohort, images):
+    """Equal subject ids mean the same person only if the lists name the same array; pixels are compared anyway."""
+    np.save(cohort / "site-02" / "own.npy", images)
+    path = cohort / "site-02" / "datalist.json"
+    path.write_text(path.read_text().replace("../images.npy", "own.npy"))
+    edit(cohort / "site-02", "training", 3, subject_id=subject_of(cohort, "site-01/training", 7))
+    assert find_leaks(cohort, NAMES) == []
+    edit(cohort / "site-02", "training", 4, image=0)
+    assert find_leaks(cohort, NAMES) == [Leak("pixels", 1, ("site-01/training", "site-02/training"))]
+
+
+def test_another_way_to_the_same_array_is_still_one_pool(cohort):
+    path = cohort / "site-02" / "datalist.json"
+    path.write_text(path.read_text().replace("../images.npy", "../site-01/../images.npy"))
+    edit(cohort / "site-02", "training", 3, subject_id=subject_of(cohort, "site-01/training", 7))
+    assert [leak.kind for leak in find_leaks(cohort, NAMES)] == ["subjects"]
+
+
+def test_records_without_subject_are_compared_by_pixels(cohort, images):
+    for number in range(10):
+        for split in ("training", "test"):
+            edit(cohort / "site-01", split, number, subject_id=None)
+    assert find_leaks(cohort, NAMES) == []
+    edit(cohort / "site-01", "test", 1, image=0)
+    assert find_leaks(cohort, NAMES) == [Leak("pixels", 1, ("site-01/training", "site-01/test"))]
+
+
+# ---- refusing and allowing
+
+
+def test_leaks_are_refused_together_without_naming_anybody(cohort):
+    secret = subject_of(cohort, "site-01/training", 7)
+    edit(cohort / "site-01", "test", 3, subject_id=secret)
+    edit(cohort / "global", "test", 0, image=0)
+    with pytest.raises(DataError) as error:
+        check_leaks(cohort, NAMES, "public")
+    text = str(error.value)
+    assert "subjects: 1 in both site-01/training and site-01/test" in text
+    assert "pixels: 1 identical image in both site-01/training and global/test" in text
+    assert "allow this by name (subjects, pixels)" in text
+    assert secret not in text
+
+
+def test_what_is_allowed_by_name_is_said(cohort):
+    edit(cohort / "site-01", "test", 3, image=0)
+    edit(cohort / "site-01", "test", 4, image=1)
+    sentence = "pixels: 2 identical images in both site-01/training and site-01/test"
+    assert check_leaks(cohort, NAMES, allow=["pixels"]) == [sentence]
+    with pytest.raises(DataError, match=sentence):
+        check_leaks(cohort, NAMES, allow=["subjects"])
+    with pytest.raises(SettingsError, match=r"unknown kind of leak 'pixel' to allow. Did you mean 'pixels'\?"):
+        check_leaks(cohort, NAMES, allow=["pixel"])
+
+
+def test_a_message_about_many_sites_stays_readable(tmp_path):
+    np.save(tmp_path / "images.npy", np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2))
+    names = [f"site-{number:02d}" for number in range(30)]
+    for number, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        records = make_records([*range(number % 10 + 1)], [0] * (number % 10 + 1), name)
+        write_datalist(tmp_path / name, Datalist("toy", "../images.npy", 2, splits={"training": records}))
+    with pytest.raises(DataError) as error:
+        check_leaks(tmp_path, names)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 11
+    assert lines[1] == "  pixels: 10 identical images in both site-09/training and site-19/training", "largest first"
+    assert lines[-2] == "  pixels: and 427 more pairs of places"
+
+
+def test_rows_outside_the_array_are_refused(cohort):
+    edit(cohort / "site-02", "training", 3, image=60)
+    with pytest.raises(DataError, match=r"rows in 0\.\.59 at site 'site-02', split 'training', got 30\.\.60"):
+        find_leaks(cohort, NAMES)
+
+
+# ---- hashing
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_hashes_are_equal_where_pixels_are(tmp_path, dtype, monkeypatch):
+    images = np.random.default_rng(0).integers(0, 2, (300, 2, 2, 2)).astype(dtype)
+    np.save(tmp_path / "images.npy", images)
+    monkeypatch.setattr(leaks, "CHUNK_BYTES", 3 * images[0].nbytes)
+    hashes = np.array([digest.hex() for digest in row_digests(tmp_path / "images.npy")])
+    flat = images.reshape(300, -1)
+    np.testing.assert_array_equal(hashes[:, None] == hashes, (flat[:, None] == flat).all(axis=2))
+
+
+def test_an_array_that_is_not_in_c_order_has_the_same_hashes(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 3, 2), dtype=np.uint8)
+    np.save(tmp_path / "c.npy", images)
+    np.save(tmp_path / "f.npy", np.asfortranarray(images))
+    assert row_digests(tmp_path / "c.npy") == row_digests(tmp_path / "f.npy")
+
+
+def test_twenty_sites_of_ten_thousand_images_are_checked_within_a_second(tmp_path):
+    np.save(tmp_path / "images.npy", np.random.default_rng(0).integers(0, 256, (12_000, 28, 28, 3), dtype=np.uint8))
+    names = [f"site-{number:02d}" for number in range(20)]
+    for number, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        rows = range(600 * number, 600 * number + 600)
+        splits = {
+            "training": make_records(rows[:480], [0] * 480, name),
+            "test": make_records(rows[480:], [0] * 120, f"{name}-t"),
+        }
+        write_datalist(tmp_path / name, Datalist("toy", "../images.npy", 2, splits=splits))
+    start = time.perf_counter()
+    assert find_leaks(tmp_path, names) == []
+    assert time.perf_counter() - start < 2, "0.3 s on an idle core"
+
+
+def test_many_places_with_everything_in_common_are_still_quick():
+    contents = [set(range(2000)) for _ in range(300)]
+    start = time.perf_counter()
+    found = list(leaks._overlaps(contents))
+    assert time.perf_counter() - start < 5
+    assert len(found) == 300 * 299 // 2
+    assert {count for _, _, count in found} == {2000}

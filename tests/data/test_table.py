@@ -1,0 +1,83 @@
+"""Tables as spreadsheets write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from medfl.data.table import read_table, row_list
+from medfl.errors import DataError
+
+
+def write(tmp_path, text: str | bytes):
+    path = tmp_path / "labels.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_what_spreadsheets_write(tmp_path, mark, end, start):
+    lines = [
+        ("file", " note", "label"),
+        ("a b.png", f'"one{mark}{end}two"', " yes "),
+        ("", "", ""),
+        ("c", '"7"""', "no"),
+    ]
+    table = read_table(write(tmp_path, start + end.join(mark.join(line) for line in lines) + end))
+    assert table.columns == ["file", "note", "label"]
+    assert table.rows == [
+        {"file": "a b.png", "note": f"one{mark}{end}two", "label": "yes"},
+        {"file": "c", "note": '7"', "label": "no"},
+    ]
+    assert table.numbers == [2, 4], "as a spreadsheet counts: names are row 1, an empty row counts too"
+
+
+def test_commas_in_a_table_with_semicolons(tmp_path):
+    table = read_table(write(tmp_path, 'file;"age, years";label\na;"1,5";x\n'))
+    assert table.rows == [{"file": "a", "age, years": "1,5", "label": "x"}]
+
+
+def test_strange_line_separators_are_text(tmp_path):
+    assert read_table(write(tmp_path, "a,b\n1\u20282,3\n")).rows == [{"a": "1\u20282", "b": "3"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "got 0 lines"),
+        ("\n\n,,\n", "got 0 lines"),
+        ("file,label\n", "got 1 lines"),
+        ("file,file,label\na,b,c\n", "several are called 'file'"),
+        ("file,label\na,b\nc\nd,e\nf,g,h\n", r"expected 2 cells .* 2 of 4 rows have more or fewer: table rows 3, 5\."),
+        ('file,label\n"a,b\n', "can't be read: unexpected end of data"),
+        ("Größe,label\n1,2\n".encode("latin-1"), "expected a table in UTF-8"),
+        ("file,label\n1,2\n".encode("utf-16"), "expected a table in UTF-8"),
+    ],
+)
+def test_what_is_no_table(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        read_table(write(tmp_path, text))
+    with pytest.raises(DataError, match="can't be read: No such file"):
+        read_table(tmp_path / "none.csv")
+
+
+def test_missing_columns_are_named_together(tmp_path):
+    table = read_table(write(tmp_path, "file,label\na,b\n"))
+    with pytest.raises(
+        DataError, match=r"columns 'lable', 'who' .* missing. Did you mean 'label'\? Known: file, label"
+    ):
+        table.require(["lable", "file", "who"])
+
+
+def test_empty_cells_are_counted(tmp_path):
+    table = read_table(write(tmp_path, "file,label\na,x\nb,\nc, \n"))
+    with pytest.raises(DataError, match=r"'label' of .*, 2 of 3 are empty: table rows 3, 4\. Fill"):
+        table.column("label")
+    assert table.column("label", filled=False) == ["x", "", ""]
+
+
+def test_long_lists_of_rows_are_cut():
+    assert row_list([7]) == "table row 7"
+    assert row_list([9, 2]) == "table rows 2, 9"
+    assert row_list(range(2, 30)) == "table rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ..."

@@ -1,0 +1,57 @@
+"""Taking a written report apart."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+VOID = {"meta", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """A page taken apart: tables by the label of their region, text by section, tags; refuses unbalanced tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.sections = {"": ""}
+        self._open: list[str] = []
+        self._section, self._label = "", ""
+        self.feed(html)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "section":
+            self._section = given["id"]
+            self.sections[self._section] = ""
+        if "scroll" in given.get("class", "").split():
+            self._label = given["aria-label"]
+            self.tables[self._label] = []
+        if tag == "tr":
+            self.tables[self._label].append([])
+        if tag == "br":
+            self.handle_data(" ")
+        if tag in ("td", "th"):
+            self.tables[self._label][-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+        self._section = "" if tag == "section" else self._section
+
+    def handle_data(self, data):
+        self.sections[self._section] += data
+        if {"td", "th"} & set(self._open):
+            self.tables[self._label][-1][-1] += data
+
+
+def words(text: str) -> str:
+    """A text with single spaces."""
+    return " ".join(text.split())

@@ -1,0 +1,245 @@
+"""Comparisons: what makes a row, the numbers by hand, and what a table may say."""
+
+import itertools
+import json
+import math
+
+import pytest
+from make_runs import SITES, make_run
+
+from medfl.errors import SettingsError, StoreError
+from medfl.report.compare import compare, notes, to_markdown
+from medfl.report.groups import group_runs
+from medfl.report.runs import read_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Make a run and read it; `values` are the sites' accuracies."""
+    count = itertools.count()
+
+    def make(method="fedavg", seed=0, values=None, metric="accuracy", **options):
+        if values is not None:
+            options["scores"] = {metric: dict(zip(SITES, values, strict=True))}
+        return read_run(make_run(tmp_path / str(next(count)), method, seed, bundles=False, state=False, **options))
+
+    return make
+
+
+def row(table, label):
+    (found,) = table[table["label"] == label].to_dict("records")
+    return found
+
+
+# ---- what makes a row
+
+
+def test_runs_that_differ_only_in_seed_and_data_make_one_row(run):
+    runs = [run(seed=1, data="b"), run("local"), run(seed=0, data="a")]
+    groups = group_runs(runs)
+    assert [(group.label, [one.seed for one in group.runs]) for group in groups] == [("fedavg", [0, 1]), ("local", [0])]
+
+
+def test_a_label_names_the_settings_in_which_a_method_is_there_twice(run):
+    runs = [
+        run("fedprox", method_args={"mu": 0.1, "warm": 2}, settings={"epochs": 1}),
+        run("fedprox", method_args={"mu": 1.0, "warm": 2}, settings={"epochs": 1}),
+        run("fedprox", method_args={"warm": 2}, settings={"epochs": 5}),
+        run("fedavg", settings={"epochs": 5}),
+    ]
+    assert [group.label for group in group_runs(runs)] == [
+        "fedprox (mu=0.1, epochs=1)",
+        "fedprox (mu=1.0, epochs=1)",
+        "fedprox (mu=default, epochs=5)",
+        "fedavg",
+    ]
+
+
+def test_optimizers_rounds_and_networks_tell_rows_apart(run):
+    plain, fast, wide = run(), run(), run(rounds=9)
+    fast.run["identity"]["task"]["optimizer"] = 'SGD{"lr": 0.5, "momentum": 0.9}'
+    wide.run["identity"]["task"]["networks"] = {"wide": "00"}
+    labels = [group.label for group in group_runs([plain, fast])]
+    assert labels == ["fedavg (optimizer.lr=0.05)", "fedavg (optimizer.lr=0.5)"]
+    labels = [group.label for group in group_runs([plain, wide])]
+    assert labels == [
+        "fedavg (rounds=3, networks.cnn=0123456789abcdef, networks.wide=default)",
+        "fedavg (rounds=9, networks.cnn=default, networks.wide=00)",
+    ]
+
+
+def test_a_run_that_is_there_twice_is_refused(run):
+    one = run(seed=4)
+    with pytest.raises(SettingsError, match=r"Two runs of 'fedavg' have the seed 4: '.*0' and '.*0'\. Give each run"):
+        compare([run(seed=3), one, one])
+    with pytest.raises(SettingsError, match="runs on other data in a comparison of their own"):
+        compare([one, run(seed=4, data="other")])
+
+
+# ---- numbers
+
+
+def test_numbers_by_hand(run):
+    runs = [
+        run("local", 0, [0.5, 0.6, 0.7]),
+        run("local", 1, [0.6, 0.7, 0.8]),
+        run("fedavg", 0, [0.7, 0.7, 0.7], global_test={"accuracy": 0.5}),
+        run("fedavg", 1, [0.7, 0.9, 0.8], global_test={"accuracy": 0.7}),
+    ]
+    table = compare(runs)
+    local, fedavg = row(table, "local"), row(table, "fedavg")
+    assert (local["mean"], local["std"]) == pytest.approx((0.65, 0.1 / math.sqrt(2)))
+    assert (local["worst"], local["worst_std"]) == pytest.approx((0.55, 0.1 / math.sqrt(2)))
+    assert (fedavg["mean"], fedavg["worst"], fedavg["worst_std"]) == pytest.approx((0.75, 0.7, 0.0))
+    assert (fedavg["global_test"], fedavg["global_test_std"]) == pytest.approx((0.6, 0.2 / math.sqrt(2)))
+    assert math.isnan(local["global_test"])
+    assert (local["verdict"], local["pairs"]) == ("-", 0)
+    assert math.isnan(local["difference"])
+    # both seeds gain 0.1, so the interval is a point
+    assert (fedavg["pairs"], fedavg["verdict"]) == (2, "better")
+    assert (fedavg["difference"], fedavg["low"], fedavg["high"]) == pytest.approx((0.1, 0.1, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("gains", "metric", "verdict"),
+    [
+        ([0.10, 0.11, 0.12], "accuracy", "better"),
+        ([-0.10, -0.11, -0.12], "accuracy", "worse"),
+        ([-0.1, 0.1, 0.2], "accuracy", "n.s."),
+        ([0.0, 0.0], "accuracy", "n.s."),
+        ([0.1], "accuracy", "-"),
+        ([0.10, 0.11, 0.12], "ece", "worse"),
+        ([-0.10, -0.11, -0.12], "ece", "better"),
+    ],
+)
+def test_a_verdict_needs_an_interval_without_0(run, gains, metric, verdict):
+    runs = [run("local", seed, [0.5] * 3, metric) for seed in range(len(gains))]
+    runs += [run("fedavg", seed, [0.5 + gain] * 3, metric) for seed, gain in enumerate(gains)]
+    found = row(compare(runs, [metric]), "fedavg")
+    assert (found["verdict"], found["pairs"]) == (verdict, len(gains))
+    assert found["difference"] == pytest.approx(sum(gains) / len(gains))
+
+
+def test_the_worst_calibration_is_the_largest(run):
+    assert row(compare([run(values=[0.1, 0.3, 0.2], metric="ece")], ["ece"]), "fedavg")["worst"] == 0.3
+
+
+def test_only_seeds_on_the_same_data_are_paired(run):
+    runs = [run("local", seed, [0.5] * 3, data=f"draw {seed}") for seed in range(3)]
+    runs += [run("fedavg", 0, [0.6] * 3, data="draw 0"), run("fedavg", 1, [0.9] * 3, data="another")]
+    runs += [run("fedavg", 7, [0.9] * 3, data="draw 0")]
+    found = row(compare(runs), "fedavg")
+    assert (found["pairs"], found["verdict"]) == (1, "-")
+    assert found["difference"] == pytest.approx(0.1)
+    assert found["mean"] == pytest.approx(0.8)
+
+
+def test_a_site_without_a_value_is_left_out_of_the_mean_and_of_the_pair(run):
+    table = compare([run("local", values=[0.5, None, 0.9]), run("fedavg", values=[0.6, 0.1, 0.9])])
+    local, fedavg = row(table, "local"), row(table, "fedavg")
+    assert (local["mean"], local["worst"], local["sites"], local["of_sites"]) == pytest.approx((0.7, 0.5, 2, 3))
+    assert fedavg["difference"] == pytest.approx((0.1 + 0.0) / 2)
+    assert any("not defined" in note for note in notes(table))
+    assert "| 2 of 3 |" in to_markdown(table)
+
+
+def test_the_model_taken_home_is_the_one_that_counts(run):
+    """A method with both: the personal one, also where the global one is better."""
+    found = run("ditto", values=[0.5] * 3, model="personal")
+    found.summary["scores"]["global"] = json.loads(
+        json.dumps(found.summary["scores"]["personal"]).replace("0.5", "0.9")
+    )
+    assert row(compare([found]), "ditto")["mean"] == 0.5
+
+
+def test_runs_that_did_not_finish_stay(run):
+    runs = [
+        run(seed=0, values=[0.8] * 3),
+        run(seed=1, values=[0.2] * 3, status="diverged", done=2),
+        run(seed=2, status="running", done=1),
+    ]
+    table = compare(runs)
+    found = row(table, "fedavg")
+    assert (found["status"], found["seeds"]) == ("1 finished, 1 diverged, 1 running", "0, 1, 2")
+    assert (found["mean"], found["rounds"]) == (pytest.approx(0.5), "2, 3")
+    assert any("did not finish" in note for note in notes(table))
+    assert "round 2, 3" in to_markdown(table)
+
+
+def test_the_default_metric_and_any_other(run):
+    runs = [run(metrics=("auc", "accuracy"))]
+    assert list(compare(runs)["metric"]) == ["auc"]
+    table = compare(runs, ["accuracy", "auc"])
+    assert list(table["metric"]) == ["accuracy", "auc"]
+    summary = runs[0].summary["scores"]["global"]["test"]
+    assert list(table["mean"]) == pytest.approx([summary["accuracy"]["mean"], summary["auc"]["mean"]])
+
+
+def test_another_split(run):
+    runs = [run(values=[0.1, 0.2, 0.3], splits=("val",))]
+    assert row(compare(runs, split="val"), "fedavg")["mean"] == pytest.approx(0.2)
+
+
+# ---- the baseline
+
+
+def test_the_baseline_is_the_first_row_or_the_one_that_is_named(run):
+    runs = [run("local", values=[0.5] * 3), run("fedavg", values=[0.6] * 3)]
+    assert row(compare(runs), "fedavg")["difference"] == pytest.approx(0.1)
+    assert row(compare(runs, baseline="fedavg"), "local")["difference"] == pytest.approx(-0.1)
+
+
+def test_a_baseline_that_is_not_one_row_is_refused(run):
+    runs = [run("fedprox", method_args={"mu": mu}) for mu in (0.1, 1.0)]
+    with pytest.raises(SettingsError, match=r"not one row: name one of 'fedprox \(mu=0.1\)', 'fedprox \(mu=1.0\)'"):
+        compare(runs, baseline="fedprox")
+    assert set(compare(runs, baseline="fedprox (mu=1.0)")["baseline"]) == {"fedprox (mu=1.0)"}
+    with pytest.raises(SettingsError, match=r"Unknown baseline 'fedavg'\. Known: fedprox"):
+        compare(runs, baseline="fedavg")
+    with pytest.raises(SettingsError, match=r"Unknown baseline 'fedavgg'\. Did you mean 'fedavg'"):
+        compare([run("fedavg")], baseline="fedavgg")
+
+
+# ---- what is refused
+
+
+def test_runs_without_scores_are_refused(run):
+    with pytest.raises(StoreError, match="None of these runs has scores.*medfl status"):
+        compare([run(seed=seed, status="running") for seed in (0, 1)])
+
+
+def test_unknown_metrics_and_splits_are_refused(run):
+    runs = [run(splits=("test", "val"))]
+    with pytest.raises(SettingsError, match="Unknown metric 'acuracy'. Did you mean 'accuracy'"):
+        compare(runs, ["acuracy"])
+    with pytest.raises(SettingsError, match=r"No run has the metric 'f1' on the split 'test'\. Known: accuracy, auc\."):
+        compare(runs, ["f1"])
+    with pytest.raises(SettingsError, match=r"No run has scores on the split 'train'\. Known: test, val\."):
+        compare(runs, split="train")
+
+
+# ---- Markdown
+
+
+def test_the_markdown(run):
+    runs = [run("local", seed, [0.5, 0.6, 0.7]) for seed in range(2)]
+    runs += [run("fedavg", seed, [0.7, 0.7, 0.7 + 0.1 * seed]) for seed in range(2)]
+    lines = to_markdown(compare(runs)).splitlines()
+    assert lines[:6] == [
+        "### accuracy (larger is better)",
+        "",
+        "| method | seeds | status | sites | mean of sites | worst site | difference to local | verdict |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| local | 0, 1 | 2 finished | 3 | 0.600 ± 0.000 | 0.500 ± 0.000 | - | - |",
+        "| fedavg | 0, 1 | 2 finished | 3 | 0.717 ± 0.024 | 0.700 ± 0.000 | +0.117 [-0.095, +0.328] | n.s. |",
+    ]
+    assert lines[7] == "- Split: test. Each run's last evaluated round (round 3), never its best one."
+    assert "**" not in "".join(lines)
+
+
+def test_a_single_row_has_no_difference_and_a_bar_is_escaped(run):
+    text = to_markdown(compare([run("a|b", values=[0.5] * 3, metric="ece")], ["ece"]))
+    assert "### ece (lower is better)" in text
+    assert "| method | seeds | status | sites | mean of sites | worst site |\n" in text
+    assert "| a\\|b | 0 | 1 finished | 3 | 0.500 | 0.500 |\n" in text
+    assert "Difference" not in text

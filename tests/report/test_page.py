@@ -1,0 +1,232 @@
+"""The page: its numbers against independent ones, and what it says of runs that went wrong or lack something."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from make_runs import SITES, make_run
+from read_page import Page, words
+from scipy.stats import binomtest
+from sklearn.metrics import accuracy_score, confusion_matrix
+
+from medfl.report.page import write_report
+from medfl.report.runs import read_run
+from medfl.report.tested import pooled, read_tested
+
+
+@pytest.fixture
+def page(tmp_path):
+    """Make runs in folders named after them, write their report and take it apart."""
+
+    def write(*runs: tuple[str, dict]) -> Page:
+        folders = [make_run(tmp_path / name, name.split("-")[0], **options) for name, options in runs]
+        return Page(write_report(folders, tmp_path / "page.html").read_text())
+
+    return write
+
+
+# ---- numbers
+
+
+def test_the_first_table_says_what_scikit_learn_says(page, tmp_path):
+    found = page(("local", {"skill": 0.3, "images": 90}), ("fedavg", {"skill": 2.0, "images": 90}))
+    head, *rows = found.tables["fedavg against alone, accuracy"]
+    assert [words(cell) for cell in head[:4]] == ["site test images", "alone", "fedavg", "difference 95 % interval"]
+    tested = [read_tested(read_run(tmp_path / name)) for name in ("local", "fedavg")]
+    alone, other = (
+        [accuracy_score(sets[site].labels, sets[site].probabilities.argmax(1)) for site in SITES] for sets in tested
+    )
+    for site, row, before, after in zip(SITES, rows, alone, other, strict=False):
+        assert words(row[0]) == f"{site} 90 images"
+        assert row[1:3] == [f"{before:.3f}", f"{after:.3f}"]
+        assert row[3].startswith(f"{after - before:+.3f}"), "with this skill every site gains"
+        low, high = (float(end) for end in row[3][6:].split(" to "))
+        assert low <= after - before <= high
+        assert words(row[4]) == ("gains" if low > 0 else "no clear difference")
+    mean, worst = rows[3:]
+    assert [words(cell) for cell in mean[:3]] == ["mean of sites", f"{sum(alone) / 3:.3f}", f"{sum(other) / 3:.3f}"]
+    assert [words(cell) for cell in worst[:3]] == ["worst site", f"{min(alone):.3f}", f"{min(other):.3f}"]
+    assert "Of 3 sites: 3 gain." in found.sections["gains"]
+    assert "AUC on each site's test images" in found.sections["gains"]
+
+
+def test_alone_a_run_shows_accuracies_with_wilsons_interval(page, tmp_path):
+    found = page(("fedavg", {}))
+    assert "Give a run of the method local as well to see who gains: medfl report RUN LOCAL_RUN" in words(
+        found.sections["gains"]
+    )
+    rows = found.tables["Scores of fedavg by site"]
+    assert len(rows) == 6
+    for site, tested in read_tested(read_run(tmp_path / "fedavg")).items():
+        ends = binomtest(tested.correct, 40).proportion_ci(method="wilson")
+        wanted = [f"{site} 40 images", f"{tested.correct / 40:.3f}{ends.low:.3f} to {ends.high:.3f}"]
+        assert wanted in [row[:2] for row in rows]
+
+
+def test_the_confusion_matrix_is_scikit_learns(page, tmp_path):
+    found = page(("fedavg", {}))
+    everything = pooled(read_tested(read_run(tmp_path / "fedavg")))
+    wanted = confusion_matrix(everything.labels, everything.probabilities.argmax(1))
+    head, *rows = found.tables["Confusion matrix of fedavg"]
+    assert head == ["", "basophil", "eosinophil", "lymphocyte"]
+    for row, counts in zip(rows, wanted, strict=True):
+        assert row[1:] == [f"{count}{100 * count / counts.sum():.0f} %" for count in counts]
+
+
+def test_scores_are_those_of_the_summary_with_their_spread_over_seeds(page):
+    values = [{"site-1": 0.5, "site-2": 0.75}, {"site-1": 0.75, "site-2": 0.8}]
+    runs = [
+        (f"fedavg-{seed}", {"seed": seed, "scores": {"accuracy": given}, "sites": SITES[:2]})
+        for seed, given in enumerate(values)
+    ]
+    found = page(*runs)
+    assert ["accuracy", "fedavg", "global", "0.700 ± 0.106", "0.625 ± 0.177", "–"] in found.tables[
+        "Scores on test images"
+    ]
+    assert "± is the standard deviation over the seeds" in found.sections["scores"]
+
+
+def test_costs_are_added_up(page, tmp_path):
+    found = page(("fedavg", {"rounds": 3}))
+    costs = json.loads((tmp_path / "fedavg/summary.json").read_text())["costs"]
+    up = sum(site["bytes_up"] for site in costs.values())
+    seconds = sum(site["train_seconds"] for site in costs.values())
+    head, total, each = found.tables["Costs of the runs"]
+    assert total[:2] == ["fedavg, in all", f"{up / 1000:.1f} kB"]
+    assert total[4] == f"{seconds:.1f} s"
+    assert each[1] == f"{up / 9000:.1f} kB"
+    assert len(found.tables["Costs of fedavg by site"]) == 4
+
+
+def test_each_setting_stands_with_its_origin_and_what_differs_comes_first(page):
+    args = [{"method_args": {"mu": mu}} for mu in (0.1, 1.0)]
+    found = page(("fedprox-a", args[0]), ("fedprox-b", args[1]))
+    unlike = found.tables["Settings in which the runs differ"]
+    assert ["method_args.mu", "0.1", "command line", "fedprox (mu=0.1)"] in unlike
+    assert ["method_args.mu", "1.0", "command line", "fedprox (mu=1.0)"] in unlike
+    assert len(unlike) == 3
+    assert ["optimizer.lr", "0.05", "command line"] in found.tables["Settings that all runs share"]
+    assert ["torch", "2.13.0", "all"] in found.tables["Versions, threads, device, plugins"]
+    assert ["site-2", f"{1:064x}"[:12], "all"] in found.tables["Data hashes"]
+
+
+def test_holdings_are_counted_for_each_split(page, tmp_path):
+    found = page(("fedavg", {}))
+    counts = json.loads((tmp_path / "fedavg/summary.json").read_text())["holdings"]["sites"]
+    rows = found.tables["Images for training"]
+    assert ["site-2", *map(str, counts["site-2"]["training"]), str(sum(counts["site-2"]["training"]))] in rows
+    total = sum(sum(site["training"]) for site in counts.values())
+    assert rows[-1][-1] == str(total)
+    assert "Images for validation" not in found.tables, "nobody has any"
+
+
+# ---- notices
+
+
+def test_what_went_wrong_comes_first(page):
+    found = page(
+        ("local", {}),
+        ("fedavg", {"status": "diverged", "reason": "the norm is nan", "done": 2, "leaks": ["a patient is twice."]}),
+    )
+    notices = [given["class"] for tag, given in found.tags if tag == "p" and "notice" in (given.get("class") or "")]
+    assert notices == ["notice bad", "notice bad", "notice info"]
+    start = words(found.sections[""])
+    assert "fedavg ended as diverged after 2 of 3 rounds: the norm is nan. Its scores are those after round 2." in start
+    assert "A leak between the data was allowed by name (fedavg): a patient is twice." in start
+    assert "No differential privacy was used." in start
+    assert "1 finished and 1 diverged" in start
+
+
+def test_privacy_names_unit_adjacency_delta_releases_and_accountant(page):
+    found = words(
+        page(
+            ("local", {}),
+            ("fedavg", {"settings": {"privacy": {"epsilon": 5.0, "clip": 2.5, "delta": 1e-5}}, "rounds": 7}),
+        ).sections[""]
+    )
+    for fact in (
+        "Unit site",
+        "7 releases",
+        "delta 1e-05",
+        "epsilon 5 for a site that is replaced",
+        "accountant 'gauss",
+    ):
+        assert fact in found
+    assert "No differential privacy was used by local." in found
+
+
+def test_other_data_give_no_difference_and_the_page_says_so(page):
+    found = page(("local", {"data": "aaaaaaaaaa"}), ("fedavg", {"data": "bbbbbbbbbb"}))
+    assert "The runs did not use the same data (data aaaaaaaa: local; data bbbbbbbb: fedavg)." in found.sections[""]
+    assert "There is no difference to show for fedavg" in found.sections["gains"]
+    assert "fedavg against alone, accuracy" not in found.tables
+    assert "Scores of fedavg by site" in found.tables
+    assert "Data of local" in found.sections["holdings"]
+
+
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_run_that_is_not_over_has_a_page(page, done):
+    found = page(("fedavg", {"status": "running", "done": done}))
+    assert f"with {done} of 3 rounds in its metrics. The same command continues it" in words(found.sections[""])
+    for section, sentence in (
+        ("gains", "There are no final scores of fedavg."),
+        ("scores", "There are no test and validation scores."),
+        ("scores", "There are no predictions on test images"),
+        ("holdings", "Who holds what is written down when a run is over"),
+        ("costs", "Costs are added up when a run is over"),
+    ):
+        assert sentence in words(found.sections[section])
+    assert ("fewer than two rounds" in found.sections["curves"]) is True
+    assert bool([tag for tag, _ in found.tags if tag == "svg"]) == (done > 1)
+
+
+def test_a_local_run_that_is_not_over_leaves_the_other_without_a_difference(page):
+    found = page(("local", {"status": "running"}), ("fedavg", {}))
+    assert "no run alone on the same data has scores to compare with" in found.sections["gains"]
+    assert "Scores of fedavg by site" in found.tables
+
+
+def test_the_sites_alone_ask_for_another_run(page):
+    assert "Here every site trained alone." in page(("local", {})).sections["gains"]
+
+
+def test_a_run_without_test_images_says_so(page):
+    found = page(("fedavg", {"splits": ("val",), "bundles": False}))
+    assert "There are no test scores of fedavg: no site had test images that were scored." in found.sections[""]
+    assert "Scores on validation images" in found.tables
+    assert "There are no test scores." in found.sections["scores"]
+
+
+def test_one_class_only_leaves_the_auc_open(page):
+    """With one class the AUC is not defined anywhere; accuracy still is."""
+    options = {"classes": ("a", "b"), "metrics": ("accuracy", "auc"), "images": 1, "scores": None}
+    found = page(("local", options), ("fedavg", options | {"skill": 9.0}))
+    assert "fedavg against alone, accuracy" in found.tables
+    assert "fedavg against alone, AUC" not in found.tables
+    assert ["AUC", "local", "global", "–", "–", "–"] in found.tables["Scores on test images"]
+    assert "no test image of" in found.sections["scores"]
+
+
+def test_a_diverged_model_without_numbers_is_no_crash(page, tmp_path):
+    page(("local", {}), ("fedavg", {}))
+    for site in SITES:
+        path = tmp_path / "fedavg/sites" / site / "predictions.csv"
+        path.write_text(re.sub(r"(?m)^(\d+,\d+),.*$", r"\1,nan,nan,nan", path.read_text()))
+    found = Page(write_report([tmp_path / "local", tmp_path / "fedavg"]).read_text())
+    assert "no interval: a model gives no numbers" in words(found.sections["gains"])
+    assert "There are no predictions on test images from fedavg." in found.sections["scores"]
+
+
+def test_a_seed_without_a_run_alone_is_named(page):
+    found = page(("local", {}), ("fedavg-0", {}), ("fedavg-1", {"seed": 1, "data": "other"}), ("fedavg-2", {"seed": 2}))
+    text = words(found.sections["gains"])
+    assert "2 of the 3 runs of fedavg are compared" in text
+    assert "Seeds differ: 2 against 0." in text
+
+
+def test_runs_without_a_common_metric_are_not_compared(page):
+    found = page(("local", {"metrics": ("accuracy",)}), ("fedavg", {"metrics": ("f1",)}))
+    assert "The runs have no metric in common" in found.sections["gains"]
+    assert len(found.tables["Scores on test images"]) == 3

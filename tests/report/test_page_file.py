@@ -1,0 +1,99 @@
+"""The page as a file: escaped, complete in itself, always the same, small, and readable without seeing it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+from make_runs import make_run
+from read_page import Page
+
+from medfl.errors import SettingsError, StoreError
+from medfl.report.page import SECTIONS, write_report
+
+ODD = ("a & b", "<i>c", "$d$ \\frac")
+
+
+@pytest.fixture
+def rich(tmp_path):
+    """Runs with odd names of classes, and with all that a page can show."""
+    options = {"classes": ODD, "metrics": ("accuracy", "balanced_accuracy", "auc", "ece"), "splits": ("val", "test")}
+    more = options | {"global_test": {"accuracy": 0.5}, "reason": "<script>alert(1)</script>", "status": "incomplete"}
+    return [make_run(tmp_path / "local", "local", **options), make_run(tmp_path / "fedavg", "fedavg", **more)]
+
+
+def test_everything_is_escaped(rich, tmp_path):
+    html = write_report(rich).read_text()
+    assert "<script" not in html
+    assert "<i>" not in html
+    found = Page(html)
+    assert found.tables["Confusion matrix of local"][0][1:] == list(ODD)
+    assert "<script>alert(1)</script>" in found.sections[""]
+
+
+def test_nothing_is_loaded_from_anywhere(rich):
+    html = write_report(rich).read_text()
+    assert "//" not in html.replace("<!doctype html>", "")
+    assert not re.search(r"@import|url\((?!#)|<(link|script|img|iframe|object|embed)\b", html)
+    for _, given in Page(html).tags:
+        assert "src" not in given
+        assert given.get("href", "#").startswith("#")
+        assert not any(name.startswith("on") for name in given)
+        assert (given.get("xlink:href") or "#").startswith("#")
+
+
+def test_no_path_outside_the_run_folders_stands_on_the_page(rich, tmp_path):
+    assert str(tmp_path) not in write_report(rich).read_text()
+
+
+def test_it_can_be_read_without_seeing_it(rich):
+    found = Page(write_report(rich).read_text())
+    html = dict(found.tags)["html"]
+    assert html["lang"] == "en"
+    ids = [given["id"] for _, given in found.tags if "id" in given]
+    assert len(ids) == len(set(ids))
+    assert {f"#{name}" for name, _ in SECTIONS} <= {given.get("href") for tag, given in found.tags if tag == "a"}
+    for tag, given in found.tags:
+        if tag == "svg":
+            assert given.get("aria-hidden") == "true" or (given["role"] == "img" and len(given["aria-label"]) > 20)
+        if tag == "th":
+            assert given["scope"] in ("col", "row", "rowgroup")
+
+
+def test_the_same_runs_give_the_same_bytes(rich, tmp_path):
+    first = write_report(rich, tmp_path / "one.html").read_bytes()
+    elsewhere = [shutil.copytree(run, tmp_path / "elsewhere" / run.name) for run in rich]
+    assert write_report(elsewhere, tmp_path / "two.html").read_bytes() == first
+
+
+def test_twenty_sites_a_hundred_rounds_three_runs_fit_into_two_megabytes(tmp_path):
+    sites = [f"site-{number:02d}" for number in range(1, 21)]
+    options = {"sites": sites, "rounds": 100, "classes": [f"class {n}" for n in range(8)], "state": False, "images": 30}
+    runs = [make_run(tmp_path / name, name, **options) for name in ("local", "fedavg", "fedprox")]
+    assert write_report(runs).stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("sites", [1, 60])
+def test_one_site_and_many(tmp_path, sites):
+    names = [f"site-{number:03d}" for number in range(sites)]
+    runs = [make_run(tmp_path / name, name, sites=names, images=5, rounds=2) for name in ("local", "fedavg")]
+    found = Page(write_report(runs).read_text())
+    assert len(found.tables["fedavg against alone, accuracy"]) == sites + 3
+
+
+def test_it_goes_into_the_first_folder_or_where_it_is_told(rich, tmp_path):
+    assert write_report(rich[1:]) == rich[1] / "report.html"
+    assert write_report(rich, tmp_path / "new" / "x.html").is_file()
+
+
+def test_mistakes_are_named(rich, tmp_path):
+    with pytest.raises(SettingsError, match="at least one run folder, got none"):
+        write_report([])
+    with pytest.raises(SettingsError, match="have the seed 0"):
+        write_report([rich[0], rich[0]])
+    with pytest.raises(StoreError, match="expected a run folder at"):
+        write_report([tmp_path])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="Could not write"):
+        write_report(rich, tmp_path / "file" / "page.html")

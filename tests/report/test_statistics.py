@@ -1,0 +1,188 @@
+"""Intervals against scipy, closed forms, and how often they hold the truth."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from scipy import stats
+
+from medfl.metrics import METRICS
+from medfl.report.statistics import Interval, mean_std, paired_bootstrap, paired_t, sign_test, wilson
+
+
+def guesses(rng, n, right):
+    """Labels of two classes and probabilities of a model that is right in the given share of images."""
+    labels = torch.from_numpy(rng.integers(2, size=n))
+    return labels, model(rng, labels, right)
+
+
+def model(rng, labels, right):
+    predicted = torch.where(torch.from_numpy(rng.random(len(labels)) < right), labels, 1 - labels)
+    return torch.nn.functional.one_hot(predicted, 2).double() * 0.8 + 0.1
+
+
+# ---- bootstrap
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_model_does_not_differ_from_itself(name):
+    labels, probabilities = guesses(np.random.default_rng(0), 60, 0.7)
+    assert paired_bootstrap(name, probabilities, probabilities, labels, 2, resamples=50) == Interval(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_difference_is_that_of_the_metric_and_turns_its_sign(name):
+    rng = np.random.default_rng(1)
+    labels, a = guesses(rng, 300, 0.7)
+    b = model(rng, labels, 0.6)
+    there = paired_bootstrap(name, a, b, labels, 2, resamples=300)
+    back = paired_bootstrap(name, b, a, labels, 2, resamples=300)
+    assert there.difference == pytest.approx(METRICS[name](a, labels, 2) - METRICS[name](b, labels, 2), abs=1e-12)
+    assert (back.difference, back.low, back.high) == pytest.approx((-there.difference, -there.high, -there.low))
+    assert there.low < there.difference < there.high
+
+
+def test_the_seed_decides_the_draws():
+    rng = np.random.default_rng(2)
+    labels, a = guesses(rng, 200, 0.7)
+    b = model(rng, labels, 0.6)
+    first, again, other = (paired_bootstrap("auc", a, b, labels, 2, seed=seed, resamples=400) for seed in (0, 0, 1))
+    assert first == again
+    assert first.difference == other.difference
+    assert (first.low, first.high) != (other.low, other.high)
+
+
+def test_the_interval_of_accuracy_is_the_normal_one_for_many_images():
+    """The difference of each image is -1, 0 or 1, so the standard error is known."""
+    rng = np.random.default_rng(3)
+    labels, a = guesses(rng, 3000, 0.8)
+    b = model(rng, labels, 0.7)
+    by_image = (a.argmax(1) == labels).double() - (b.argmax(1) == labels).double()
+    error = float(by_image.std(correction=0)) / math.sqrt(3000)
+    found = paired_bootstrap("accuracy", a, b, labels, 2, resamples=4000)
+    assert found.low == pytest.approx(found.difference - 1.96 * error, abs=0.1 * error)
+    assert found.high == pytest.approx(found.difference + 1.96 * error, abs=0.1 * error)
+
+
+def test_the_number_of_threads_is_as_before():
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        labels, a = guesses(np.random.default_rng(0), 20, 0.8)
+        paired_bootstrap("accuracy", a, a, labels, 2, resamples=10)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_higher_level_is_a_wider_interval():
+    rng = np.random.default_rng(4)
+    labels, a = guesses(rng, 100, 0.8)
+    b = model(rng, labels, 0.7)
+    narrow, wide = (paired_bootstrap("accuracy", a, b, labels, 2, level=level) for level in (0.5, 0.99))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_pairing_cancels_what_is_hard_for_both():
+    """Two models that err on nearly the same images: unpaired, the interval would be many times wider."""
+    rng = np.random.default_rng(5)
+    labels, a = guesses(rng, 1000, 0.7)
+    b = a.clone()
+    b[:10] = b[:10].flip(1)
+    found = paired_bootstrap("accuracy", a, b, labels, 2)
+    alone = math.sqrt(2 * 0.7 * 0.3 / 1000) * 1.96
+    assert (found.high - found.low) / 2 < alone / 4
+
+
+def test_the_bootstrap_holds_the_truth_as_often_as_it_says():
+    """200 test sets of 120 images: the true difference of accuracy, 0.1, is in about 95 % of the intervals."""
+    rng, held = np.random.default_rng(6), 0
+    for trial in range(200):
+        labels, a = guesses(rng, 120, 0.8)
+        found = paired_bootstrap("accuracy", a, model(rng, labels, 0.7), labels, 2, seed=trial, resamples=400)
+        held += found.low <= 0.1 <= found.high
+    assert stats.binomtest(held, 200, 0.95).pvalue > 0.01
+
+
+def test_resamples_without_a_positive_are_left_out():
+    labels = torch.tensor([0, 0, 0, 1])
+    a, b = torch.tensor([0.1, 0.2, 0.3, 0.9]), torch.tensor([0.1, 0.2, 0.9, 0.3])
+    found = paired_bootstrap("auc", *(torch.stack([1 - p, p], 1) for p in (a, b)), labels, 2)
+    assert found == Interval(pytest.approx(1 / 3), 0.0, pytest.approx(1.0))
+
+
+def test_what_is_not_defined_has_no_interval():
+    labels, a = torch.zeros(4, dtype=torch.int64), torch.full((4, 2), 0.5)
+    assert paired_bootstrap("auc", a, a, labels, 2) is None
+    assert paired_bootstrap("accuracy", a, a * math.nan, labels, 2) is None
+    assert paired_bootstrap("accuracy", a[:0], a[:0], labels[:0], 2) is None
+
+
+# ---- shares
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(some.integers(1, 500), some.floats(0, 1), some.sampled_from([0.8, 0.95, 0.99]))
+def test_wilson_is_scipys(n, share, level):
+    correct = round(share * n)
+    expected = stats.binomtest(correct, n).proportion_ci(level, method="wilson")
+    assert wilson(correct, n, level) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_wilson_at_the_edges():
+    assert wilson(0, 10) == pytest.approx((0.0, 1.96**2 / (10 + 1.96**2)), abs=1e-4)
+    assert wilson(10, 10)[1] == 1.0
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+# ---- seeds
+
+
+def test_mean_and_deviation():
+    assert mean_std([1.0, 2.0, 3.0]) == (2.0, 1.0)
+    assert mean_std([0.5]) == (0.5, None)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(some.lists(some.floats(-1, 1), min_size=2, max_size=12), some.sampled_from([0.8, 0.95]))
+def test_the_t_interval_is_scipys(differences, level):
+    found = paired_t(differences, level)
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(level) if len(set(differences)) > 1 else None
+    assert found.difference == pytest.approx(np.mean(differences), abs=1e-12)
+    if expected is not None:
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_the_t_interval_by_hand():
+    found = paired_t([0.1, 0.3])
+    assert (found.difference, found.high) == pytest.approx((0.2, 0.2 + 12.7062 * 0.1), abs=1e-4)
+    assert not found.decided
+    assert paired_t([0.1, 0.1]).decided
+    assert paired_t([0.1]) is None
+    assert paired_t([]) is None
+
+
+def test_an_interval_decides_if_0_lies_outside():
+    assert [Interval(1, *ends).decided for ends in ((-1, 2), (0, 2), (1, 2), (-2, -1), (0, 0))] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(some.integers(0, 15), some.integers(0, 15))
+def test_the_sign_test_is_the_exact_binomial_one(more, less):
+    differences = [0.5] * more + [-0.1] * less + [0.0] * 3
+    expected = stats.binomtest(more, more + less).pvalue if more + less else 1.0
+    assert sign_test(differences) == pytest.approx(expected, abs=1e-12)
+
+
+def test_five_seeds_do_not_reach_the_usual_threshold():
+    assert sign_test([0.1] * 5) == 2 / 32
+    assert sign_test([0.1] * 6) == 2 / 64

@@ -1,0 +1,86 @@
+"""A wheel is built from the sources, installed into a clean environment, and works away from the clone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "medfl", "plugins", "bundles")
+
+
+def call(command: list[object], folder: Path) -> str:
+    """Run a command far from the clone; gives what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MEDFL_DISABLE")}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, built without a network from a copy, so that neither an old ``build/`` nor ignored files get in."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    models = copy / "bundles" / "medmnist_classification" / "models"
+    models.mkdir(exist_ok=True)
+    (models / "model.pt").write_text("trained here; it does not belong into a wheel")
+    call([*PIP, "wheel", copy, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", copy / "out"], copy)
+    (built,) = (copy / "out").glob("medfl-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Path:
+    """A fresh environment that has medfl from the wheel, and what medfl needs from this Python's packages."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    call([sys.executable, "-m", "venv", "--without-pip", folder], folder.parent)
+    python = folder / "bin" / "python"
+    call([*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel], folder.parent)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def test_the_wheel_holds_bundles_templates_and_plugins(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, pattern in (("bundles", "*/LICENSE"), ("bundles", "*/configs/*"), ("bundles", "*/docs/*")):
+        paths = list((ROOT / folder).glob(pattern))
+        assert paths
+        assert {f"medfl/{path.relative_to(ROOT).as_posix()}" for path in paths} <= names
+    templates = [*(ROOT / "medfl/cli/templates").iterdir(), *(ROOT / "medfl/report/templates").glob("*")]
+    modules = [*(ROOT / "medfl").rglob("*.py"), *(ROOT / "plugins").rglob("*.py"), ROOT / "medfl/py.typed"]
+    wanted = {path.relative_to(ROOT).as_posix().removeprefix("plugins/") for path in [*templates, *modules]}
+    assert wanted <= names
+    assert not [name for name in names if "model.pt" in name or "__pycache__" in name]
+
+
+def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_path):
+    where = call([environment / "bin" / "python", "-c", "import medfl; print(medfl.__file__)"], tmp_path)
+    assert Path(where.strip()).is_relative_to(environment)
+    medfl = environment / "bin" / "medfl"
+    assert all(name in call([medfl, "list", "methods"], tmp_path) for name in ("centralized", "fedavg", "fedbn"))
+    told = "".join(line.strip() for line in call([medfl, "list", "bundles"], tmp_path).splitlines())
+    assert "medmnist_classification" in told
+    assert str(environment) in told
+    assert "wrote my_prox.py" in call([medfl, "new-method", "my_prox"], tmp_path)
+
+
+def test_the_demo_runs_from_the_wheel(environment, tmp_path):
+    out = call([environment / "bin" / "medfl", "demo", "--out", "demo", "--rounds", "1", "--images", "24"], tmp_path)
+    assert "fedavg" in out
+    assert len(list((tmp_path / "demo").rglob("sites/*/models/model.pt"))) == 8
