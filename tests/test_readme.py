@@ -1,7 +1,8 @@
-"""Every command in the README is run, in order, in a copy of the project's layout; `make` itself is not."""
+"""Every shell block in the README is run, in order, in a copy of the project's layout; `make` itself is not."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+QUICK = {"--rounds 5": "--rounds 1 --fraction 0.1 --batch_size 50", "--rounds 3": "--rounds 1 --steps 4"}
+"""Fewer rounds: the commands are the same."""
 
 
-def commands() -> list[str]:
-    """The lines of all shell blocks but the one that calls make."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    return [line for block in blocks for line in block.splitlines() if not line.startswith("make ")]
+def blocks() -> list[str]:
+    """The shell blocks but the one that calls make."""
+    found = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    return [block for block in found if not block.startswith("make ")]
 
 
 def test_the_readme_names_its_two_commands() -> None:
@@ -28,26 +31,41 @@ def test_the_readme_names_its_two_commands() -> None:
         assert re.search(rf"^{target}:", makefile, re.M)
 
 
-@pytest.mark.skipif("MEDFL_DATA" not in os.environ, reason="MEDFL_DATA does not name a folder of real data")
-def test_the_readme_commands_run(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "bundles", tmp_path / "bundles")
-    (tmp_path / "downloads").symlink_to(Path(os.environ["MEDFL_DATA"]) / "medmnist")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    folder = tmp_path
-    lines = commands()
-    assert any("monai.bundle run" in line for line in lines)
-    for line in lines:
-        if line.startswith("cd "):
-            folder = tmp_path / line.removeprefix("cd ")
-            continue
-        quick = line.replace("--rounds 5", "--rounds 1 --fraction 0.1 --batch_size 50")
-        environment = os.environ | {"PATH": path}
-        done = subprocess.run(
-            quick, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-        folder = tmp_path if line.startswith("python -m monai") else folder
-    for method in ("fedavg", "fedprox"):
-        run = tmp_path / "runs" / method
-        assert {"metrics.csv", "summary.json", "run.json"} <= {path.name for path in run.iterdir()}
-        assert len(list((run / "sites").glob("site-*/models/model.pt"))) == 20
+def test_the_files_that_the_readme_links_to_are_there() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder laid out like the project, with the data sets that the README speaks of."""
+    if "MEDFL_DATA" not in os.environ:
+        pytest.skip("MEDFL_DATA does not name a folder of real data")
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "bundles", folder / "bundles", ignore=shutil.ignore_patterns("models", "runs", "eval"))
+    (folder / "downloads").symlink_to(Path(os.environ["MEDFL_DATA"]) / "medmnist")
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(blocks())))
+def test_the_readme_commands_run(place: Path, number: int) -> None:
+    block = blocks()[number]
+    for slow, quick in QUICK.items():
+        block = block.replace(slow, quick)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "-e", "-c", block]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_readme_leads_to_what_it_says(place: Path) -> None:
+    for run, sites in {"fedavg": 20, "fedprox": 20, "local": 20, "breastmnist": 4, "adrenalmnist3d": 4}.items():
+        folder = place / "runs" / run
+        assert {"metrics.csv", "summary.json", "run.json", "report.html"} <= {path.name for path in folder.iterdir()}
+        assert len(list((folder / "sites").glob("site-*/models/model.pt"))) == sites
+    home = place / "runs" / "fedavg" / "sites" / "site-01"
+    scores = json.loads((place / "runs" / "fedavg" / "summary.json").read_text())["scores"]["global"]["test"]
+    line = next(line for line in (home / "eval" / "metrics.csv").read_text().splitlines() if "accuracy," in line)
+    assert float(line.split(",")[1]) == pytest.approx(scores["accuracy"]["sites"]["site-01"], abs=1e-6)
+    assert (home / "models" / "model.ts").stat().st_size > 1_000_000
+    assert "who_holds_what.svg" in {path.name for path in (place / "data" / "blood20").iterdir()}

@@ -31,7 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("medfl.cli.status:command", "Say how far runs are."),
     "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
     "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
+    "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
     "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
+    "check-bundle": ("medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."),
+    "docs": ("medfl.cli.docs:command", "Write a page for each method."),
     "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
 }
 """Name to target and help line. A target is a function, as for `typer.run`, or a `typer.Typer` of any shape."""

@@ -1,0 +1,137 @@
+"""A study's data: found, prepared and partitioned before the first run. Each folder is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from medfl.contract import Meta
+from medfl.data.datalists import FILE, read_datalist
+from medfl.errors import DataError, StoreError
+from medfl.partition.plan import Plan, partition
+from medfl.plugins import Registry
+from medfl.study.checks import SOURCE_VARIABLE, difference, make_plan
+from medfl.study.jobs import dataset_dir
+from medfl.study.schema import DataSet, Prep, Study, slug
+
+Say = Callable[[str], None]
+
+PARTITION = "partition.json"
+"""In a partitioned data set: how it was made."""
+
+
+def check_data(study: Study, source: Path | None, out: Path, registry: Registry) -> None:
+    """Look for everything that `make_data` will need; nothing is written.
+
+    Raises:
+        DataError: If data are missing.
+        SettingsError: If a partition is not possible.
+        PluginError: If a scheme is unknown.
+        StoreError: If a partition that is there was made in another way.
+    """
+    for name, data in study.data.items():
+        if data.partition is not None:
+            for seed in study.seed_list():
+                _is_there(dataset_dir(out, source, name, data, seed), make_plan(name, data, seed, registry))
+        if data.prep is None:
+            _folder(name, data, source)
+        elif not (_pool(out, name) / FILE).is_file():
+            find_release(name, data.prep, source)
+
+
+def make_data(study: Study, source: Path | None, out: Path, registry: Registry, say: Say) -> None:
+    """Prepare and partition what is not there yet.
+
+    Args:
+        study: A study that `check_data` let pass.
+        source: Folder of the data as they are.
+        out: Folder of the study.
+        registry: Knows the schemes.
+        say: Gets a line for each step, licences and warnings.
+    """
+    for name, data in study.data.items():
+        if data.partition is None:
+            continue
+        pool = _prepared(name, data.prep, source, out, say) if data.prep else _folder(name, data, source)
+        for seed in study.seed_list():
+            place, plan = dataset_dir(out, source, name, data, seed), make_plan(name, data, seed, registry)
+            if not _is_there(place, plan):
+                say(f"partition: {plan.scheme} of {name}, seed {plan.seed} -> {place}")
+                partition(pool, place, plan, registry.partition(plan.scheme))
+                for warning in _facts(place)["warnings"]:
+                    say(f"warning: {warning}")
+
+
+def find_release(name: str, prep: Prep, source: Path | None) -> Path:
+    """The released file of a data set.
+
+    Raises:
+        DataError: If it is in neither of the two places, or there is no source folder.
+    """
+    from medfl.data.medmnist import find_npz
+
+    source = _source(name, source)
+    nested = source / "medmnist"
+    return find_npz(nested if (nested / f"{prep.flag}.npz").is_file() else source, prep.flag)
+
+
+def _prepared(name: str, prep: Prep, source: Path | None, out: Path, say: Say) -> Path:
+    """The pooled data set, prepared now if it is not there yet."""
+    from medfl.data.medmnist import prepare
+
+    pool = _pool(out, name)
+    if not (pool / FILE).is_file():
+        say(f"prep: {prep.dataset} {prep.flag} -> {pool}")
+        prepare(find_release(name, prep, source), prep.flag, pool, finding=prep.finding, say=say)
+    elif (found := read_datalist(pool).name) != prep.name():
+        raise StoreError(f"'{pool}' holds '{found}', the study asks for '{prep.name()}'. Give another --out.")
+    return pool
+
+
+def _pool(out: Path, name: str) -> Path:
+    return out / "data" / slug(name) / "pooled"
+
+
+def _folder(name: str, data: DataSet, source: Path | None) -> Path:
+    """A folder of the source: pooled if the data set is to be partitioned, else one folder for each site."""
+    assert data.folder is not None  # the schema: either 'prep' or 'folder'
+    folder = _source(name, source) / data.folder
+    pattern = "*/" + FILE if data.partition is None else FILE
+    if not any(folder.glob(pattern)):
+        kind = "a partitioned data set (site folders)" if data.partition is None else "a pooled data set"
+        raise DataError(
+            f"data set '{name}': expected {kind} at '{folder}', there is no '{pattern}'. "
+            "Correct 'folder' in the study, or give another --source."
+        )
+    return folder
+
+
+def _source(name: str, source: Path | None) -> Path:
+    if source is None:
+        raise DataError(
+            f"data set '{name}' needs a folder of data: give it as --source, or name it in the environment "
+            f"variable {SOURCE_VARIABLE}."
+        )
+    return source
+
+
+def _is_there(place: Path, plan: Plan) -> bool:
+    """Whether a partition is there.
+
+    Raises:
+        StoreError: If it was made in another way.
+    """
+    if not (place / PARTITION).is_file():
+        return False
+    unlike = difference(plan, _facts(place))
+    if unlike:
+        raise StoreError(
+            f"the partition '{place}' was made in another way: {unlike}. Give another --out, or the study as it was."
+        )
+    return True
+
+
+def _facts(place: Path) -> Meta:
+    facts: Meta = json.loads((place / PARTITION).read_text(encoding="utf-8"))
+    return facts

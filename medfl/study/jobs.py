@@ -1,0 +1,154 @@
+"""From a study to its runs: each a command line that anyone can give again."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medfl.contract import Meta
+from medfl.store import write_json
+from medfl.study.schema import DataSet, Study, slug
+
+STAMP = "study.json"
+"""In a run folder, once the run is over: what the study asked for."""
+
+CONFIGS = ("train.json", "federate.json")
+"""The configurations of a bundle that a run reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run of a study.
+
+    Attributes:
+        data: Name of the data set.
+        row: Name of the row.
+        seed: The run's seed.
+        bundle: The bundle's folder.
+        dataset_dir: The partitioned data set.
+        folder: The run folder.
+        options: Options of the run by name.
+        workers: Processes that train sites, or None to leave that to the bundle.
+    """
+
+    data: str
+    row: str
+    seed: int
+    bundle: Path
+    dataset_dir: Path
+    folder: Path
+    options: Meta
+    workers: int | None = None
+
+    @property
+    def title(self) -> str:
+        """How to call it."""
+        return f"{self.data} / {self.row} / seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """Where the run's messages go."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def command(self) -> list[str]:
+        """The words of the command line."""
+        options = self.options | ({} if self.workers is None else {"workers": self.workers})
+        words = [sys.executable, "-m", "medfl", "run", str(self.bundle)]
+        words += ["--dataset-dir", str(self.dataset_dir), "--output_dir", str(self.folder)]
+        for name, value in options.items():
+            words += [f"--{name}", _word(value)]
+        return words
+
+    def status(self) -> str:
+        """The status in ``summary.json``, or ``not run`` where there is none."""
+        try:
+            return str(json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))["status"])
+        except (OSError, ValueError, KeyError):
+            return "not run"
+
+    def identity(self) -> Meta:
+        """What decides the run's numbers: its options, and hashes of the bundle and of the data."""
+        configs = [self.bundle / "configs" / name for name in CONFIGS]
+        lists = [self.dataset_dir / "partition.json", *sorted(self.dataset_dir.glob("*/datalist.json"))]
+        return {"options": self.options, "bundle": _digest(configs), "data": _digest(lists)}
+
+    def is_done(self) -> bool:
+        """Whether this very run is finished; if another one is, `medfl run` refuses or continues it."""
+        try:
+            stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return self.status() == "finished" and stamp == json.loads(json.dumps(self.identity()))
+
+    def stamp(self) -> None:
+        """Note that the run is over, so that it is not started again."""
+        write_json(self.folder / STAMP, self.identity())
+
+
+def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: int) -> Path:
+    """The partitioned folder that a seed uses.
+
+    Args:
+        out: Folder of the study.
+        source: Folder of the data as they are; needed for a folder that is partitioned already.
+        name: Of the data set.
+        data: The data set.
+        seed: Of the run.
+    """
+    if data.partition is None:
+        assert source is not None  # checked when the study's data were looked for
+        assert data.folder is not None  # a data set without partition is a folder
+        return source / data.folder
+    seed = data.partition.get("seed", seed)
+    return out / "data" / slug(name) / f"sites-seed-{seed}"
+
+
+def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: int | None = None) -> list[Job]:
+    """All runs of a study: data set by data set, seed by seed, row by row, so that early tables compare all rows.
+
+    Args:
+        study: The study.
+        bundle: The bundle's folder.
+        source: Folder of the data as they are.
+        out: Folder of the study.
+        workers: Processes that train sites, in each run.
+    """
+    jobs = []
+    for name, data in study.data.items():
+        for seed in study.seed_list():
+            for title, row in study.rows.items():
+                options: dict[str, Any] = {"given_by": f"study {study.name}", "method": row.method}
+                options |= {f"method_args#{key}": value for key, value in row.method_args.items()}
+                options |= {"metrics": study.metrics} if study.metrics else {}
+                options |= study.settings | data.options | row.settings | {"seed": seed}
+                folder = out / "runs" / slug(name) / slug(title) / f"seed-{seed}"
+                place = dataset_dir(out, source, name, data, seed)
+                jobs.append(Job(name, title, seed, bundle, place, folder, options, workers))
+    return jobs
+
+
+def _word(value: Any) -> str:
+    """A value on the command line, where Python literals are read as such and everything else as text."""
+    if isinstance(value, str) and not _is_literal(value):
+        return value
+    text = json.dumps(value)  # its double quotes need no quoting within a shell's single ones
+    return text if _is_literal(text) and ast.literal_eval(text) == value else repr(value)
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return False
+    return True
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    parts = [(path.parent.name, path.name, path.read_bytes()) for path in paths if path.is_file()]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,214 @@
+"""What a study file says, validated; a key that is not known is an error that names the nearest known one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from medfl.errors import SettingsError, did_you_mean
+from medfl.settings import Strict, read_settings
+from medfl.study.strict_yaml import read_yaml
+
+FULL = "full"
+"""The scale of the file as it stands."""
+
+RESERVED = ("bundle_root", "dataset_dir", "output_dir", "method", "method_args", "metrics", "seed")
+"""Options of a run that the study itself gives."""
+
+
+class Prep(Strict):
+    """A data set that is prepared from its release.
+
+    Attributes:
+        dataset: Kind of the release.
+        flag: Name of the data set, for example ``bloodmnist``; ``<flag>.npz`` is looked for in ``medmnist/`` of the
+            source folder, then in the source folder itself.
+        finding: Of a data set with several labels for an image, the one to classify.
+    """
+
+    dataset: Literal["medmnist"]
+    flag: str = Field(pattern=r"^\w+$")
+    finding: str | None = None
+
+    def name(self) -> str:
+        """What the pooled data set is called."""
+        return self.flag if self.finding is None else f"{self.flag}-{self.finding}"
+
+
+class DataSet(Strict):
+    """One data set of a study.
+
+    Attributes:
+        prep: How to prepare it; or
+        folder: a folder relative to the source: a pooled data set if there is a `partition`, else a partitioned one.
+        partition: ``scheme``, fields of `medfl.partition.plan.Plan`, and options of the scheme, in one mapping.
+            Without a ``seed`` each seed of the study draws its own partition.
+        options: Options of the bundle for this data set, for example ``num_classes``.
+    """
+
+    prep: Prep | None = None
+    folder: str | None = None
+    partition: dict[str, Any] | None = None
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> DataSet:
+        if (self.prep is None) == (self.folder is None):
+            raise ValueError("give either 'prep' or 'folder'")
+        if self.prep is not None and self.partition is None:
+            raise ValueError("'prep' makes a pooled data set, which needs a 'partition'")
+        return self
+
+    @field_validator("partition")
+    @classmethod
+    def _has_scheme(cls, partition: dict[str, Any] | None) -> dict[str, Any] | None:
+        if partition is not None and not isinstance(partition.get("scheme"), str):
+            raise ValueError("a partition needs a 'scheme' (`medfl list partitions`)")
+        return partition
+
+
+class Row(Strict):
+    """One row of the table.
+
+    Attributes:
+        method: Name of the method.
+        method_args: Its settings.
+        settings: Options of the run for this row; they win over all others.
+    """
+
+    method: str
+    method_args: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+
+
+class Scale(Strict):
+    """A smaller (or larger) version of a study.
+
+    Attributes:
+        settings: Options of the run that replace those of the study.
+        seeds: Seeds that replace those of the study.
+    """
+
+    settings: dict[str, Any] = {}
+    seeds: int | list[int] | None = None
+
+
+class Study(Strict):
+    """A study file.
+
+    Attributes:
+        name: What it is called.
+        about: What it shows, and which paper's table it answers.
+        bundle: Folder of a bundle, relative to the study file, or name of one that comes with medfl.
+        data: Name to data set; each yields a table of its own.
+        rows: Name to row.
+        seeds: A number N, for the seeds 0 to N-1, or a list of seeds.
+        metrics: Metrics that the runs compute and the tables show; without them, those of the bundle.
+        baseline: The row that the others are compared with.
+        settings: Options of every run. Weakest first: these, a scale's, a data set's, a row's.
+        scales: Name to scale.
+    """
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    about: str = ""
+    bundle: str
+    data: dict[str, DataSet] = Field(min_length=1)
+    rows: dict[str, Row] = Field(min_length=1)
+    seeds: int | list[int] = 1
+    metrics: list[str] = []
+    baseline: str | None = None
+    settings: dict[str, Any] = {}
+    scales: dict[str, Scale] = {}
+
+    def seed_list(self) -> list[int]:
+        """The seeds, in order."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+
+def slug(name: str) -> str:
+    """A name as part of a path: ``fedprox mu=0.1`` becomes ``fedprox-mu-0.1``."""
+    return re.sub(r"[^\w.]+", "-", name.lower()).strip("-.")
+
+
+def read_study(path: Path, scale: str = FULL, seeds: int | None = None) -> Study:
+    """Read a study file at a scale.
+
+    Args:
+        path: The file.
+        scale: Name of one of its scales; ``full`` is the file as it stands.
+        seeds: Number of seeds that replaces those of the file, >= 1.
+
+    Raises:
+        SettingsError: If the file or the scale is not as expected; all problems of a kind at once.
+    """
+    study = read_settings(Study, read_yaml(path), f"the study '{path}'")
+    if FULL in study.scales:
+        raise SettingsError(f"a scale of the study '{path}' is called '{FULL}', which is the file as it stands.")
+    if scale != FULL and scale not in study.scales:
+        raise SettingsError(f"the study '{path}' has no scale '{scale}'. {did_you_mean(scale, [FULL, *study.scales])}")
+    chosen = study.scales.get(scale, Scale())
+    seed_choice = study.seeds if chosen.seeds is None else chosen.seeds
+    study = study.model_copy(
+        update={
+            "settings": study.settings | chosen.settings,
+            "seeds": seed_choice if seeds is None else seeds,
+            "scales": {},
+        }
+    )
+    _check_names(study)
+    _check_options(study)
+    return study
+
+
+def _check_names(study: Study) -> None:
+    _check_slugs("rows", study.rows)
+    _check_slugs("data", study.data)
+    seeds = study.seed_list()
+    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
+        raise SettingsError(f"expected at least one seed, all >= 0 and unlike each other, got {study.seeds!r}.")
+    if study.baseline is not None and study.baseline not in study.rows:
+        raise SettingsError(
+            f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}"
+        )
+
+
+def _check_slugs(part: str, names: Iterable[str]) -> None:
+    found: dict[str, str] = {}
+    for name in names:
+        short = slug(name)
+        if not short:
+            raise SettingsError(f"'{part}': the name '{name}' has neither a letter nor a digit. Rename it.")
+        if short in found:
+            raise SettingsError(
+                f"'{part}': '{found[short]}' and '{name}' would share the folder '{short}'. Rename one of them."
+            )
+        found[short] = name
+
+
+def _check_options(study: Study) -> None:
+    """Refuse options that the study gives itself, and values that a bundle would take for code or references."""
+    places = {"settings": study.settings}
+    places |= {f"rows.{name}.settings": row.settings for name, row in study.rows.items()}
+    places |= {f"rows.{name}.method_args": row.method_args for name, row in study.rows.items()}
+    places |= {f"data.{name}.options": data.options for name, data in study.data.items()}
+    for place, options in places.items():
+        for key, value in options.items():
+            if not place.endswith("method_args") and key in RESERVED:
+                raise SettingsError(f"'{place}.{key}': the study gives each run its own '{key}'. Remove it there.")
+            if any(text.startswith(("$", "@", "%")) for text in _texts(value)):
+                raise SettingsError(f"'{place}.{key}': expected a plain value, got an expression: {value!r}.")
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)

@@ -1,0 +1,108 @@
+"""A study from its file to its tables."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from medfl.bundle_folders import find_bundle
+from medfl.plugins import Registry, load_plugins
+from medfl.study.checks import check_options, check_rows, find_source
+from medfl.study.cohorts import check_data, make_data
+from medfl.study.jobs import Job, expand
+from medfl.study.progress import study_progress
+from medfl.study.results import write_page, write_tables
+from medfl.study.runner import Launch, Outcome, only_study, run_jobs
+from medfl.study.schema import FULL, Study, read_study, slug
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study that was checked, ready to run.
+
+    Attributes:
+        study: The study at its scale.
+        jobs: Its runs.
+        registry: What the plugins offer.
+        source: Folder of the data as they are, or None.
+        out: Folder of the study.
+    """
+
+    study: Study
+    jobs: list[Job]
+    registry: Registry
+    source: Path | None
+    out: Path
+
+
+def load_study(
+    file: Path,
+    source: Path | None = None,
+    out: Path | None = None,
+    scale: str = FULL,
+    seeds: int | None = None,
+    workers: int | None = None,
+) -> Prepared:
+    """Read and check a study; nothing is written.
+
+    Args:
+        file: The study file.
+        source: Folder of the data as they are; by default that of the environment variable ``MEDFL_DATA``.
+        out: Folder of the study; by default that of `default_out`.
+        scale: One of the study's scales, or ``full``.
+        seeds: Number of seeds that replaces the study's, >= 1.
+        workers: Processes that train sites, in each run.
+
+    Raises:
+        MedflError: If anything is not as needed: the file, the bundle, a method, an option, data.
+    """
+    study = read_study(file, scale, seeds)
+    near = file.parent / study.bundle
+    bundle = (near if near.is_dir() else find_bundle(study.bundle)).absolute()
+    place, found = (out or default_out(study, scale)).absolute(), find_source(source)
+    registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
+    check_rows(study, registry)
+    check_data(study, found, place, registry)
+    jobs = expand(study, bundle, found, place, workers)
+    check_options(bundle, jobs)
+    return Prepared(study, jobs, registry, found, place)
+
+
+def default_out(study: Study, scale: str) -> Path:
+    """``runs/<name>``, with the scale behind it unless that is ``full``: scales are unlike runs."""
+    return Path("runs") / (study.name if scale == FULL else f"{study.name}-{slug(scale)}")
+
+
+def run_study(prepared: Prepared, start: Launch | None = None) -> Outcome:
+    """Run a study to its end; given again it continues, and leaves what is finished untouched.
+
+    Args:
+        prepared: From `load_study`.
+        start: Runs a command line; by default as a process.
+
+    Returns:
+        How each run stands.
+
+    Raises:
+        StoreError: If another process works in the study's folder, or it can't be written.
+        MedflError: If the data can't be prepared or partitioned.
+    """
+    study, jobs, out = prepared.study, prepared.jobs, prepared.out
+    with only_study(out), study_progress(len(jobs)) as (say, show):
+        make_data(study, prepared.source, out, prepared.registry, say)
+
+        def after(outcome: Outcome, job: Job) -> None:
+            show(sum(status != "not run" for status in outcome.status.values()))
+            write_tables(study, outcome, job.data, out)
+
+        outcome = run_jobs(jobs, say, after, start)
+        for data in study.data:
+            write_tables(study, outcome, data, out)
+            write_page(outcome, data, out, say)
+    return outcome
+
+
+def commands(prepared: Prepared) -> list[str]:
+    """The command lines of all runs, quoted for a shell."""
+    return [shlex.join(job.command()) for job in prepared.jobs]

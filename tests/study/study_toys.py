@@ -1,0 +1,80 @@
+"""A small study, and what stands in for its runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from medfl.cli.run import parse_overrides
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "about": "Nothing but a test.",
+    "bundle": "medmnist_classification",
+    "data": {"demo": {"folder": "cohort", "options": {"num_classes": 3}}},
+    "seeds": 2,
+    "metrics": ["accuracy"],
+    "baseline": "alone",
+    "settings": {"rounds": 4, "optimizer#lr": 0.125},
+    "scales": {"cpu": {"settings": {"rounds": 1}, "seeds": 1}},
+    "rows": {"alone": {"method": "local"}, "fedprox mu=0.1": {"method": "fedprox", "method_args": {"mu": 0.1}}},
+}
+
+
+PREPARED: dict[str, Any] = {
+    "breast": {
+        "prep": {"dataset": "medmnist", "flag": "breastmnist"},
+        "partition": {"scheme": "dirichlet_class_balanced", "sites": 3, "alpha": 1.0, "min_size": 4},
+        "options": {"num_classes": 2, "in_channels": 1},
+    }
+}
+
+
+class Runs:
+    """Stands in for the processes: writes what a run of a given method writes."""
+
+    def __init__(self, failing: str = "", status: str = "finished") -> None:
+        self.failing, self.status = failing, status
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], log: Path) -> int:
+        self.commands.append(command)
+        assert command[:4] == [sys.executable, "-m", "medfl", "run"]
+        given = parse_overrides(command[5:])
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("the last words")
+        if given["method"] == self.failing:
+            return 2
+        write_run(Path(given["output_dir"]), given, self.status)
+        return 0
+
+
+def write_run(folder: Path, given: dict[str, Any], status: str) -> None:
+    """A run folder whose score is a number of its seed and method: 0.5 alone, 0.625 otherwise, plus seed / 8."""
+    score = (0.5 if given["method"] == "local" else 0.625) + given["seed"] / 8
+    sites = {"site-01": score, "site-02": score}
+    found = {"mean": score, "worst": score, "sites": sites, "global_test": None}
+    args = {name.partition("#")[2]: value for name, value in given.items() if name.startswith("method_args#")}
+    identity = {
+        "method": given["method"],
+        "method_args": args,
+        "settings": {"seed": given["seed"]},
+        "sites": list(sites),
+        "data": str(given["dataset-dir"]),
+        "task": {"metrics": given["metrics"], "optimizer": "SGD{}"},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    run = {"identity": identity, "rounds": given["rounds"], "settings": {}, "execution": {}, "versions": {}}
+    (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": {"sites": {}, "allowed_leaks": []}}))
+    summary = {"method": given["method"], "status": status, "reason": "", "rounds": given["rounds"]}
+    summary |= {"evaluated_round": given["rounds"], "scores": {"personal": {"test": {"accuracy": found}}}}
+    summary |= {"costs": {}, "holdings": {"classes": [], "sites": {}}, "leaks": []}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    row = f"{given['rounds']},site-01,personal,test,aggregated,accuracy,{score}"
+    (folder / "metrics.csv").write_text(f"round,site,model,split,moment,metric,value\n{row}\n")
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,186 @@
+"""The documentation is true: pages of methods are what the code gives now, and the tutorial runs as it stands."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+from pydantic import Field
+
+from medfl.averaging import Averaging
+from medfl.cli.main import main
+from medfl.contract import Limit
+from medfl.docs_pages import method_page, write_pages
+from medfl.errors import PluginError
+from medfl.hooks import MethodRecord
+from medfl.plugins import load_plugins
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture
+def own():
+    """The registry, and the names of the methods that come with medfl."""
+    registry = load_plugins()
+    return registry, [name for name in sorted(registry.methods) if registry.givers("method", name) == ["medfl_methods"]]
+
+
+# ---- pages of methods
+
+
+def test_the_pages_of_methods_are_what_the_code_gives_now(own, tmp_path):
+    registry, names = own
+    written = write_pages(registry, names, tmp_path, index=True)
+    assert {path.name for path in written} == {path.name for path in (DOCS / "methods").iterdir()}
+    for path in written:
+        committed = (DOCS / "methods" / path.name).read_text(encoding="utf-8")
+        assert committed == path.read_text(encoding="utf-8"), "run: medfl docs --out docs/methods"
+
+
+def test_every_method_says_when_to_use_it_and_documents_every_setting(own):
+    registry, names = own
+    for name in names:
+        page = method_page(registry.methods[name], registry.method_class(name))
+        assert "## When to use it" in page, name
+        assert "|  |" not in page, f"{name} has a setting without a description"
+
+
+class Talkative(Averaging):
+    """It does
+    something.
+
+    When to use it: Never.
+
+    Attributes:
+        rate: How fast,
+            in metres.
+        kinds: Which.
+
+    Source: A. Body, 2030.
+    """
+
+    sends: ClassVar = {"proto/": "statistic", "images/": "samples"}
+    tells: ClassVar = {"count": "public", "size": "private"}
+    unlike_networks: ClassVar = True
+    posts_parcels: ClassVar = True
+    needs_public: ClassVar = True
+    presets: ClassVar = {"paper": {"rate": 2.0}, "medfl": {}}
+    limits: ClassVar = (Limit("fedavg", {"rate": 0.0}, {"weights": "uniform"}, {"norm_sync": "none"}),)
+
+    rate: float | None = Field(None, gt=0, le=5)
+    kinds: tuple[Literal["a", "b"], ...] = ("a",)
+    steps: int = Field(ge=1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "It does something.",
+        "Source: A. Body, 2030.",
+        "| `proto/...` | statistic | numbers computed over the site's data; a run with a privacy setting refuses it |",
+        "Facts that go beside them: `count`, `size` (not in a run with a privacy setting).",
+        "Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.",
+        "- Networks: sites may have unlike ones.",
+        "- Public data: needed (`--public FOLDER`).",
+        "- Privacy setting (`--privacy`): refused.",
+        "| `rate` | number or `None`, > 0, <= 5 | `None` | How fast, in metres. |",
+        "| `kinds` | list of `a` or `b` | `['a']` | Which. |",
+        "| `steps` | whole number, >= 1 | `required` |  |",
+        "- `paper`: `rate = 2.0`",
+        "- `medfl`: the defaults",
+        "- With `rate = 0.0` this is what `fedavg` with `weights = uniform` is in a run with `norm_sync = none`.",
+    ],
+)
+def test_a_page_tells_all_that_a_class_declares(line):
+    record = MethodRecord("talkative", "a:B", "averaging", "", Talkative.sends, True, "it talks")
+    lines = method_page(record, Talkative).splitlines()
+    assert line in lines
+    # inherited settings come after the class's own, with the description that the parent has
+    rows = [row for row in lines if row.startswith("| `")]
+    assert rows[-1].startswith("| `weights` | `size` or `uniform` | `size` | `size` weighs a site by its number")
+
+
+def test_nothing_is_written_for_an_unknown_method(own, tmp_path):
+    with pytest.raises(PluginError, match="Did you mean 'fedavg'"):
+        write_pages(own[0], ["fedprox", "fedavgg"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- the tutorial
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Language and content of all fenced blocks, in order."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def perform(language: str, code: str) -> None:
+    """Do what a reader does with a block: save a file that names itself, run Python, or type commands."""
+    named = re.match(r"# (\w+\.py)\n", code)
+    if language == "python" and named:
+        Path(named.group(1)).write_text(code.removeprefix(named.group(0)), encoding="utf-8")
+    elif language == "python":
+        exec(compile(code, "write_a_method.md", "exec"), {"__name__": "__main__"})
+    else:
+        assert language == "sh", language
+        for line in code.splitlines():
+            command(shlex.split(line))
+
+
+def command(words: list[str]) -> None:
+    """A line of a shell block; medfl itself runs in this process, which has imported MONAI already."""
+    if words[0] == "medfl":
+        with pytest.raises(SystemExit) as ended:
+            main(words[1:])
+        assert not ended.value.code, words
+    else:
+        assert words[0] == "python"
+        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def _logging_restored():
+    """A bundle's logging.conf sets up logging for the whole process."""
+    loggers = [logging.getLogger(name) for name in (None, "medfl", "monai")]
+    before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
+    yield
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("_logging_restored")
+def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
+    assert [language for language, _ in found] == ["sh", "python", "sh", "python", "sh", "sh"]
+    for language, code in found:
+        perform(language, code)
+    told = capsys.readouterr().out
+    assert "own_head" in told
+    for method in ("fedavg", "own_head"):
+        assert len(list(Path("runs", method, "sites").glob("*/models/model.pt"))) == 4
+    assert not Path("runs", "own_head", "global").exists(), "each site has a head of its own"
+    page = Path("pages", "own_head.md").read_text(encoding="utf-8")
+    assert "When sites have much the same images but unlike shares of the classes." in page
+
+
+def test_the_tutorial_quotes_its_own_code():
+    text = (DOCS / "write_a_method.md").read_text(encoding="utf-8")
+    (method,) = [code for _, code in blocks(text) if code.startswith("# own_head.py")]
+    for quoted in re.findall(r"^    (\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M):
+        assert quoted in method
+
+
+def test_links_lead_somewhere():
+    for page in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
