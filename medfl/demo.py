@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,10 @@ from medfl.report.page import write_report
 from medfl.report.runs import read_run
 
 METHODS = ("local", "fedavg")
-SITES, ALPHA = 4, 0.5
+SITES, ALPHA = 4, 1.0
 
 
-def demo(out: Path, rounds: int = 8, images: int = 120) -> Path:
+def demo(out: Path, rounds: int = 16, images: int = 120) -> Path:
     """Make a release of made-up images in `out`, and go the whole way to a report; what is there is continued.
 
     Args:
@@ -41,7 +42,7 @@ def demo(out: Path, rounds: int = 8, images: int = 120) -> Path:
     bundle = find_bundle("medmnist_classification")
     data = _prepare(out, images, console)
     runs = [_run(method, bundle, data, out / "runs" / method, rounds, console) for method in METHODS]
-    console.print("\n" + to_markdown(compare([read_run(run) for run in runs], ["accuracy", "auc"], "local")))
+    console.print("\n" + to_markdown(compare([read_run(run) for run in runs], ["accuracy", "balanced_accuracy"], "local")))
     page = write_report(runs, out / "report.html")
     console.print(f"\nWho gains, site by site: open {page}")
     return page
@@ -55,9 +56,11 @@ def _prepare(out: Path, images: int, console: Console) -> Path:
         console.print(f"\nmedfl prep medmnist --source {downloads} --flag {FLAG} --out {pooled}")
         prepare(downloads, FLAG, pooled, force=True)
         console.print(
-            f"medfl partition {pooled} --out {data} --scheme dirichlet_class_balanced --alpha {ALPHA} --sites {SITES}"
+            f"medfl partition {pooled} --out {data} --scheme dirichlet_class_balanced --alpha {ALPHA} --sites {SITES} "
+            f"--min-size {images // 6} --test-fraction 0.5"
         )
-        plan = Plan("dirichlet_class_balanced", SITES, options={"alpha": ALPHA, "min_size": min(images // 2, 40)})
+        options = {"alpha": ALPHA, "min_size": images // 6}
+        plan = Plan("dirichlet_class_balanced", SITES, options=options, test_fraction=0.5)
         partition(pooled, data, plan, dirichlet_class_balanced)
     return data
 
@@ -67,10 +70,10 @@ def _run(method: str, bundle: Path, data: Path, run: Path, rounds: int, console:
     command = [
         *(sys.executable, "-m", "monai.bundle", "run", "--config_file", str(configs)),
         *("--bundle_root", str(bundle), "--dataset_dir", str(data.resolve()), "--output_dir", str(run.resolve())),
-        *("--method", method, "--rounds", str(rounds), "--epochs", "3", "--batch_size", "16"),
+        *("--method", method, "--rounds", str(rounds), "--epochs", "2", "--batch_size", "8"),
         *("--workers", str(min(2, os.cpu_count() or 1))),
     ]
-    console.print(f"\n{method}: python {' '.join(command[1:])}")
+    console.print(f"\n{shlex.join(['python', *command[1:]])}")
     quiet = {"PYTHONWARNINGS": "ignore::UserWarning:monai.bundle.scripts"}  # MONAI warns of any bundle, also of ours
     if subprocess.run(command, check=False, env=os.environ | quiet).returncode != 0:
         raise MedflError(f"The run of '{method}' failed; its messages are above.")

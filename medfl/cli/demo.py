@@ -9,11 +9,11 @@ import typer
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder for the cohort and the runs.")] = Path("demo"),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 8,
-    images: Annotated[int, typer.Option(min=20, help="Images per site.")] = 120,
+    out: Annotated[Path, typer.Option(help="Folder for the data, the runs and the report.")] = Path("demo"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 16,
+    images: Annotated[int, typer.Option(min=20, help="Images per site, half of them for testing.")] = 120,
 ) -> None:
-    """Make a phantom cohort, train it alone and together, and print who gains."""
+    """Make blood-cell-like images, prepare and partition them, train alone and together, and write a report."""
     from medfl.demo import demo
 
     demo(out, rounds, images)

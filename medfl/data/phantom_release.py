@@ -12,7 +12,7 @@ from medfl.data.phantoms import draw_cells, draw_stain
 FLAG = "phantommnist"
 """Name of the data set; its file is ``phantommnist.npz``."""
 
-STAINS = 6
+STAINS = 12
 """Stains in the pool; an image has one of them by chance."""
 
 
@@ -40,7 +40,8 @@ def write_release(
         labels, which = rng.integers(classes, size=count), rng.integers(STAINS, size=count)
         images = np.empty((count, size, size, 3), np.uint8)
         for number, stain in enumerate(stains):
-            images[which == number] = draw_cells(labels[which == number], size, stain, rng)
+            if (chosen := which == number).any():
+                images[chosen] = draw_cells(labels[chosen], size, stain, rng)
         arrays |= {f"{part}_images": images, f"{part}_labels": labels.astype(np.uint8)[:, None]}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{FLAG}.npz"
