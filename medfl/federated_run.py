@@ -30,6 +30,9 @@ from medfl.task import Task
 
 logger = logging.getLogger(__name__)
 
+STOCK_HANDLERS = frozenset({"ValidationHandler", "StatsHandler", "CheckpointSaver", "MLFlowHandler"})
+"""Handlers of a bundle's trainer whose work a federation does in its own way."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
@@ -166,11 +169,13 @@ class FederatedRun:
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run")
+        bundle = bundle_values(self.bundle_root)
+        warn_of_handlers(bundle)
         data = self._load()
         leaks = check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
         record = run_record(
             self.task,
-            bundle_values(self.bundle_root),
+            bundle,
             self.given_by,
             settings=settings,
             execution=execution,
@@ -221,6 +226,18 @@ class FederatedRun:
                 f"{sorted(shapes)}. Prepare them again with one --size."
             )
         return data
+
+
+def warn_of_handlers(bundle: Meta) -> None:
+    """A federation does not run the bundle's trainer; name what the author may have expected to run with it."""
+    parts = [bundle.get(part, {}).get("handlers") or [] for part in ("train", "validate")]
+    targets = {str(handler.get("_target_", "")) for handlers in parts for handler in handlers}
+    custom = sorted(target for target in targets if target.rpartition(".")[2] not in STOCK_HANDLERS)
+    if custom:
+        logger.warning(
+            "A federation trains with medfl's own loop; these handlers of the bundle are not run: %s.",
+            ", ".join(custom),
+        )
 
 
 def read_tracking(tracked_config: str | bool | None, output_dir: Path) -> Meta:

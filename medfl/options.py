@@ -6,15 +6,18 @@ MONAI takes any option silently and stops at the first missing id; a mistyped ``
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from monai.bundle import ConfigParser
+from monai.bundle import ConfigParser, ReferenceResolver
 from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
 from medfl.contract import Meta
 from medfl.errors import SettingsError, did_you_mean
+
+RUN_IDS = ("imports", "initialize", "run", "finalize")
+"""What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
 
 FEDERATION = {
     "loss": "what a site minimises, from logits and labels",
@@ -26,19 +29,45 @@ FEDERATION = {
 """Ids that a federation needs beside MONAI's own properties, with what they are."""
 
 
-def check_options(parser: ConfigParser, options: Meta) -> None:
-    """Refuse options that name nothing in the configuration.
+def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str] = ()) -> None:
+    """Refuse options that name nothing in the configuration, or nothing that a federation uses.
 
     Args:
         parser: With the configuration files read.
         options: Id to value, as given by the user; ``optimizer#lr`` names a part.
+        elsewhere: Ids that are used in another way than by the federation.
 
     Raises:
-        SettingsError: With one line for each unknown option, and the known ones.
+        SettingsError: With one line for each such option, and the known ones.
     """
-    problems = [problem for name in options if (problem := _problem(parser, name.replace("::", "#")))]
+    used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere}
+    problems = []
+    for name in (given.replace("::", "#") for given in options):
+        if problem := _problem(parser, name):
+            problems.append(problem)
+        elif name.partition("#")[0] not in used:
+            problems.append(
+                f"option '--{name}' has no effect in a federation, which uses: {', '.join(sorted(used - {'imports'}))}."
+            )
     if problems:
         raise SettingsError("\n  ".join(problems))
+
+
+def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
+    """The top-level ids that a configuration's ids refer to, directly or not.
+
+    Args:
+        parser: With the configuration files read.
+        ids: Where to begin.
+    """
+    found: set[str] = set()
+    rest = [name for name in ids if name in parser]
+    while rest:
+        refers = {name.partition("#")[0] for name in _references(parser[rest.pop()])}
+        new = {name for name in refers - found if name in parser}
+        found |= new
+        rest += new
+    return found
 
 
 def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]], where: str) -> None:
@@ -58,6 +87,18 @@ def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]],
     if missing:
         lines = "\n  ".join(missing)
         raise SettingsError(f"The configuration {where} lacks {len(missing)} ids that it needs:\n  {lines}")
+
+
+def _references(config: Any) -> Iterator[str]:
+    """All ids that a part of a configuration names."""
+    if isinstance(config, Mapping):
+        for value in config.values():
+            yield from _references(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _references(value)
+    elif isinstance(config, str):
+        yield from ReferenceResolver.match_refs_pattern(config)
 
 
 def _problem(parser: ConfigParser, name: str) -> str | None:

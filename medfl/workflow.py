@@ -39,11 +39,12 @@ class FederatedWorkflow(ConfigWorkflow):
             if not isinstance(self.parser.get(), dict):
                 raise SettingsError("expected configuration files that hold one object each")
             settings = tracking_settings(tracking)
-            for name, value in settings.get("configs", {}).items():  # ids that MONAI adds, and that options may name
-                if name not in settings["handlers_id"] and name not in self.parser:
+            tracked = {k: v for k, v in settings.get("configs", {}).items() if k not in settings["handlers_id"]}
+            for name, value in tracked.items():  # ids that MONAI adds, and that options may name
+                if name not in self.parser:
                     self.parser[name] = value
             check_ids(self.parser, self.properties or {}, f"of {config_file}")
-            check_options(self.parser, overrides)
+            check_options(self.parser, overrides, tracked)
         except SettingsError as error:
             end(f"error: {error}", 2)
         self.parser.update(pairs={"given_by": "command line"} | overrides)

@@ -10,6 +10,7 @@ import pytest
 from monai.bundle import ConfigParser
 
 from medfl.errors import SettingsError
+from medfl.federated_run import warn_of_handlers
 from medfl.options import check_options
 from medfl.workflow import FederatedWorkflow
 
@@ -31,7 +32,6 @@ def parser() -> ConfigParser:
         "optimizer::lr",
         "optimizer#nesterov",
         "method_args#anything",
-        "train#handlers#0#interval",
     ],
 )
 def test_known_options_pass(parser: ConfigParser, name: str) -> None:
@@ -56,6 +56,13 @@ def test_unknown_options_are_refused_with_the_known_ones(parser: ConfigParser, n
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["max_epochs", "site", "train#handlers#0#interval", "validate#dataset#split"])
+def test_options_without_effect_in_a_federation_are_refused(parser: ConfigParser, name: str) -> None:
+    with pytest.raises(SettingsError, match=f"'--{name}' has no effect in a federation, which uses: .*rounds"):
+        check_options(parser, {name: 1})
+    check_options(parser, {name: 1}, [name.partition("#")[0]])
+
+
 def test_all_unknown_options_come_in_one_message(parser: ConfigParser) -> None:
     with pytest.raises(SettingsError) as caught:
         check_options(parser, {"roundz": 1, "batch_size": 4, "optimizer#lrr": 0.1})
@@ -78,3 +85,13 @@ def test_all_missing_ids_come_in_one_message(tmp_path: Path, capsys: pytest.Capt
     assert "Traceback" not in error
     for name in ("optimizer", "loss", "federation"):
         assert f"\n  {name}: " in error
+
+
+def test_handlers_that_a_federation_does_not_run_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    bundle = json.loads((BUNDLE / "configs" / "train.json").read_text())
+    warn_of_handlers(bundle)
+    assert not caplog.messages
+    bundle["train"]["handlers"].append({"_target_": "EarlyStopHandler"})
+    bundle["validate"]["handlers"].append({"_target_": "my_package.Alarm"})
+    warn_of_handlers(bundle)
+    assert "not run: EarlyStopHandler, my_package.Alarm." in caplog.text
