@@ -22,7 +22,8 @@ def show_scores(result: Result, metrics: Sequence[str], folder: Path) -> None:
     """Print the scores of a run by its first metrics as a table, and where its files are."""
     console = Console(width=None if sys.stdout.isatty() else 100)
     summary = result.summary
-    table = Table(title=f"{summary['method']}: {summary['status']} after {summary['rounds']} rounds")
+    ending = "" if summary["rounds"] == 1 else "s"
+    table = Table(title=f"{summary['method']}: {summary['status']} after {summary['rounds']} round{ending}")
     for column in ("model", "split", "metric", "mean of sites", "worst site", "global test"):
         table.add_column(column)
     for model, splits in summary["scores"].items():
@@ -31,7 +32,7 @@ def show_scores(result: Result, metrics: Sequence[str], folder: Path) -> None:
                 found = scores[metric]
                 values = (found[key] for key in ("mean", "worst", "global_test"))
                 table.add_row(model, split, metric, *("-" if value is None else f"{value:.3f}" for value in values))
-    console.print(table)
+    console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
     if summary["reason"]:
         console.print(f"The run ended early: {summary['reason']}")
     console.print(f"Report: {folder / 'report.html'}; scores: {folder / 'metrics.csv'}; models: {folder / 'sites'}")

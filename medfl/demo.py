@@ -42,7 +42,9 @@ def demo(out: Path, rounds: int = 16, images: int = 120) -> Path:
     bundle = find_bundle("medmnist_classification")
     data = _prepare(out, images, console)
     runs = [_run(method, bundle, data, out / "runs" / method, rounds, console) for method in METHODS]
-    console.print("\n" + to_markdown(compare([read_run(run) for run in runs], ["accuracy", "balanced_accuracy"], "local")))
+    console.print(
+        "\n" + to_markdown(compare([read_run(run) for run in runs], ["accuracy", "balanced_accuracy"], "local"))
+    )
     page = write_report(runs, out / "report.html")
     console.print(f"\nWho gains, site by site: open {page}")
     return page

@@ -33,12 +33,16 @@ class Home:
         values: Values of the run for ids of the configurations, such as ``num_classes``: they replace the bundle's.
         shape: Of an image, (channels, *spatial), for the metadata.
         classes: Names of the classes, for the metadata.
+        data: Name of the data set, for the metadata.
+        modality: How the images were taken, for the metadata.
     """
 
     bundle_root: Path
     values: Meta = field(default_factory=dict)
     shape: Sequence[int] = ()
     classes: Sequence[str] = ()
+    data: str = ""
+    modality: str = ""
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -83,12 +87,26 @@ def _write(target: Path, home: Home, model: Model, values: Meta) -> None:
             shutil.copy(home.bundle_root / "LICENSE", target / "LICENSE")
         for config in sorted((target / "configs").glob("*.json")):
             _settle(config, home, home.values | values | {"network_name": model.network})
+        _introduce(target / "docs" / "README.md", home, model)
         torch.save(model.tensors, target / "models" / "model.pt")
     except OSError as error:
         raise StoreError(
             f"Could not write the bundle '{target}': {error.strerror}. The run itself is saved: mend that and give the "
             "same command again."
         ) from error
+
+
+def _introduce(readme: Path, home: Home, model: Model) -> None:
+    """Begin the bundle's docs with what this model is; the rest is about the bundle that it was made from."""
+    rest = (home.bundle_root / "docs" / "README.md").read_text(encoding="utf-8") if readme.exists() else ""
+    about = (
+        f"# A network '{model.network}' trained by a federation\n\n"
+        f"Data: {home.data or 'not stated'}. Classes: {'; '.join(home.classes) or 'not stated'}. Network, classes and "
+        "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
+        " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n"
+    )
+    readme.parent.mkdir(exist_ok=True)
+    write_atomic(readme, (about + rest).encode())
 
 
 def _settle(config: Path, home: Home, values: Meta) -> None:
@@ -102,13 +120,23 @@ def _settle(config: Path, home: Home, values: Meta) -> None:
 
 
 def _describe(metadata: Any, home: Home) -> None:
-    """Make the metadata say what this network takes and gives."""
+    """Make the metadata say what this network takes and gives, and which data it comes from."""
+    if home.shape and home.classes:
+        channels, *edges = home.shape
+        lengths = " x ".join(map(str, edges))
+        metadata |= {
+            "description": f"A network trained by a federation on '{home.data}'",
+            "data_source": home.data or "not stated",
+            "image_classes": f"{channels} channels of {lengths}, scaled to [0, 1], normalised as in inference.json",
+            "label_classes": f"one of {len(home.classes)} classes: {'; '.join(home.classes)}",
+            "pred_classes": f"one logit for each of the {len(home.classes)} classes",
+        }
     formats = metadata.get("network_data_format", {})
     image = formats.get("inputs", {}).get("image")
     pred = formats.get("outputs", {}).get("pred")
     if image is not None and home.shape:
         channels, *size = home.shape
-        image |= {"num_channels": channels, "spatial_shape": list(size)}
+        image |= {"num_channels": channels, "spatial_shape": list(size), "modality": home.modality or "not stated"}
         if len(image.get("channel_def", {})) != channels:
             image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
             image["format"] = "magnitude"

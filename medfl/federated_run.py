@@ -202,7 +202,8 @@ class FederatedRun:
             leaks=tuple(leaks),
             on_start=lambda: self._tell_start(registry, record),
         )
-        home = Home(self.bundle_root, self.site_values, data.first.shape, data.first.classes)
+        first = data.first
+        home = Home(self.bundle_root, self.site_values, first.shape, first.classes, first.source, first.modality)
         run.take_home = lambda result: export(result, run, home)
         return run
 

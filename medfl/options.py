@@ -30,7 +30,7 @@ FEDERATION = {
 
 
 def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str] = ()) -> None:
-    """Refuse options that name nothing in the configuration, or nothing that a federation uses.
+    """Refuse options that name nothing in the configuration, or nothing that a federation uses; and unknown networks.
 
     Args:
         parser: With the configuration files read.
@@ -49,6 +49,9 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
             problems.append(
                 f"option '--{name}' has no effect in a federation, which uses: {', '.join(sorted(used - {'imports'}))}."
             )
+    if "network_name" in options and options["network_name"] not in (networks := parser.get("networks", {})):
+        name = options["network_name"]
+        problems.append(f"Unknown network '{name}'. {did_you_mean(str(name), list(networks))}")
     if problems:
         raise SettingsError("\n  ".join(problems))
 

@@ -280,6 +280,19 @@ def only_writer(folder: Path) -> Iterator[None]:
         file.close()
 
 
+def being_written(folder: Path) -> bool:
+    """Whether a process holds a folder (`only_writer`), found out without disturbing it."""
+    lock = folder / ".lock"
+    if not lock.is_file():
+        return False
+    with open(lock) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a writer that starts just now waits a moment
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _locked(file: IO[str]) -> bool:
     for _ in range(int(PATIENCE / 0.02)):
         with contextlib.suppress(BlockingIOError):

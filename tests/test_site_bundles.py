@@ -14,6 +14,7 @@ from monai.bundle import run as monai_run
 from monai.data import load_net_with_metadata
 from PIL import Image
 
+from medfl.data.datalists import read_datalist
 from medfl.data.phantoms import make_cohort
 from medfl.data.sites import load_site
 from medfl.workflow import FederatedWorkflow
@@ -62,6 +63,20 @@ def test_numbers_of_the_data_are_written_in(home: Path) -> None:
         "monocyte",
     ]
     assert not (home / "configs" / "federate.json").exists()
+    docs = (home / "docs" / "README.md").read_text()
+    assert docs.startswith("# A network 'cnn4' trained by a federation")
+    assert "lymphocyte; neutrophil; eosinophil; monocyte" in docs
+    assert docs.count("trained by a federation") == 1
+
+
+def test_the_metadata_speak_of_the_data_of_the_run(home: Path, cohort: Path) -> None:
+    metadata = json.loads((home / "configs" / "metadata.json").read_text())
+    told = read_datalist(cohort / "site-01")
+    assert metadata["data_source"] == told.name
+    assert metadata["network_data_format"]["inputs"]["image"]["modality"] == told.modality
+    assert metadata["image_classes"].startswith("3 channels of 32 x 32, ")
+    assert metadata["label_classes"] == "one of 4 classes: lymphocyte; neutrophil; eosinophil; monocyte"
+    assert "BloodMNIST" not in json.dumps({name: metadata[name] for name in ("description", "pred_classes")})
 
 
 @pytest.mark.parametrize("config", ["train.json", "inference.json"])

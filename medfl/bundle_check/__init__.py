@@ -10,7 +10,7 @@ from typing import Any
 from medfl.bundle_check.files import check_files
 from medfl.bundle_check.listing import find_code, find_logging_code
 from medfl.bundle_check.metadata import OLD_PACKAGES, SCHEMA, check_metadata
-from medfl.bundle_check.reading import SUFFIXES, macro_file, read_config, walk
+from medfl.bundle_check.reading import SUFFIXES, inside, macro_file, read_config, walk
 from medfl.bundle_check.references import check_references, missing_properties
 from medfl.bundle_check.report import Code, FileNote, Report
 from medfl.errors import SettingsError
@@ -53,7 +53,8 @@ def check_bundle(root: Path) -> Report:
 def _read_all(report: Report) -> dict[str, Any]:
     """Path within the bundle to content, for every configuration that can be read."""
     root = report.root
-    waiting = sorted(path for path in (root / "configs").rglob("*") if path.suffix.lower() in SUFFIXES)
+    found = sorted(path for path in (root / "configs").rglob("*") if path.suffix.lower() in SUFFIXES)
+    waiting = [path for path in found if inside(path, root)]  # other links are reported with the files
     contents: dict[str, Any] = {}
     for path in waiting:  # grows as macros name more files
         name = path.relative_to(root).as_posix()
@@ -71,7 +72,7 @@ def _pulled_in(content: Any, root: Path) -> list[Path]:
     found = []
     for _, value in walk(content):
         if isinstance(value, str) and value.startswith("%"):
-            with contextlib.suppress(ValueError):  # reported with the references
+            with contextlib.suppress(ValueError, OSError):  # reported with the references
                 file = macro_file(value, root)
                 if file is not None and file.is_file():
                     found.append(root / file.relative_to(root.resolve()))
@@ -81,6 +82,8 @@ def _pulled_in(content: Any, root: Path) -> list[Path]:
 def _list_logging(report: Report) -> None:
     for path in sorted((report.root / "configs").rglob("*.conf")):
         name = path.relative_to(report.root).as_posix()
+        if not inside(path, report.root):
+            continue
         try:
             report.code += find_logging_code(path, name)
         except (OSError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from medfl.bundle_check.reading import inside
 from medfl.bundle_check.report import FileNote, Report
 
 CODE = {
@@ -19,6 +20,9 @@ CODE = {
 PICKLES = {".pkl", ".pickle", ".joblib"}
 WEIGHTS = {".pt", ".pth", ".ckpt"}
 
+MAX_PICKLE = 50_000_000
+"""Bytes of a checkpoint's table of contents, unpacked: a small file may claim any number."""
+
 
 def check_files(report: Report) -> None:
     """Add to a report what the files of its bundle are."""
@@ -30,8 +34,8 @@ def check_files(report: Report) -> None:
         report.warnings.append("LICENSE is missing: nobody is told what may be done with the bundle")
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
-        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-            report.errors.append(f"{name}: a link that leads out of the bundle")
+        if path.is_symlink() and not inside(path, root):
+            report.errors.append(f"{name}: a link that leads out of the bundle, or nowhere")
         elif path.is_file():
             _check_file(report, path, name)
 
@@ -57,6 +61,9 @@ def _check_weights(report: Report, path: Path, name: str) -> None:
         report.files.append(FileNote(name, "weights in an old format that can't be looked into without loading it"))
         report.warnings.append(f"{name}: load it with weights_only=True only")
         return
+    if _pickled(path) > MAX_PICKLE:
+        report.errors.append(f"{name}: its table of contents has more than {MAX_PICKLE // 10**6} MB; it is not opened")
+        return
     try:
         asked = sorted(get_unsafe_globals_in_checkpoint(str(path)))
     except Exception as error:  # a damaged or forged file fails in many ways; each is reported
@@ -67,3 +74,12 @@ def _check_weights(report: Report, path: Path, name: str) -> None:
         report.warnings.append(f"{name}: does not load with weights_only=True; it asks for {', '.join(asked)}")
     else:
         report.files.append(FileNote(name, "weights, loads with weights_only=True"))
+
+
+def _pickled(path: Path) -> int:
+    """Bytes that a checkpoint's table of contents has unpacked; 0 for a damaged file, which torch names."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return max((entry.file_size for entry in archive.infolist() if entry.filename.endswith(".pkl")), default=0)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return 0

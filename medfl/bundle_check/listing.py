@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medfl.bundle_check.reading import Place, id_of, walk
+from medfl.bundle_check.reading import Place, id_of, read_text, walk
 from medfl.bundle_check.report import Code, CodeKind
 
 if TYPE_CHECKING:
@@ -46,11 +46,12 @@ def find_logging_code(path: Path, file: str) -> list[Code]:
         file: Its path within the bundle.
 
     Raises:
+        OSError: If it can't be read.
         ValueError: If it is no such file.
     """
     parser = configparser.RawConfigParser()
     try:
-        parser.read_string(path.read_text(encoding="utf-8"))
+        parser.read_string(read_text(path))
     except configparser.Error as error:
         raise ValueError(" ".join(str(error).split())) from error
     return [

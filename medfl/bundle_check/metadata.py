@@ -7,6 +7,7 @@ schema from the network, and two that the model zoo adds: a version has three nu
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -147,4 +148,4 @@ def _is(value: Any, expected: str) -> bool:
 
 def _name(value: Any) -> str:
     names = {dict: "an object", type(None): "null"}
-    return names.get(type(value), repr(value))
+    return names.get(type(value), reprlib.repr(value))

@@ -13,6 +13,9 @@ from typing import Any
 MAX_DEPTH = 50
 """Levels of nesting above which a configuration is refused; published bundles have about ten."""
 
+MAX_BYTES = 1_000_000
+"""Size above which a configuration is not read; published ones have some ten thousand bytes."""
+
 SUFFIXES = (".json", ".yaml", ".yml")
 
 Place = tuple[str, ...]
@@ -30,7 +33,7 @@ def read_config(path: Path) -> tuple[Any, list[str]]:
     """
     problems: list[str] = []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         content = _json(text, problems) if path.suffix.lower() == ".json" else _yaml(text, problems)
         for place, value in walk(content):
             if len(place) > MAX_DEPTH:
@@ -46,6 +49,30 @@ def read_config(path: Path) -> tuple[Any, list[str]]:
     except ValueError as error:
         return None, [f"can't be read: {error}"]
     return content, problems
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of moderate size.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is too large, no UTF-8, or nothing that ends, such as a pipe or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no ordinary file")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES / 1e6:g} MB; no person can review that")
+    return content.decode("utf-8")
+
+
+def inside(path: Path, root: Path) -> bool:
+    """Whether a path of a bundle stays in it, links followed; one that leads nowhere or in a circle does not."""
+    try:
+        return path.resolve(strict=True).is_relative_to(root.resolve())
+    except (OSError, RuntimeError):
+        return False
 
 
 def walk(content: Any) -> Iterator[tuple[Place, Any]]:
@@ -68,12 +95,15 @@ def macro_file(text: str, root: Path) -> Path | None:
         root: The bundle.
 
     Raises:
-        ValueError: If the file is not in the bundle.
+        ValueError: If the file is not in the bundle, or can't be one.
     """
     match = re.match(r"%(.*\.(?:json|yaml|yml))(?:#|::|$)", text, re.IGNORECASE)
     if not match:
         return None
-    file = (root / match.group(1)).resolve()
+    try:
+        file = (root / match.group(1)).resolve()
+    except RuntimeError:  # links in a circle
+        raise ValueError("which leads in a circle") from None
     if not file.is_relative_to(root.resolve()):
         raise ValueError("which pulls in a file from outside of the bundle")
     return file
@@ -106,8 +136,13 @@ def _yaml(text: str, problems: list[str]) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader)):
-            raise ValueError("it repeats parts by YAML aliases (*name), which hide what stands where; write them out")
+        depth = 0
+        for event in yaml.parse(text, Loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("it repeats parts by YAML aliases (*name), which hide what stands where")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:  # seen before PyYAML goes deeper, which takes it ever longer
+                raise RecursionError
         return yaml.load(text, Loader)  # a SafeLoader: plain data only
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 KNOWN = ("torch", "monai", "medfl")
 """Packages that every installation has; code of any other is marked."""
 
+WIDEST = 60
+"""Letters of an id up to which the column of ids grows."""
+
 
 def command(
     bundle: Annotated[str, typer.Argument(help="A bundle's folder, or the name of one that comes with medfl.")],
@@ -61,7 +64,7 @@ def _by_file(report: Report) -> list[str]:
         codes = [code for code in report.code if code.file == file]
         counts = Counter(code.kind for code in codes)
         shown.append(f"{file}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
-        width = max(len(code.id) for code in codes)
+        width = min(WIDEST, max(len(code.id) for code in codes))
         shown += [f"  {code.kind:<10}  {code.id:<{width}}  {code.text}" for code in codes]
         shown.append("")
     return shown

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfl.cli.disk import bytes_in, megabytes
-from medfl.cli.status import being_written, missing_bundles
+from medfl.cli.disk import bytes_in
+from medfl.cli.status import missing_bundles
 from medfl.errors import StoreError
+from medfl.report.formats import size
 
 if TYPE_CHECKING:
     from medfl.report.runs import RunRecord
 
-KNOWN = frozenset({".lock", "global", "metrics.csv", "report.html", "run.json", "sites", "state", "summary.json"})
-"""What a run writes at the top of its folder."""
+KNOWN = (
+    *(".lock", "run.json", "metrics.csv", "summary.json", "report.html", "state", "sites", "global"),
+    *("mlflow.json", "mlruns", "mlruns.db*", "config_*.json"),
+    "study.json",
+    ".*.tmp",
+)
+"""What stands at the top of a run folder: the run's own, what MONAI's tracking leaves, a study's, a kill's."""
 
 
 def command(
@@ -28,18 +35,20 @@ def command(
 
     Scores, summary, report and bundles stay. A run that was cleaned can't be continued with more rounds.
     """
+    from medfl.store import being_written
+
     folders = list(dict.fromkeys(_check(folder, everything) for folder in runs))
     for folder in folders:
         if being_written(folder):
             raise StoreError(f"'{folder}' is being written now. Wait for it, or stop it; nothing was removed.")
     if everything and not yes:
-        names = "\n".join(f"  {folder} ({megabytes(bytes_in(folder))})" for folder in folders)
+        names = "\n".join(f"  {folder} ({size(bytes_in(folder))})" for folder in folders)
         if not typer.confirm(f"Remove these runs with their scores and models?\n{names}\n"):
             typer.echo("nothing was removed")
             return
     for folder in folders:
         freed = remove(folder) if everything else clean(folder)
-        typer.echo(f"{folder}: {megabytes(freed)} freed")
+        typer.echo(f"{folder}: {size(freed)} freed")
 
 
 def clean(folder: Path) -> int:
@@ -116,14 +125,14 @@ def _check_finished(record: RunRecord) -> None:
 
 
 def _written_by_a_run(path: Path) -> bool:
-    return path.name in KNOWN or (path.name.startswith(".") and path.name.endswith(".tmp"))
+    return any(fnmatchcase(path.name, pattern) for pattern in KNOWN)
 
 
 def _delete(folder: Path) -> int:
-    size = bytes_in(folder)
+    freed = bytes_in(folder)
     try:
         if folder.exists():
             shutil.rmtree(folder)
     except OSError as error:
         raise StoreError(f"'{folder}' can't be removed: {error.strerror}. Remove what is left of it by hand.") from None
-    return size
+    return freed

@@ -15,8 +15,3 @@ def bytes_in(folder: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total
-
-
-def megabytes(size: int) -> str:
-    """Bytes as text, in megabytes of 10**6 bytes."""
-    return f"{size / 1e6:.1f} MB"

@@ -65,7 +65,7 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("stopped; the same command continues", err=True)
+            typer.echo("stopped; give the same command again", err=True)
             raise typer.Exit(130) from None
 
 

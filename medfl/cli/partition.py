@@ -30,6 +30,8 @@ _BELONGS = {
     "folds": ("test", "k_fold"),
     "fold": ("test", "k_fold"),
     "per_class": ("global_test", "per_class"),
+    "duplicates": ("global_test", "official"),
+    "allow_leaks": ("global_test", "official"),
 }
 
 
@@ -55,8 +57,8 @@ def command(
     ] = "official",
     per_class: Annotated[int | None, typer.Option(help="With per_class: images of each class [30].")] = None,
     duplicates: Annotated[
-        str, typer.Option(help="Training images that are in the pooled test split too: refuse or drop.")
-    ] = "refuse",
+        str | None, typer.Option(help="Training images that are in the pooled test split too: refuse or drop [refuse].")
+    ] = None,
     allow_leak: Annotated[list[str] | None, typer.Option(help="Keep such images: subjects or pixels.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a partition that is there.")] = False,
     plugin: PluginFiles = None,
@@ -70,7 +72,8 @@ def command(
 
     function = load(plugin, no_plugin).partition(scheme)
     policies = {"test": test, "global_test": global_test}
-    numbers = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
+    details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
+    details |= {"duplicates": duplicates, "allow_leaks": tuple(allow_leak) if allow_leak else None}
     plan = Plan(
         scheme,
         SITES if sites is None and column is None else sites,
@@ -78,10 +81,8 @@ def command(
         _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or []),
         val_fraction=val_fraction,
         column=column,
-        duplicates=duplicates,  # type: ignore[arg-type]  # checked by the plan, as the policies are
-        allow_leaks=tuple(allow_leak or ()),
-        **policies,  # type: ignore[arg-type]
-        **_numbers(numbers, policies),
+        **policies,  # type: ignore[arg-type]  # checked by the plan
+        **_details(details, policies),
     )
     written = partition(pool, out, plan, function, force=force)
     _show(written)
@@ -126,13 +127,14 @@ def _options(named: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
     return options
 
 
-def _numbers(numbers: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
-    """The numbers that are given, if they belong to the policies."""
-    given = {name: value for name, value in numbers.items() if value is not None}
+def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
+    """The details of the policies that are given, if they belong to them."""
+    given = {name: value for name, value in details.items() if value is not None}
     for name in given:
         policy, needed = _BELONGS[name]
         if policies[policy] != needed:
-            flag, owner = name.replace("_", "-"), policy.replace("_", "-")
+            flag = "allow-leak" if name == "allow_leaks" else name.replace("_", "-")
+            owner = policy.replace("_", "-")
             raise SettingsError(f"--{flag} belongs to --{owner} {needed}, but --{owner} is {policies[policy]}")
     return given
 
@@ -144,7 +146,7 @@ def _show(written: Mapping[str, Datalist]) -> None:
     console.width = max(Measurement.get(console, console.options, table).maximum, 80)
     console.print(table)
     labels = next(iter(written.values())).labels
-    typer.echo("Classes: " + ", ".join(f"{label} {name}" for label, name in labels.items()))
+    typer.echo("Classes: " + "; ".join(f"{label} {name}" for label, name in labels.items()))
 
 
 def _tell(out: Path) -> None:

@@ -31,9 +31,9 @@ def command(
     for config in configs:
         if not config.is_file():
             raise SettingsError(f"'{root}' is no bundle that medfl can run: expected the file '{config}'.")
-    logging.getLogger("monai").setLevel(logging.WARNING)
     from medfl.workflow import FederatedWorkflow
 
+    logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
     workflow = FederatedWorkflow(
         [str(config) for config in configs],
         **({"bundle_root": str(root), "dataset_dir": str(dataset_dir)} | overrides),

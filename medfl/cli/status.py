@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfl.cli.disk import bytes_in, megabytes
+from medfl.cli.disk import bytes_in
+from medfl.report.formats import duration, size
 
 if TYPE_CHECKING:
     from medfl.report.runs import RunRecord
@@ -35,6 +35,8 @@ def describe(record: RunRecord) -> dict[str, str]:
     Raises:
         StoreError: If its state can't be read.
     """
+    from medfl.store import being_written
+
     writing = being_written(record.folder)
     done, planned = rounds_done(record, writing), int(record.run["rounds"])
     return {
@@ -43,22 +45,9 @@ def describe(record: RunRecord) -> dict[str, str]:
         "rounds": f"{done} of {planned}",
         "score": _score(record),
         "time": _time(record, planned - done if writing or not record.summary else 0),
-        "disk": f"{megabytes(bytes_in(record.folder))}, of which state {megabytes(bytes_in(record.folder / 'state'))}",
+        "disk": f"{size(bytes_in(record.folder))}, of which state {size(bytes_in(record.folder / 'state'))}",
         "bundles": _bundles(record),
     }
-
-
-def being_written(folder: Path) -> bool:
-    """Whether a process holds a run folder (`medfl.store.only_writer`), found out without disturbing it."""
-    lock = folder / ".lock"
-    if not lock.is_file():
-        return False
-    with open(lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a writer that starts just now waits a moment
-        except BlockingIOError:
-            return True
-    return False
 
 
 def rounds_done(record: RunRecord, writing: bool) -> int:
@@ -109,8 +98,8 @@ def _time(record: RunRecord, rounds_left: int) -> str:
     seconds = seconds_per_round(record)
     if seconds is None:
         return "not known yet"
-    left = f"; about {_duration(rounds_left * seconds)} left" if rounds_left > 0 else ""
-    return f"about {_duration(seconds)} a round{left}"
+    left = f"; about {duration(rounds_left * seconds)} left" if rounds_left > 0 else ""
+    return f"about {duration(seconds)} a round{left}"
 
 
 def seconds_per_round(record: RunRecord) -> float | None:
@@ -125,15 +114,6 @@ def seconds_per_round(record: RunRecord) -> float | None:
     spent = rows.groupby(["round", "site"])["value"].sum().groupby("round").agg(["sum", "max"])
     spent["sum"] /= record.run["execution"]["workers"]
     return float(spent.max(axis=1).tail(RECENT).median())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def missing_bundles(record: RunRecord) -> list[str]:

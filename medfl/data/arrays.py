@@ -128,7 +128,7 @@ class ArrayDataset:
     def _gather(self, rows: torch.Tensor) -> torch.Tensor:
         if self._block is not None:
             return self._block.index_select(0, rows)
-        return torch.from_numpy(self._source[self._index[rows.numpy()]])
+        return torch.from_numpy(np.ascontiguousarray(self._source[self._index[rows.numpy()]]))
 
 
 def _check(images: np.ndarray, rows: np.ndarray, labels: int) -> None:
@@ -154,8 +154,8 @@ def _affine(
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, count):
             raise DataError(f"expected 1 or {count} numbers in {name} for {count} channels, got {len(values)}")
-    if min(std) <= 0:
-        raise DataError(f"expected every std > 0, got {list(std)}")
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std) > 0):
+        raise DataError(f"expected finite numbers in mean, and every std > 0, got mean {list(mean)}, std {list(std)}")
     unit = 255.0 if images.dtype == np.uint8 else 1.0
     spread = np.asarray(std, dtype=np.float64)
     scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
@@ -186,7 +186,8 @@ def _open(path: Path, mtime: int, size: int) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"the image array {path} can't be read: {error}. Prepare the data set again.") from None
+        why = "it is damaged, cut short, or no array of numbers"
+        raise DataError(f"the image array {path} can't be read: {why}. Prepare the data set again.") from error
     if not isinstance(array, np.ndarray):
         raise DataError(f"expected one array in {path}, got an archive of several. Save it as a .npy file.")
     return np.asarray(array)  # a plain view: the memmap class slows every index down

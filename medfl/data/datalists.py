@@ -12,6 +12,7 @@ A partition of a pooled data set is a set of such lists that all name the same a
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,19 @@ def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.nd
     ]
 
 
+def subjects_of(records: Sequence[Record]) -> list[str | None]:
+    """The subject of each image; None where it is not known."""
+    return [entry_text(record, "subject_id") for record in records]
+
+
+def entry_text(record: Record, key: str) -> str | None:
+    """An entry of a record as text; None if it is missing (absent, null, blank, or not a number)."""
+    entry = record.get(key)
+    if entry is None or (isinstance(entry, float) and math.isnan(entry)):
+        return None
+    return str(entry).strip() or None
+
+
 def read_datalist(folder: Path) -> Datalist:
     """Read the data list of a folder.
 
@@ -153,6 +167,11 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
         if not isinstance(values.get(key), kind):
             got = f"got {values[key]!r}" if key in values else f"the keys are {', '.join(values) or 'none'}"
             raise DataError(f"expected '{key}' of type {kind.__name__} in {path}, {got}. Add it to the list.")
+    if not isinstance(values.get("labels", {}), dict):
+        raise DataError(
+            f'expected a JSON object in \'labels\' of {path}, such as {{"0": "benign", "1": "malignant"}}, '
+            f"got {type(values['labels']).__name__}. Correct the list."
+        )
     if not any(split in values for split in SPLITS):
         raise DataError(f"expected one of {', '.join(SPLITS)} in {path}, got none of them. Add the records.")
     splits = {split: values.pop(split, []) for split in SPLITS}
@@ -205,6 +224,6 @@ def _is_file(records: Any) -> bool:
 
 def _files_message(where: str) -> str:
     return (
-        f"expected a row of the image array in 'image', got the path of a file: {where}. Lists of image files come "
-        "with a later version of medfl; until then put the images into one array (images.npy) and give its rows."
+        f"expected a row of the image array in 'image', got the path of a file: {where}. Lists of image files are not "
+        "read: `medfl prep folder` turns image files and a table of labels into one array and a list."
     )

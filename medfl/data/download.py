@@ -2,7 +2,7 @@
 
 The content goes to ``<name>.part``. Beside it ``<name>.part.tag`` keeps the server's own mark of the version (ETag or
 date), so that a continued file is never put together from two versions. The file gets its name when it is whole and
-its checksum is right.
+its checksum is right. Of several processes that want the same file, one downloads it.
 
 Source: RFC 9110, sections 13.1.5 (If-Range) and 14 (range requests).
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import medfl
+from medfl.data.locks import held
 from medfl.data.progress import progress
 from medfl.errors import DataError, SettingsError
 
@@ -109,11 +110,14 @@ def download(
     job = _Job(url, target, checksum, size, timeout, say)
     with _writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    _persist(job, retries, wait)
-    _verify(job)
-    with _writing(target):
-        os.replace(job.part, target)
-        job.tag.unlink(missing_ok=True)
+    with _writing(target), held(target.with_name(target.name + ".part.lock")) as alone:
+        if not alone:
+            raise DataError(f"another process is downloading {target}. Run the same command again when it has ended.")
+        if not target.exists():  # another process may have brought it meanwhile
+            _persist(job, retries, wait)
+            _verify(job)
+            os.replace(job.part, target)
+            job.tag.unlink(missing_ok=True)
     return target
 
 
@@ -159,10 +163,15 @@ def _fetch(job: _Job) -> None:
         if start not in (0, have):
             job.restart()
             raise _CutError("the server continued at another place")
+        mark, wanted = _mark(response), request.get_header("If-range")
+        if start and mark and wanted and mark != wanted:
+            job.restart()
+            raise _CutError("the server continued with another version of the file")
         _check_total(job, total)
         if start == 0:
             job.restart()
-        _remember(job, response)
+            with _writing(job.tag):
+                job.tag.write_text(mark, encoding="utf-8")
         with _writing(job.part), job.part.open("ab") as file:
             _copy(job, response, file, start, total)
     if total is not None and job.have() < total:
@@ -216,13 +225,10 @@ def _check_total(job: _Job, total: int | None) -> None:
         )
 
 
-def _remember(job: _Job, response: http.client.HTTPResponse) -> None:
-    """Keep the server's mark of this version. Weak marks do not promise equal bytes (RFC 9110, section 8.8.1)."""
+def _mark(response: http.client.HTTPResponse) -> str:
+    """The server's mark of a version. Weak ones do not promise equal bytes (RFC 9110, section 8.8.1)."""
     mark = response.headers.get("ETag") or ""
-    if not mark.startswith('"'):
-        mark = response.headers.get("Last-Modified") or ""
-    with _writing(job.tag):
-        job.tag.write_text(mark, encoding="utf-8")
+    return mark if mark.startswith('"') else response.headers.get("Last-Modified") or ""
 
 
 def _copy(job: _Job, response: http.client.HTTPResponse, file: BinaryIO, start: int, total: int | None) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from medfl.errors import DataError
@@ -15,16 +15,24 @@ MARKS = ("datalist.json", "partition.json")
 """A folder that holds one of these was written by medfl and may be replaced on request."""
 
 
-def check_free(out: Path, force: bool) -> None:
+def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
     """Refuse a folder that can't be written, before any work is done.
 
     Args:
         out: The folder to write.
         force: Whether a data set of medfl's own that is there may be replaced.
+        inputs: What is to be read; replacing `out` must not delete it.
 
     Raises:
         DataError: If something is there that may not be replaced.
     """
+    place = out.resolve()
+    for path in inputs:
+        if place in (path.resolve(), *path.resolve().parents):
+            raise DataError(
+                f"the folder {out} holds what is to be read ({path}), and would be replaced by what is written. "
+                "Give another --out."
+            )
     if not out.exists():
         return
     if not out.is_dir():
@@ -49,21 +57,27 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
         force: Whether a data set of medfl's own that is there may be replaced.
 
     Yields:
-        The temporary folder. It is removed when the block fails.
+        The temporary folder. It is removed when the block fails, and what was at `out` stays.
 
     Raises:
-        DataError: If `out` may not be replaced.
+        DataError: If `out` may not be replaced, or its folder can't be written.
     """
-    out = out.absolute()
+    out = out.resolve()  # a link stays, and its target is replaced
     check_free(out, force)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise DataError(f"could not write to the folder {out.parent}: {error.strerror}. Give another --out.") from None
+    old = temporary / "old"
     try:
         content = temporary / "new"
         content.mkdir()
         yield content
         if out.exists():
-            os.replace(out, temporary / "old")
+            os.replace(out, old)
         os.replace(content, out)
     finally:
+        if old.exists() and not out.exists():  # interrupted between the two
+            os.replace(old, out)
         shutil.rmtree(temporary, ignore_errors=True)

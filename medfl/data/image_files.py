@@ -48,7 +48,7 @@ class ImageFolder:
                 f"expected paths inside the folder {self.path}, {len(outside)} of {len(names)} lead out of it: "
                 f"{row_list(outside)}. Write them relative to the folder."
             )
-        matches = [[path] if path.is_file() else self._by_stem.get(path, []) for path in paths]
+        matches = [[path] if os.path.isfile(path) else self._by_stem.get(path, []) for path in paths]  # noqa: PTH113
         self._check_found(matches, numbers)
         files = [found[0] for found in matches]
         self._check_unique(files, numbers)

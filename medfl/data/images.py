@@ -9,8 +9,10 @@ What is read: what Pillow reads (PNG, JPEG, TIFF, BMP, ...), DICOM, and NIfTI vo
 - DICOM: rescale slope and intercept, or the lookup table in their place, are applied first; MONOCHROME1, where large
   values are dark, is inverted.
 - NIfTI: a volume is turned to the nearest canonical orientation, so its axes (D, H, W) run from the patient's left to
-  right, from back to front, and from feet to head, as after ``Orientation("RAS")`` of MONAI.
-- The orientation that a camera notes in a JPEG file (EXIF) is applied. An alpha channel is left out.
+  right, from back to front, and from feet to head, as after ``Orientation("RAS")`` of MONAI. A volume that is one slice
+  is an image with the two axes that are left.
+- The orientation that a camera notes in a JPEG file (EXIF) is applied. Of the images in a phone's JPEG file (MPO) the
+  first counts. An alpha channel and a transparent colour are left out. Colour of 16 bits a channel is refused.
 - Size: each axis is resampled linearly, with a filter as wide as the shrinkage, so that nothing is skipped
   (antialiasing). The aspect ratio is not kept and nothing is cut off.
 
@@ -36,6 +38,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".dc
 """Ends of file names, in small letters, that say that a file is an image. Others can be read by their full name."""
 
 _GREY = ("1", "L", "LA")
+_COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 _DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
@@ -66,7 +69,7 @@ def look_at(path: Path) -> Kind:
         with _decoding():
             volume = _open_nifti(path)
         _check_nifti(volume)
-        return Kind(3, colour=False, deep=True)
+        return Kind(2 if _is_slice(volume.shape) else 3, colour=False, deep=True)
     if kind == "dicom":
         colour = _open_dicom(path, pixels=False).SamplesPerPixel == 3
         return Kind(2, colour=colour, deep=not colour)
@@ -92,9 +95,9 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
     if channels not in (1, 3):
         raise SettingsError(f"expected 1 or 3 channels, got {channels}")
     kind = _format(path)
-    if kind == "nifti":
-        return _volume(_read_nifti(path), size, channels)
-    pixels = _read_dicom(path) if kind == "dicom" else _read_pillow(path)
+    pixels = {"nifti": _read_nifti, "dicom": _read_dicom}.get(kind, _read_pillow)(path)
+    if kind == "nifti" and pixels.ndim == 3:
+        return _volume(pixels, size, channels)
     if len(size) != 2:
         raise DataError(f"expected a volume for the size {_times(size)}, got a 2-D image. Give two numbers.")
     return _picture(pixels, (size[0], size[1]), channels)
@@ -182,9 +185,28 @@ def _open_pillow(path: Path) -> Iterator[PillowImage]:
         except Exception as error:
             raise DataError(f"the image file is damaged ({type(error).__name__}). Export it again.") from None
         with _decoding():
-            frames = getattr(image, "n_frames", 1)
+            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         _one_frame(frames)
+        _check_mode(image)
         yield image
+
+
+def _check_mode(image: PillowImage) -> None:
+    if image.mode not in (*_GREY, *_DEEP, *_COLOUR):
+        raise DataError(f"expected an image in grey, RGB, CMYK or with a palette, got {image.mode}. Convert it to RGB.")
+    if image.mode not in _DEEP and any(_is_deep(tile[0], tile[3]) for tile in getattr(image, "tile", ())):
+        raise DataError(
+            "expected 8 bits a channel in an image with colour or an alpha channel, got more. Save it with 8 bits, "
+            "or in grey without alpha."
+        )
+
+
+def _is_deep(codec: str, args: object) -> bool:
+    """Whether a piece has more than 8 bits: Pillow drops the lower ones in colour, only the way to decode tells."""
+    given = args if isinstance(args, tuple) else (args,)
+    if codec.startswith("ppm"):
+        return bool(given[-1] > 255)
+    return any(isinstance(arg, str) and ";16" in arg for arg in given)
 
 
 def _read_pillow(path: Path) -> np.ndarray:
@@ -196,6 +218,7 @@ def _read_pillow(path: Path) -> np.ndarray:
             turned.load()
         if turned.mode in _DEEP:
             return _to_unit(np.asarray(turned))
+        turned.info.pop("transparency", None)  # it has no say in grey or RGB, but Pillow would warn
         return np.asarray(turned.convert("L" if turned.mode in _GREY else "RGB"))
 
 
@@ -266,7 +289,13 @@ def _read_nifti(path: Path) -> np.ndarray:
     with _decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)
-    return _to_unit(values.reshape(values.shape[:3]))
+    unit = _to_unit(values.reshape(values.shape[:3]))
+    return unit.squeeze() if _is_slice(unit.shape) else unit
+
+
+def _is_slice(shape: tuple[int, ...]) -> bool:
+    """Whether a volume is one plane of pixels."""
+    return sorted(length > 1 for length in shape[:3]) == [False, True, True]
 
 
 def _times(size: tuple[int, ...]) -> str:

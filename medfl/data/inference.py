@@ -12,6 +12,7 @@ from monai.data import MetaTensor
 from medfl.data.arrays import ArrayDataset
 from medfl.data.datalists import FILE
 from medfl.data.images import IMAGE_SUFFIXES, read_image
+from medfl.data.quiet import quiet_decoders
 from medfl.data.sites import load_site
 from medfl.errors import DataError
 
@@ -33,7 +34,7 @@ class ImageFiles:
     def __init__(
         self, folder: Path, size: Sequence[int], channels: int, mean: Sequence[float], std: Sequence[float]
     ) -> None:
-        self.files = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(IMAGE_SUFFIXES))
+        self.files = sorted(path for path in folder.rglob("*") if _is_image(path))
         if not self.files:
             raise DataError(
                 f"expected images in {folder}, found none. Give a folder of image files ({', '.join(IMAGE_SUFFIXES)}), "
@@ -48,9 +49,19 @@ class ImageFiles:
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         """An image (C, *spatial), normalised, that knows the name of its file."""
         path = self.files[row]
-        images = read_image(path, self._size, self._channels)[np.newaxis]
+        try:
+            with quiet_decoders():
+                images = read_image(path, self._size, self._channels)[np.newaxis]
+        except DataError as error:
+            where = f"image {row + 1} of {len(self)} in {self._folder}, in the order of the names"
+            raise DataError(f"{where}: {error}") from None
         image, _ = ArrayDataset(images, [0], [0], self._mean, self._std).batch(torch.tensor([0]))
         return {"image": MetaTensor(image[0], meta={"filename_or_obj": str(path.relative_to(self._folder))})}
+
+
+def _is_image(path: Path) -> bool:
+    """Whether a file counts; names that begin with a dot are those of the system (macOS writes ``._scan.png``)."""
+    return path.name.lower().endswith(IMAGE_SUFFIXES) and not path.name.startswith(".") and path.is_file()
 
 
 class SiteImages:

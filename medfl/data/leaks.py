@@ -1,7 +1,7 @@
 """Leaks: the same patient, or the same image, in two places that must not share any.
 
-The places are the splits of all sites, the server's test set and public data. Images are the same when all bytes of
-their pixels are equal.
+The places are the splits of all sites, the server's test set and public data. Images are the same when a network would
+get the same pixels: an image of 8 bits equals the floating one that was made of it by dividing by 255.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from medfl.data.arrays import array_digest, open_array
-from medfl.data.datalists import Datalist, read_datalist
+from medfl.data.datalists import Datalist, read_datalist, subjects_of
 from medfl.data.sites import GLOBAL
 from medfl.errors import DataError, SettingsError, did_you_mean
 
@@ -58,7 +58,7 @@ def row_digests(path: Path) -> tuple[bytes, ...]:
         path: A ``.npy`` file.
 
     Returns:
-        16 bytes (BLAKE2b) for each row.
+        16 bytes (BLAKE2b) for each row, equal for equal pixels in [0, 1] whatever the type of the array.
 
     Raises:
         DataError: If the file is missing or can't be read.
@@ -69,7 +69,7 @@ def row_digests(path: Path) -> tuple[bytes, ...]:
 def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = None) -> list[Leak]:
     """Find what sites, splits, the server's test set and public data have in common.
 
-    Subjects are compared among lists that name the same image array, because they come from one pool, where a
+    Subjects are compared among lists whose image arrays have the same content, because they come from one pool, where a
     ``subject_id`` is unique. Sites that were prepared apart may use the same running numbers for different people:
     there, subjects are compared within each site only, and images everywhere. Records without a ``subject_id`` are
     compared by their pixels only. An image that occurs several times in one split of one site is no leak.
@@ -84,6 +84,7 @@ def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = Non
 
     Raises:
         DataError: If a data list or an array is missing or damaged.
+        SettingsError: If a site, or the server's test set, is the public data as well.
     """
     places: list[str] = []
     found: dict[Kind, list[set[Hashable]]] = {kind: [] for kind in KINDS}
@@ -117,7 +118,7 @@ def check_leaks(
 
     Raises:
         DataError: If there is a leak that is not allowed, or as in `find_leaks`.
-        SettingsError: If `allow` names no kind of leak.
+        SettingsError: If `allow` names no kind of leak, or as in `find_leaks`.
     """
     check_kinds(allow)
     leaks = find_leaks(dataset_dir, names, public)
@@ -128,7 +129,7 @@ def check_leaks(
             "the same patients or images are in places that must not share any:\n"
             + "\n".join(line for kind in kinds for line in _lines(kind, refused))
             + "\nMake the sites again with `medfl partition`, which keeps a patient's images and identical images "
-            f"together; or allow this by name ({', '.join(kinds)}), and the report will say so."
+            f'together; or allow this by name (a run takes --allow_leaks "{kinds}"), and the report will say so.'
         )
     return [_sentence(leak) for leak in leaks]
 
@@ -163,7 +164,10 @@ def check_rows(rows: np.ndarray, images: int, where: str) -> None:
 
 
 def _folders(dataset_dir: Path, names: Sequence[str], public: str | None) -> list[str]:
-    folders = sorted(set(names) - {public})
+    if public is not None and public in (*names, GLOBAL):
+        what = "the server's test set" if public == GLOBAL else "a site"
+        raise SettingsError(f"the folder '{public}' is {what}, so it can't be public data. Name another folder.")
+    folders = sorted(set(names))
     if (dataset_dir / GLOBAL).is_dir():
         folders.append(GLOBAL)
     return folders if public is None else [*folders, public]
@@ -171,14 +175,14 @@ def _folders(dataset_dir: Path, names: Sequence[str], public: str | None) -> lis
 
 def _contents(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, set[Hashable], set[Hashable]]]:
     """Each split that has records, with its subjects and the hashes of its images."""
-    hashes, pool = row_digests(array), str(array)
+    hashes, pool = row_digests(array), array_digest(array)
     for split, records in datalist.splits.items():
         rows, _ = datalist.rows_and_labels(split, f"site '{name}'")
         if not len(rows):
             continue
         check_rows(rows, len(hashes), f"site '{name}', split '{split}'")
-        known = [record["subject_id"] for record in records if record.get("subject_id") is not None]
-        yield split, {(pool, str(subject)) for subject in known}, {hashes[row] for row in rows.tolist()}
+        known = set(subjects_of(records)) - {None}
+        yield split, {(pool, subject) for subject in known}, {hashes[row] for row in rows.tolist()}
 
 
 def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int]]:
@@ -220,6 +224,20 @@ def _row_digests(path: Path, digest: str) -> tuple[bytes, ...]:
     step = max(1, CHUNK_BYTES // size)
     found: list[bytes] = []
     for start in range(0, len(images), step):
-        chunk = np.ascontiguousarray(images[start : start + step])
-        found += [hashlib.blake2b(image, digest_size=16).digest() for image in chunk]
+        chunk = images[start : start + step]
+        found += [hashlib.blake2b(pixels.data, digest_size=16).digest() for pixels in _comparable(chunk)]
     return tuple(found)
+
+
+def _comparable(images: np.ndarray) -> Iterator[np.ndarray]:
+    """The pixels of each image, contiguous, in a type that does not depend on how they were saved."""
+    if images.dtype.kind != "f":
+        yield from np.ascontiguousarray(images)
+        return
+    values = np.ascontiguousarray(images, dtype=np.float32) + 0.0  # makes -0.0 to 0.0
+    levels = np.rint(values * 255)
+    rounding = 255 * max(np.finfo(images.dtype).eps, np.finfo(np.float32).eps)
+    fits = (np.abs(values * 255 - levels) <= rounding) & (levels >= 0) & (levels <= 255)
+    eight_bits = fits.reshape(len(images), -1).all(axis=1)
+    for image, level, is_eight_bits in zip(values, levels, eight_bits, strict=True):
+        yield level.astype(np.uint8) if is_eight_bits else image

@@ -84,6 +84,9 @@ def deviations(flag: str, content: Content) -> list[str]:
         counts = "/".join(map(str, content.counts))
         official = "/".join(map(str, release.counts))
         found.append(f"{counts} images (train/val/test), the official release has {official}")
+    highest = _highest(content)
+    if not release.multi_label and highest >= len(release.labels):
+        found.append(f"labels up to {highest}, the official release has {len(release.labels)} classes from 0")
     side = split_flag(flag)[1]
     if content.shape[0] != side:
         found.append(f"images of {content.shape[0]} pixels a side, the name says {side}")
@@ -127,7 +130,7 @@ def prepare(
         DataError: If the file is missing or wrong, or `out` may not be written.
         SettingsError: If there is no such finding, or nothing to download.
     """
-    check_free(out, force)
+    check_free(out, force, [source])
     path = None if fetch else find_npz(source, flag)
     release = find_release(flag)
     licence = release.licence if release else "unknown: see https://medmnist.com"
@@ -182,10 +185,15 @@ def _classes(
         return _one_finding(flag, release.labels, content, finding)
     if finding is not None:
         raise SettingsError(f"{flag} has one label for each image and no findings to choose from: leave out --finding")
-    highest = max(int(labels.max()) for labels in content.labels if len(labels))
     names = list(release.labels) if release else []
-    names += [f"class {number}" for number in range(len(names), highest + 1)]
+    names += [f"class {number}" for number in range(len(names), _highest(content) + 1)]
+    if len(names) < 2:
+        raise DataError(f"expected at least two classes in {content.path}, all its labels are 0. Give another file.")
     return content.labels, names
+
+
+def _highest(content: Content) -> int:
+    return max(int(labels.max()) for labels in content.labels if len(labels))
 
 
 def _one_finding(

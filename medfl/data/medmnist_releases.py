@@ -1,6 +1,7 @@
 """What the official release of MedMNIST says of its data sets: sizes, checksums, names of the classes, licences.
 
-Facts of release 3.0 (Zenodo record 10519652), as the authors' package medmnist 3.0.2 lists them.
+Facts of release 3.0 (Zenodo record 10519652), as the authors' package medmnist 3.0.2 lists them; names of classes are
+in their order, some of them in other words.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Release:
 def split_flag(flag: str) -> tuple[str, int]:
     """The name of a data set and the side of its images: (``bloodmnist``, 64) for ``bloodmnist_64``, else 28."""
     head, _, side = flag.rpartition("_")
-    return (head, int(side)) if head and side.isdigit() else (flag, 28)
+    return (head, int(side)) if head and side.isdecimal() else (flag, 28)
 
 
 def find_release(flag: str) -> Release | None:

@@ -16,6 +16,7 @@ from typing import IO
 
 import numpy as np
 
+from medfl.data.new_array import new_array
 from medfl.errors import DataError
 
 PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
@@ -82,9 +83,9 @@ def copy_images(content: Content, target: Path, show: Callable[[int], None] = la
         show: Gets the number of images written so far.
 
     Raises:
-        DataError: If the file is damaged.
+        DataError: If the file is damaged, or the disk has no room.
     """
-    out = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=(sum(content.counts), *content.shape))
+    out = new_array(target, (sum(content.counts), *content.shape), np.uint8)
     length = int(np.prod(content.shape))
     done = 0
     with _readable(content.path), zipfile.ZipFile(content.path) as archive:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import csv
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,8 +25,10 @@ from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.data.image_files import ImageFolder
 from medfl.data.images import Kind, look_at, read_image
+from medfl.data.new_array import new_array
 from medfl.data.own_labels import Columns, Rows, read_rows
 from medfl.data.progress import progress
+from medfl.data.quiet import quiet_decoders
 from medfl.data.table import read_table, row_list
 from medfl.errors import DataError, SettingsError
 
@@ -37,6 +40,9 @@ NO_GROUPS = (
     "images of one patient may then be at several sites and in several splits"
 )
 """Said where the table does not name the patients."""
+
+AHEAD = 4
+"""Images for each thread that are read before the first of them is written: the memory stays flat."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -93,7 +99,7 @@ def prepare(
         DataError: If the table, a file, or what they say together is wrong, or `out` may not be written.
         SettingsError: If the columns, the size or the channels are impossible.
     """
-    check_free(out, force)
+    check_free(out, force, [images, table])
     name = name or out.absolute().name
     rows = read_rows(read_table(table), columns)
     files = ImageFolder(images).find(rows.images, rows.numbers)
@@ -139,11 +145,15 @@ def _each(function: Callable[[Path], T], files: Sequence[Path], what: str, say: 
         except DataError as error:
             return error
 
-    threads = ThreadPoolExecutor(os.cpu_count())
+    count = os.cpu_count() or 1
+    threads = ThreadPoolExecutor(count)
+    waiting: deque[Future[T | DataError]] = deque()
+    rest = iter(files)
     try:
-        with progress(what, len(files), "images", say) as show:
-            for done, result in enumerate(threads.map(safely, files), 1):
-                yield result
+        with quiet_decoders(), progress(what, len(files), "images", say) as show:
+            for done in range(1, len(files) + 1):
+                waiting += [threads.submit(safely, path) for path in islice(rest, AHEAD * count - len(waiting))]
+                yield waiting.popleft().result()
                 show(done)
     finally:
         threads.shutdown(cancel_futures=True)
@@ -186,7 +196,7 @@ def _write_images(target: Path, files: Sequence[Path], form: Form, say: Say) -> 
         Place in `files` to the reason why it could not be read.
     """
     shape = form.size if form.channels == 1 else (*form.size, form.channels)
-    array = np.lib.format.open_memmap(target, mode="w+", dtype=form.dtype, shape=(len(files), *shape))
+    array = new_array(target, (len(files), *shape), form.dtype)
     failed: dict[int, str] = {}
 
     def read(path: Path) -> np.ndarray:
@@ -207,7 +217,7 @@ def _shorten(target: Path, rows: int) -> None:
     """Drop the rows of an array file that were not written."""
     whole = np.load(target, mmap_mode="r")
     beside = target.with_name(f"short-{target.name}")
-    short = np.lib.format.open_memmap(beside, mode="w+", dtype=whole.dtype, shape=(rows, *whole.shape[1:]))
+    short = new_array(beside, (rows, *whole.shape[1:]), whole.dtype)
     short[:] = whole[:rows]
     short.flush()
     os.replace(beside, target)

@@ -100,8 +100,8 @@ def read_rows(table: Table, columns: Columns) -> Rows:
     """
     table.require(columns.all())
     labels = table.column(columns.label)
+    _check_classes(columns.label, len(set(labels)), len(labels))  # first: the next message names the labels
     classes = order_classes(labels)
-    _check_classes(columns.label, classes, len(labels))
     splits = _splits(table, columns.split)
     groups = table.column(columns.group) if columns.group else [str(number) for number in table.numbers]
     _check_sides(groups, splits)
@@ -139,15 +139,15 @@ def number_subjects(groups: Sequence[str]) -> list[str]:
     return [f"subject-{order.setdefault(group, len(order) + 1):06d}" for group in groups]
 
 
-def _check_classes(column: str, classes: list[str], rows: int) -> None:
-    if len(classes) < 2:
+def _check_classes(column: str, classes: int, rows: int) -> None:
+    if classes < 2:
         raise DataError(
-            f"expected at least two classes in the column '{column}', got {len(classes)} in {rows} rows. "
+            f"expected at least two classes in the column '{column}', got {classes} in {rows} rows. "
             "Add images of another class, or give another --label-column."
         )
-    if len(classes) > 2 and 2 * len(classes) > rows:
+    if classes > 2 and 2 * classes > rows:
         raise DataError(
-            f"expected several images of each class, got {len(classes)} different values in {rows} rows of the column "
+            f"expected several images of each class, got {classes} different values in {rows} rows of the column "
             f"'{column}': they look like identifiers or measurements. Give the column with the classes."
         )
 

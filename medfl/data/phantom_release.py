@@ -45,5 +45,5 @@ def write_release(
         arrays |= {f"{part}_images": images, f"{part}_labels": labels.astype(np.uint8)[:, None]}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{FLAG}.npz"
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # numpy 1.26 has no allow_pickle here
     return path

@@ -24,7 +24,7 @@ class Pooled:
         owner = torch.bucketize(rows, torch.tensor(self._ends), right=True)
         found = []
         order = []
-        for index in owner.unique().tolist():
+        for index in owner.unique().tolist() or [0]:
             places = (owner == index).nonzero(as_tuple=True)[0]
             start = self._ends[index - 1] if index else 0
             found.append(self._parts[index].batch(rows[places] - start))

@@ -42,6 +42,7 @@ class SiteData:
         classes: Names of the classes, from 0.
         shape: Of an image as networks get it: channels, then height and width, or depth, height and width.
         source: Name of the data set.
+        modality: How the images were taken.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SiteData:
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     source: str = ""
+    modality: str = ""
 
 
 def site_names(dataset_dir: Path) -> list[str]:
@@ -136,7 +138,7 @@ def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequen
     classes = tuple(datalist.labels.get(str(number), str(number)) for number in range(num_classes))
     shape = image_shape(images.shape)
     splits = (parts["training"], parts["validation"], parts["test"])
-    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name)
+    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:

@@ -12,10 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from medfl.data.images import IMAGE_SUFFIXES
 from medfl.errors import DataError, did_you_mean
 
 SHOWN = 10
 """Row numbers that a message gives at most."""
+
+NO_NAMES = "The first line must name the columns; here it seems to hold data already."
+"""Said instead of names where the names may be a patient's data."""
 
 _DELIMITERS = (",", ";", "\t")
 
@@ -45,9 +49,8 @@ class Table:
         missing = [column for column in columns if column not in self.columns]
         if missing:
             names = ", ".join(f"'{column}'" for column in missing)
-            raise DataError(
-                f"expected the columns {names} in {self.path}, missing. {did_you_mean(missing[0], self.columns)}"
-            )
+            hint = NO_NAMES if _are_data(self.columns) else did_you_mean(missing[0], self.columns)
+            raise DataError(f"expected the columns {names} in {self.path}, missing. {hint}")
 
     def column(self, name: str, *, filled: bool = True) -> list[str]:
         """The texts of a column.
@@ -110,7 +113,8 @@ def _table(path: Path, columns: list[str], records: list[tuple[int, list[str]]])
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
         names = ", ".join(f"'{column}'" for column in twice)
-        raise DataError(f"expected each column of {path} to have a name of its own, several are called {names}.")
+        hint = NO_NAMES if _are_data(columns) else f"Several are called {names}."
+        raise DataError(f"expected each column of {path} to have a name of its own. {hint}")
     wrong = [number for number, cells in records if len(cells) < len(columns) or any(cells[len(columns) :])]
     if wrong:
         raise DataError(
@@ -119,6 +123,11 @@ def _table(path: Path, columns: list[str], records: list[tuple[int, list[str]]])
         )
     rows = [dict(zip(columns, cells, strict=False)) for _, cells in records]
     return Table(path, columns, rows, [number for number, _ in records])
+
+
+def _are_data(columns: Sequence[str]) -> bool:
+    """Whether the first line seems to be a row of data, which no message may show."""
+    return any(name[:1].isdigit() or name.lower().endswith(IMAGE_SUFFIXES) for name in columns)
 
 
 def _delimiter(text: str) -> str:

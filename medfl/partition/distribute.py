@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl import streams
-from medfl.data.datalists import Datalist, Record
+from medfl.data.datalists import Datalist, Record, subjects_of
 from medfl.data.leaks import check_rows
 from medfl.data.sites import GLOBAL
-from medfl.errors import SettingsError
+from medfl.errors import DataError, SettingsError
 from medfl.partition.deal import Scheme, check_column, deal
 from medfl.partition.holdouts import local_splits, per_class
 from medfl.partition.overlap import REASON, find_overlap, images, refuse, sentence
-from medfl.partition.units import column_of, find_units, majority, subjects_of
+from medfl.partition.units import column_of, find_units, majority
 from medfl.partition.writing import Notes, not_distributed
 
 if TYPE_CHECKING:
@@ -51,13 +51,18 @@ class Distribution:
         notes: What there is to say.
 
     Raises:
-        DataError: If rows or labels of the list are wrong.
+        DataError: If rows or labels of the list are wrong, or there are no training images.
     """
 
     def __init__(self, source: Datalist, hashes: Sequence[bytes], plan: Plan) -> None:
         _check_rows(source, len(hashes))
         self.source, self.hashes, self.plan = source, hashes, plan
         self.records, self.test = source.splits["training"], source.splits["test"]
+        if not self.records:
+            raise DataError(
+                f"expected training images in the pooled data set '{source.name}', there are none to deal. "
+                "Prepare it again with images in its training split."
+            )
         rows, self.labels = source.rows_and_labels("training", f"pooled data set '{source.name}'")
         self.units = find_units(subjects_of(self.records), [hashes[row] for row in rows])
         self.owner = np.full(self.units.max(initial=-1) + 1, NOBODY, dtype=np.int64)
@@ -107,13 +112,15 @@ class Distribution:
             return
         at_site = self.owner[self.units] >= 0
         found = find_overlap(self.records, self.test, self.hashes)
-        masks = {kind: mask & at_site for kind, mask in found.items() if (mask & at_site).any()}
-        for kind in [kind for kind in masks if kind in plan.allow_leaks]:
-            self.notes.allowed_leaks.append(sentence(kind, int(masks.pop(kind).sum())))
-        if masks and plan.duplicates == "refuse":
-            refuse({kind: int(mask.sum()) for kind, mask in masks.items()})
-        if masks:
-            self._drop(np.logical_or.reduce(list(masks.values())))
+        masks = {kind: mask & at_site for kind, mask in found.items()}
+        refused = {kind: mask for kind, mask in masks.items() if mask.any() and kind not in plan.allow_leaks}
+        if refused and plan.duplicates == "refuse":
+            refuse({kind: int(mask.sum()) for kind, mask in refused.items()})
+        if refused:
+            self._drop(np.logical_or.reduce(list(refused.values())))
+        kept = self.owner[self.units] >= 0
+        counts = {kind: int((masks[kind] & kept).sum()) for kind in masks if kind in plan.allow_leaks}
+        self.notes.allowed_leaks = [sentence(kind, count) for kind, count in counts.items() if count]
 
     def splits(self) -> Splits:
         """The records of each site's splits, and of the server's."""

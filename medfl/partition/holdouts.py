@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl import streams
-from medfl.data.datalists import Record
+from medfl.data.datalists import Record, subjects_of
 from medfl.errors import SettingsError
 from medfl.partition.iid import iid
-from medfl.partition.units import find_units, majority, subjects_of
+from medfl.partition.units import find_units, majority
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from medfl.data.datalists import Record
+from medfl.data.datalists import Record, subjects_of
 from medfl.data.leaks import Kind
 from medfl.errors import DataError
-from medfl.partition.units import subjects_of
 
 REASON = "the same image or patient is in the server's test set"
 """Why a training image was left out."""

@@ -118,13 +118,11 @@ def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool 
             not be written.
         SettingsError: If the scheme does not take an option, or can't do what is asked.
     """
-    check_free(out, force)
-    if out.absolute() == pool.absolute() or out.absolute() in pool.absolute().parents:
-        raise SettingsError(f"--out {out} would replace the pooled data set {pool}. Give another folder.")
+    check_free(out, force, [pool])
     source = read_datalist(pool)
     array = pool / source.image_array
     splits, notes = distribute(source, row_digests(array), plan, scheme)
-    way = Path(os.path.relpath(array.absolute(), out.absolute() / "site")).as_posix()
+    way = Path(os.path.relpath(array.resolve(), out.resolve() / "site")).as_posix()  # '..' does not go back over a link
     with written_whole(out, force) as folder:
         written = write_sites(folder, source, splits, plan, way, array_digest(array), notes)
         draw(folder, written)

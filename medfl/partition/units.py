@@ -6,13 +6,12 @@ the order in which their first image comes, so that without groups unit i is ima
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from medfl.data.datalists import Record
+from medfl.data.datalists import Record, entry_text
 from medfl.errors import DataError, did_you_mean
 
 
@@ -39,12 +38,6 @@ def find_units(*keys: Sequence[Any]) -> np.ndarray:
     roots = np.array([_root(parent, image) for image in range(len(parent))], dtype=np.int64)
     units: np.ndarray = np.unique(roots, return_inverse=True)[1].astype(np.int64)
     return units
-
-
-def subjects_of(records: Sequence[Record]) -> list[str | None]:
-    """The subject of each image; None where it is not known."""
-    found = [record.get("subject_id") for record in records]
-    return [None if subject is None else str(subject) for subject in found]
 
 
 def majority(units: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -79,8 +72,7 @@ def column_of(records: Sequence[Record], column: str) -> np.ndarray:
     Raises:
         DataError: If no image has the column, or the entry of some is missing (absent, null, blank, or not a number).
     """
-    entries = [record.get(column) for record in records]
-    values = np.array(["" if _is_missing(entry) else str(entry).strip() for entry in entries], dtype=str)
+    values = np.array([entry_text(record, column) or "" for record in records], dtype=str)
     missing = int((values == "").sum())
     if not missing:
         return values
@@ -98,7 +90,3 @@ def _root(parent: list[int], image: int) -> int:
         parent[image] = parent[parent[image]]
         image = parent[image]
     return image
-
-
-def _is_missing(entry: Any) -> bool:
-    return entry is None or (isinstance(entry, float) and math.isnan(entry))

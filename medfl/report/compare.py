@@ -26,6 +26,7 @@ def compare(
     metrics: Sequence[str] | None = None,
     baseline: str | None = None,
     split: str = "test",
+    labels: Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """One row for each metric and group of runs, in the order in which they are given.
 
@@ -34,6 +35,7 @@ def compare(
         metrics: Their names; by default the first metric of the first run's task.
         baseline: Method or label of the group that the others are compared to; by default the first group.
         split: ``test`` or ``val``.
+        labels: One for each run, which then says what makes a row, as those of a study do.
 
     Returns:
         Columns: metric, split, label, method, seeds, status, rounds (those evaluated), sites (with a score; the fewest
@@ -48,7 +50,7 @@ def compare(
     chosen = list(metrics or runs[0].run["identity"]["task"]["metrics"][:1])
     check_metrics(chosen)
     _check_scores(runs, chosen, split)
-    groups = group_runs(runs)
+    groups = group_runs(runs, labels)
     base = _baseline(groups, baseline)
     return pd.DataFrame([_row(group, base, metric, split) for metric in chosen for group in groups])
 
@@ -193,12 +195,16 @@ def notes(table: pd.DataFrame) -> list[str]:
     if len(set(table["label"])) > 1:
         found.append(
             f"Difference: to {base}, paired over the seeds that both have on the same data, with its 95 % interval by "
-            "Student's t. 'n.s.': the interval holds 0. '-': fewer than two such seeds, which decide nothing."
+            "Student's t. 'n.s.': the interval holds 0. '-': fewer than two such seeds, or the same difference in all "
+            "of them, from which no interval can be computed."
         )
     if (table["sites"] < table["of_sites"]).any():
         found.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
     if table["status"].str.contains("diverged|incomplete|running").any():
-        found.append("Runs that did not finish stay in the table with the scores of their last evaluated round.")
+        found.append(
+            "Runs that did not finish stay in the table with the scores of their last evaluated round; a run that has "
+            "none counts in no mean."
+        )
     return found
 
 

@@ -35,7 +35,8 @@ def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
 def global_curve(group: Group, metric: str) -> Curve | None:
     """Score on the server's test set after each round; None if fewer than two rounds were scored."""
     rows = pd.concat([run.metrics for run in group.runs])
-    return _curve(group.label, rows[(rows["site"] == GLOBAL) & (rows["metric"] == metric)], band=False)
+    rows = rows[(rows["site"] == GLOBAL) & (rows["model"] == "global") & (rows["moment"] == "aggregated")]
+    return _curve(group.label, rows[(rows["split"] == "test") & (rows["metric"] == metric)], band=False)
 
 
 def loss_curve(group: Group, band: bool) -> Curve | None:

@@ -188,7 +188,7 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
     body = text.getvalue()
     body = body[body.index("<svg") :].replace(INK, "currentColor")
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'\sxmlns(:xlink)?="[^"]*"| font-family: [^;]*;', "", body)
+    body = re.sub(r'\sxmlns(:xlink)?="[^"]*"| font-family: [^;"]*;?', "", body)
     body = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
     body = _own_ids(body, name)
     return Markup(body.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1))  # noqa: S704

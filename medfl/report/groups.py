@@ -12,12 +12,15 @@ from medfl.errors import SettingsError
 from medfl.report.runs import RunRecord
 
 
+NETWORKS = "task.networks."
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs that differ only in their seed.
 
     Attributes:
-        label: The method, with the settings in which it differs from other groups of the same method.
+        label: The method, with the settings in which it differs from other groups of the same method; or as given.
         runs: In the order of their seeds.
     """
 
@@ -30,19 +33,23 @@ class Group:
         return self.runs[0].method
 
 
-def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
-    """Put runs together that differ only in seed and data.
+def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -> list[Group]:
+    """Put runs together that differ only in seed and data, or that have the same label.
+
+    Args:
+        runs: The runs.
+        labels: One for each run; by default the method, with the settings in which it is there twice.
 
     Raises:
         SettingsError: If a group has two runs with the same seed.
     """
     members: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        members.setdefault(json.dumps(_facts(run), sort_keys=True), []).append(run)
-    labels = _labels([found[0] for found in members.values()])
+    for run, key in zip(runs, labels or [json.dumps(_facts(run), sort_keys=True) for run in runs], strict=True):
+        members.setdefault(key, []).append(run)
+    names = list(members) if labels else _labels([found[0] for found in members.values()])
     groups = [
-        Group(label, tuple(sorted(found, key=lambda run: run.seed)))
-        for label, found in zip(labels, members.values(), strict=True)
+        Group(name, tuple(sorted(found, key=lambda run: run.seed)))
+        for name, found in zip(names, members.values(), strict=True)
     ]
     for group in groups:
         for one, other in zip(group.runs, group.runs[1:], strict=False):
@@ -79,15 +86,29 @@ def _flat(values: Mapping[str, Any], path: str = "") -> Meta:
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The method of each run, with the facts in which runs of the same method differ."""
+    """The method of each run, with the facts in which runs of the same method differ.
+
+    Networks are told apart by name; where sites or networks differ in another way, the folder's name says so.
+    """
     labels = []
     for run in runs:
         facts, others = _facts(run), [_facts(other) for other in runs if other.method == run.method]
         names = sorted({name for other in others for name in other.keys() | facts.keys()})
         unlike = [name for name in names if any(other.get(name) != facts.get(name) for other in others)]
-        parts = [f"{_short(name)}={_text(facts.get(name, 'default'))}" for name in unlike]
+        parts = [f"{_short(name)}={_text(facts.get(name, 'default'))}" for name in unlike if not _is_long(name)]
+        if any(_is_long(name) for name in unlike):
+            by_name = len({_networks(other) for other in others}) > 1
+            parts.append(f"network={_networks(facts)}" if by_name else run.folder.name)
         labels.append(f"{run.method} ({', '.join(parts)})" if parts else run.method)
     return labels
+
+
+def _is_long(name: str) -> bool:
+    return name == "sites" or name.startswith(NETWORKS)
+
+
+def _networks(facts: Meta) -> str:
+    return "+".join(sorted(name.removeprefix(NETWORKS) for name in facts if name.startswith(NETWORKS)))
 
 
 def _short(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,20 +42,28 @@ def headline(groups: Sequence[Group]) -> str:
 
 def summary_sentence(runs: Sequence[Named]) -> str:
     """One sentence in plain words: what was run on what, and how it ended."""
-    first = runs[0][1]
     rounds = sorted({run.run["rounds"] for _, run in runs})
     seeds = sorted({run.seed for _, run in runs})
     states = Counter(run.status for _, run in runs)
     parts = [
         f"{count(len(runs), 'run')} over {' or '.join(map(str, rounds))} round{'s' if rounds != [1] else ''}",
         f"with the seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}",
-        f"at {count(len(first.run['identity']['sites']), 'site')}",
     ]
-    images = _images(first)
+    parts += _data({run.data: run for _, run in sorted(runs, key=lambda named: bool(named[1].summary))})
     ended = [f"{n} {ENDINGS.get(state, state)}" for state, n in states.items()]
     if len(states) == 1:
         ended = [("all " if len(runs) > 1 else "") + ENDINGS.get(runs[0][1].status, runs[0][1].status)]
-    return f"{' '.join(parts)}{images}: {listed(ended)}."
+    return f"{' '.join(parts)}: {listed(ended)}."
+
+
+def _data(kinds: Mapping[str, RunRecord]) -> list[str]:
+    """Sites, name and images of the data; of several only their number and names, for the rest differs."""
+    names = sorted({str(name) for run in kinds.values() if (name := run.run.get("data", {}).get("name"))})
+    if len(kinds) > 1:
+        return [f"on {len(kinds)} data sets" + (f" made from {listed(names)}" if names else "")]
+    (run,) = kinds.values()
+    named = [f"on {names[0]}"] if names else []
+    return [*named, f"at {count(len(run.run['identity']['sites']), 'site')}{_images(run)}"]
 
 
 def _images(run: RunRecord) -> str:

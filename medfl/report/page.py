@@ -30,12 +30,13 @@ SECTIONS = (
 """Id, which is also the name of the template, and heading of each section."""
 
 
-def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(runs: Sequence[Path], out: Path | None = None, labels: Sequence[str] | None = None) -> Path:
     """Write the report of one or more runs. The same run folders give the same bytes.
 
     Args:
         runs: Run folders, finished or not; with a run of the method ``local`` the report says who gains.
         out: The file to write; by default ``report.html`` in the first run's folder. What is there is replaced.
+        labels: One for each run, as in `medfl.report.groups.group_runs`.
 
     Returns:
         The file.
@@ -47,22 +48,23 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     if not runs:
         raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
     target = out if out is not None else runs[0] / FILE
-    page = render([read_run(folder) for folder in runs])
+    page = render([read_run(folder) for folder in runs], labels)
     write_atomic(target, page.encode())
     return target
 
 
-def render(records: Sequence[RunRecord]) -> str:
+def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) -> str:
     """The report as HTML.
 
     Args:
         records: At least one run.
+        labels: One for each run, as in `medfl.report.groups.group_runs`.
 
     Raises:
         SettingsError: If two have the same settings and seed.
         StoreError: If a file of predictions can't be read.
     """
-    groups = group_runs(records)
+    groups = group_runs(records, labels)
     runs = named_runs(groups)
     tested = {str(run.folder): read_tested(run) for _, run in runs}
     return (

@@ -157,9 +157,10 @@ def paired_t(differences: Sequence[float], level: float = 0.95) -> Interval | No
         level: In (0, 1).
 
     Returns:
-        None for fewer than two, which tell nothing of the spread.
+        None where nothing is known of the spread: for fewer than two, and if all are the same, as it happens with few
+        seeds and few images. An interval without width would promise what nobody knows.
     """
-    if len(differences) < 2:
+    if len(differences) < 2 or max(differences) - min(differences) <= ROUNDING:
         return None
     from scipy.stats import t
 

@@ -48,10 +48,15 @@ class Tested:
 def read_tested(run: RunRecord) -> dict[str, Tested]:
     """Site to its test set, for the sites that have one in the run folder.
 
+    Without any unless the predictions are of the round that the scores are of: not where a run that goes on has left
+    those of an earlier end, nor where one diverged after rounds that were not scored.
+
     Raises:
         StoreError: If a file of predictions can't be read.
     """
-    found = {}
+    found: dict[str, Tested] = {}
+    if not run.summary or run.summary["evaluated_round"] != run.summary["rounds"]:
+        return found
     for site in run.run["identity"]["sites"]:
         try:
             table = run.predictions(site)

@@ -8,7 +8,6 @@ import pandas as pd
 
 from medfl.errors import MedflError
 from medfl.report.compare import compare, to_markdown
-from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.runs import read_run
 from medfl.store import write_atomic
@@ -31,10 +30,11 @@ def write_tables(study: Study, outcome: Outcome, data: str, out: Path) -> None:
         out: Folder of the study.
     """
     jobs = {job: status for job, status in outcome.status.items() if job.data == data}
+    over = _over(study, outcome, data)
     parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else "", _standing(jobs)]
     table = None
     try:
-        table = _table(study, [job for job, status in jobs.items() if status in OVER])
+        table = _table(study, over)
     except MedflError as error:
         parts.append(f"No table: {error}\n")
     if table is not None:
@@ -43,13 +43,20 @@ def write_tables(study: Study, outcome: Outcome, data: str, out: Path) -> None:
     write_atomic(_path(out, data, "md"), "\n".join(part for part in parts if part).encode())
 
 
-def write_page(outcome: Outcome, data: str, out: Path, say: Say) -> None:
+def write_page(study: Study, outcome: Outcome, data: str, out: Path, say: Say) -> None:
     """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none."""
-    runs = [job.folder for job, status in outcome.status.items() if job.data == data and status in OVER]
+    over = _over(study, outcome, data)
     try:
-        write_report(runs, _path(out, data, "html"))
+        write_report([job.folder for job in over], _path(out, data, "html"), [job.row for job in over])
     except MedflError as error:
         say(f"no page about {data}: {error}")
+
+
+def _over(study: Study, outcome: Outcome, data: str) -> list[Job]:
+    """The runs with scores to compare, in the order of the rows."""
+    order = list(study.rows)
+    over = [job for job, status in outcome.status.items() if job.data == data and status in OVER]
+    return sorted(over, key=lambda job: order.index(job.row))
 
 
 def _path(out: Path, data: str, kind: str) -> Path:
@@ -57,22 +64,12 @@ def _path(out: Path, data: str, kind: str) -> Path:
 
 
 def _table(study: Study, jobs: list[Job]) -> pd.DataFrame | None:
-    """The comparison, with the study's names of the rows; None before the first run is over."""
-    rows = {name: number for number, name in enumerate(study.rows)}
-    ordered = sorted(jobs, key=lambda job: (rows[job.row], job.seed))
-    if not ordered:
+    """The comparison; None before the first run is over. While the baseline has no run, the first row stands in."""
+    if not jobs:
         return None
-    runs = [read_run(job.folder) for job in ordered]
-    titles = {job.folder: job.row for job in ordered}
-    labels = {group.label: titles[group.runs[0].folder] for group in group_runs(runs)}
-    base = _label_of(labels, study.baseline)
-    table = compare(runs, study.metrics or None, base)
-    return table.assign(label=table["label"].map(labels), baseline=table["baseline"].map(labels))
-
-
-def _label_of(labels: dict[str, str], row: str | None) -> str | None:
-    """The label under which a row's runs are compared; None while it has no run, and the first row stands in."""
-    return next((label for label, title in labels.items() if title == row), None)
+    labels = [job.row for job in jobs]
+    baseline = study.baseline if study.baseline in labels else None
+    return compare([read_run(job.folder) for job in jobs], study.metrics or None, baseline, labels=labels)
 
 
 def _standing(jobs: dict[Job, str]) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medfl.errors import StoreError
+from medfl.report.formats import duration
+from medfl.store import being_written
 from medfl.study.cohorts import Say
 from medfl.study.jobs import Job
 
@@ -20,7 +22,7 @@ Launch = Callable[[list[str], Path], int]
 """Runs a command line, adds what it says to a log file, and returns its status."""
 
 LOCK = ".lock"
-"""The file that is locked in a folder that is written to, as `medfl.store.only_writer` does it."""
+"""The file that is locked in the folder of a study. Not `medfl.store.only_writer`: that would tidy up in the runs."""
 
 PATIENCE = 10.0
 """Seconds that an interrupted run gets to end by itself."""
@@ -64,8 +66,8 @@ def run_jobs(jobs: list[Job], say: Say, after: Callable[[Outcome, Job], None], s
         outcome.status[job] = _run(job, start or launch, say)
         seconds.append(time.monotonic() - begun)
         left = sum(status == "not run" for status in outcome.status.values())
-        rest = f"; about {_spoken(left * sum(seconds) / len(seconds))} left" if left else ""
-        say(f"  {outcome.status[job]} after {_spoken(seconds[-1])}{rest}")
+        rest = f"; about {duration(left * sum(seconds) / len(seconds))} left" if left else ""
+        say(f"  {outcome.status[job]} after {duration(seconds[-1])}{rest}")
         after(outcome, job)
     return outcome
 
@@ -108,9 +110,13 @@ def only_study(out: Path) -> Iterator[None]:
         (out / LOCK).touch()
     except OSError as error:
         raise StoreError(f"Could not write to the folder '{out}': {error.strerror}. Give another --out.") from None
-    with _held(out / LOCK) as free:
-        if not free:
-            raise StoreError(f"Another `medfl study` works in '{out}'. Wait for it, stop it, or give another --out.")
+    with (out / LOCK).open("a") as file:  # the lock ends with the block, or with the process
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(
+                f"Another `medfl study` works in '{out}'. Wait for it, stop it, or give another --out."
+            ) from None
         yield
 
 
@@ -130,26 +136,11 @@ def _run(job: Job, start: Launch, say: Say) -> str:
 def _wait_for_orphan(job: Job, say: Say) -> None:
     """A study that was killed may have left its last run at work; let it end, then go on from where it is."""
     told = False
-    while job.folder.is_dir():
-        with _held(job.folder / LOCK) as free:
-            if free:
-                return
+    while being_written(job.folder):
         if not told:
             say("  another process still writes there, perhaps left by a study that was killed; waiting for it")
             told = True
         time.sleep(1)
-
-
-@contextlib.contextmanager
-def _held(path: Path) -> Iterator[bool]:
-    """Try to lock a file; tells whether it could be. The lock ends with the block, or with the process."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def _last_lines(log: Path, count: int = 8) -> str:
@@ -158,9 +149,3 @@ def _last_lines(log: Path, count: int = 8) -> str:
         lines = file.read().decode(errors="replace").splitlines()[-count:]
         return "\n".join(f"    {line}" for line in lines)
     return "    (there is no log)"
-
-
-def _spoken(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

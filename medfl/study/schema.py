@@ -47,7 +47,7 @@ class DataSet(Strict):
         folder: a folder relative to the source: a pooled data set if there is a `partition`, else a partitioned one.
         partition: ``scheme``, fields of `medfl.partition.plan.Plan`, and options of the scheme, in one mapping.
             Without a ``seed`` each seed of the study draws its own partition.
-        options: Options of the bundle for this data set, for example ``num_classes``.
+        options: Options of the run for this data set, for example ``epochs``.
     """
 
     prep: Prep | None = None

@@ -99,7 +99,7 @@ def run_study(prepared: Prepared, start: Launch | None = None) -> Outcome:
         outcome = run_jobs(jobs, say, after, start)
         for data in study.data:
             write_tables(study, outcome, data, out)
-            write_page(outcome, data, out, say)
+            write_page(study, outcome, data, out, say)
     return outcome
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from medfl.data.sites import GLOBAL
@@ -31,7 +32,8 @@ class Point(NamedTuple):
 def points(table: pd.DataFrame) -> list[Point]:
     """A point for each value, and one for the mean over the sites.
 
-    Values that are not defined (NaN) have no point. The server's test set, ``global``, is not part of the mean.
+    Values that are not defined (NaN) or not finite, as after a diverged training, have no point. The server's test set,
+    ``global``, is not part of the mean.
 
     Args:
         table: Rows of ``metrics.csv``.
@@ -39,7 +41,7 @@ def points(table: pd.DataFrame) -> list[Point]:
     Returns:
         In the order of the rounds.
     """
-    table = table.dropna(subset="value")
+    table = table[np.isfinite(table["value"].to_numpy(dtype=float))]
     groups = ["round", "model", "split", "moment", "metric"]
     means = table[table["site"] != GLOBAL].groupby(groups, as_index=False)["value"].mean().assign(site=MEAN)
     both = pd.concat([table, means]).sort_values("round", kind="stable")
@@ -52,4 +54,9 @@ def points(table: pd.DataFrame) -> list[Point]:
 def _name(model: str, split: str, moment: str, metric: str, site: str) -> str:
     scored = split != "train"  # what a site tells of its training is always of that moment
     parts = [model, *(["trained"] if moment == "trained" and scored else []), split, metric, site]
-    return re.sub(r"[^\w.\-/ ]", "_", "/".join(parts))  # what MLflow allows
+    return allowed("/".join(parts))
+
+
+def allowed(name: str) -> str:
+    """A name with ``_`` for each sign that MLflow does not allow in one."""
+    return re.sub(r"[^\w.\-/ ]", "_", name)

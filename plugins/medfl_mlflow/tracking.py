@@ -6,8 +6,12 @@ sends what is new. After a kill between sending and noting, MLflow itself is ask
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
     from medfl_mlflow.points import Point
 
+logger = logging.getLogger("medfl.mlflow")
+
 FILE = "mlflow.json"
 """In the run folder."""
 
@@ -30,8 +36,12 @@ ARTEFACTS = ("summary.json", "report.html")
 BATCH = 1000
 """Metrics that MLflow takes at once."""
 
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""Unless the user says otherwise: by itself MLflow holds a run up for minutes, each round, while a server is down."""
+
 State = dict[str, Any]
-"""``on``, ``tracking_uri``, ``run_id``, ``sending`` (a batch is on its way) and ``sent`` (metric to last round)."""
+"""``on``, ``tracking_uri``, ``run_id``, ``sending`` (a batch is on its way), ``sent`` (metric to last round), and
+``down`` (MLflow did not answer last time)."""
 
 
 def start(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
@@ -53,34 +63,23 @@ def start(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -
         return
     folder.mkdir(parents=True, exist_ok=True)
     uri = str(tracking["tracking_uri"])
-    client = _first_client(uri)
-    if not _continues(client, state, uri):
-        state = {"tracking_uri": uri, "run_id": _create(client, uri, tracking), "sending": False, "sent": {}}
-    state["on"] = True
-    client.update_run(state["run_id"], status="RUNNING")
-    _log_settings(client, state["run_id"], settings)
+    with _impatient():
+        client = _first_client(uri)
+        if not _continues(client, state, uri):
+            state = {"tracking_uri": uri, "run_id": _create(client, uri, tracking), "sending": False, "sent": {}}
+        state |= {"on": True, "down": False}
+        client.update_run(state["run_id"], status="RUNNING")
+        _log_settings(client, state["run_id"], settings)
     write_json(folder / FILE, state)
 
 
 def send(run_folder: str) -> None:
-    """Send the points that MLflow does not have yet."""
-    from medfl_mlflow.points import points
-
+    """Send the points that MLflow does not have yet. While it does not answer they wait, after one warning."""
     folder = Path(run_folder)
     state = _read(folder)
-    if not state.get("on"):
-        return
-    client = _client(state["tracking_uri"])
-    found = points(read_metrics(folder / "metrics.csv"))
-    if state["sending"]:
-        state["sent"] |= _arrived(client, state["run_id"], {p.name for p in found if p.step > _last(state, p.name)})
-    new = [point for point in found if point.step > _last(state, point.name)]
-    if not new:
-        return
-    write_json(folder / FILE, state | {"sending": True})
-    _log(client, state["run_id"], new)
-    state["sent"] |= {point.name: point.step for point in new}
-    write_json(folder / FILE, state | {"sending": False})
+    if state.get("on"):
+        with _may_be_down(folder, state):
+            _send(_client(state["tracking_uri"]), folder, state)
 
 
 def end(run_folder: str, status: str) -> None:
@@ -94,13 +93,65 @@ def end(run_folder: str, status: str) -> None:
     state = _read(folder)
     if not state.get("on"):
         return
-    send(run_folder)
-    client = _client(state["tracking_uri"])
-    for name in ARTEFACTS:
-        if (folder / name).is_file():
-            client.log_artifact(state["run_id"], str(folder / name))
-    client.set_tag(state["run_id"], "medfl.status", status)
-    client.set_terminated(state["run_id"], "FINISHED" if status == "finished" else "FAILED")
+    with _may_be_down(folder, state):
+        client = _client(state["tracking_uri"])
+        _send(client, folder, state)
+        for name in ARTEFACTS:
+            if (folder / name).is_file():
+                client.log_artifact(state["run_id"], str(folder / name))
+        client.set_tag(state["run_id"], "medfl.status", status)
+        client.set_terminated(state["run_id"], "FINISHED" if status == "finished" else "FAILED")
+
+
+def _send(client: MlflowClient, folder: Path, state: State) -> None:
+    from medfl_mlflow.points import points
+
+    found = points(read_metrics(folder / "metrics.csv"))
+    if state["sending"]:
+        state["sent"] |= _arrived(client, state["run_id"], {p.name for p in found if p.step > _last(state, p.name)})
+    new = [point for point in found if point.step > _last(state, point.name)]
+    if not new:
+        return
+    state["sending"] = True
+    write_json(folder / FILE, state)
+    _log(client, state["run_id"], new)
+    state["sent"] |= {point.name: point.step for point in new}
+    state["sending"] = False
+    write_json(folder / FILE, state)
+
+
+@contextlib.contextmanager
+def _may_be_down(folder: Path, state: State) -> Iterator[None]:
+    """MLflow may fail in the block: the first time is a warning, and the run goes on."""
+    from mlflow.exceptions import MlflowException
+
+    before = state.get("down", False)
+    try:
+        with _impatient():
+            yield
+        state["down"] = False
+    except (MlflowException, OSError) as error:
+        state["down"] = True
+        if not before:
+            logger.warning(
+                "MLflow at '%s' does not answer, the run goes on: %s What it misses is sent when it answers again, or "
+                "when the same command is given again.",
+                state["tracking_uri"],
+                str(error).splitlines()[0],
+            )
+    if state["down"] != before:
+        write_json(folder / FILE, state)
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    added = IMPATIENT.keys() - os.environ.keys()
+    os.environ.update({name: IMPATIENT[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _client(uri: str) -> MlflowClient:
@@ -160,8 +211,11 @@ def _create(client: MlflowClient, uri: str, tracking: dict[str, Any]) -> str:
 
 def _log_settings(client: MlflowClient, run_id: str, settings: dict[str, Any]) -> None:
     """Settings as parameters; MLflow lets none change, so one that does, such as more rounds, becomes a tag."""
+    from medfl_mlflow.points import allowed
+
     known = client.get_run(run_id).data.params
-    for name, value in settings.items():
+    for setting, value in settings.items():
+        name = allowed(setting)
         text = value if isinstance(value, str) else json.dumps(value)
         if name not in known:
             client.log_param(run_id, name, text)

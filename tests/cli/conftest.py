@@ -1,6 +1,25 @@
-"""For all tests of commands: the made-up run folders of the tests of reports can be imported."""
+"""For all tests of commands: the command line, and the made-up run folders of the tests of reports."""
+
+from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
+
+from medfl.cli.main import main
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
+
+
+@pytest.fixture
+def medfl(capsys):
+    """Run the command line; gives its status, and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
+    return run

@@ -210,4 +210,4 @@ def test_an_interruption_says_how_to_continue(medfl_command, command):
         raise KeyboardInterrupt
 
     command(interrupted)
-    assert medfl_command("try") == (130, "", "stopped; the same command continues\n")
+    assert medfl_command("try") == (130, "", "stopped; give the same command again\n")

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medfl.cli.main import main
 from medfl.data.datalists import Datalist, make_records, read_datalist, write_datalist
 from medfl.data.sites import load_global, load_sites, site_names
 
@@ -23,19 +22,6 @@ def medfl_partitions():
 def pieces(labels, sites, *, skip: int = 0, rng) -> list[np.ndarray]:
     return np.array_split(np.arange(len(labels))[skip:], sites)
 """
-
-
-@pytest.fixture
-def medfl(capsys):
-    """Run the command line; gives its status, and what it printed."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture
@@ -72,7 +58,7 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
         "0",
         "40",
     ]
-    assert "Classes: 0 kind 0, 1 kind 1" in out
+    assert "Classes: 0 kind 0; 1 kind 1" in out
     assert f"Who holds what: {tmp_path / 'D' / 'who_holds_what.svg'}" in out
     assert "note: the 8 validation images of the pooled data set are at no site" in err
     sites, pooled = load_sites(tmp_path / "D", 8), load_global(tmp_path / "D", 8)
@@ -184,6 +170,9 @@ def test_many_sites_and_classes_stay_readable(medfl, tmp_path):
         (("--fold", 1), "--fold belongs to --test k_fold, but --test is fraction"),
         (("--test", "k_fold", "--test-fraction", 0.3), "--test-fraction belongs to --test fraction"),
         (("--per-class", 3), "--per-class belongs to --global-test per_class, but --global-test is official"),
+        (("--duplicates", "drop", "--global-test", "none"), "--duplicates belongs to --global-test official, but"),
+        (("--allow-leak", "pixels", "--global-test", "remainder"), "--allow-leak belongs to --global-test official"),
+        (("--duplicates", "keep"), "unknown 'keep' for duplicates. Known: drop, refuse"),
         (("--test", "kfold"), "unknown 'kfold' for test. Did you mean 'k_fold'?"),
         (("--allow-leak", "pixel"), "unknown kind of leak 'pixel' to allow"),
     ],

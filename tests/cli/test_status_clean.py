@@ -1,16 +1,17 @@
 """``medfl status`` and ``medfl clean``: what they say, what they leave alone, what they refuse."""
 
 import json
+import re
 
 import pytest
 from make_runs import make_run
 
 from medfl.cli import clean as clean_command
 from medfl.cli import main as cli
-from medfl.cli.status import being_written, describe, seconds_per_round
+from medfl.cli.status import describe, seconds_per_round
 from medfl.errors import StoreError
 from medfl.report.runs import read_run
-from medfl.store import only_writer
+from medfl.store import being_written, only_writer
 
 KEPT = {"run.json", "metrics.csv", "summary.json", "sites", "global"}
 
@@ -55,7 +56,7 @@ def test_a_finished_run(medfl_command, tmp_path):
         "  score     accuracy 0.600 (global model, mean of 3 test sets) after round 3",
         "  time      about 6.0 s a round",
     ]
-    assert lines[6].startswith("  disk      0.0 MB, of which state 0.0 MB")
+    assert re.fullmatch(r"  disk      [\d.]+ kB, of which state [\d.]+ kB", lines[6])
     assert lines[7] == "  bundles   3 of 3 sites, and global"
 
 
@@ -69,7 +70,7 @@ def test_a_run_that_was_stopped(tmp_path):
     found = describe(read_run(make_run(tmp_path / "one", rounds=10, done=4, status="running")))
     assert found["status"] == "stopped; the same command continues it"
     assert found["rounds"] == "4 of 10"
-    assert found["time"] == "about 6.0 s a round; about 36 s left"
+    assert found["time"] == "about 6.0 s a round; about 36.0 s left"
     assert found["bundles"] == "none; they are written at the end"
 
 
@@ -86,7 +87,7 @@ def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
     (run / "run.json").write_text(json.dumps(content | {"rounds": 9}))
     with only_writer(run):
         found = describe(read_run(run))
-    assert (found["rounds"], found["time"]) == ("3 of 9", "about 6.0 s a round; about 36 s left")
+    assert (found["rounds"], found["time"]) == ("3 of 9", "about 6.0 s a round; about 36.0 s left")
 
 
 def test_a_run_that_diverged(tmp_path):
@@ -161,7 +162,7 @@ def test_the_state_of_a_finished_run_is_removed(medfl_command, tmp_path):
     content = json.loads((run / "run.json").read_text())
     assert content == json.loads(before[(run / "run.json").relative_to(run)][0]) | {"cleaned": True}
     assert describe(read_run(run))["status"] == "finished; cleaned, so it can't be continued"
-    assert medfl_command("clean", run)[1] == f"{run}: 0.0 MB freed\n"
+    assert medfl_command("clean", run)[1] == f"{run}: 0 bytes freed\n"
 
 
 def test_a_kill_between_the_two_steps_of_cleaning_leaves_the_note(tmp_path, monkeypatch):
@@ -228,6 +229,15 @@ def test_everything_goes_with_all_and_yes(medfl_command, tmp_path):
     assert code == 0
     assert [line.split(": ")[0] for line in out.splitlines()] == [str(run) for run in runs]
     assert not list(tmp_path.iterdir())
+
+
+def test_what_tracking_and_studies_leave_goes_with_all(medfl_command, tmp_path):
+    run = make_run(tmp_path / "one")
+    for name in ("mlflow.json", "mlruns.db", "mlruns.db-journal", "config_20260102_030405.json", "study.json"):
+        (run / name).write_text("{}")
+    (run / "mlruns" / "1").mkdir(parents=True)
+    assert medfl_command("clean", run, "--all", "--yes")[0] == 0
+    assert not run.exists()
 
 
 @pytest.mark.parametrize(("answer", "there"), [("y", False), ("n", True)])

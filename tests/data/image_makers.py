@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
 import nibabel
@@ -51,4 +53,47 @@ def dicom(path: Path, pixels: np.ndarray, meaning: str = "MONOCHROME2", stored: 
 def nifti(path: Path, voxels: np.ndarray, affine: np.ndarray | None = None) -> Path:
     """A NIfTI file; without an affine its axes are canonical."""
     nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4) if affine is None else affine), path)
+    return path
+
+
+def png16(path: Path, pixels: np.ndarray) -> Path:
+    """A PNG of 16 bits; (H, W, C) with grey, grey and alpha, RGB, or RGB and alpha. Pillow can't write it."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    height, width, channels = pixels.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    return path
+
+
+def ppm16(path: Path, pixels: np.ndarray) -> Path:
+    """A PPM of 16 bits, (H, W, 3)."""
+    path.write_bytes(f"P6 {pixels.shape[1]} {pixels.shape[0]} 65535\n".encode() + pixels.astype(">u2").tobytes())
+    return path
+
+
+def tiff16(path: Path, pixels: np.ndarray) -> Path:
+    """A TIFF of 16 bits in RGB, (H, W, 3). Pillow can't write it."""
+    height, width, _ = pixels.shape
+    content = pixels.astype("<u2").tobytes()
+    depths = 8 + 2 + 12 * 9 + 4  # after the head, the number of entries, the entries, and the end
+    short, long = 3, 4
+    entries = [
+        (256, long, 1, width),
+        (257, long, 1, height),
+        (258, short, 3, depths),
+        (259, short, 1, 1),
+        (262, short, 1, 2),
+        (273, long, 1, depths + 6),
+        (277, short, 1, 3),
+        (278, long, 1, height),
+        (279, long, 1, len(content)),
+    ]
+    table = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries))
+    path.write_bytes(head + table + struct.pack("<I3H", 0, 16, 16, 16) + content)
     return path

@@ -73,8 +73,9 @@ def test_items_are_what_monai_loaders_want_and_end():
     assert len(list(data)) == 3  # type: ignore[call-overload]
 
 
-def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch):
-    images = random_images(9, 5, 6, 3)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch, order):
+    images = np.asarray(random_images(9, 5, 6, 3), order=order)
     kept = ArrayDataset(images, range(4), [8, 1, 0, 2])
     monkeypatch.setattr(arrays, "RESIDENT_BYTES", 10)
     read = ArrayDataset(images, range(4), [8, 1, 0, 2])
@@ -89,7 +90,9 @@ def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch):
         ({"rows": [-1, 0, 1]}, r"expected rows in 0\.\.8, got row -1"),
         ({"labels": [1]}, "got 1 labels for 3 rows"),
         ({"mean": (0.1, 0.2)}, "expected 1 or 3 numbers in mean for 3 channels, got 2"),
-        ({"std": (0.0,)}, r"expected every std > 0, got \[0.0\]"),
+        ({"std": (0.0,)}, r"every std > 0, got mean \[0.5\], std \[0.0\]"),
+        ({"std": (float("nan"),)}, r"every std > 0, got mean \[0.5\], std \[nan\]"),
+        ({"mean": (float("inf"),)}, r"expected finite numbers in mean, .* got mean \[inf\]"),
         ({"images": np.zeros((9, 4), np.uint8)}, r"got \(9, 4\)"),
         ({"images": np.zeros((9, 4, 4), np.int64)}, "expected images of type uint8.* got int64"),
     ],

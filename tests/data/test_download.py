@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from web import Web, serving
 
 from medfl.data.download import download
+from medfl.data.locks import held
 from medfl.errors import DataError, SettingsError
 
 CONTENT = bytes(range(256)) * 4000
@@ -87,6 +89,55 @@ def test_a_file_that_changed_meanwhile_begins_again(web, tmp_path):
         fetch(web, tmp_path / "file.npz")
     web.content, web.etag = CONTENT[::-1], '"two"'
     assert fetch(web, tmp_path / "file.npz").read_bytes() == CONTENT[::-1]
+
+
+def test_a_server_that_disregards_the_mark_does_not_make_a_mixture_of_two_versions(web, tmp_path):
+    web.cut, web.status, web.conditional = [HALF], [200, 404], False
+    with pytest.raises(DataError, match="404"):
+        fetch(web, tmp_path / "file.npz")
+    web.content, web.etag = CONTENT[::-1], '"two"'
+    assert fetch(web, tmp_path / "file.npz").read_bytes() == CONTENT[::-1]
+    assert [wanted for wanted, _ in web.asked[-2:]] == [f"bytes={HALF}-", None]
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_an_empty_file(web, tmp_path, lengths):
+    web.content, web.lengths = b"", lengths
+    assert fetch(web, tmp_path / "file.npz", md5=hashlib.md5().hexdigest()).read_bytes() == b""
+    assert only_file(tmp_path) == "file.npz"
+
+
+def test_without_a_length_only_the_checksum_tells_a_cut_line(web, tmp_path):
+    web.lengths, web.cut = False, [HALF]
+    with pytest.raises(DataError, match="expected MD5 .*damaged on the way"):
+        fetch(web, tmp_path / "file.npz", md5=MD5)
+    assert fetch(web, tmp_path / "file.npz", md5=MD5).read_bytes() == CONTENT
+
+
+def test_two_processes_do_not_write_to_the_same_part(web, tmp_path):
+    """The lock is one of open files, so a second opening in this process stands for another process."""
+    with held(tmp_path / "file.npz.part.lock") as alone:
+        assert alone
+        with pytest.raises(DataError, match="another process is downloading .*file.npz. Run the same command again"):
+            fetch(web, tmp_path / "file.npz")
+    assert not web.asked
+    assert not list(tmp_path.iterdir())
+    assert fetch(web, tmp_path / "file.npz").read_bytes() == CONTENT
+    assert only_file(tmp_path) == "file.npz"
+
+
+def test_many_at_once_bring_one_whole_file(web, tmp_path):
+    def one(_: int) -> str:
+        try:
+            return fetch(web, tmp_path / "file.npz").name
+        except DataError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as threads:
+        ends = set(threads.map(one, range(16)))
+    assert (tmp_path / "file.npz").read_bytes() == CONTENT
+    assert only_file(tmp_path) == "file.npz"
+    assert {end for end in ends if end != "file.npz" and "another process" not in end} == set()
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])

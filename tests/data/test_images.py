@@ -6,7 +6,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from image_makers import dicom, nifti, picture
+from image_makers import dicom, nifti, picture, png16, ppm16, tiff16
 from PIL import Image
 from pydicom.uid import JPEGLSLossless
 
@@ -52,6 +52,53 @@ def test_a_camera_held_sideways(tmp_path):
     tags[0x0112] = 6  # the camera was turned by 90 degrees
     path = picture(tmp_path / "a.png", RAMP, exif=tags)
     np.testing.assert_array_equal(read_image(path, (6, 4), 1), np.rot90(RAMP, -1))
+
+
+def test_a_phone_held_sideways(tmp_path):
+    """JPEG files of phones: turned by a note, and with further images behind the first one."""
+    half = np.zeros((32, 48), np.uint8)
+    half[:, :24] = 255
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    further = {"format": "MPO", "save_all": True, "append_images": [Image.fromarray(RAMP)]}
+    for name, options in (("a.jpg", {}), ("b.jpg", further)):
+        path = picture(tmp_path / name, half, exif=tags, **options)
+        np.testing.assert_allclose(read_image(path, (48, 32), 1), np.rot90(half, -1), atol=8)
+    with Image.open(path) as image:
+        assert image.n_frames == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_palettes_with_a_transparent_colour(tmp_path):
+    image = Image.fromarray(np.array([[0, 1, 2]], np.uint8), "P")
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    image.save(tmp_path / "a.png", transparency=bytes([0, 128, 255]))
+    expected = [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]]
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png", (1, 3), 3), expected)
+
+
+def test_images_of_one_bit_are_black_and_white(tmp_path):
+    bits = RAMP > 100
+    Image.fromarray(bits).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png", (4, 6), 1), bits * 255)
+
+
+def test_a_jpeg_of_four_inks_is_not_inverted(tmp_path):
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "a.jpg")
+    np.testing.assert_allclose(read_image(tmp_path / "a.jpg", (8, 8), 3)[3, 3], [255, 0, 0], atol=6)
+
+
+@pytest.mark.parametrize("make", [png16, tiff16, ppm16])
+def test_colour_of_16_bits_is_refused_because_only_its_upper_half_would_be_read(tmp_path, make):
+    for channels in (3, 4) if make is png16 else (3,):
+        path = make(tmp_path / "a", np.arange(6 * channels).reshape(2, 3, channels) * 1000)
+        for read in (look_at, lambda found: read_image(found, (2, 3), 3)):
+            with pytest.raises(DataError, match="expected 8 bits a channel in an image with colour"):
+                read(path)
+    grey = png16(tmp_path / "grey", TWELVE[..., None])
+    np.testing.assert_allclose(read_image(grey, (4, 6), 1), UNIT, atol=1e-6)
+    with pytest.raises(DataError, match="or an alpha channel, got more"):
+        look_at(png16(tmp_path / "alpha", np.stack([TWELVE, TWELVE], axis=-1)))
 
 
 @pytest.mark.parametrize("pixels", [TWELVE, TWELVE.astype(np.int32) - 5, TWELVE.astype(np.float32) * 3])
@@ -143,6 +190,11 @@ def cut(path):
     return path
 
 
+def lab(path):
+    Image.new("LAB", (3, 2)).save(path)
+    return path
+
+
 NOISE = np.random.default_rng(2).integers(0, 256, (40, 40), dtype=np.uint8)
 FRAMES = {"save_all": True, "append_images": [Image.fromarray(RAMP)]}
 BAD = {
@@ -157,6 +209,11 @@ BAD = {
     "TIFF frames": (lambda folder: picture(folder / "a.tif", RAMP, **FRAMES), "holds 2 frames, expected one"),
     "DICOM frames": (lambda folder: dicom(folder / "a", TWELVE, NumberOfFrames=2), "holds 2 frames, expected one"),
     "a report": (lambda folder: dicom(folder / "a", TWELVE, without=("Rows", "PixelData")), "holds no pixels"),
+    "LAB": (lambda folder: lab(folder / "a.tif"), "expected an image in grey, RGB, CMYK or with a palette, got LAB"),
+    "a float TIFF with NaN": (
+        lambda folder: picture(folder / "a.tif", np.where(UNIT > 0.5, UNIT, np.nan)),
+        "not finite",
+    ),
     "a palette": (lambda folder: dicom(folder / "a", RAMP, "PALETTE COLOR"), "got PALETTE COLOR with 1 samples of 8"),
     "packed": (lambda folder: dicom(folder / "a", TWELVE, syntax=JPEGLSLossless), r"JPEG-LS.*pip install python-gdcm"),
     "4-D": (lambda folder: nifti(folder / "a.nii", np.zeros((2, 2, 2, 5))), "got the shape 2x2x2x5"),
@@ -193,3 +250,14 @@ def test_sizes_and_channels_that_do_not_fit(tmp_path):
 
 def test_the_endings_are_written_small():
     assert all(ending == ending.lower() and ending.startswith(".") for ending in IMAGE_SUFFIXES)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_nifti_volume_of_one_slice_is_an_image(tmp_path, axis):
+    plane = np.arange(12, dtype=np.float32).reshape(3, 4)
+    path = nifti(tmp_path / "a.nii", np.expand_dims(plane, axis))
+    assert look_at(path).dims == 2
+    np.testing.assert_allclose(read_image(path, (3, 4), 1), plane / 11, atol=1e-6)
+    assert read_image(path, (6, 8), 3).shape == (6, 8, 3)
+    with pytest.raises(DataError, match="got a 2-D image"):
+        read_image(path, (3, 4, 1), 1)

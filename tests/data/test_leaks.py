@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -110,8 +111,8 @@ def test_only_sites_that_take_part_count(cohort, images):
 
 
 def test_sites_that_were_prepared_apart_may_use_the_same_numbers(cohort, images):
-    """Equal subject ids mean the same person only if the lists name the same array; pixels are compared anyway."""
-    np.save(cohort / "site-02" / "own.npy", images)
+    """Equal subject ids mean the same person only in arrays of the same content; pixels are compared anyway."""
+    np.save(cohort / "site-02" / "own.npy", np.concatenate([images, images[:1] ^ 1]))
     path = cohort / "site-02" / "datalist.json"
     path.write_text(path.read_text().replace("../images.npy", "own.npy"))
     edit(cohort / "site-02", "training", 3, subject_id=subject_of(cohort, "site-01/training", 7))
@@ -120,9 +121,12 @@ def test_sites_that_were_prepared_apart_may_use_the_same_numbers(cohort, images)
     assert find_leaks(cohort, NAMES) == [Leak("pixels", 1, ("site-01/training", "site-02/training"))]
 
 
-def test_another_way_to_the_same_array_is_still_one_pool(cohort):
+@pytest.mark.parametrize("way", ["../site-01/../images.npy", "{folder}/images.npy", "link.npy", "copy.npy"])
+def test_another_way_to_the_same_array_is_still_one_pool(cohort, way):
     path = cohort / "site-02" / "datalist.json"
-    path.write_text(path.read_text().replace("../images.npy", "../site-01/../images.npy"))
+    (cohort / "site-02" / "link.npy").symlink_to(cohort / "images.npy")
+    shutil.copy(cohort / "images.npy", cohort / "site-02" / "copy.npy")
+    path.write_text(path.read_text().replace("../images.npy", way.format(folder=cohort)))
     edit(cohort / "site-02", "training", 3, subject_id=subject_of(cohort, "site-01/training", 7))
     assert [leak.kind for leak in find_leaks(cohort, NAMES)] == ["subjects"]
 
@@ -148,7 +152,7 @@ def test_leaks_are_refused_together_without_naming_anybody(cohort):
     text = str(error.value)
     assert "subjects: 1 in both site-01/training and site-01/test" in text
     assert "pixels: 1 identical image in both site-01/training and global/test" in text
-    assert "allow this by name (subjects, pixels)" in text
+    assert "allow this by name (a run takes --allow_leaks \"['subjects', 'pixels']\")" in text
     assert secret not in text
 
 
@@ -178,6 +182,12 @@ def test_a_message_about_many_sites_stays_readable(tmp_path):
     assert lines[-2] == "  pixels: and 427 more pairs of places"
 
 
+@pytest.mark.parametrize(("name", "what"), [("site-02", "a site"), ("global", "the server's test set")])
+def test_public_data_that_are_also_somebodys_are_refused(cohort, name, what):
+    with pytest.raises(SettingsError, match=f"the folder '{name}' is {what}, so it can't be public data"):
+        find_leaks(cohort, NAMES, name)
+
+
 def test_rows_outside_the_array_are_refused(cohort):
     edit(cohort / "site-02", "training", 3, image=60)
     with pytest.raises(DataError, match=r"rows in 0\.\.59 at site 'site-02', split 'training', got 30\.\.60"):
@@ -195,6 +205,25 @@ def test_hashes_are_equal_where_pixels_are(tmp_path, dtype, monkeypatch):
     hashes = np.array([digest.hex() for digest in row_digests(tmp_path / "images.npy")])
     flat = images.reshape(300, -1)
     np.testing.assert_array_equal(hashes[:, None] == hashes, (flat[:, None] == flat).all(axis=2))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_hashes_do_not_depend_on_how_the_same_pixels_were_saved(tmp_path, dtype):
+    """`medfl prep folder` writes 8-bit images as v / 255 if another image of the set is deeper."""
+    levels = np.arange(1024).reshape(64, 4, 4) % 256
+    levels[::2] = np.random.default_rng(0).integers(0, 256, (32, 4, 4))
+    np.save(tmp_path / "bytes.npy", levels.astype(np.uint8))
+    np.save(tmp_path / "floats.npy", (levels.astype(np.uint8) / dtype(255)).astype(dtype))
+    assert row_digests(tmp_path / "floats.npy") == row_digests(tmp_path / "bytes.npy")
+    deep = np.random.default_rng(0).random((8, 4, 4)).astype(np.float16)
+    deep[0] = 300.5
+    deep[1] = -1
+    deep[2, 0], deep[3, 0] = np.nan, np.nan
+    np.save(tmp_path / "half.npy", deep)
+    np.save(tmp_path / "deep.npy", deep.astype(dtype) if dtype is not np.float16 else deep.astype(np.float32))
+    found = row_digests(tmp_path / "deep.npy")
+    assert found == row_digests(tmp_path / "half.npy")
+    assert len(set(found)) == 8, "images that are no 8-bit ones stay apart"
 
 
 def test_an_array_that_is_not_in_c_order_has_the_same_hashes(tmp_path):

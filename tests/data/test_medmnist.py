@@ -6,15 +6,13 @@ import hashlib
 import os
 import tracemalloc
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from web import Web, serving
+from npz_makers import write_npz
 
-from medfl.cli.main import main
-from medfl.data import medmnist_releases, npz
+from medfl.data import new_array, npz
 from medfl.data.datalists import read_datalist
 from medfl.data.medmnist import deviations, prepare
 from medfl.data.medmnist_releases import RELEASES, find_release, split_flag
@@ -27,18 +25,6 @@ POSITIVES = {
     "adrenalmnist3d": [(929, 259), (76, 22), (229, 69)],
 }
 """Images of each class in training, validation and test."""
-
-
-def write_npz(path: Path, shape=(28, 28, 3), columns: bool = True, **change) -> Path:
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part, size in (("test", 4), ("train", 10), ("val", 3)):
-        labels = (np.arange(size) % 8).astype(np.uint8)
-        arrays[f"{part}_images"] = rng.integers(0, 256, (size, *shape), dtype=np.uint8)
-        arrays[f"{part}_labels"] = labels[:, None] if columns else labels
-    arrays |= change
-    np.savez_compressed(path, **{name: value for name, value in arrays.items() if value is not None})
-    return path
 
 
 @pytest.mark.parametrize("columns", [True, False], ids=["(N, 1)", "(N,)"])
@@ -102,6 +88,7 @@ def test_the_checksum_and_the_side_of_larger_images_are_compared(tmp_path):
     found = deviations("breastmnist_64", read_npz(path))
     md5 = hashlib.md5(path.read_bytes()).hexdigest()
     assert found[1:] == [
+        "labels up to 7, the official release has 2 classes from 0",
         "images of 28 pixels a side, the name says 64",
         f"MD5 {md5}, the official file has 742edef2a1fd1524b2efff4bd7ba9364: a re-save or another version",
     ]
@@ -109,6 +96,16 @@ def test_the_checksum_and_the_side_of_larger_images_are_compared(tmp_path):
         "no official checksum is known for images of 96 pixels a side"
     )
     assert "no official sizes are known for 'mymnist'" in deviations("mymnist", read_npz(path))[0]
+
+
+def test_labels_that_the_release_does_not_have_are_warned_of_and_a_single_class_is_refused(tmp_path):
+    path = write_npz(tmp_path / "bloodmnist.npz", test_labels=np.array([[0], [1], [9], [2]]))
+    assert "labels up to 9, the official release has 8 classes from 0" in deviations("bloodmnist", read_npz(path))
+    assert prepare(tmp_path, "bloodmnist", tmp_path / "P").num_classes == 10
+    none = {f"{part}_labels": np.zeros(size, int) for part, size in (("train", 10), ("val", 3), ("test", 4))}
+    write_npz(tmp_path / "mine.npz", **none)
+    with pytest.raises(DataError, match="expected at least two classes in .*mine.npz, all its labels are 0"):
+        prepare(tmp_path, "mine", tmp_path / "Q")
 
 
 @pytest.fixture
@@ -200,66 +197,6 @@ def test_damaged_images_are_found_by_the_checksum_of_the_zip_file(tmp_path):
     assert not (tmp_path / "P").exists()
 
 
-@pytest.fixture
-def official(tmp_path, monkeypatch):
-    """A server whose file is the official one, as far as the table knows."""
-    content = write_npz(tmp_path / "made.npz").read_bytes()
-    md5 = hashlib.md5(content).hexdigest()
-    releases = RELEASES | {"bloodmnist": replace(RELEASES["bloodmnist"], counts=(10, 3, 4), md5={28: md5})}
-    monkeypatch.setattr(medmnist_releases, "RELEASES", releases)
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr("medfl.data.download.time.sleep", lambda _: None)
-    with serving(Web(content)) as web:
-        yield web
-
-
-def test_a_missing_file_is_downloaded_and_used_again(tmp_path, official):
-    official.cut = [2000]
-    said: list[str] = []
-    for out in ("P", "Q"):
-        prepare(tmp_path / "mnist", "bloodmnist", tmp_path / out, fetch=True, url=official.url + "/a/", say=said.append)
-    assert official.paths == ["/a/bloodmnist.npz?download=1"] * 2, "cut, continued, and then never asked for again"
-    assert said[0].startswith("bloodmnist: licence"), "the licence comes before anything is written"
-    assert not any("warning" in line for line in said), said
-    assert read_datalist(tmp_path / "P") == read_datalist(tmp_path / "Q")
-
-
-def test_a_wrong_download_leaves_nothing(tmp_path, official):
-    official.content = official.content[:-1] + b"?"
-    with pytest.raises(DataError, match="expected MD5 .* was deleted"):
-        prepare(tmp_path / "mnist", "bloodmnist", tmp_path / "P", fetch=True, url=official.url)
-    assert not list((tmp_path / "mnist").iterdir())
-    assert not (tmp_path / "P").exists()
-
-
-def test_what_can_not_be_downloaded(tmp_path):
-    with pytest.raises(SettingsError, match=r"no official MedMNIST file 'bloodmist'. Did you mean 'bloodmnist'\?"):
-        prepare(tmp_path, "bloodmist", tmp_path / "P", fetch=True)
-    with pytest.raises(SettingsError, match="no official .* 'organmnist3d_128'. .*Known: .*, organmnist3d_64"):
-        prepare(tmp_path, "organmnist3d_128", tmp_path / "P", fetch=True)
-    with pytest.raises(SettingsError, match="expected a folder to download to"):
-        prepare(tmp_path / "a.npz", "bloodmnist", tmp_path / "P", fetch=True)
-
-
-def test_the_command_line_downloads(tmp_path, official, capsys):
-    given = ["prep", "medmnist", "--flag", "bloodmnist", "--out", str(tmp_path / "P"), "--url", official.url]
-    with pytest.raises(SystemExit) as end:
-        main([*given, "--source", str(tmp_path / "mnist")])
-    assert end.value.code == 2
-    assert "Add --download" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as end:
-        main([*given, "--source", str(tmp_path / "mnist"), "--download"])
-    assert end.value.code == 0
-    assert "10 training, 3 validation, 4 test images of 8 classes" in capsys.readouterr().out
-    official.status = [404]
-    with pytest.raises(SystemExit) as end:
-        main([*given, "--source", str(tmp_path / "other"), "--download", "--force"])
-    assert end.value.code == 2
-    printed = capsys.readouterr().err
-    assert "404" in printed
-    assert "Traceback" not in printed
-
-
 def test_an_occupied_folder_is_replaced_only_on_request_and_only_if_ours(tmp_path):
     write_npz(tmp_path / "bloodmnist.npz")
     out = tmp_path / "P"
@@ -273,6 +210,16 @@ def test_an_occupied_folder_is_replaced_only_on_request_and_only_if_ours(tmp_pat
     with pytest.raises(DataError, match="medfl did not write"):
         prepare(tmp_path, "bloodmnist", foreign, force=True)
     assert (foreign / "a.jpg").exists()
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    write_npz(tmp_path / "bloodmnist.npz")
+    monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3 - 1)
+    with pytest.raises(DataError, match=r"needs 0\.0 GB, the disk of --out has 0\.0 GB left. Make room"):
+        prepare(tmp_path, "bloodmnist", tmp_path / "P")
+    assert [path.name for path in tmp_path.iterdir()] == ["bloodmnist.npz"]
+    monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3)
+    prepare(tmp_path, "bloodmnist", tmp_path / "P")
 
 
 @pytest.mark.parametrize("flag", ["adrenalmnist3d", "breastmnist", "pneumoniamnist", "bloodmnist"])

@@ -8,45 +8,18 @@ import shutil
 import numpy as np
 import pytest
 from image_makers import dicom, nifti, picture
+from own_cohort import ALL, HEAD, ROWS, SOME, make_own, prepared, write_table
 
-from medfl.data.datalists import SPLITS, read_datalist
+from medfl.data.datalists import SPLITS
 from medfl.data.images import read_image
 from medfl.data.own_images import prepare
 from medfl.data.own_labels import Columns
 from medfl.errors import DataError, SettingsError
 
-HEAD = ("file", "diagnosis", "patient", "hospital", "part", "sex")
-ROWS = [
-    ("secret-sally-1.png", "benign", "SECRET-7", "north", "Train", "f"),
-    ("sub/secret-tom.png", "malignant", "SECRET-3", "south", "val", "m"),
-    ("secret-sally-2.png", "malignant", "SECRET-7", "north", "training", "f"),
-    ("secret-uma.jpg", "benign", "SECRET-9", "south", "TEST", ""),
-]
-SOME = Columns("file", "diagnosis")
-ALL = Columns("file", "diagnosis", "patient", "hospital", "part", ("sex",))
-
-
-def write_table(path, rows=ROWS, head=HEAD):
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([head, *rows])
-    return path
-
 
 @pytest.fixture
 def own(tmp_path):
-    """Folder of images, and its table."""
-    images = tmp_path / "images"
-    (images / "sub").mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for row in ROWS:
-        picture(images / row[0], rng.integers(0, 256, (20, 30), dtype=np.uint8))
-    return images, write_table(tmp_path / "labels.csv")
-
-
-def prepared(own, out, columns=SOME, size=(10, 15), **options):
-    datalist = prepare(*own, columns, size, out, **options)
-    assert datalist == read_datalist(out)
-    return np.load(out / "images.npy"), datalist
+    return make_own(tmp_path)
 
 
 def by_row(datalist):
@@ -85,6 +58,19 @@ def test_nothing_that_identifies_is_written_or_said(own, tmp_path):
         content = path.read_bytes().lower() if path.suffix != ".npy" else b""
         assert not any(word in content for word in (b"secret", b"sally", b"tom", b"uma"))
     assert not any("secret" in line.lower() for line in said)
+
+
+def test_decoders_do_not_repeat_what_a_file_says(own, tmp_path, caplog, recwarn):
+    pixels = np.arange(600, dtype=np.uint16).reshape(20, 30)
+    dicom(own[0] / "odd", pixels, SpecificCharacterSet="SECRET")
+    write_table(own[1], [*ROWS, ("odd", "benign", "SECRET-8", "north", "train", "f")])
+    recwarn.clear()
+    caplog.clear()
+    prepared(own, tmp_path / "P")
+    assert "SECRET" not in caplog.text
+    assert not [warning for warning in recwarn if "SECRET" in str(warning.message)]
+    with pytest.warns(UserWarning, match="SECRET"):
+        read_image(own[0] / "odd", (2, 3), 1)
 
 
 def test_without_a_group_column_each_image_is_its_own_patient(own, tmp_path):
@@ -189,6 +175,14 @@ def test_a_class_may_not_be_lost_by_skipping(own, tmp_path):
     assert not (tmp_path / "P").exists()
 
 
+def test_a_report_instead_of_a_path_is_not_repeated(own, tmp_path):
+    rows = [("secret " * 60, *row[1:]) for row in ROWS]
+    write_table(own[1], rows)
+    with pytest.raises(DataError, match="4 of 4 images are not in the folder") as error:
+        prepare(*own, SOME, (10, 15), tmp_path / "P")
+    assert "secret" not in str(error.value)
+
+
 def changed(place, column, value):
     rows = [list(row) for row in ROWS]
     rows[place][column] = value
@@ -233,6 +227,12 @@ def test_columns_that_are_refused(own, tmp_path):
         prepare(*own, Columns("path", "diagnosis", "who"), (10, 15), tmp_path / "P")
     with pytest.raises(DataError, match="3 different values in 4 rows of the column 'patient': they look like"):
         prepare(*own, Columns("file", "patient"), (10, 15), tmp_path / "P")
+    write_table(
+        own[1], [(*row[:2], name, *row[3:]) for row, name in zip(ROWS, ("Tom", "TOM", "Uma", "Ann"), strict=True)]
+    )
+    with pytest.raises(DataError, match="4 different values .* look like identifiers") as error:
+        prepare(*own, Columns("file", "patient"), (10, 15), tmp_path / "P")
+    assert "Tom" not in str(error.value), "a column of names given as labels by mistake"
     with pytest.raises(SettingsError, match="got 'patient' more than once"):
         Columns("file", "diagnosis", "patient", keep=("patient",))
     with pytest.raises(SettingsError, match="a kept column can't be called 'site'"):

@@ -48,7 +48,7 @@ def test_strange_line_separators_are_text(tmp_path):
         ("", "got 0 lines"),
         ("\n\n,,\n", "got 0 lines"),
         ("file,label\n", "got 1 lines"),
-        ("file,file,label\na,b,c\n", "several are called 'file'"),
+        ("file,file,label\na,b,c\n", "Several are called 'file'"),
         ("file,label\na,b\nc\nd,e\nf,g,h\n", r"expected 2 cells .* 2 of 4 rows have more or fewer: table rows 3, 5\."),
         ('file,label\n"a,b\n', "can't be read: unexpected end of data"),
         ("Größe,label\n1,2\n".encode("latin-1"), "expected a table in UTF-8"),
@@ -81,3 +81,12 @@ def test_long_lists_of_rows_are_cut():
     assert row_list([7]) == "table row 7"
     assert row_list([9, 2]) == "table rows 2, 9"
     assert row_list(range(2, 30)) == "table rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ..."
+
+
+@pytest.mark.parametrize("first", ["P-7,secret.png,benign", "7,sally,benign", "north,secret.dcm,north"])
+def test_a_table_without_names_of_columns_is_not_repeated(tmp_path, first):
+    """What stands where the names should be is a patient's row."""
+    path = write(tmp_path, f"{first}\n{first}\n")
+    with pytest.raises(DataError, match="The first line must name the columns; here it seems to hold data") as error:
+        read_table(path).require(["file"])
+    assert not any(cell in str(error.value).replace(str(path), "") for cell in first.split(","))

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Web:
-    """What the server serves, and how.
+    """What the server serves, and how. One that is not `conditional` disregards If-Range.
 
     `cut` holds, for each request in turn, after how many bytes of its answer the connection is cut (None: not at all).
     """
@@ -21,6 +21,7 @@ class Web:
     etag: str | None = '"one"'
     modified: str | None = None
     ranges: bool = True
+    conditional: bool = True
     shift: int = 0
     lengths: bool = True
     status: list[int] = field(default_factory=list)
@@ -51,7 +52,11 @@ def serving(web: Web) -> Iterator[Web]:
 
         def start(self) -> int:
             wanted, only_if = self.headers.get("Range"), self.headers.get("If-Range")
-            if not wanted or not web.ranges or (only_if and only_if not in (web.etag, web.modified)):
+            if (
+                not wanted
+                or not web.ranges
+                or (web.conditional and only_if and only_if not in (web.etag, web.modified))
+            ):
                 return 0
             return int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])
 

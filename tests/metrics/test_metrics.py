@@ -37,7 +37,7 @@ def test_as_scikit_learn(n, classes, seed, ties):
         assert metric(probabilities, labels, classes) == pytest.approx(expected, abs=1e-12, nan_ok=True), name
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_as_scikit_learn_with_absent_classes(example):

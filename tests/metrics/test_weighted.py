@@ -16,14 +16,14 @@ def test_every_metric_can_be_weighted():
     assert OF_CONFUSION.keys() | OF_IMAGES.keys() == METRICS.keys()
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(CASES, st.integers(0, 10**6))
 def test_a_weight_is_a_number_of_copies(example, seed):
     probabilities, labels, classes = example
-    weights = torch.randint(4, (len(labels), 5), generator=torch.Generator().manual_seed(seed))
+    weights = torch.randint(4, (len(labels), 3), generator=torch.Generator().manual_seed(seed))
     for name, metric in METRICS.items():
         found = weighted(name, probabilities, labels, classes, weights.double())
-        for column in range(5):
+        for column in range(3):
             copies = torch.arange(len(labels)).repeat_interleave(weights[:, column])
             expected = metric(probabilities[copies], labels[copies], classes)
             assert float(found[column]) == pytest.approx(expected, abs=1e-12, nan_ok=True), name

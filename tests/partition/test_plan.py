@@ -51,6 +51,15 @@ def test_no_image_is_copied_and_the_two_folders_may_move_together(pool, tmp_path
     assert load_sites(target / "deep" / "D", 3)["site-01"].digest == before
 
 
+def test_sites_find_their_images_over_links(pool, tmp_path):
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "near").symlink_to(tmp_path / "far" / "away")
+    (tmp_path / "linked").symlink_to(pool)
+    for number, given in enumerate((pool, tmp_path / "linked")):
+        partition(given, tmp_path / "near" / f"D{number}", Plan("iid", 2), iid)
+        assert sum(len(site.train) for site in load_sites(tmp_path / "near" / f"D{number}", 3).values()) == 80
+
+
 def test_a_seed_decides_every_byte(pool, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         partition(pool, tmp_path / name, Plan("iid", 3, seed), iid)
@@ -245,7 +254,15 @@ def test_a_list_that_does_not_fit_its_array_is_refused(tmp_path):
 
 
 def test_the_pooled_data_set_is_never_replaced(pool, tmp_path):
-    for out in (pool, tmp_path):
-        with pytest.raises((SettingsError, DataError)):
+    (tmp_path / "link").symlink_to(pool)
+    for out in (pool, tmp_path, pool / ".." / "P", tmp_path / "link"):
+        with pytest.raises(DataError, match="holds what is to be read .* and would be replaced"):
             partition(pool, out, Plan("iid", 2), iid, force=True)
     assert (pool / "images.npy").exists()
+
+
+def test_a_pool_without_training_images_is_refused(tmp_path):
+    pool = write_pool(tmp_path / "P", lambda splits: splits.pop("training"))
+    for plan, scheme in ((Plan("iid", 2), iid), (Plan("by_site", column="ward"), by_site)):
+        with pytest.raises(DataError, match="expected training images in the pooled data set 'toy', there are none"):
+            partition(pool, tmp_path / "D", plan, scheme)

@@ -125,6 +125,21 @@ def test_they_are_kept_if_allowed_by_name_and_recorded(leaky, tmp_path):
     assert "pixels:" not in str(error.value)
 
 
+def test_what_is_allowed_is_counted_after_the_rest_is_dropped(tmp_path):
+    """Image 5 is a copy, and its patient is in the test split; image 6 is only a copy."""
+    images = np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8)
+    images[110], images[111] = images[5], images[6]
+
+    def change(splits):
+        splits["training"][5]["subject_id"] = splits["test"][0]["subject_id"]
+
+    pool = write_pool(tmp_path / "P", change, images)
+    partition(pool, tmp_path / "D", Plan("iid", 2, duplicates="drop", allow_leaks=("pixels",)), iid)
+    facts = facts_of(tmp_path / "D")
+    assert facts["allowed_leaks"] == ["pixels: 1 training image identical to images of the server's test set"]
+    assert sum(entry["count"] for entry in facts["exclusions"]) == 1
+
+
 @pytest.mark.parametrize("policy", ["none", "per_class"])
 def test_the_pooled_test_split_does_not_matter_if_the_server_does_not_hold_it(leaky, tmp_path, policy):
     partition(leaky, tmp_path / "D", Plan("iid", 4, global_test=policy, per_class=5), iid)

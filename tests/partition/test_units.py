@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from medfl.data.datalists import subjects_of
 from medfl.errors import DataError
-from medfl.partition.units import column_of, find_units, majority, subjects_of
+from medfl.partition.units import column_of, find_units, majority
 
 
 def test_without_groups_each_image_is_its_own_unit_in_order():
@@ -56,7 +57,8 @@ def test_the_most_frequent_value_agrees_with_counting():
 
 
 def test_subjects_may_be_numbers_or_unknown():
-    assert subjects_of([{"subject_id": 3}, {"subject_id": "3"}, {"subject_id": None}, {}]) == ["3", "3", None, None]
+    assert subjects_of([{"subject_id": 3}, {"subject_id": " 3"}, {"subject_id": None}, {}]) == ["3", "3", None, None]
+    assert subjects_of([{"subject_id": ""}, {"subject_id": float("nan")}]) == [None, None], "nobody is not one person"
 
 
 def test_a_column_is_read_as_strings():

@@ -60,9 +60,11 @@ class MadeUpRun:
         method_args: The method's settings.
         settings: Other settings of the identity, for example ``{"epochs": 2}``.
         data: Identifies the data.
+        data_name: Of the data set; empty for a run that does not know it.
         rounds: Rounds asked for.
         done: Rounds that are over; by default all.
         status: As in the summary; ``running`` writes no summary and no bundles.
+        unscored: Last rounds that were not scored any more.
         reason: Why the run ended early.
         leaks: Sentences about allowed violations.
         bundles: Whether there are site bundles and predictions.
@@ -83,9 +85,11 @@ class MadeUpRun:
     method_args: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: str = "data"
+    data_name: str = ""
     rounds: int = 3
     done: int | None = None
     status: str = FINISHED
+    unscored: int = 0
     reason: str = ""
     leaks: Sequence[str] = ()
     bundles: bool = True
@@ -154,7 +158,11 @@ class MadeUpRun:
             "execution": {"workers": 2, "threads": 1, "device": "cpu"},
             "versions": {"medfl": "0.1.0", "torch": "2.13.0", "python": "3.12.0", "machine": "x86_64"},
             "plugins": ["medfl_builtin", "medfl_methods"],
-            "data": {"sites": {site: f"{n:064x}" for n, site in enumerate(self.sites)}, "allowed_leaks": []},
+            "data": {
+                "name": self.data_name,
+                "sites": {site: f"{n:064x}" for n, site in enumerate(self.sites)},
+                "allowed_leaks": [],
+            },
         }
 
     def rows(self) -> list[Row]:
@@ -192,7 +200,7 @@ class MadeUpRun:
             "status": self.status,
             "reason": self.reason,
             "rounds": self.over,
-            "evaluated_round": self.over or None,
+            "evaluated_round": self.over - self.unscored or None,
             "scores": scores if self.over else {},
             "costs": {site: sent | seconds for site, seconds in zip(self.sites, spent, strict=True)},
             "holdings": self._holdings(),

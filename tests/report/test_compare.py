@@ -62,10 +62,23 @@ def test_optimizers_rounds_and_networks_tell_rows_apart(run):
     labels = [group.label for group in group_runs([plain, fast])]
     assert labels == ["fedavg (optimizer.lr=0.05)", "fedavg (optimizer.lr=0.5)"]
     labels = [group.label for group in group_runs([plain, wide])]
-    assert labels == [
-        "fedavg (rounds=3, networks.cnn=0123456789abcdef, networks.wide=default)",
-        "fedavg (rounds=9, networks.cnn=default, networks.wide=00)",
-    ]
+    assert labels == ["fedavg (rounds=3, network=cnn)", "fedavg (rounds=9, network=wide)"]
+    wide.run["identity"]["task"]["networks"] = {"cnn": "00"}
+    names = [f"fedavg (rounds={rounds}, {one.folder.name})" for rounds, one in ((3, plain), (9, wide))]
+    assert [group.label for group in group_runs([plain, wide])] == names
+
+
+def test_labels_say_what_makes_a_row(run):
+    """Two rows with the same settings, and a row whose seeds have other ones."""
+    runs = [run(seed=0), run(seed=1, settings={"epochs": 2}), run(seed=0), run(seed=1)]
+    labels = ["mixed", "mixed", "b|2", "b|2"]
+    table = compare(runs, labels=labels, baseline="b|2")
+    assert list(table["label"]) == ["mixed", "b|2"]
+    assert list(table["seeds"]) == ["0, 1", "0, 1"]
+    assert row(table, "mixed")["pairs"] == 2
+    assert set(table["baseline"]) == {"b|2"}
+    with pytest.raises(SettingsError, match="Two runs of 'same' have the seed 0"):
+        compare(runs, labels=["same"] * 4)
 
 
 def test_a_run_that_is_there_twice_is_refused(run):
@@ -95,9 +108,10 @@ def test_numbers_by_hand(run):
     assert math.isnan(local["global_test"])
     assert (local["verdict"], local["pairs"]) == ("-", 0)
     assert math.isnan(local["difference"])
-    # both seeds gain 0.1, so the interval is a point
-    assert (fedavg["pairs"], fedavg["verdict"]) == (2, "better")
-    assert (fedavg["difference"], fedavg["low"], fedavg["high"]) == pytest.approx((0.1, 0.1, 0.1))
+    # both seeds gain 0.1: two alike differences say nothing of the spread
+    assert (fedavg["pairs"], fedavg["verdict"]) == (2, "-")
+    assert fedavg["difference"] == pytest.approx(0.1)
+    assert math.isnan(fedavg["low"])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +120,8 @@ def test_numbers_by_hand(run):
         ([0.10, 0.11, 0.12], "accuracy", "better"),
         ([-0.10, -0.11, -0.12], "accuracy", "worse"),
         ([-0.1, 0.1, 0.2], "accuracy", "n.s."),
-        ([0.0, 0.0], "accuracy", "n.s."),
+        ([0.0, 0.0], "accuracy", "-"),
+        ([0.1, 0.1, 0.1], "accuracy", "-"),
         ([0.1], "accuracy", "-"),
         ([0.10, 0.11, 0.12], "ece", "worse"),
         ([-0.10, -0.11, -0.12], "ece", "better"),
@@ -162,7 +177,7 @@ def test_runs_that_did_not_finish_stay(run):
     found = row(table, "fedavg")
     assert (found["status"], found["seeds"]) == ("1 finished, 1 diverged, 1 running", "0, 1, 2")
     assert (found["mean"], found["rounds"]) == (pytest.approx(0.5), "2, 3")
-    assert any("did not finish" in note for note in notes(table))
+    assert any("did not finish" in note and "counts in no mean" in note for note in notes(table))
     assert "round 2, 3" in to_markdown(table)
 
 

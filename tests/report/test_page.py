@@ -122,6 +122,19 @@ def test_holdings_are_counted_for_each_split(page, tmp_path):
     assert "Images for validation" not in found.tables, "nobody has any"
 
 
+def test_the_first_sentence_names_the_data(page):
+    found = page(("fedavg", {"data_name": "bloodmnist"}))
+    assert "1 run over 3 rounds with the seed 0 on bloodmnist at 3 sites with 600 images of 3 classes" in words(
+        found.sections[""]
+    )
+    assert "with the seed 0 at 3 sites" in words(page(("local", {})).sections[""])
+
+
+def test_the_first_sentence_counts_no_images_where_the_data_differ(page):
+    found = page(("fedavg", {"data_name": "one"}), ("local", {"data_name": "two", "data": "other"}))
+    assert "on 2 data sets made from one and two: all finished." in words(found.sections[""])
+
+
 # ---- notices
 
 
@@ -217,6 +230,24 @@ def test_a_diverged_model_without_numbers_is_no_crash(page, tmp_path):
     found = Page(write_report([tmp_path / "local", tmp_path / "fedavg"]).read_text())
     assert "no interval: a model gives no numbers" in words(found.sections["gains"])
     assert "There are no predictions on test images from fedavg." in found.sections["scores"]
+
+
+def test_predictions_of_an_earlier_end_are_not_shown(page, tmp_path):
+    """A finished run that was given more rounds has no summary until it is over again, but still its old bundles."""
+    page(("local", {}), ("fedavg", {}))
+    (tmp_path / "fedavg/summary.json").unlink()
+    found = Page(write_report([tmp_path / "local", tmp_path / "fedavg"]).read_text())
+    assert "Confusion matrix of local" in found.tables
+    assert "Confusion matrix of fedavg" not in found.tables
+    assert "fedavg is not over" in words(found.sections[""])
+
+
+def test_predictions_of_another_round_than_the_scores_give_no_interval(page):
+    """Scored every 2 rounds, diverged in the fourth: scores are of round 2, the models at home of round 3."""
+    found = page(("local", {}), ("fedavg", {"rounds": 9, "done": 3, "unscored": 1, "status": "diverged"}))
+    rows = found.tables["fedavg against alone, accuracy"]
+    assert [words(row[4]) for row in rows[1:4]] == ["no interval: no predictions"] * 3
+    assert "Its scores are those after round 2." in words(found.sections[""])
 
 
 def test_a_seed_without_a_run_alone_is_named(page):

@@ -13,7 +13,7 @@ SMALL: dict[str, Any] = {
     "name": "small",
     "about": "Nothing but a test.",
     "bundle": "medmnist_classification",
-    "data": {"demo": {"folder": "cohort", "options": {"num_classes": 3}}},
+    "data": {"demo": {"folder": "cohort"}},
     "seeds": 2,
     "metrics": ["accuracy"],
     "baseline": "alone",
@@ -27,7 +27,6 @@ PREPARED: dict[str, Any] = {
     "breast": {
         "prep": {"dataset": "medmnist", "flag": "breastmnist"},
         "partition": {"scheme": "dirichlet_class_balanced", "sites": 3, "alpha": 1.0, "min_size": 4},
-        "options": {"num_classes": 2, "in_channels": 1},
     }
 }
 

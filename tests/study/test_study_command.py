@@ -23,14 +23,14 @@ from medfl.study.study import load_study, run_study
 STUDY = {
     "name": "small",
     "bundle": "medmnist_classification",
-    "data": {"demo": {"folder": "cohort", "options": {"num_classes": 3}}},
+    "data": {"demo": {"folder": "cohort"}},
     "metrics": ["accuracy"],
     "baseline": "alone",
-    "settings": {"batch_size": 16, "evaluate_every": 24},
+    "settings": {"batch_size": 16, "evaluate_every": 12},
     "scales": {"cpu": {"settings": {"rounds": 1}}},
     "rows": {
         "alone": {"method": "local", "settings": {"rounds": 1}},
-        "together": {"method": "fedavg", "settings": {"rounds": 24}},
+        "together": {"method": "fedavg", "settings": {"rounds": 12}},
     },
 }
 
@@ -115,7 +115,7 @@ def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: 
     assert "run 2 of 2: demo / together / seed 0" in done.err
     assert contents(alone) == before
     log = together.with_name("seed-0.log").read_text()
-    assert log.count("$ ") == 2
+    assert log.count("$ ") == 1
     assert "Continuing after step" in log
     rows = pd.read_csv(together / "metrics.csv")
     assert not rows.duplicated(["round", "site", "model", "split", "moment", "metric"]).any()
@@ -124,12 +124,28 @@ def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: 
     assert table["status"].tolist() == ["1 finished", "1 finished"]
     assert (out / "results" / "demo.html").is_file()
     run = json.loads((together / "run.json").read_text())
-    assert run["settings"]["rounds"] == {"value": 24, "origin": "study small"}
+    assert run["settings"]["rounds"] == {"value": 12, "origin": "study small"}
 
 
 def study_in_a_group(file: Path, out: Path) -> None:
     os.setsid()
-    run_study(load_study(file, out=out))
+    run_study(load_study(file, out=out), in_a_fork)
+
+
+def in_a_fork(command: list[str], log: Path) -> int:
+    """As `medfl.study.runner.launch`, without importing everything anew: the study that continues does that."""
+    process = multiprocessing.get_context("fork").Process(target=as_a_command, args=(command, log))
+    process.start()
+    process.join()
+    return int(process.exitcode or 0)
+
+
+def as_a_command(command: list[str], log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    main(command[3:])
 
 
 def wait_until(reached, work: multiprocessing.Process, seconds: float = 120) -> None:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
         ({"seeds": [-1]}, "all >= 0"),
         ({"scales__full": {}}, "a scale of the study .* is called 'full'"),
         ({"settings__seed": 3}, r"'settings\.seed': the study gives each run its own 'seed'"),
-        ({"data__demo__options__output_dir": "x"}, r"'data\.demo\.options\.output_dir'"),
+        ({"data__demo__options": {"output_dir": "x"}}, r"'data\.demo\.options\.output_dir'"),
         ({"settings__mean": ["$exit()"]}, r"'settings\.mean': expected a plain value, got an expression"),
         ({"data__demo__prep": {"dataset": "medmnist", "flag": "x"}}, "give either 'prep' or 'folder'"),
         ({"data": {"a": {"prep": {"dataset": "medmnist", "flag": "x"}}}}, "needs a 'partition'"),

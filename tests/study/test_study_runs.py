@@ -15,17 +15,21 @@ from medfl.errors import StoreError
 from medfl.study.study import run_study
 
 
+def _no_page(runs: list[Path], out: Path, labels: list[str]) -> None:
+    out.write_text(f"{len(runs)} runs: {', '.join(dict.fromkeys(labels))}")
+
+
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is tested elsewhere; here it would want a whole run."""
-    monkeypatch.setattr("medfl.study.results.write_report", lambda runs, out: out.write_text(f"{len(runs)} runs"))
+    monkeypatch.setattr("medfl.study.results.write_report", _no_page)
 
 
 def test_methods_times_seeds_with_the_strongest_setting_last(load, source: Path, tmp_path: Path) -> None:
     prepared = load(
         {
             "rows__alone__settings": {"epochs": 7, "precision": "fp32"},
-            "data__demo__options": {"num_classes": 3, "epochs": 5},
+            "data__demo__options": {"batch_size": 8, "epochs": 5},
             "settings__epochs": 3,
             "settings__sites": ["site-01"],
         },
@@ -41,7 +45,7 @@ def test_methods_times_seeds_with_the_strongest_setting_last(load, source: Path,
     ]
     assert given[1]["output_dir"] == str(out / "runs" / "demo" / "fedprox-mu-0.1" / "seed-0")
     assert given[1]["method_args#mu"] == 0.1
-    common = {"rounds": 4, "optimizer#lr": 0.125, "num_classes": 3, "workers": 2, "sites": ["site-01"]}
+    common = {"rounds": 4, "optimizer#lr": 0.125, "batch_size": 8, "workers": 2, "sites": ["site-01"]}
     common |= {"dataset-dir": str(source / "cohort"), "metrics": ["accuracy"], "given_by": "study small"}
     assert [{name: one[name] for name in common} for one in given] == [common] * 4
     assert not out.exists(), "a look writes nothing"
@@ -62,7 +66,7 @@ def test_each_seed_draws_its_own_partition_unless_it_is_fixed(load, tmp_path: Pa
 def test_a_pooled_folder_of_ones_own_is_partitioned(load, source: Path, tmp_path: Path) -> None:
     run_study(load({"data": PREPARED, "seeds": 1}), Runs())
     shutil.copytree(tmp_path / "out" / "data" / "breast" / "pooled", tmp_path / "own" / "pool")
-    data = {"own": {"folder": "pool", "partition": {"scheme": "iid", "sites": 2}, "options": {"in_channels": 1}}}
+    data = {"own": {"folder": "pool", "partition": {"scheme": "iid", "sites": 2}}}
     prepared = load({"data": data, "seeds": 1}, source=tmp_path / "own", out=tmp_path / "second")
     run_study(prepared, Runs())
     sites = sorted(path.name for path in (tmp_path / "second" / "data" / "own" / "sites-seed-0").glob("site-*"))
@@ -86,7 +90,14 @@ def test_the_table_names_the_rows_and_counts_the_seeds(load, tmp_path: Path) -> 
     text = (tmp_path / "out" / "results" / "demo.md").read_text()
     assert text.startswith("# small: demo\n\nNothing but a test.\n\n4 of 4 runs are finished.\n")
     assert "fedprox mu=0.1" in text
-    assert (tmp_path / "out" / "results" / "demo.html").read_text() == "4 runs"
+    assert (tmp_path / "out" / "results" / "demo.html").read_text() == "4 runs: alone, fedprox mu=0.1"
+
+
+def test_rows_with_the_same_settings_stay_two_rows(load, tmp_path: Path) -> None:
+    run_study(load({"rows__again": {"method": "local"}, "seeds": 1}), Runs())
+    table = pd.read_csv(tmp_path / "out" / "results" / "demo.csv")
+    assert table["label"].tolist() == ["alone", "fedprox mu=0.1", "again"]
+    assert table["baseline"].tolist() == ["alone"] * 3
 
 
 def test_tables_are_written_after_each_run(load, tmp_path: Path) -> None:

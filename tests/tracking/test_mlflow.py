@@ -1,100 +1,22 @@
-"""The MLflow observer: what the store holds is what metrics.csv says, once, also after a kill."""
+"""The MLflow observer: what the store holds is what metrics.csv says, once."""
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
 pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
 
 from mlflow import MlflowClient
+from mlflow_toys import SETTINGS, begin, expected, rows, stored, the_run, write
 
 import medfl_mlflow
 from medfl.cli.main import main
 from medfl.data.phantoms import make_cohort
-from medfl.errors import MedflError
-from medfl.evaluation import Row, csv_lines
+from medfl.evaluation import Row
 from medfl.plugins import load_plugins
-from medfl_mlflow import tracking as observer
-
-SETTINGS = {"rounds": 2, "optimizer.lr": 0.01, "method_args.mu": 0.1, "norm_bound": None, "method": "fedprox"}
-
-
-@pytest.fixture(autouse=True)
-def _file_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of plain files is quick to make; newer MLflow wants to be asked."""
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-
-
-def told(folder: Path, **more: str) -> dict[str, str]:
-    return {"tracking_uri": (folder / "store").as_uri(), "experiment_name": "ours", "run_name": "first", **more}
-
-
-def rows(round_: int, evaluated: int | None) -> list[Row]:
-    """What a round writes: its costs, and the scores of the round before, which are ready only now."""
-    found = [
-        Row(round_, site, "personal", "train", "trained", "bytes_up", size)
-        for site, size in (("site-01", 100.0), ("site-02", 300.0))
-    ]
-    for site, value in (("site-01", 0.5), ("site-02", 0.75), ("site-03", float("nan")), ("global", 0.125)):
-        if evaluated is not None:
-            found.append(Row(evaluated, site, "global", "test", "aggregated", "accuracy", value + evaluated / 64))
-    return found
-
-
-def write(folder: Path, *steps: list[Row]) -> None:
-    folder.mkdir(exist_ok=True)
-    with (folder / "metrics.csv").open("a") as file:
-        for step in steps:
-            file.write(csv_lines(step, header=file.tell() == 0))
-
-
-def the_run(folder: Path, name: str = "ours"):
-    client = MlflowClient(tracking_uri=(folder.parent / "store").as_uri())
-    experiment = client.get_experiment_by_name(name)
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
-    return client, run
-
-
-def stored(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    client, run = the_run(folder)
-    return {
-        name: [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
-        for name in run.data.metrics
-    }
-
-
-def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """From metrics.csv, by other means than the plugin's."""
-    groups: dict[tuple[str, int], dict[str, float]] = {}
-    with (folder / "metrics.csv").open() as file:
-        for row in csv.DictReader(file):
-            if row["value"] != "nan":
-                key = (f"{row['model']}/{row['split']}/{row['metric']}", int(row["round"]))
-                groups.setdefault(key, {})[row["site"]] = float(row["value"])
-    found: dict[str, list[tuple[int, float]]] = {}
-    for (name, step), values in sorted(groups.items()):
-        for site, value in values.items():
-            found.setdefault(f"{name}/{site}", []).append((step, value))
-        mean = fmean(value for site, value in values.items() if site != "global")
-        found.setdefault(f"{name}/mean", []).append((step, mean))
-    return found
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-def begin(folder: Path, settings: dict | None = None, **more: str) -> None:
-    medfl_mlflow.medfl_run_started(str(folder), settings or SETTINGS, told(folder.parent, **more))
 
 
 def test_the_store_holds_what_the_metrics_file_says(run_folder: Path) -> None:
@@ -136,31 +58,6 @@ def test_a_run_that_continues_is_the_same_run_and_doubles_nothing(run_folder: Pa
     _, run = the_run(run_folder)
     assert run.info.status == "RUNNING"
     assert (run.data.params["rounds"], run.data.tags["medfl.continued.rounds"]) == ("2", "3")
-
-
-@pytest.mark.parametrize("arrived", [True, False])
-def test_a_kill_while_sending_neither_doubles_nor_loses(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch, arrived: bool
-) -> None:
-    """Killed after MLflow has the points, or before it has any, and before that could be noted."""
-    begin(run_folder)
-    write(run_folder, rows(1, None), rows(2, 1))
-    log: Callable[..., None] = observer._log
-
-    def killed(*arguments: object) -> None:
-        if arrived:
-            log(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(observer, "_log", killed)
-        with pytest.raises(KeyboardInterrupt):
-            medfl_mlflow.medfl_round_ended(str(run_folder))
-    assert json.loads((run_folder / "mlflow.json").read_text())["sending"]
-    begin(run_folder)
-    write(run_folder, rows(3, 2))
-    medfl_mlflow.medfl_round_ended(str(run_folder))
-    assert stored(run_folder) == expected(run_folder)
 
 
 def test_without_tracking_nothing_is_imported_or_written(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +110,7 @@ def test_names_say_the_model_and_the_moment(run_folder: Path) -> None:
             Row(1, "site-01", "personal", "test", "trained", "f1", 0.5),
             Row(1, "site-01", "personal", "test", "aggregated", "f1", 0.25),
             Row(1, "site-01", "personal@site-02", "test", "aggregated", "f1", 0.75),
+            Row(1, "site-01", "personal", "train", "trained", "loss", float("inf")),
         ],
     )
     medfl_mlflow.medfl_round_ended(str(run_folder))
@@ -220,21 +118,7 @@ def test_names_say_the_model_and_the_moment(run_folder: Path) -> None:
     assert found["personal/trained/test/f1/site-01"] == [(1, 0.5)]
     assert found["personal/test/f1/site-01"] == [(1, 0.25)]
     assert found["personal_site-02/test/f1/site-01"] == [(1, 0.75)]
-
-
-def test_without_mlflow_one_message_says_what_to_install(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow.exceptions", None)
-    with pytest.raises(MedflError, match=r'not installed.*pip install "medfl\[mlflow\]"'):
-        begin(run_folder)
-    medfl_mlflow.medfl_round_ended(str(run_folder))
-    medfl_mlflow.medfl_run_ended(str(run_folder), "finished")
-    assert not (run_folder / "mlflow.json").exists()
-
-
-def test_a_store_that_can_not_be_used_is_named(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "false")
-    with pytest.raises(MedflError, match="MLflow can't use the tracking_uri 'nowhere://x', so nothing is tracked"):
-        begin(run_folder, tracking_uri="nowhere://x")
+    assert not [name for name in found if "loss" in name], "what is not finite is no point"
 
 
 def test_the_store_that_monai_names_by_itself(run_folder: Path) -> None:
