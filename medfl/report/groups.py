@@ -11,7 +11,6 @@ from medfl.contract import Meta
 from medfl.errors import SettingsError
 from medfl.report.runs import RunRecord
 
-
 NETWORKS = "task.networks."
 
 
