@@ -9,21 +9,20 @@ warning, in favour of the step before it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from medfl import wire
 from medfl.contract import Meta, Parcel, State, Tensors
 from medfl.errors import DamagedError, StoreError
+from medfl.locks import LOCK, held
 
 logger = logging.getLogger(__name__)
 
@@ -263,11 +262,11 @@ def only_writer(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, and by the system after a kill
+        (folder / LOCK).touch()
     except OSError as error:
         raise StoreError(f"Could not write to the run folder '{folder}': {error.strerror}.") from error
-    try:
-        if not _locked(file):
+    with held(folder / LOCK, PATIENCE) as alone:
+        if not alone:
             raise StoreError(
                 f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another "
                 "folder with --output_dir. Reading the folder meanwhile is fine."
@@ -276,27 +275,3 @@ def only_writer(folder: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 stale.unlink()
         yield
-    finally:
-        file.close()
-
-
-def being_written(folder: Path) -> bool:
-    """Whether a process holds a folder (`only_writer`), found out without disturbing it."""
-    lock = folder / ".lock"
-    if not lock.is_file():
-        return False
-    with open(lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a writer that starts just now waits a moment
-        except BlockingIOError:
-            return True
-    return False
-
-
-def _locked(file: IO[str]) -> bool:
-    for _ in range(int(PATIENCE / 0.02)):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        time.sleep(0.02)
-    return False

@@ -35,7 +35,7 @@ def command(
 
     Scores, summary, report and bundles stay. A run that was cleaned can't be continued with more rounds.
     """
-    from medfl.store import being_written
+    from medfl.locks import being_written
 
     folders = list(dict.fromkeys(_check(folder, everything) for folder in runs))
     for folder in folders:

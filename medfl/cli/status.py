@@ -35,7 +35,7 @@ def describe(record: RunRecord) -> dict[str, str]:
     Raises:
         StoreError: If its state can't be read.
     """
-    from medfl.store import being_written
+    from medfl.locks import being_written
 
     writing = being_written(record.folder)
     done, planned = rounds_done(record, writing), int(record.run["rounds"])

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import medfl
-from medfl.data.locks import held
 from medfl.data.progress import progress
 from medfl.errors import DataError, SettingsError
+from medfl.locks import held
 
 CHUNK_BYTES = 1 << 18
 """How much is read at once."""
@@ -110,7 +110,7 @@ def download(
     job = _Job(url, target, checksum, size, timeout, say)
     with _writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _writing(target), held(target.with_name(target.name + ".part.lock")) as alone:
+    with _writing(target), held(target.with_name(f".{target.name}.lock"), remove=True) as alone:
         if not alone:
             raise DataError(f"another process is downloading {target}. Run the same command again when it has ended.")
         if not target.exists():  # another process may have brought it meanwhile

@@ -167,17 +167,3 @@ def paired_t(differences: Sequence[float], level: float = 0.95) -> Interval | No
     mean = fmean(differences)
     half = float(t.ppf((1 + level) / 2, len(differences) - 1)) * stdev(differences) / math.sqrt(len(differences))
     return Interval(mean, mean - half, mean + half)
-
-
-def sign_test(differences: Sequence[float]) -> float:
-    """Exact two-sided p value that positive and negative differences are equally likely.
-
-    Args:
-        differences: One for each pair; zeros are left out.
-
-    Returns:
-        In (0, 1]; 1 without differences. With n seeds it can't be below 2 / 2**n: five don't reach 0.05.
-    """
-    signs = [difference > 0 for difference in differences if difference]
-    fewer = min(sum(signs), len(signs) - sum(signs))
-    return min(1.0, 2 * sum(math.comb(len(signs), k) for k in range(fewer + 1)) / 2 ** len(signs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import subprocess
@@ -13,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medfl.errors import StoreError
+from medfl.locks import LOCK, being_written, held
 from medfl.report.formats import duration
-from medfl.store import being_written
 from medfl.study.cohorts import Say
 from medfl.study.jobs import Job
 
 Launch = Callable[[list[str], Path], int]
 """Runs a command line, adds what it says to a log file, and returns its status."""
-
-LOCK = ".lock"
-"""The file that is locked in the folder of a study. Not `medfl.store.only_writer`: that would tidy up in the runs."""
 
 PATIENCE = 10.0
 """Seconds that an interrupted run gets to end by itself."""
@@ -110,13 +106,9 @@ def only_study(out: Path) -> Iterator[None]:
         (out / LOCK).touch()
     except OSError as error:
         raise StoreError(f"Could not write to the folder '{out}': {error.strerror}. Give another --out.") from None
-    with (out / LOCK).open("a") as file:  # the lock ends with the block, or with the process
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(
-                f"Another `medfl study` works in '{out}'. Wait for it, stop it, or give another --out."
-            ) from None
+    with held(out / LOCK) as alone:
+        if not alone:
+            raise StoreError(f"Another `medfl study` works in '{out}'. Wait for it, stop it, or give another --out.")
         yield
 
 

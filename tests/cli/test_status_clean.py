@@ -10,8 +10,9 @@ from medfl.cli import clean as clean_command
 from medfl.cli import main as cli
 from medfl.cli.status import describe, seconds_per_round
 from medfl.errors import StoreError
+from medfl.locks import being_written
 from medfl.report.runs import read_run
-from medfl.store import being_written, only_writer
+from medfl.store import only_writer
 
 KEPT = {"run.json", "metrics.csv", "summary.json", "sites", "global"}
 

@@ -11,8 +11,8 @@ import pytest
 from web import Web, serving
 
 from medfl.data.download import download
-from medfl.data.locks import held
 from medfl.errors import DataError, SettingsError
+from medfl.locks import held
 
 CONTENT = bytes(range(256)) * 4000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -116,7 +116,7 @@ def test_without_a_length_only_the_checksum_tells_a_cut_line(web, tmp_path):
 
 def test_two_processes_do_not_write_to_the_same_part(web, tmp_path):
     """The lock is one of open files, so a second opening in this process stands for another process."""
-    with held(tmp_path / "file.npz.part.lock") as alone:
+    with held(tmp_path / ".file.npz.lock", remove=True) as alone:
         assert alone
         with pytest.raises(DataError, match="another process is downloading .*file.npz. Run the same command again"):
             fetch(web, tmp_path / "file.npz")

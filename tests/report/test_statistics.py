@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from scipy import stats
 
 from medfl.metrics import METRICS
-from medfl.report.statistics import ROUNDING, Interval, mean_std, paired_bootstrap, paired_t, sign_test, wilson
+from medfl.report.statistics import ROUNDING, Interval, mean_std, paired_bootstrap, paired_t, wilson
 
 
 def guesses(rng, n, right):
@@ -192,16 +192,3 @@ def test_an_interval_decides_if_0_lies_outside():
         True,
         False,
     ]
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(some.integers(0, 15), some.integers(0, 15))
-def test_the_sign_test_is_the_exact_binomial_one(more, less):
-    differences = [0.5] * more + [-0.1] * less + [0.0] * 3
-    expected = stats.binomtest(more, more + less).pvalue if more + less else 1.0
-    assert sign_test(differences) == pytest.approx(expected, abs=1e-12)
-
-
-def test_five_seeds_do_not_reach_the_usual_threshold():
-    assert sign_test([0.1] * 5) == 2 / 32
-    assert sign_test([0.1] * 6) == 2 / 64
