@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from medfl.errors import SettingsError
+
 if TYPE_CHECKING:
     from medfl.data.datalists import Datalist
 
@@ -36,6 +38,8 @@ def medmnist(
     from medfl.data.medmnist import prepare
     from medfl.data.medmnist_releases import URL
 
+    if url and not download:
+        raise SettingsError("--url says where to download from: give --download as well, or leave it out.")
     datalist = prepare(source, flag, out, finding=finding, fetch=download, url=url or URL, force=force, say=_to_stderr)
     _summarise(out, datalist)
 

@@ -69,6 +69,13 @@ def test_mistakes_end_with_a_message_and_status_2(medfl, given, tmp_path):
     assert (tmp_path / "P" / "quarantine.csv").read_text().splitlines()[1].startswith("5,")
 
 
+def test_a_mirror_without_a_download_is_refused(medfl, tmp_path):
+    words = ("prep", "medmnist", "--source", tmp_path, "--flag", "breastmnist", "--out", tmp_path / "P")
+    status, _, err = medfl(*words, "--url", "http://localhost")
+    assert status == 2
+    assert "give --download as well" in err
+
+
 def test_the_same_command_as_a_script(given, monkeypatch, capsys):
     import runpy
     import sys
