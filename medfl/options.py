@@ -6,7 +6,7 @@ MONAI takes any option silently and stops at the first missing id; a mistyped ``
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from monai.bundle import ConfigParser, ReferenceResolver
@@ -15,6 +15,7 @@ from monai.utils import optional_import
 
 from medfl.contract import Meta
 from medfl.errors import SettingsError, did_you_mean
+from medfl.nested import texts
 
 RUN_IDS = ("imports", "initialize", "run", "finalize")
 """What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
@@ -66,7 +67,8 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
     found: set[str] = set()
     rest = [name for name in ids if name in parser]
     while rest:
-        refers = {name.partition("#")[0] for name in _references(parser[rest.pop()])}
+        named = [ReferenceResolver.match_refs_pattern(text) for text in texts(parser[rest.pop()])]
+        refers = {name.partition("#")[0] for names in named for name in names}
         new = {name for name in refers - found if name in parser}
         found |= new
         rest += new
@@ -90,18 +92,6 @@ def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]],
     if missing:
         lines = "\n  ".join(missing)
         raise SettingsError(f"The configuration {where} lacks {len(missing)} ids that it needs:\n  {lines}")
-
-
-def _references(config: Any) -> Iterator[str]:
-    """All ids that a part of a configuration names."""
-    if isinstance(config, Mapping):
-        for value in config.values():
-            yield from _references(value)
-    elif isinstance(config, list):
-        for value in config:
-            yield from _references(value)
-    elif isinstance(config, str):
-        yield from ReferenceResolver.match_refs_pattern(config)
 
 
 def _problem(parser: ConfigParser, name: str) -> str | None:

@@ -8,9 +8,8 @@ What is read: what Pillow reads (PNG, JPEG, TIFF, BMP, ...), DICOM, and NIfTI vo
   one modality has to be done before. An image of one value only becomes zeros.
 - DICOM: rescale slope and intercept, or the lookup table in their place, are applied first; MONOCHROME1, where large
   values are dark, is inverted.
-- NIfTI: a volume is turned to the nearest canonical orientation, so its axes (D, H, W) run from the patient's left to
-  right, from back to front, and from feet to head, as after ``Orientation("RAS")`` of MONAI. A volume that is one slice
-  is an image with the two axes that are left.
+- NIfTI: a volume is turned to the nearest canonical orientation, ``Orientation("RAS")`` of MONAI: its axes (D, H, W)
+  run from left to right, back to front and feet to head. One slice is an image with the two axes that are left.
 - The orientation that a camera notes in a JPEG file (EXIF) is applied. Of the images in a phone's JPEG file (MPO) the
   first counts. An alpha channel and a transparent colour are left out. Colour of 16 bits a channel is refused.
 - Size: each axis is resampled linearly, with a filter as wide as the shrinkage, so that nothing is skipped

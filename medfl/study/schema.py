@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from medfl.errors import SettingsError, did_you_mean
+from medfl.nested import texts
 from medfl.settings import Strict, read_settings
 from medfl.study.strict_yaml import read_yaml
 
@@ -199,16 +200,5 @@ def _check_options(study: Study) -> None:
         for key, value in options.items():
             if not place.endswith("method_args") and key in RESERVED:
                 raise SettingsError(f"'{place}.{key}': the study gives each run its own '{key}'. Remove it there.")
-            if any(text.startswith(("$", "@", "%")) for text in _texts(value)):
+            if any(text.startswith(("$", "@", "%")) for text in texts(value)):
                 raise SettingsError(f"'{place}.{key}': expected a plain value, got an expression: {value!r}.")
-
-
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)

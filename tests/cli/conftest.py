@@ -23,3 +23,16 @@ def medfl(capsys):
         return int(end.value.code or 0), printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def medfl_command(capfd):
+    """The same for what is printed past Python's own streams; the status is as it was given."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return run

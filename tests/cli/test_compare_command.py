@@ -4,20 +4,8 @@ import pandas as pd
 import pytest
 from make_runs import SITES, make_run
 
-from medfl.cli import main as cli
 from medfl.report.compare import compare, to_markdown
 from medfl.report.runs import read_run
-
-
-@pytest.fixture
-def medfl_command(capfd):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    return run
 
 
 @pytest.fixture

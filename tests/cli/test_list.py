@@ -26,17 +26,6 @@ def _plain(monkeypatch):
 
 
 @pytest.fixture
-def medfl_command(capfd):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    return run
-
-
-@pytest.fixture
 def command(monkeypatch):
     """Register a function as the command ``try``."""
 

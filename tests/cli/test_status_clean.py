@@ -7,7 +7,6 @@ import pytest
 from make_runs import make_run
 
 from medfl.cli import clean as clean_command
-from medfl.cli import main as cli
 from medfl.cli.status import describe, seconds_per_round
 from medfl.errors import StoreError
 from medfl.locks import being_written
@@ -15,17 +14,6 @@ from medfl.report.runs import read_run
 from medfl.store import only_writer
 
 KEPT = {"run.json", "metrics.csv", "summary.json", "sites", "global"}
-
-
-@pytest.fixture
-def medfl_command(capfd):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    return run
 
 
 def listing(folder):
