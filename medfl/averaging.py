@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from medfl.contract import Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
@@ -21,7 +21,7 @@ from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.participation import sample
 from medfl.task import Task
-from medfl.training import Batch, Trained, train
+from medfl.training import Batch, train
 from medfl.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class Fit:
         start: Its trainable parameters when the training began, by name, on the same device, detached copies.
         extra: Whatever `before_fit` wants to hand on to `loss` and `after_fit`. It ends with the training.
         log: Numbers for the metrics file.
+        tells: Facts for the server; keys as the method's `tells` declares.
     """
 
     site: Site
@@ -46,18 +47,38 @@ class Fit:
     start: Tensors
     extra: dict[str, Any] = field(default_factory=dict)
     log: dict[str, float] = field(default_factory=dict)
+    tells: Meta = field(default_factory=dict)
 
     def ce(self, batch: Batch) -> torch.Tensor:
         """The task's own loss of the model on a batch, from logits."""
         return self.site.task.loss(self.model(batch.images), batch.labels)
 
 
-class Averaging(BaseModel):
-    """Weighted averaging of the updates of participating sites.
+@dataclass(frozen=True)
+class Fitted:
+    """What a site's training made.
 
     Attributes:
-        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally.
-            Under a privacy setting sizes stay at home and the weights are uniform.
+        before: All tensors of the model when the training began, CPU copies.
+        after: The same when it was over.
+        log: Numbers for the metrics file, among them the mean ``loss`` and the ``seconds`` of the training.
+        tells: Facts for the server.
+    """
+
+    before: Tensors
+    after: Tensors
+    log: dict[str, float]
+    tells: Meta
+
+
+class Averaging(BaseModel):
+    """Averaging of the updates of participating sites, each weighted by its number of training images.
+
+    Under a privacy setting sizes stay at home and the weights are uniform.
+
+    Attributes:
+        gradient_clip: Largest L2 norm of a batch's gradient, over all parameters jointly, > 0; a longer one is scaled
+            down to it. None clips nothing. It steadies training and gives no privacy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,7 +92,7 @@ class Averaging(BaseModel):
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     limits: ClassVar[tuple[Limit, ...]] = ()
 
-    weights: Literal["size", "uniform"] = "size"
+    gradient_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     # ---- what a method overrides
 
@@ -92,8 +113,8 @@ class Averaging(BaseModel):
         """Called after the training and before the update is taken."""
 
     def weight(self, meta: Meta) -> float:
-        """Weight of a reply before normalisation, >= 0."""
-        return float(meta.get("size", 1.0)) if self.weights == "size" else 1.0
+        """Weight of a reply before normalisation, >= 0; `meta` lacks what a site's policy keeps at home."""
+        return float(meta.get("size", 1.0))
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """The new shared tensors from the old ones and the mean update; plain averaging adds the two.
@@ -130,11 +151,11 @@ class Averaging(BaseModel):
     def work(self, site: Site, order: Order) -> Reply:
         """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
         received = select(order.tensors, PREFIX)
-        before, after, trained, log = self.fit(site, self.full_state(site, received))
-        site.state.tensors = {name: after[name] for name in after if name not in received}
-        update = prefixed({name: subtract(after[name], before[name]) for name in received}, PREFIX)
-        log |= {"loss": trained.loss, "seconds": trained.seconds}
-        return Reply(update, {"size": len(site.train)}, log=log, trained=Model(site.network, after))
+        done = self.fit(site, self.full_state(site, received))
+        site.state.tensors = {name: done.after[name] for name in done.after if name not in received}
+        update = prefixed({name: subtract(done.after[name], done.before[name]) for name in received}, PREFIX)
+        tells = {"size": len(site.train)} | done.tells
+        return Reply(update, tells, log=done.log, trained=Model(site.network, done.after))
 
     def fold(self, server: Server, replies: Replies) -> None:
         """Weighted mean of the updates, then `server_update`."""
@@ -171,12 +192,8 @@ class Averaging(BaseModel):
             own = site.task.initial(site.settings.seed, site.network)
         return own | received
 
-    def fit(self, site: Site, tensors: Tensors) -> tuple[Tensors, Tensors, Trained, dict[str, float]]:
-        """Train a model that starts from `tensors` with this method's `loss`.
-
-        Returns:
-            All tensors before and after (CPU, cloned), counts, and numbers for the metrics file.
-        """
+    def fit(self, site: Site, tensors: Tensors) -> Fitted:
+        """Train a model that starts from `tensors` with this method's `loss`."""
         device = site.task.device
         model = site.task.load(tensors, site.network)
         fit = Fit(site, model, {name: p.detach().clone() for name, p in model.named_parameters()})
@@ -190,9 +207,11 @@ class Averaging(BaseModel):
             site.settings,
             site.rng("batches"),
             device,
+            gradient_clip=self.gradient_clip,
         )
         self.after_fit(fit)
-        return before, cpu_state(model), trained, fit.log
+        log = fit.log | {"loss": trained.loss, "seconds": trained.seconds}
+        return Fitted(before, cpu_state(model), log, fit.tells)
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:

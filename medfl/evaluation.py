@@ -51,11 +51,11 @@ def csv_lines(rows: list[Row], header: bool = False) -> str:
     return text.getvalue()
 
 
-def predict(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
-    """Class probabilities (n, num_classes), float32 on the CPU; every image is seen once.
+def logits(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
+    """Logits (n, num_classes), float32 on the CPU; every image is seen once.
 
     Args:
-        model: Maps images to logits; used in evaluation mode.
+        model: Maps images to logits; put into evaluation mode.
         data: May be empty, which gives shape (0, 0).
         settings: For the precision.
         device: Where `model` is.
@@ -64,11 +64,16 @@ def predict(model: nn.Module, data: Dataset, settings: Settings, device: str = "
         return torch.empty(0, 0)
     model.eval()
     parts = []
-    with torch.inference_mode(), autocast(settings, device):
+    with torch.no_grad(), autocast(settings, device):
         for rows in torch.arange(len(data)).split(EVALUATION_BATCH):
             images, _ = data.batch(rows)
-            parts.append(model(images.to(device)).float().softmax(dim=1).cpu())
+            parts.append(model(images.to(device)).float().cpu())
     return torch.cat(parts)
+
+
+def predict(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
+    """Class probabilities (n, num_classes) of the `logits`; shape (0, 0) for an empty data set."""
+    return logits(model, data, settings, device).softmax(dim=1)
 
 
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:

@@ -22,10 +22,12 @@ class Batch:
     Attributes:
         images: (B, C, *spatial), float32.
         labels: (B,), int64.
+        rows: Which images of the training split these are, shape (B,), on the CPU.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
+    rows: torch.Tensor
 
 
 @dataclass
@@ -101,6 +103,7 @@ def train(
     generator: torch.Generator,
     device: str = "cpu",
     after_batch: Callable[[], None] | None = None,
+    gradient_clip: float | None = None,
 ) -> Trained:
     """Train `model` in place for the epochs (or steps) of the settings.
 
@@ -115,6 +118,7 @@ def train(
         generator: The stream of the batches.
         device: Where `model` is.
         after_batch: Called after each optimiser step.
+        gradient_clip: Largest L2 norm of a batch's gradient over all parameters jointly, > 0; None clips nothing.
 
     Returns:
         Counts, mean loss and seconds.
@@ -126,16 +130,19 @@ def train(
         freeze_norms(model)
     smallest = 2 if has_batch_norm(model) and not frozen else 1
     total, samples, batches = torch.zeros((), device=device), 0, 0
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     weights = sampling_weights(data.labels) if settings.balance == "sampling" else None
     for rows in row_batches(len(data), settings.batch_size, generator, settings.epochs, settings.steps, weights):
         if len(rows) < smallest:
             continue
         images, labels = data.batch(rows)
-        batch = Batch(images.to(device), labels.to(device))
+        batch = Batch(images.to(device), labels.to(device), rows)
         optimizer.zero_grad(set_to_none=True)
         with autocast(settings, device):
             value = loss(batch)
         value.backward()
+        if gradient_clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, gradient_clip)
         optimizer.step()
         if after_batch is not None:
             after_batch()

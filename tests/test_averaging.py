@@ -119,7 +119,7 @@ def test_fedprox_adds_mu_times_the_distance_to_the_gradient():
     task = Task({"w": W}, "w", nn.CrossEntropyLoss(), torch.optim.SGD, 2)
     site = Site("a", 1, State(), task, Settings(rounds=1))
     fit = Fit(site, model, {"w": torch.tensor(0.5, dtype=torch.float64), "frozen": torch.tensor(0.0)})
-    batch = Batch(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
+    batch = Batch(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), torch.arange(3))
     loss = FedProx(mu=0.3).loss(fit, batch)
     loss.backward()
     assert loss.item() - math.log(2) == pytest.approx(0.3375, abs=1e-6)

@@ -65,11 +65,12 @@ class Ring(Averaging):
         for guest in site.inbox:
             for name in start:
                 start[name] = ((start[name] + guest.tensors["model/" + name]) / 2).to(start[name].dtype)
-        _, site.state.tensors, trained, _ = self.fit(site, start)
+        done = self.fit(site, start)
+        site.state.tensors = done.after
         met = site.state.meta.setdefault("met", [])
         met.append([site.round, [guest.sender for guest in site.inbox]])
         meta = {"guests": [guest.sender for guest in site.inbox], "first": int(site.blob("first").keys() == own.keys())}
-        return Reply({}, meta, log={"loss": trained.loss}, trained=Model(site.network, site.state.tensors))
+        return Reply({}, meta, log=done.log, trained=Model(site.network, done.after))
 
     def fold(self, server: Server, replies: Replies) -> None:
         following = {"send": "train", "train": "count" if self.alone else "send", "count": "send"}

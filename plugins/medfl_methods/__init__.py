@@ -48,6 +48,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="FedAvg with a proximal term that keeps sites near the server's model",
         ),
         MethodRecord(
+            name="fedkper",
+            target="medfl_methods.fedkper:FedKPer",
+            family="averaging",
+            paper="Fowler and AlRegib, ICIP 2026",
+            sends=UPDATES,
+            summary="the server's model teaches where it is right; sites weigh by reliability and diversity",
+        ),
+        MethodRecord(
             name="fedbn",
             target="medfl_methods.fedbn:FedBN",
             family="personal",

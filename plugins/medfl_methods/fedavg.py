@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from medfl.averaging import Averaging
+from medfl.contract import Meta
 
 
 class FedAvg(Averaging):
@@ -15,5 +18,15 @@ class FedAvg(Averaging):
     When to use it: First. It is cheap, it has no setting to tune, and every other method should be compared with it. It
     loses ground where sites differ much, in their shares of classes or in how their images look.
 
+    Attributes:
+        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally.
+            Under a privacy setting sizes stay at home and the weights are uniform.
+
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
+
+    weights: Literal["size", "uniform"] = "size"
+
+    def weight(self, meta: Meta) -> float:
+        """The site's size, or 1."""
+        return super().weight(meta) if self.weights == "size" else 1.0

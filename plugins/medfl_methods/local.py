@@ -40,10 +40,9 @@ class Local(Averaging):
 
     def work(self, site: Site, order: Order) -> Reply:
         """Train the own model and keep it."""
-        _, after, trained, log = self.fit(site, self.own(site))
-        site.state.tensors = after
-        log |= {"loss": trained.loss, "seconds": trained.seconds}
-        return Reply(log=log, trained=Model(site.network, after))
+        done = self.fit(site, self.own(site))
+        site.state.tensors = done.after
+        return Reply(log=done.log, trained=Model(site.network, done.after))
 
     def fold(self, server: Server, replies: Replies) -> None:
         """Nothing to fold."""

@@ -195,8 +195,8 @@ BROKEN = {
     ),
     "a preset that is not valid": (
         "metadata_is_complete",
-        "unknown option 'wieghts'. Did you mean 'weights'",
-        """presets: ClassVar = {"paper": {"wieghts": "uniform"}}""",
+        "unknown option 'gradent_clip'. Did you mean 'gradient_clip'",
+        """presets: ClassVar = {"paper": {"gradent_clip": "uniform"}}""",
     ),
     "an object that can be changed": (
         "metadata_is_complete",

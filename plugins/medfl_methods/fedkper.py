@@ -1,0 +1,159 @@
+"""FedKPer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional as F
+
+from medfl.averaging import Averaging, Fit
+from medfl.contract import Limit, Meta
+from medfl.evaluation import logits
+from medfl.training import Batch
+
+
+class FedKPer(Averaging):
+    """Knowledge personalisation: the received model teaches a site as far as it is right there, and sites weigh by
+    how reliable and how diverse they are.
+
+    A site minimises CE + lambda KL(teacher || model), where the teacher is the model it received and lambda is
+    min(1 / CE(teacher), lambda_cap), without a gradient. The server weighs a site by A (1e-12 + d): A is the accuracy
+    of the trained model on the site's own training images, d in [0, 1] the entropy of its labels divided by that of
+    uniform ones. A site of one class weighs next to nothing beside any other; if all scores are 0, sites weigh by
+    size. Under a privacy setting scores stay at home and the weights are uniform.
+
+    ``distill = false`` with ``aggregation = size`` and no clipping makes this FedAvg.
+
+    When to use it: When few sites take part in a round and hold unlike shares of the classes, so that FedAvg forgets
+    between rounds what absent sites taught it. It can't help a site that holds one class only, whose update is all but
+    ignored.
+
+    Attributes:
+        distill: Whether the received model teaches.
+        aggregation: What sites weigh by: their ``score`` or their ``size``.
+        score: What the score is: ``acc`` A, ``div`` d, or their product.
+        lambda_scope: What CE(teacher) is the mean of: each ``batch``, each ``sample`` for itself, or once a round all
+            training images of the site (``client``).
+        lambda_mode: ``adaptive``, or ``const`` for lambda = lambda_cap.
+        lambda_cap: Largest lambda, > 0.
+        tau: Temperature of the distillation, > 0; its square weighs the term.
+        score_eps: Added to d, >= 0.
+
+    Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper is silent, its released code.
+    """
+
+    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private", "score": "private"}
+    presets: ClassVar[Mapping[str, Meta]] = {
+        "paper": {},
+        "code": {"gradient_clip": None, "score_eps": 1e-6},
+        "medfl": {},
+    }
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("fedavg", {"distill": False, "aggregation": "size", "gradient_clip": None}),
+    )
+
+    distill: bool = True
+    aggregation: Literal["score", "size"] = "score"
+    score: Literal["acc", "div", "acc*div"] = "acc*div"
+    lambda_scope: Literal["batch", "sample", "client"] = "batch"
+    lambda_mode: Literal["adaptive", "const"] = "adaptive"
+    lambda_cap: float = Field(10.0, gt=0, allow_inf_nan=False)
+    tau: float = Field(1.0, gt=0, allow_inf_nan=False)
+    score_eps: float = Field(1e-12, ge=0, allow_inf_nan=False)
+    gradient_clip: float | None = Field(5.0, gt=0, allow_inf_nan=False)
+
+    def before_fit(self, fit: Fit) -> None:
+        """The teacher's logits of all training images, computed once: its weights stay as they are."""
+        if self.distill:
+            fit.extra["teacher"] = self.logits(fit)
+
+    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """The task's loss plus lambda times the distillation term."""
+        if not self.distill:
+            return super().loss(fit, batch)
+        student, teacher = fit.model(batch.images), fit.extra["teacher"]
+        taught = teacher[batch.rows].to(student.device)
+        weight = self.weight_of(teacher, fit.site.train.labels, batch.rows).to(student.device)
+        term = (weight * distillation(student.float(), taught, self.tau)).mean()
+        return fit.site.task.loss(student, batch.labels) + term
+
+    def after_fit(self, fit: Fit) -> None:
+        """The site's score."""
+        if self.aggregation == "score":
+            labels, classes = fit.site.train.labels, fit.site.task.num_classes
+            right = self.logits(fit).argmax(dim=1) == labels if "acc" in self.score else labels == labels
+            accuracy = float(right.double().mean())
+            diversity = label_diversity(torch.bincount(labels, minlength=classes).tolist())
+            fit.tells["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
+
+    def weight(self, meta: Meta) -> float:
+        """The score, or the size."""
+        return float(meta.get("score", 1.0)) if self.aggregation == "score" else super().weight(meta)
+
+    def logits(self, fit: Fit) -> torch.Tensor:
+        """What the model says of the site's training images, shape (n, num_classes), on the CPU."""
+        return logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device)
+
+    def weight_of(self, teacher: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """lambda for a batch: a scalar, or shape (B,) with `lambda_scope` ``sample``."""
+        if self.lambda_mode == "const":
+            return torch.tensor(self.lambda_cap)
+        asked = slice(None) if self.lambda_scope == "client" else rows
+        return adaptive_weight(teacher[asked], labels[asked], self.lambda_cap, self.lambda_scope == "sample")
+
+
+def adaptive_weight(teacher: torch.Tensor, labels: torch.Tensor, cap: float, per_sample: bool = False) -> torch.Tensor:
+    """min(1 / (CE + 1e-8), cap): how far a teacher is trusted, without a gradient (equation 4).
+
+    Args:
+        teacher: Its logits, shape (B, num_classes).
+        labels: Shape (B,).
+        cap: Largest value, > 0.
+        per_sample: Whether each image has its own CE, or all together their mean.
+
+    Returns:
+        A scalar, or shape (B,).
+    """
+    wrong = F.cross_entropy(teacher.detach(), labels, reduction="none" if per_sample else "mean")
+    return (1 / (wrong + 1e-8)).clamp(max=cap)
+
+
+def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0) -> torch.Tensor:
+    """tau^2 KL(teacher || student) of softened predictions, for each image (Hinton, Vinyals, Dean 2015).
+
+    Args:
+        student: Logits, shape (B, num_classes).
+        teacher: Logits, the same shape; no gradient flows into them.
+        tau: Temperature, > 0.
+
+    Returns:
+        Shape (B,), >= 0.
+    """
+    aim = F.log_softmax(teacher.detach() / tau, dim=1)
+    terms = F.kl_div(F.log_softmax(student / tau, dim=1), aim, reduction="none", log_target=True)
+    return tau**2 * terms.sum(dim=1)
+
+
+def label_diversity(counts: list[int], eps: float = 1e-12) -> float:
+    """Entropy of a site's labels divided by that of uniform ones, clipped to [0, 1] (equation 5).
+
+    Args:
+        counts: Training images of each class of the task, at least two classes.
+        eps: Guards logarithms and divisions. Without the clipping it would turn the value of a site of one class
+            negative.
+
+    Returns:
+        0 for one class, 1 for all classes alike, 0 for no image.
+    """
+    total = sum(counts) + eps
+    entropy = -math.fsum(n / total * math.log(n / total + eps) for n in counts)
+    return max(0.0, min(entropy / (math.log(len(counts)) + eps), 1.0))
+
+
+def reliability(kind: str, accuracy: float, diversity: float, eps: float) -> float:
+    """The score of a site: ``acc`` A, ``div`` eps + d, or ``acc*div`` A (eps + d) (equation 6)."""
+    return (accuracy if "acc" in kind else 1.0) * (eps + diversity if "div" in kind else 1.0)
