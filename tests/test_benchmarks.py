@@ -1,4 +1,4 @@
-"""The benchmark runs, in a tiny size; its timings are never asserted."""
+"""The benchmarks run, in a tiny size; their timings are never asserted."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "round_loop.py"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 def test_the_round_loop_prints_ratios(tmp_path: Path) -> None:
     size = ["--rounds", "2", "--sites", "4", "--fraction", "0.5", "--images", "240", "--test", "40"]
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *size, "--json", tmp_path / "figures.json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    said, figures = run("round_loop.py", size, tmp_path)
     for name in ("ratio of CPU (medfl / plain)", "ratio of wall (medfl / plain)"):
-        assert name in done.stdout
+        assert name in said
         assert figures[name] > 0
+
+
+def test_the_cost_of_a_method_is_a_ratio_to_fedavg(tmp_path: Path) -> None:
+    said, ratios = run("method_cost.py", ["fedkper", "--repetitions", "2", "--images", "80"], tmp_path)
+    assert list(ratios) == ["fedkper"]
+    assert ratios["fedkper"] > 0
+    assert f"{ratios['fedkper']:.2f} times fedavg" in said
+
+
+def run(script: str, options: list[str], folder: Path) -> tuple[str, dict[str, float]]:
+    """What a benchmark prints, and the figures that it writes."""
+    command = [sys.executable, FOLDER / script, *options, "--json", folder / "figures.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((folder / "figures.json").read_text())

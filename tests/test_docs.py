@@ -103,7 +103,9 @@ def test_a_page_tells_all_that_a_class_declares(line):
     assert line in lines
     # inherited settings come after the class's own, with the description that the parent has
     rows = [row for row in lines if row.startswith("| `")]
-    assert rows[-1].startswith("| `gradient_clip` | number or `None`, > 0 | `None` | Largest L2 norm of a batch's gradient")
+    assert rows[-1].startswith(
+        "| `gradient_clip` | number or `None`, > 0 | `None` | Largest L2 norm of a batch's gradient"
+    )
 
 
 def test_nothing_is_written_for_an_unknown_method(own, tmp_path):

@@ -179,3 +179,65 @@ def test_gradients_do_not_run_over_from_batch_to_batch():
     optimizer = torch.optim.SGD([weight], lr=0.5)
     train(model, data, lambda batch: weight, optimizer, Settings(rounds=1, batch_size=2), streams.generator("y"))
     assert weight.item() == -2.0
+
+
+# ---- gradient clipping (O-KP-6)
+
+
+def one_step(gradients, clip):
+    """Minus the gradients that one step of plain descent has used, where the loss is linear in the weights."""
+    weights = [nn.Parameter(torch.zeros(len(part))) for part in gradients]
+    model = nn.ParameterList(weights)
+    data = TensorData(torch.ones(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64))
+
+    def loss(batch):
+        return sum((weight * part).sum() for weight, part in zip(weights, gradients, strict=True))
+
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    train(model, data, loss, optimizer, Settings(rounds=1), streams.generator("clip"), gradient_clip=clip)
+    return [weight.detach() for weight in weights]
+
+
+def test_a_long_gradient_is_scaled_over_all_parameters_jointly():
+    gradients = [torch.tensor([2.0, -3.0]), torch.tensor([6.0])]  # norm 7; neither part alone is as long
+    found = one_step(gradients, 5.0)
+    assert math.sqrt(sum(part.square().sum().item() for part in found)) == pytest.approx(5, rel=1e-6)
+    for part, gradient in zip(found, gradients, strict=True):
+        torch.testing.assert_close(part, -5 / 7 * gradient)
+
+
+@pytest.mark.parametrize("clip", [5.0, 1e30, None])
+def test_a_short_gradient_is_left_as_it_is(clip):
+    gradients = [torch.tensor([1.0, -2.0]), torch.tensor([2.0])]  # norm 3
+    assert all(torch.equal(part, -gradient) for part, gradient in zip(one_step(gradients, clip), gradients))
+
+
+def test_every_batch_is_clipped_anew_and_frozen_parameters_are_left_out():
+    """Four steps of a gradient of 10, each cut to 0.5; a parameter without a gradient is none of its business."""
+    model = nn.Module()
+    model.weight, model.frozen = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()), requires_grad=False)
+    data = TensorData(torch.ones(8, 1, 1, 1), torch.zeros(8, dtype=torch.int64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = Settings(rounds=1, batch_size=2)
+    done = train(
+        model, data, lambda batch: 10 * model.weight, optimizer, settings, streams.generator("z"), gradient_clip=0.5
+    )
+    assert done.batches == 4
+    assert model.weight.item() == pytest.approx(-2.0, rel=1e-6)
+    assert model.frozen.item() == 1
+
+
+def test_a_batch_knows_its_rows():
+    data, seen = make_data(12, "a"), []
+
+    def loss(batch):
+        images, labels = data.batch(batch.rows)
+        assert torch.equal(batch.images, images)
+        assert torch.equal(batch.labels, labels)
+        seen.extend(batch.rows.tolist())
+        return model(batch.images).sum()
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train(model, data, loss, optimizer, Settings(rounds=1, batch_size=5), streams.generator("rows"))
+    assert sorted(seen) == list(range(12)) != seen

@@ -21,9 +21,15 @@ def command(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of seeds.", show_default="those of the study")
     ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="A data set of the study; may be given again.", show_default="all")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that train sites.", show_default="that of the bundle")
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at the same time. With enough of them --workers 1 is fastest.")
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the commands, write nothing.")
     ] = False,
@@ -35,7 +41,7 @@ def command(
     """
     from medfl.study.study import commands, load_study, run_study
 
-    prepared = load_study(file, source, out, scale, seeds, workers)
+    prepared = load_study(file, source, out, scale, seeds, workers, data or ())
     for problem in prepared.registry.problems:
         typer.echo(f"warning: {problem}", err=True)
     if dry_run:
@@ -44,7 +50,7 @@ def command(
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the run at work, too
     try:
-        outcome = run_study(prepared)
+        outcome = run_study(prepared, at_once=jobs)
     finally:
         signal.signal(signal.SIGTERM, before)
     for path in sorted((prepared.out / "results").iterdir()):

@@ -16,7 +16,7 @@ import pandas as pd
 from medfl.contract import Meta
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, check_metrics, worst
-from medfl.report.groups import Group, group_runs
+from medfl.report.groups import Group, group_runs, pairs
 from medfl.report.runs import RunRecord
 from medfl.report.statistics import mean_std, paired_t
 
@@ -137,13 +137,11 @@ def _against(group: Group, base: Group, metric: str, split: str) -> Meta:
 
 def _differences(group: Group, base: Group, metric: str, split: str) -> list[float]:
     """For each seed, the mean over the sites that both have a score for."""
-    partners = {(run.seed, run.data): run for run in base.runs}
     found = []
-    for run in group.runs:
-        if (run.seed, run.data) in partners:
-            ours, theirs = (_scores(one, metric, split) for one in (run, partners[run.seed, run.data]))
-            both = sorted(ours.keys() & theirs.keys())
-            found += [math.fsum(ours[site] - theirs[site] for site in both) / len(both)] if both else []
+    for pair in pairs(group, base):
+        ours, theirs = (_scores(run, metric, split) for run in pair)
+        both = sorted(ours.keys() & theirs.keys())
+        found += [math.fsum(ours[site] - theirs[site] for site in both) / len(both)] if both else []
     return found
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from medfl.data.sites import GLOBAL
-from medfl.report.figures import Curve
+from medfl.report.figures import Curve, Look, looks
 from medfl.report.groups import Group
+from medfl.report.selection import ALONE
+from medfl.report.trajectory import Trajectory
+
+
+def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
+    """The look of each group, the same in all pictures of a page."""
+    return looks([group.label for group in groups], [group.label for group in groups if group.method == ALONE])
+
+
+def ends(found: Sequence[Curve], after: str = "round {:.0f}") -> str:
+    """Where curves end, in words."""
+    return "; ".join(f"{one.name}: {one.middle[-1]:.3f} after {after.format(one.rounds[-1])}" for one in found) + "."
 
 
 def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
@@ -43,6 +57,36 @@ def loss_curve(group: Group, band: bool) -> Curve | None:
     """Mean training loss of the sites that took part in each round; None if fewer than two rounds have one."""
     rows = pd.concat([run.metrics for run in group.runs])
     return _curve(group.label, rows[(rows["split"] == "train") & (rows["metric"] == "loss")], band)
+
+
+def trained_curve(name: str, seeds: Sequence[Trajectory]) -> Curve | None:
+    """Score of the sites right after their training, as mean over the participants of a round and then over seeds.
+
+    It has the rounds that all seeds have.
+
+    Returns:
+        None for fewer than two.
+    """
+    found = _seed_mean([way.trained.mean(axis=1) for way in seeds]).dropna()
+    return Curve(name, found.index.tolist(), found.tolist()) if len(found) > 1 else None
+
+
+def work_curve(name: str, seeds: Sequence[Trajectory]) -> Curve | None:
+    """Score on the server's test set against the seconds of work up to it, both as mean over seeds, round by round.
+
+    It has the rounds that all seeds have.
+
+    Returns:
+        None for fewer than two.
+    """
+    work, scores = _seed_mean([way.seconds for way in seeds]), _seed_mean([way.server for way in seeds])
+    found = pd.DataFrame({"work": work, "score": scores}).dropna()
+    return Curve(name, found["work"].tolist(), found["score"].tolist()) if len(found) > 1 else None
+
+
+def _seed_mean(seeds: Sequence[pd.Series[float]]) -> pd.Series[float]:
+    """Mean over seeds, round by round; NaN where one has no value."""
+    return pd.concat(seeds, axis=1).mean(axis=1, skipna=False)
 
 
 def _curve(name: str, rows: pd.DataFrame, band: bool) -> Curve | None:

@@ -53,6 +53,12 @@ STYLE: Any = {
 LARGEST = 220
 """Area in square points of a mark that stands for all images."""
 
+MANY = 40
+"""With more rounds than this a curve is jagged, and its line thin."""
+
+THIN = 1.0
+"""Width of a thin line, in points."""
+
 WIDTH = 4.6
 """Of a picture, in inches: two fit side by side, and one is readable on a phone."""
 
@@ -68,11 +74,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve over rounds.
+    """A curve over rounds, or over something else that grows from round to round.
 
     Attributes:
         name: For the legend.
-        rounds: From 1, growing.
+        rounds: From 1, growing; or that something else.
         middle: A value for each round; NaN leaves a gap.
         low: Lower edge of the band, or empty for no band.
         high: Upper edge.
@@ -83,6 +89,21 @@ class Curve:
     middle: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Fall:
+    """A stretch of a curve below a peak.
+
+    Attributes:
+        peak: Position of the peak in the curve.
+        end: Position of the first score that reaches it again, or of the last one.
+        recovers: Whether it is reached again.
+    """
+
+    peak: int
+    end: int
+    recovers: bool
 
 
 @dataclass(frozen=True)
@@ -115,7 +136,9 @@ def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
     return found
 
 
-def curves_figure(curves: Sequence[Curve], styles: Mapping[str, Look], label: str, unit: bool = True) -> Figure:
+def curves_figure(
+    curves: Sequence[Curve], styles: Mapping[str, Look], label: str, unit: bool = True, across: str = "round"
+) -> Figure:
     """Curves over the rounds.
 
     Args:
@@ -123,6 +146,7 @@ def curves_figure(curves: Sequence[Curve], styles: Mapping[str, Look], label: st
         styles: Name to look, from `looks`.
         label: Of the vertical axis.
         unit: Whether the values are in [0, 1], and the axis ends at the ends of that where they come near.
+        across: Label of the horizontal axis.
     """
     with _axes(2.9, len(curves)) as (figure, axes):
         for curve in curves:
@@ -134,17 +158,56 @@ def curves_figure(curves: Sequence[Curve], styles: Mapping[str, Look], label: st
                 curve.middle,
                 color=look.colour,
                 linestyle=look.dashes,
-                linewidth=1.8,
+                linewidth=1.8 if len(curve.rounds) <= MANY else THIN,
                 label=curve.name,
                 marker=look.marker if len(curve.rounds) <= 12 else None,
                 markersize=3.5,
             )
-        axes.set_xlabel("round")
+        axes.set_xlabel(across)
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if unit:
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -0.02), min(high, 1.02))
+        _legend(figure, axes)
+    return figure
+
+
+def recovery_figure(
+    curve: Curve, fallen: Sequence[Fall], look: Look, label: str, limits: tuple[float, float] | None = None
+) -> Figure:
+    """A curve over the rounds with its falls: what is missing to the last peak is shaded.
+
+    Source: Fowler and AlRegib, ICIP 2026, figure 3.
+
+    Args:
+        curve: Scores after each round.
+        fallen: In order.
+        look: Of the curve.
+        label: Of the vertical axis.
+        limits: Of the vertical axis, to compare pictures.
+    """
+    rounds, scores = np.asarray(curve.rounds), np.asarray(curve.middle)
+    shades: dict[bool, Any] = {
+        True: {"facecolor": look.colour, "alpha": 0.3, "label": "below the peak until it is back"},
+        False: {"facecolor": "none", "edgecolor": look.colour, "hatch": "////", "label": "below the peak, not back"},
+    }
+    marks: Any = {"linestyle": "none", "marker": "o", "color": look.colour, "markeredgewidth": THIN}
+    peaks = np.array([fall.peak for fall in fallen], dtype=int)
+    backs = np.array([fall.end for fall in fallen if fall.recovers], dtype=int)
+    with _axes(2.5, 5) as (figure, axes):
+        axes.plot(rounds, scores, color=look.colour, linewidth=THIN, label=curve.name)
+        for shade in shades.values():
+            axes.fill_between([], [], linewidth=0, **shade)  # the same legend in each picture
+        for fall in fallen:
+            part, level = slice(fall.peak, fall.end + 1), scores[fall.peak]
+            below = scores[part] <= level
+            shade = shades[fall.recovers]
+            axes.fill_between(rounds[part], scores[part], level, below, interpolate=True, linewidth=0, **shade)
+        axes.plot(rounds[peaks], scores[peaks], markersize=3, label="peak", **marks)
+        axes.plot(rounds[backs], scores[backs], markersize=6.5, markerfacecolor="none", label="back", **marks)
+        axes.set(xlabel="round", ylabel=label, ylim=limits)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _legend(figure, axes)
     return figure
 
@@ -211,4 +274,5 @@ def _axes(height: float, entries: int) -> Iterator[tuple[Figure, Axes]]:
 
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=2.6)
+    entries = dict(zip(labels, handles, strict=True))
+    figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=2, handlelength=2.6)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from markupsafe import Markup, escape
 
 MISSING = "–"
 """Stands where there is no number."""
@@ -81,3 +84,8 @@ def count(value: int, word: str, plural: str = "") -> str:
 def known(value: float) -> float | None:
     """None for NaN."""
     return None if math.isnan(value) else value
+
+
+def commands(text: str) -> Markup:
+    """A sentence for a page, with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704

@@ -60,6 +60,12 @@ def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -
     return groups
 
 
+def pairs(group: Group, base: Group) -> list[tuple[RunRecord, RunRecord]]:
+    """The runs of two groups with the same seed on the same data, in the order of the first group's."""
+    partners = {(run.seed, run.data): run for run in base.runs}
+    return [(run, partners[run.seed, run.data]) for run in group.runs if (run.seed, run.data) in partners]
+
+
 def _facts(run: RunRecord) -> Meta:
     """All that tells two groups apart, by dotted name."""
     identity = run.run["identity"]

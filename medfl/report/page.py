@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfl.errors import SettingsError
-from medfl.report import against, facts, formats, notices, sections, words
+from medfl.report import against, facts, forgetting_section, formats, notices, sections, words
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
 from medfl.report.groups import group_runs
 from medfl.report.runs import RunRecord, read_run
@@ -23,6 +23,7 @@ SECTIONS = (
     ("gains", "Who gains"),
     ("scores", "All scores"),
     ("curves", "Round by round"),
+    ("forgetting", "What is forgotten"),
     ("holdings", "Who holds what"),
     ("costs", "Costs"),
     ("settings", "Settings"),
@@ -79,6 +80,7 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) ->
             gains=against.gains_section(groups, tested),
             scores=sections.scores(groups, tested),
             curves=sections.curves(groups),
+            forgetting=forgetting_section.forgetting(groups),
             holdings=sections.holdings(runs),
             costs=facts.costs(runs),
             settings=sections.settings(runs),
@@ -102,6 +104,7 @@ def environment() -> Environment:
         "sentence": formats.sentence,
         "size": formats.size,
         "duration": formats.duration,
+        "commands": formats.commands,
         "words": words.metric_words,
         "meaning": words.metric_meaning,
     }

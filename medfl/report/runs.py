@@ -10,6 +10,7 @@ import pandas as pd
 
 from medfl.contract import Meta
 from medfl.errors import StoreError
+from medfl.evaluation import Row
 
 PREDICTIONS = "predictions.csv"
 """In a site's bundle: row of its test split, label, and the probability of each class (p0, p1, ...)."""
@@ -92,11 +93,11 @@ def read_run(folder: Path) -> RunRecord:
 
 def read_metrics(path: Path) -> pd.DataFrame:
     """The rows of a metrics file; none if there is no such file yet."""
-    columns = ["round", "site", "model", "split", "moment", "metric", "value"]
+    types = dict.fromkeys(Row._fields, "object") | {"round": "int64", "value": "float64"}
     if not path.is_file():
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=list(types)).astype(types)
     try:
-        return pd.read_csv(path, dtype={"site": str}, keep_default_na=False, na_values={"value": ["nan", ""]})
+        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values={"value": ["nan", ""]})
     except (ValueError, OSError) as error:
         raise StoreError(f"'{path}' can't be read: {error}. Run the same command again to restore it.") from None
 

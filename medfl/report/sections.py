@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from medfl.contract import Meta
 from medfl.report import facts
-from medfl.report.curves import global_curve, loss_curve, score_curve
-from medfl.report.figures import EMBEDDED, Curve, Look, curves_figure, looks, reliability_figure, svg
+from medfl.report.curves import ends, global_curve, group_looks, loss_curve, score_curve
+from medfl.report.figures import EMBEDDED, Curve, curves_figure, reliability_figure, svg
 from medfl.report.formats import listed, score, sentence
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
@@ -25,7 +25,7 @@ from medfl.report.scores import (
     reliability_of,
     score_table,
 )
-from medfl.report.selection import ALONE, key_metrics
+from medfl.report.selection import key_metrics
 from medfl.report.tested import Tested
 from medfl.report.words import metric_words
 
@@ -100,12 +100,8 @@ def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
         return {"reliability": None}
     errors = "; ".join(f"{name} {score(calibration_error(found))}" for name, found in pooled.items())
     curves = [reliability_of(name, found) for name, found in pooled.items()]
-    picture = svg(reliability_figure(curves, _looks(groups)), "reliability", f"Reliability curves. ECE: {errors}.")
+    picture = svg(reliability_figure(curves, group_looks(groups)), "reliability", f"Reliability curves. ECE: {errors}.")
     return {"reliability": picture, "calibration": errors}
-
-
-def _looks(groups: Sequence[Group]) -> dict[str, Look]:
-    return looks([group.label for group in groups], [group.label for group in groups if group.method == ALONE])
 
 
 # ---- curves
@@ -113,7 +109,7 @@ def _looks(groups: Sequence[Group]) -> dict[str, Look]:
 
 def curves(groups: Sequence[Group]) -> Meta:
     """Curves over the rounds; a sentence for what can't be drawn."""
-    styles, band = _looks(groups), len(groups) <= BANDS
+    styles, band = group_looks(groups), len(groups) <= BANDS
     plans: list[tuple[str, list[Curve | None], str, bool]] = []
     for metric in key_metrics(groups):
         found = [score_curve(group, metric, band) for group in groups]
@@ -130,15 +126,11 @@ def curves(groups: Sequence[Group]) -> Meta:
             sentences.append(f"No curve of {label}: fewer than two rounds have it.")
             continue
         text = f"{sentence(label)} {what}."
-        picture = svg(curves_figure(drawn, styles, label, unit), f"curve{index}", f"{text} {_ends(drawn)}")
+        picture = svg(curves_figure(drawn, styles, label, unit), f"curve{index}", f"{text} {ends(drawn)}")
         pictures.append({"svg": picture, "caption": text})
     caption = "A line is the mean over the sites" + (" and seeds" if any(len(g.runs) > 1 for g in groups) else "")
     caption += ", the band reaches from the lowest to the highest." if band else "."
     return {"pictures": pictures, "sentences": sentences, "caption": caption}
-
-
-def _ends(found: Sequence[Curve]) -> str:
-    return "; ".join(f"{one.name}: {one.middle[-1]:.3f} after round {one.rounds[-1]}" for one in found) + "."
 
 
 # ---- the rest

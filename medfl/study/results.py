@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-
 from medfl.errors import MedflError
+from medfl.report.claims import check_claim, claims_markdown
 from medfl.report.compare import compare, to_markdown
+from medfl.report.forgetting import forgetting_metric, forgetting_table
+from medfl.report.groups import group_runs
 from medfl.report.page import write_report
+from medfl.report.rounds_markdown import rounds_markdown
 from medfl.report.runs import read_run
 from medfl.store import write_atomic
 from medfl.study.cohorts import Say
@@ -21,7 +23,7 @@ OVER = ("finished", "diverged", "incomplete")
 
 
 def write_tables(study: Study, outcome: Outcome, data: str, out: Path) -> None:
-    """Write ``results/<data>.md`` and ``.csv`` from the runs that are over.
+    """Write ``results/<data>.md``, ``<data>.csv`` and ``<data>-rounds.csv`` from the runs that are over.
 
     Args:
         study: The study.
@@ -32,22 +34,19 @@ def write_tables(study: Study, outcome: Outcome, data: str, out: Path) -> None:
     jobs = {job: status for job, status in outcome.status.items() if job.data == data}
     over = _over(study, outcome, data)
     parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else "", _standing(jobs)]
-    table = None
     try:
-        table = _table(study, over)
+        if over:
+            parts += _tables(study, data, over, out)
     except MedflError as error:
         parts.append(f"No table: {error}\n")
-    if table is not None:
-        parts.append(to_markdown(table))
-        write_atomic(_path(out, data, "csv"), table.to_csv(index=False).encode())
-    write_atomic(_path(out, data, "md"), "\n".join(part for part in parts if part).encode())
+    write_atomic(_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
 
 
 def write_page(study: Study, outcome: Outcome, data: str, out: Path, say: Say) -> None:
     """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none."""
     over = _over(study, outcome, data)
     try:
-        write_report([job.folder for job in over], _path(out, data, "html"), [job.row for job in over])
+        write_report([job.folder for job in over], _path(out, data, ".html"), [job.row for job in over])
     except MedflError as error:
         say(f"no page about {data}: {error}")
 
@@ -59,17 +58,27 @@ def _over(study: Study, outcome: Outcome, data: str) -> list[Job]:
     return sorted(over, key=lambda job: order.index(job.row))
 
 
-def _path(out: Path, data: str, kind: str) -> Path:
-    return out / "results" / f"{slug(data)}.{kind}"
+def _path(out: Path, data: str, ending: str) -> Path:
+    return out / "results" / f"{slug(data)}{ending}"
 
 
-def _table(study: Study, jobs: list[Job]) -> pd.DataFrame | None:
-    """The comparison; None before the first run is over. While the baseline has no run, the first row stands in."""
-    if not jobs:
-        return None
-    labels = [job.row for job in jobs]
+def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
+    """Write the tables of at least one run, and say them in Markdown.
+
+    While the baseline has no run, the first row stands in.
+    """
+    labels, runs = [job.row for job in jobs], [read_run(job.folder) for job in jobs]
     baseline = study.baseline if study.baseline in labels else None
-    return compare([read_run(job.folder) for job in jobs], study.metrics or None, baseline, labels=labels)
+    last = compare(runs, study.metrics or None, baseline, labels=labels)
+    write_atomic(_path(out, data, ".csv"), last.to_csv(index=False).encode())
+    groups = group_runs(runs, labels)
+    metric = forgetting_metric(groups)
+    rounds = forgetting_table(groups, metric) if metric else None
+    if metric is None or rounds is None or rounds.empty:
+        return [to_markdown(last)]
+    write_atomic(_path(out, data, "-rounds.csv"), rounds.to_csv(index=False).encode())
+    claims = [check_claim(groups, claim.measure, claim.better, claim.than, metric) for claim in study.claims]
+    return [to_markdown(last), rounds_markdown(rounds), claims_markdown(claims)]
 
 
 def _standing(jobs: dict[Job, str]) -> str:

@@ -1,13 +1,17 @@
-"""Carrying a study out: one process for each run, in order; what is finished is left alone."""
+"""Carrying a study out: a process for each run, in order, several at once if asked; what is finished is left alone."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,57 +44,94 @@ class Outcome:
         return [job for job, status in self.status.items() if status != "finished"]
 
 
-def run_jobs(jobs: list[Job], say: Say, after: Callable[[Outcome, Job], None], start: Launch | None = None) -> Outcome:
-    """Run what is not finished, one after another; a run that fails leaves the others.
+class Processes:
+    """The processes at work, so that all can be ended together."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def launch(self, command: list[str], log: Path) -> int:
+        """Run a command line to its end, unless everything was stopped.
+
+        Args:
+            command: Its words.
+            log: Gets what it prints.
+
+        Returns:
+            Its status; negative if a signal ended it.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"$ {shlex.join(command)}\n")
+            file.flush()
+            with self._lock:
+                if self.stopped.is_set():
+                    return -signal.SIGTERM
+                process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+                self._running.add(process)
+            code = process.wait()
+            self._running.discard(process)
+            return code
+
+    def stop(self) -> None:
+        """End all processes. Runs save each step, so nothing is lost."""
+        with self._lock:
+            self.stopped.set()
+            running = list(self._running)
+        for process in running:
+            process.terminate()
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+            process.kill()
+
+
+def run_jobs(
+    jobs: list[Job],
+    say: Say,
+    after: Callable[[Outcome, Job], None],
+    start: Launch | None = None,
+    at_once: int = 1,
+) -> Outcome:
+    """Run what is not finished, in order; a run that fails leaves the others.
 
     Args:
         jobs: The runs.
         say: Gets a line when a run begins and one when it ends.
         after: Called after each run that ended.
-        start: Runs a command line; `launch` by default.
+        start: Runs a command line; by default as a process.
+        at_once: How many runs are at work at the same time, >= 1.
+
+    Raises:
+        KeyboardInterrupt: As it comes, after the processes were stopped.
     """
     done = [job for job in jobs if job.is_done()]
     outcome = Outcome({job: "finished" if job in done else "not run" for job in jobs})
     if done:
         say(f"{len(done)} of {len(jobs)} runs are finished already")
-    seconds: list[float] = []
-    for number, job in enumerate(jobs, start=1):
-        if job in done:
-            continue
-        say(f"run {number} of {len(jobs)}: {job.title}\n  {shlex.join(job.command())}")
-        begun = time.monotonic()
-        outcome.status[job] = _run(job, start or launch, say)
-        seconds.append(time.monotonic() - begun)
-        left = sum(status == "not run" for status in outcome.status.values())
-        rest = f"; about {duration(left * sum(seconds) / len(seconds))} left" if left else ""
-        say(f"  {outcome.status[job]} after {duration(seconds[-1])}{rest}")
-        after(outcome, job)
-    return outcome
-
-
-def launch(command: list[str], log: Path) -> int:
-    """Run a command line to its end.
-
-    Args:
-        command: Its words.
-        log: Gets what it prints.
-
-    Raises:
-        KeyboardInterrupt: As it comes, after the process was stopped. It saves each step, so nothing is lost.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"$ {shlex.join(command)}\n")
-        file.flush()
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    waiting = iter([(number, job) for number, job in enumerate(jobs, start=1) if job not in done])
+    processes, begun, left = Processes(), time.monotonic(), len(jobs) - len(done)
+    running: dict[Future[tuple[str, float]], Job] = {}
+    with ThreadPoolExecutor(at_once) as pool:
         try:
-            return process.wait()
+            while True:
+                for number, job in itertools.islice(waiting, at_once - len(running)):
+                    say(f"run {number} of {len(jobs)}: {job.title}\n  {shlex.join(job.command())}")
+                    running[pool.submit(_run, job, start or processes.launch, say, processes.stopped)] = job
+                if not running:
+                    return outcome
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    outcome.status[job], seconds = future.result()
+                    left -= 1
+                    each = (time.monotonic() - begun) / (len(jobs) - len(done) - left)
+                    rest = f"; about {duration(left * each)} left" if left else ""
+                    say(f"  {job.title}: {outcome.status[job]} after {duration(seconds)}{rest}")
+                    after(outcome, job)
         except BaseException:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.terminate()
-                process.wait(PATIENCE)
-            process.kill()
-            process.wait()
+            processes.stop()
             raise
 
 
@@ -112,27 +153,27 @@ def only_study(out: Path) -> Iterator[None]:
         yield
 
 
-def _run(job: Job, start: Launch, say: Say) -> str:
-    """The status of a run after it was started."""
-    _wait_for_orphan(job, say)
+def _run(job: Job, start: Launch, say: Say, stopped: threading.Event) -> tuple[str, float]:
+    """The status of a run after it was started, and the seconds it took."""
+    begun = time.monotonic()
+    _wait_for_orphan(job, say, stopped)
     code = start(job.command(), job.log)
-    if code != 0:
-        say(f"  its last words, from {job.log}:\n{_last_lines(job.log)}")
-        return f"failed ({code})"
-    status = job.status()
+    status = job.status() if code == 0 else f"failed ({code})"
+    if code != 0 and not stopped.is_set():
+        say(f"  the last words of {job.title}, from {job.log}:\n{_last_lines(job.log)}")
     if status == "finished":
         job.stamp()
-    return status
+    return status, time.monotonic() - begun
 
 
-def _wait_for_orphan(job: Job, say: Say) -> None:
+def _wait_for_orphan(job: Job, say: Say, stopped: threading.Event) -> None:
     """A study that was killed may have left its last run at work; let it end, then go on from where it is."""
     told = False
-    while being_written(job.folder):
+    while being_written(job.folder) and not stopped.is_set():
         if not told:
             say("  another process still writes there, perhaps left by a study that was killed; waiting for it")
             told = True
-        time.sleep(1)
+        stopped.wait(1)
 
 
 def _last_lines(log: Path, count: int = 8) -> str:

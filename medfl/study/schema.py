@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.nested import texts
+from medfl.report.forgetting import CLAIMABLE
 from medfl.settings import Strict, read_settings
 from medfl.study.strict_yaml import read_yaml
 
@@ -86,6 +87,20 @@ class Row(Strict):
     settings: dict[str, Any] = {}
 
 
+class Claim(Strict):
+    """What a paper says of two rows; the table tells whether it holds.
+
+    Attributes:
+        measure: One of `medfl.report.forgetting.CLAIMABLE`.
+        better: The row that is said to be better.
+        than: The row that it is compared with.
+    """
+
+    measure: str
+    better: str
+    than: str
+
+
 class Scale(Strict):
     """A smaller (or larger) version of a study.
 
@@ -110,6 +125,7 @@ class Study(Strict):
         seeds: A number N, for the seeds 0 to N-1, or a list of seeds.
         metrics: Metrics that the runs compute and the tables show; without them, those of the bundle.
         baseline: The row that the others are compared with.
+        claims: Orderings to check.
         settings: Options of every run. Weakest first: these, a scale's, a data set's, a row's.
         scales: Name to scale.
     """
@@ -122,6 +138,7 @@ class Study(Strict):
     seeds: int | list[int] = 1
     metrics: list[str] = []
     baseline: str | None = None
+    claims: list[Claim] = []
     settings: dict[str, Any] = {}
     scales: dict[str, Scale] = {}
 
@@ -135,13 +152,14 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", name.lower()).strip("-.")
 
 
-def read_study(path: Path, scale: str = FULL, seeds: int | None = None) -> Study:
+def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Sequence[str] = ()) -> Study:
     """Read a study file at a scale.
 
     Args:
         path: The file.
         scale: Name of one of its scales; ``full`` is the file as it stands.
         seeds: Number of seeds that replaces those of the file, >= 1.
+        data: Names of the data sets to use; none means all.
 
     Raises:
         SettingsError: If the file or the scale is not as expected; all problems of a kind at once.
@@ -151,12 +169,16 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None) -> Study
         raise SettingsError(f"a scale of the study '{path}' is called '{FULL}', which is the file as it stands.")
     if scale != FULL and scale not in study.scales:
         raise SettingsError(f"the study '{path}' has no scale '{scale}'. {did_you_mean(scale, [FULL, *study.scales])}")
+    for name in data:
+        if name not in study.data:
+            raise SettingsError(f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}")
     chosen = study.scales.get(scale, Scale())
     seed_choice = study.seeds if chosen.seeds is None else chosen.seeds
     study = study.model_copy(
         update={
             "settings": study.settings | chosen.settings,
             "seeds": seed_choice if seeds is None else seeds,
+            "data": {name: one for name, one in study.data.items() if not data or name in data},
             "scales": {},
         }
     )
@@ -175,6 +197,13 @@ def _check_names(study: Study) -> None:
         raise SettingsError(
             f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}"
         )
+    for claim in study.claims:
+        for row in (claim.better, claim.than):
+            if row not in study.rows:
+                raise SettingsError(f"'claims' names '{row}', no row of the study. {did_you_mean(row, study.rows)}")
+        if claim.measure not in CLAIMABLE:
+            hint = did_you_mean(claim.measure, CLAIMABLE)
+            raise SettingsError(f"'claims' names the measure '{claim.measure}', which is no measure to claim. {hint}")
 
 
 def _check_slugs(part: str, names: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def load_study(
     scale: str = FULL,
     seeds: int | None = None,
     workers: int | None = None,
+    data: Sequence[str] = (),
 ) -> Prepared:
     """Read and check a study; nothing is written.
 
@@ -53,11 +55,12 @@ def load_study(
         scale: One of the study's scales, or ``full``.
         seeds: Number of seeds that replaces the study's, >= 1.
         workers: Processes that train sites, in each run.
+        data: Names of the study's data sets to use; none means all.
 
     Raises:
         MedflError: If anything is not as needed: the file, the bundle, a method, an option, data.
     """
-    study = read_study(file, scale, seeds)
+    study = read_study(file, scale, seeds, data)
     near = file.parent / study.bundle
     bundle = (near if near.is_dir() else find_bundle(study.bundle)).absolute()
     place, found = (out or default_out(study, scale)).absolute(), find_source(source)
@@ -74,12 +77,13 @@ def default_out(study: Study, scale: str) -> Path:
     return Path("runs") / (study.name if scale == FULL else f"{study.name}-{slug(scale)}")
 
 
-def run_study(prepared: Prepared, start: Launch | None = None) -> Outcome:
+def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1) -> Outcome:
     """Run a study to its end; given again it continues, and leaves what is finished untouched.
 
     Args:
         prepared: From `load_study`.
         start: Runs a command line; by default as a process.
+        at_once: How many runs are at work at the same time, >= 1.
 
     Returns:
         How each run stands.
@@ -96,7 +100,7 @@ def run_study(prepared: Prepared, start: Launch | None = None) -> Outcome:
             show(sum(status != "not run" for status in outcome.status.values()))
             write_tables(study, outcome, job.data, out)
 
-        outcome = run_jobs(jobs, say, after, start)
+        outcome = run_jobs(jobs, say, after, start, at_once)
         for data in study.data:
             write_tables(study, outcome, data, out)
             write_page(study, outcome, data, out, say)

@@ -85,8 +85,7 @@ class FedKPer(Averaging):
         """The site's score."""
         if self.aggregation == "score":
             labels, classes = fit.site.train.labels, fit.site.task.num_classes
-            right = self.logits(fit).argmax(dim=1) == labels if "acc" in self.score else labels == labels
-            accuracy = float(right.double().mean())
+            accuracy = float((self.logits(fit).argmax(dim=1) == labels).double().mean()) if "acc" in self.score else 1.0
             diversity = label_diversity(torch.bincount(labels, minlength=classes).tolist())
             fit.tells["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
 
@@ -138,20 +137,20 @@ def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0)
     return tau**2 * terms.sum(dim=1)
 
 
-def label_diversity(counts: list[int], eps: float = 1e-12) -> float:
-    """Entropy of a site's labels divided by that of uniform ones, clipped to [0, 1] (equation 5).
+def label_diversity(counts: list[int]) -> float:
+    """Entropy of a site's labels divided by that of uniform ones, in [0, 1] (equation 5).
+
+    Classes without images are left out, so the logarithm needs no guard. With the paper's guard of 1e-12 the value of
+    a site of one class would not be exactly 0, and mostly negative.
 
     Args:
         counts: Training images of each class of the task, at least two classes.
-        eps: Guards logarithms and divisions. Without the clipping it would turn the value of a site of one class
-            negative.
 
     Returns:
         0 for one class, 1 for all classes alike, 0 for no image.
     """
-    total = sum(counts) + eps
-    entropy = -math.fsum(n / total * math.log(n / total + eps) for n in counts)
-    return max(0.0, min(entropy / (math.log(len(counts)) + eps), 1.0))
+    shares = [n / sum(counts) for n in counts if n]
+    return min(math.fsum(-share * math.log(share) for share in shares) / math.log(len(counts)), 1.0)
 
 
 def reliability(kind: str, accuracy: float, diversity: float, eps: float) -> float:

@@ -56,6 +56,10 @@ class MadeUpRun:
         metrics: Metrics of the task.
         scores: Final values by metric and site, instead of those of the predictions.
         global_test: Metric to the final value on the server's test set.
+        server: Accuracy on the server's test set after each round.
+        trained: For each round, the sites that train in it, with their accuracy right after that or None for no score;
+            empty if all do, without one.
+        evaluate_every: The scores after the other rounds are left out.
         splits: Splits with scores, with the same values in each.
         method_args: The method's settings.
         settings: Other settings of the identity, for example ``{"epochs": 2}``.
@@ -81,6 +85,9 @@ class MadeUpRun:
     metrics: Sequence[str] = ("accuracy", "auc")
     scores: Scores | None = None
     global_test: Mapping[str, float] = field(default_factory=dict)
+    server: Sequence[float] = ()
+    trained: Sequence[Mapping[str, float | None]] = ()
+    evaluate_every: int = 1
     splits: Sequence[str] = ("test",)
     method_args: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -166,13 +173,19 @@ class MadeUpRun:
         }
 
     def rows(self) -> list[Row]:
-        """Scores that grow evenly to the final ones, and the costs of each round."""
+        """Scores as they are given or that grow evenly to the final ones, and the costs of each round."""
         rows = []
         for round_ in range(1, self.over + 1):
-            for index, site in enumerate(self.sites):
+            trained = self.trained[round_ - 1] if self.trained else dict.fromkeys(self.sites)
+            for index, (site, score) in enumerate(trained.items()):
                 costs = {"loss": 1.0 / round_, "seconds": 1.5, "work_seconds": 2.0 + index}
                 costs |= {"bytes_down": 4000.0, "bytes_up": 4000.0, "bytes_to_peers": 0.0}
                 rows += [Row(round_, site, "personal", "train", "trained", name, cost) for name, cost in costs.items()]
+                if score is not None:
+                    rows.append(Row(round_, site, "personal", "test", "trained", "accuracy", score))
+            if round_ % self.evaluate_every:
+                continue
+            for site in self.sites:
                 rows.append(Row(round_, site, "personal", "train", "aggregated", "evaluate_seconds", 1.0))
             share = round_ / self.over
             for metric, values in self.final.items():
@@ -182,6 +195,8 @@ class MadeUpRun:
                         rows.append(Row(round_, site, self.model, split, "aggregated", metric, now))
             for metric, value in self.global_test.items():
                 rows.append(Row(round_, "global", "global", "test", "aggregated", metric, value * share))
+            if self.server:
+                rows.append(Row(round_, "global", "global", "test", "aggregated", "accuracy", self.server[round_ - 1]))
         return rows
 
     def summary(self) -> dict[str, Any]:

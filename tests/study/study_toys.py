@@ -71,8 +71,10 @@ def write_run(folder: Path, given: dict[str, Any], status: str) -> None:
     summary |= {"evaluated_round": given["rounds"], "scores": {"personal": {"test": {"accuracy": found}}}}
     summary |= {"costs": {}, "holdings": {"classes": [], "sites": {}}, "leaks": []}
     (folder / "summary.json").write_text(json.dumps(summary))
-    row = f"{given['rounds']},site-01,personal,test,aggregated,accuracy,{score}"
-    (folder / "metrics.csv").write_text(f"round,site,model,split,moment,metric,value\n{row}\n")
+    rows = [f"{given['rounds']},site-01,personal,test,aggregated,accuracy,{score}"]
+    if "trained" in given.get("moments", ()):
+        rows += [f"{number},site-01,personal,test,trained,accuracy,{score}" for number in range(1, given["rounds"] + 1)]
+    (folder / "metrics.csv").write_text("\n".join(["round,site,model,split,moment,metric,value", *rows]) + "\n")
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

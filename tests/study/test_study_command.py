@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,7 +74,7 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(folder: Path, medfl) -
 
 
 def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl.study.runner.launch", lambda command, log: 3)
+    monkeypatch.setattr("medfl.study.runner.Processes.launch", lambda self, command, log: 3)
     done = medfl("study", folder / "study.yaml", "--scale", "cpu")
     assert done.code == 1
     assert "failed (3): demo / alone / seed 0; see" in done.err
@@ -133,7 +134,7 @@ def study_in_a_group(file: Path, out: Path) -> None:
 
 
 def in_a_fork(command: list[str], log: Path) -> int:
-    """As `medfl.study.runner.launch`, without importing everything anew: the study that continues does that."""
+    """As the runner does, without importing everything anew: the study that continues does that."""
     process = multiprocessing.get_context("fork").Process(target=as_a_command, args=(command, log))
     process.start()
     process.join()
@@ -145,7 +146,11 @@ def as_a_command(command: list[str], log: Path) -> None:
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    main(command[3:])
+    try:
+        main(command[3:])
+    except SystemExit as end:  # a fork of a thread can't end in the usual way: it would wait for that thread
+        sys.stdout.flush()
+        os._exit(int(end.code or 0))
 
 
 def wait_until(reached, work: multiprocessing.Process, seconds: float = 120) -> None:

@@ -26,6 +26,14 @@ ROOT = Path(__file__).parents[2]
         ({"rows__!!": {"method": "fedavg"}}, "the name '!!' has neither a letter nor a digit"),
         ({"data__Demo": {"folder": "cohort"}}, "'demo' and 'Demo' would share the folder 'demo'"),
         ({"baseline": "alon"}, r"the baseline 'alon' is no row of the study\. Did you mean 'alone'\?"),
+        (
+            {"claims": [{"measure": "balance", "better": "alone", "than": "fedprox"}]},
+            r"'claims' names 'fedprox', no row of the study\. Did you mean 'fedprox mu=0.1'\?",
+        ),
+        (
+            {"claims": [{"measure": "ballance", "better": "alone", "than": "fedprox mu=0.1"}]},
+            r"'claims' names the measure 'ballance', which is no measure to claim\. Did you mean 'balance'\?",
+        ),
         ({"seeds": 0}, "at least one seed"),
         ({"seeds": [1, 1]}, "unlike each other"),
         ({"seeds": [-1]}, "all >= 0"),
@@ -74,6 +82,14 @@ def test_a_scale_replaces_settings_and_seeds(write) -> None:
     assert read_study(write(), "cpu", seeds=3).seed_list() == [0, 1, 2]
     with pytest.raises(SettingsError, match=r"has no scale 'cpuu'\. Did you mean 'cpu'\? Known: cpu, full\."):
         read_study(write(), "cpuu")
+
+
+def test_one_data_set_may_be_chosen(write) -> None:
+    file = write(data__other={"folder": "elsewhere"})
+    assert list(read_study(file).data) == ["demo", "other"]
+    assert list(read_study(file, data=["other"]).data) == ["other"]
+    with pytest.raises(SettingsError, match=r"has no data set 'othr'\. Did you mean 'other'\?"):
+        read_study(file, data=["othr"])
 
 
 def test_names_become_parts_of_paths() -> None:

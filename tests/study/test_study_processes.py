@@ -12,7 +12,7 @@ import pytest
 
 from medfl.errors import StoreError
 from medfl.study.jobs import Job
-from medfl.study.runner import launch, only_study, run_jobs
+from medfl.study.runner import Processes, only_study, run_jobs
 
 
 def job(folder: Path) -> Job:
@@ -21,7 +21,7 @@ def job(folder: Path) -> Job:
 
 def test_a_process_leaves_its_words_and_its_status(tmp_path: Path) -> None:
     log = job(tmp_path).log
-    assert launch([sys.executable, "-c", "print('hello'); raise SystemExit(3)"], log) == 3
+    assert Processes().launch([sys.executable, "-c", "print('hello'); raise SystemExit(3)"], log) == 3
     assert log.read_text().splitlines()[1:] == ["hello"]
     assert log.read_text().startswith("$ ")
 
@@ -57,22 +57,49 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
     assert sum("another process still writes there" in line for line in said) == 1
 
 
-def test_an_interruption_ends_the_process_too(tmp_path: Path) -> None:
-    """As on Ctrl-C, or when the system ends the study."""
-    log = job(tmp_path).log
+def script(folder: Path, number: int, code: str) -> Job:
+    """A run that is a Python script."""
+
+    class Script(Job):
+        def command(self) -> list[str]:
+            return [sys.executable, "-c", code]
+
+    return Script("demo", f"row {number}", 0, folder, folder, folder / f"run-{number}" / "seed-0", {})
+
+
+def test_an_interruption_ends_the_processes_too(tmp_path: Path) -> None:
+    """As on Ctrl-C, or when the system ends the study: what runs is ended, what waits is not started."""
+    code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(60)"
+    jobs = [script(tmp_path, number, code) for number in range(3)]
 
     def interrupt(*_: object) -> None:
-        if "ready" in log.read_text():
+        if all(job.log.exists() and "ready" in job.log.read_text() for job in jobs[:2]):
             raise KeyboardInterrupt
 
-    code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(60)"
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            launch([sys.executable, "-c", code], log)
+            run_jobs(jobs, lambda line: None, lambda outcome, job: None, at_once=2)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(log.read_text().split()[-1]), 0)
+    for job in jobs[:2]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(job.log.read_text().split()[-1]), 0)
+    assert not jobs[2].log.exists()
+
+
+def test_runs_at_once_meet_each_other(tmp_path: Path) -> None:
+    """Each of two waits until the other is there; a third begins when one of them is over."""
+    meet = "import pathlib, time; me, other = map(pathlib.Path, {}); me.touch()\n"
+    meet += "while not other.exists(): time.sleep(0.01)"
+    ways = [str(tmp_path / name) for name in "ab"]
+    codes = [meet.format(ways), meet.format(ways[::-1]), "raise SystemExit(3)"]
+    said: list[str] = []
+    jobs = [script(tmp_path, number, code) for number, code in enumerate(codes)]
+    outcome = run_jobs(jobs, said.append, lambda outcome, job: None, at_once=2)
+    assert [outcome.status[job] for job in jobs] == ["not run", "not run", "failed (3)"]  # they write no summary
+    begun = [line.splitlines()[0] for line in said if line.startswith("run ")]
+    assert begun == [f"run {number + 1} of 3: demo / row {number} / seed 0" for number in range(3)]
+    assert said.index(next(line for line in said if line.startswith("run 3"))) > 2, "the third waits for a place"

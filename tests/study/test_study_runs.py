@@ -93,6 +93,23 @@ def test_the_table_names_the_rows_and_counts_the_seeds(load, tmp_path: Path) -> 
     assert (tmp_path / "out" / "results" / "demo.html").read_text() == "4 runs: alone, fedprox mu=0.1"
 
 
+def test_scores_of_all_rounds_make_tables_and_check_claims(load, tmp_path: Path) -> None:
+    claims = [
+        {"measure": "local_mean", "better": "fedprox mu=0.1", "than": "alone"},
+        {"measure": "balance", "better": "alone", "than": "fedprox mu=0.1"},
+    ]
+    run_study(load({"settings__moments": ["aggregated", "trained"], "claims": claims}), Runs())
+    table = pd.read_csv(tmp_path / "out" / "results" / "demo-rounds.csv").set_index(["label", "measure"])["mean"]
+    assert table["alone", "local_mean"] == 0.5625
+    assert table["fedprox mu=0.1", "worst_mean"] == 0.6875
+    assert ("alone", "global_mean") not in table
+    text = (tmp_path / "out" / "results" / "demo.md").read_text()
+    assert "| fedprox mu=0.1 | 0, 1 | 0.688 ± 0.088 | 0.688 ± 0.088 | 1.000 ± 0.000 |" in text
+    # the same gain with both seeds tells nothing of its spread, and without a global test there is no balance
+    assert "| fedprox mu=0.1 > alone | local_mean | 2 | +0.125 | - |" in text
+    assert "| alone > fedprox mu=0.1 | balance | 0 | - | - |" in text
+
+
 def test_rows_with_the_same_settings_stay_two_rows(load, tmp_path: Path) -> None:
     run_study(load({"rows__again": {"method": "local"}, "seeds": 1}), Runs())
     table = pd.read_csv(tmp_path / "out" / "results" / "demo.csv")
