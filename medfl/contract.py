@@ -55,7 +55,7 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, C, *spatial), float32, and labels (B,), int64, of the given rows."""
+        """Images (B, C, *spatial), float32, and labels (B,), int64, of the given rows; the same ones each time."""
         ...
 
 

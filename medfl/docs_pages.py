@@ -173,7 +173,7 @@ def _settings(kind: Any) -> list[str]:
     own = sorted(kind.model_fields.items(), key=lambda item: item[0] not in kind.__annotations__)
     told = _descriptions(kind)
     rows = [[f"`{name}`", _type(info), f"`{_default(info)}`", told.get(name, "")] for name, info in own]
-    name, info = own[0]
+    name, info = next((one for one in own if one[1].default is not None), own[0])
     example = shlex.quote(_default(info))
     parts = [_table(["setting", "type", "default", "meaning"], rows), f"Give one as `--method_args#{name} {example}`."]
     if any(kind.presets.values()):

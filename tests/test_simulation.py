@@ -54,7 +54,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     with pytest.raises(PluginError, match=r"Unknown method 'fedporx'\. Did you mean 'fedprox'\? Known: centralized,"):
         REGISTRY.make_method("fedporx", {})
     with pytest.raises(
-        SettingsError, match=r"method 'fedprox'.*\n.*unknown option 'mue'\. Did you mean 'mu'\? Known: mu, w"
+        SettingsError, match=r"method 'fedprox'.*\n.*unknown option 'mue'\. Did you mean 'mu'\? Known: gradient_clip, mu, w"
     ):
         REGISTRY.make_method("fedprox", {"mue": 1.0})
     with pytest.raises(SettingsError, match="'mu': .*greater than or equal to 0; got -1"):

@@ -19,7 +19,7 @@ from medfl.wire import tensors_equal
 from medfl_methods.fedprox import FedProx, squared_distance
 
 REGISTRY = load_plugins()
-FIVE = ["centralized", "local", "fedavg", "fedprox", "fedbn"]
+METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper"]
 
 # ---- one parameter, three quadratic losses: the closed form
 
@@ -95,7 +95,7 @@ def test_the_fixed_point_is_the_optimum_of_the_weighted_loss(tmp_path):
 # ---- invariances
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", METHODS)
 def test_relabelled_sites_end_alike(tmp_path, monkeypatch, name):
     other = {"site-1": "site-3", "site-2": "site-1", "site-3": "site-2"}
     sites, case = make_sites(), Case(REGISTRY, name)
@@ -236,7 +236,7 @@ def gaussian_sites(random_labels):
     return {f"site-{index}": Splits(split(200), Empty(), split(100)) for index in range(4)}
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("random_labels", [False, True], ids=["separable", "random"])
 def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
     rounds = 3 if random_labels else 8  # 20 are allowed

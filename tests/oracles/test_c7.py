@@ -15,7 +15,7 @@ from medfl.testing.cohort import Case, SmallNet, TensorData, bits, make_data, ma
 from medfl.wire import tensors_equal
 
 REGISTRY = load_plugins()
-FIVE = ["centralized", "local", "fedavg", "fedprox", "fedbn"]
+METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper"]
 
 
 def close(left, right, atol=1e-5):
@@ -35,7 +35,7 @@ def changed(change, **sites):
 # ---- 1
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_image_twice_changes_nothing(tmp_path, name):
     """In full batches on a network without batch statistics: weights and gradients are the same."""
 
@@ -62,7 +62,7 @@ class Permuted(SmallNet):
             self.head.bias.copy_(self.head.bias[self.order].clone())
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", METHODS)
 def test_renamed_classes_give_the_same_models_and_scores(tmp_path, name):
     """Class c is called where c stands in the order; the head's rows move with it."""
     order = Permuted.order
@@ -88,7 +88,7 @@ def test_renamed_classes_give_the_same_models_and_scores(tmp_path, name):
 # ---- 4
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("network", ["norm", "plain"])
 def test_tiny_and_one_sided_sites_are_legal(tmp_path, name, network):
     sites = make_sites({"few": 3, "none": 0, "one": 1, "usual": 11})
@@ -102,7 +102,7 @@ def test_tiny_and_one_sided_sites_are_legal(tmp_path, name, network):
 # ---- 5
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "fedprox", "fedbn"])
+@pytest.mark.parametrize("name", METHODS[1:])
 def test_twins_with_one_stream_have_the_same_updates(tmp_path, monkeypatch, name):
     monkeypatch.setattr(Holder, "rng", lambda self, label: streams.generator(7, "twin", self.round, label))
     data = make_site(12, "twin")
@@ -118,7 +118,7 @@ def test_twins_with_one_stream_have_the_same_updates(tmp_path, monkeypatch, name
 # ---- 6
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_state_comes_back_from_the_disk(tmp_path, name):
     result = Case(REGISTRY, name).run(tmp_path, rounds=2)
     for path in sorted((tmp_path / "state").iterdir()):
