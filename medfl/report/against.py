@@ -9,7 +9,7 @@ from medfl.contract import Meta
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.report.formats import count, listed, score
 from medfl.report.gains import GAINS, LOSES, UNCLEAR, Comparison, Gain, Sets, compare_sites, mean_known, pair_up
-from medfl.report.groups import Group
+from medfl.report.groups import Group, by_data
 from medfl.report.scores import site_scores
 from medfl.report.selection import ALONE, key_metrics
 from medfl.report.words import metric_words
@@ -26,48 +26,65 @@ class Against:
 
 
 def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
-    """The first section: each method against the sites alone, or plain scores where there is nothing to compare."""
+    """The first section: each method against the sites alone, or plain scores where there is nothing to compare.
+
+    Runs on other data are other sites, whatever their names, so each data set has comparisons and a table of its own.
+    """
     metrics = key_metrics(groups)
-    alone = [group for group in groups if group.method == ALONE]
-    others = [group for group in groups if group.method != ALONE]
-    comparisons, left = [], list(alone) if not others else []
-    for group in others:
-        found = _against(alone, group, metrics, tested)
-        comparisons += [found] if found else []
-        left += [] if found else [group]
-    tables = [_plain_table(group, metrics, tested) for group in left]
+    comparisons, tables, left_over = [], [], []
+    for name, same in by_data(groups).items():
+        found, left = _compared(same, metrics, tested, name)
+        comparisons += found
+        left_over += [Group(_named(group.label, name), group.runs) for group in left if group.method != ALONE]
+        tables += [_plain_table(name, left, metrics, tested)] if left else []
     unshared = [] if metrics else ["The runs have no metric in common, so there is nothing to compare them by."]
     return {
         "comparisons": comparisons,
-        "plain": [table for table in tables if table["metrics"]],
-        "sentences": [*unshared, *_missing(alone, others, left), *_unscored(left)],
-        "several": any(len(group.runs) > 1 for group in groups),
+        "plain": [table for table in tables if table["columns"]],
+        "sentences": [*unshared, *_missing(groups, left_over), *_unscored(groups)],
+        "several": any(len(group.runs) > 1 for same in by_data(groups).values() for group in same),
     }
 
 
+def _compared(
+    groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets], data: str
+) -> tuple[list[Against], list[Group]]:
+    """Groups on the same data against those alone, and the groups that are left without a comparison."""
+    alone = [group for group in groups if group.method == ALONE]
+    others = [group for group in groups if group.method != ALONE]
+    found = [(group, _against(alone, group, metrics, tested, data)) for group in others]
+    left = [group for group, against in found if against is None]
+    return [against for _, against in found if against], left if others else alone
+
+
+def _named(label: str, data: str) -> str:
+    return f"{label}, {data}" if data else label
+
+
 def _against(
-    alone: Sequence[Group], group: Group, metrics: Sequence[str], tested: Mapping[str, Sets]
+    alone: Sequence[Group], group: Group, metrics: Sequence[str], tested: Mapping[str, Sets], data: str
 ) -> Against | None:
     """A comparison with the first of the groups that has the same data; None without one, or without scores."""
     for base in alone:
         pairs = [pair for pair in pair_up(base, group) if pair.alone.summary and pair.other.summary]
         if not pairs:
             continue
-        found = [compare_sites(metric, group.label, pairs, tested) for metric in metrics]
+        label = _named(group.label, data)
+        found = [compare_sites(metric, label, pairs, tested) for metric in metrics]
         scored = [one for one in found if one.mean.difference is not None]
         if not scored:
             return None
         notes = []
         if len(pairs) < len(group.runs):
             notes.append(
-                f"{len(pairs)} of the {len(group.runs)} runs of {group.label} are compared: the others are not over, "
-                f"or no finished run of {base.label} has the same data."
+                f"{len(pairs)} of the {len(group.runs)} runs of {label} are compared: the others, or their runs of "
+                f"{base.label}, are not over."
             )
         unlike = [pair for pair in pairs if pair.alone.seed != pair.other.seed]
         if unlike:
             seeds = listed([f"{one.other.seed} against {one.alone.seed}" for one in unlike])
             notes.append(f"Seeds differ: {seeds}. So the runs also differ by the luck of their first model.")
-        return Against(group.label, _in_words(scored[0]), notes, scored)
+        return Against(label, _in_words(scored[0]), notes, scored)
     return None
 
 
@@ -87,13 +104,13 @@ def _in_words(one: Comparison) -> str:
     )
 
 
-def _missing(alone: Sequence[Group], others: Sequence[Group], left: Sequence[Group]) -> list[str]:
-    if not alone:
+def _missing(groups: Sequence[Group], left: Sequence[Group]) -> list[str]:
+    if all(group.method != ALONE for group in groups):
         return [
             "Give a run of the method local as well to see who gains: medfl report RUN LOCAL_RUN. Until then these "
             "are the scores by themselves."
         ]
-    if not others:
+    if all(group.method == ALONE for group in groups):
         return [
             "Here every site trained alone. Give a run of another method as well to see who gains: "
             "medfl report RUN LOCAL_RUN."
@@ -104,23 +121,24 @@ def _missing(alone: Sequence[Group], others: Sequence[Group], left: Sequence[Gro
     return [f"There is no difference to show for {names}: no run alone on the same data has scores to compare with."]
 
 
-def _unscored(left: Sequence[Group]) -> list[str]:
-    names = [group.label for group in left if not any(run.summary.get("scores") for run in group.runs)]
+def _unscored(groups: Sequence[Group]) -> list[str]:
+    names = [group.label for group in groups if not any(run.summary.get("scores") for run in group.runs)]
     return [f"There are no final scores of {listed(names)}."] if names else []
 
 
-def _plain_table(group: Group, metrics: Sequence[str], tested: Mapping[str, Sets]) -> Meta:
-    """Sites in rows, metrics in columns, without the metrics that no site has."""
-    columns = {metric: site_scores(group, metric, tested) for metric in metrics}
-    known = {name: [one.value for one in found if one.value is not None] for name, found in columns.items()}
-    shown = [name for name in metrics if known[name]]
+def _plain_table(name: str, groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets]) -> Meta:
+    """Sites in rows; groups, each with the metrics that it has, in columns. All runs are on the same data."""
+    columns = [(group.label, metric, site_scores(group, metric, tested)) for group in groups for metric in metrics]
+    known = [[one.value for one in scores if one.value is not None] for _, _, scores in columns]
+    shown = [(*column, values) for column, values in zip(columns, known, strict=True) if values]
     return {
-        "label": group.label,
-        "metrics": shown,
-        "rows": list(zip(*(columns[name] for name in shown), strict=True)),
-        "wilson": any(one.low is not None for name in shown for one in columns[name]),
-        "mean": [mean_known(known[name]) for name in shown],
-        "worst": [worst(name, known[name]) for name in shown],
+        "data": name,
+        "labels": listed([group.label for group in groups]),
+        "columns": [(label, metric) for label, metric, _, _ in shown],
+        "rows": list(zip(*(scores for _, _, scores, _ in shown), strict=True)),
+        "wilson": any(one.low is not None for _, _, scores, _ in shown for one in scores),
+        "mean": [mean_known(values) for _, _, _, values in shown],
+        "worst": [worst(metric, values) for _, metric, _, values in shown],
     }
 
 

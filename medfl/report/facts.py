@@ -8,6 +8,7 @@ from typing import Any
 
 from medfl.contract import Meta
 from medfl.report.formats import plain
+from medfl.report.groups import data_names
 from medfl.report.notices import Named
 from medfl.report.runs import RunRecord
 
@@ -36,12 +37,12 @@ class Holding:
     """The images of each class that each site holds.
 
     Attributes:
-        names: Runs on these data.
+        name: Of the data, as in `medfl.report.groups.data_names`.
         classes: Names of the classes.
         splits: ``training``, ``validation``, ``test`` to site to counts, without splits that are empty everywhere.
     """
 
-    names: list[str]
+    name: str
     classes: list[str]
     splits: dict[str, dict[str, list[int]]]
 
@@ -78,20 +79,18 @@ def costs(runs: Sequence[Named]) -> list[Cost]:
 
 def holdings(runs: Sequence[Named]) -> list[Holding]:
     """Who holds what, once for all runs on the same data."""
+    names = data_names([run for _, run in runs])
     found: dict[str, Holding] = {}
-    for name, run in runs:
+    for _, run in runs:
         given = run.summary.get("holdings")
-        if not given:
-            continue
-        if run.data in found:
-            found[run.data].names.append(name)
+        if not given or run.data in found:
             continue
         splits = {
             split: {str(site): counts[split] for site, counts in given["sites"].items() if split in counts}
             for split in ("training", "validation", "test")
         }
         filled = {split: sites for split, sites in splits.items() if any(map(any, sites.values()))}
-        found[run.data] = Holding([name], [str(one) for one in given["classes"]], filled)
+        found[run.data] = Holding(names[run.data], [str(one) for one in given["classes"]], filled)
     return list(found.values())
 
 

@@ -66,6 +66,37 @@ def pairs(group: Group, base: Group) -> list[tuple[RunRecord, RunRecord]]:
     return [(run, partners[run.seed, run.data]) for run in group.runs if (run.seed, run.data) in partners]
 
 
+def by_data(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups once for each data set, cut to the runs on it, by a name for the data: "data of seed 0".
+
+    The name is empty where all runs have the same data. A site's name may stand for other images in other data.
+    """
+    names = data_names([run for group in groups for run in group.runs])
+    found: dict[str, list[Group]] = {}
+    for data, name in names.items():
+        parts = [Group(group.label, tuple(run for run in group.runs if run.data == data)) for group in groups]
+        found[name] = [part for part in parts if part.runs]
+    return found
+
+
+def data_names(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Each data set of some runs to a name: that of the seeds that are on it, or else the begin of its hash."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.data, set()).add(run.seed)
+    if len(seeds) == 1:
+        return dict.fromkeys(seeds, "")
+    if data_by_seed(runs):
+        return {data: f"data of seed {min(found)}" for data, found in seeds.items()}
+    return {data: f"data {data[:8]}" for data in seeds}
+
+
+def data_by_seed(runs: Sequence[RunRecord]) -> bool:
+    """Whether there are several data sets and each is that of one seed and of all its runs."""
+    pairs_ = {(run.seed, run.data) for run in runs}
+    return len(pairs_) == len({seed for seed, _ in pairs_}) == len({data for _, data in pairs_}) > 1
+
+
 def _facts(run: RunRecord) -> Meta:
     """All that tells two groups apart, by dotted name."""
     identity = run.run["identity"]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from medfl.privacy.gaussian import describe
 from medfl.report.formats import count, listed, number
-from medfl.report.groups import Group
+from medfl.report.groups import Group, data_by_seed
 from medfl.report.runs import RunRecord
 from medfl.report.selection import named_runs
 from medfl.settings import Privacy
@@ -125,6 +125,8 @@ def _other_data(runs: Sequence[Named]) -> list[Notice]:
         kinds.setdefault(run.data, []).append(name)
     if len(kinds) < 2:
         return []
+    if data_by_seed([run for _, run in runs]):
+        return [Notice("info", "Each seed has data of its own. Differences are taken within a seed.")]
     who = "; ".join(f"data {data[:8]}: {listed(names)}" for data, names in kinds.items())
     return [Notice("warn", f"The runs did not use the same data ({who}). Differences are taken on the same data only.")]
 

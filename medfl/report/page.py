@@ -12,7 +12,7 @@ from medfl.report import against, facts, forgetting_section, formats, notices, s
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
 from medfl.report.groups import group_runs
 from medfl.report.runs import RunRecord, read_run
-from medfl.report.selection import named_runs
+from medfl.report.selection import named_runs, short_folders
 from medfl.report.tested import read_tested
 from medfl.store import write_atomic
 
@@ -77,6 +77,7 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) ->
             notices=notices.make_notices(groups),
             sections=SECTIONS,
             runs=runs,
+            folders=short_folders([run for _, run in runs]),
             gains=against.gains_section(groups, tested),
             scores=sections.scores(groups, tested),
             curves=sections.curves(groups),

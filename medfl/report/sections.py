@@ -140,7 +140,7 @@ def holdings(runs: Sequence[Named]) -> list[Meta]:
     """Who holds what, once for each data set."""
     return [
         {
-            "names": one.names,
+            "name": sentence(one.name),
             "classes": one.classes,
             "splits": one.splits,
             "picture": _holdings_picture(one, f"holdings{index}"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from medfl.report.groups import Group
 from medfl.report.runs import RunRecord
@@ -18,6 +20,13 @@ def named_runs(groups: Sequence[Group]) -> list[tuple[str, RunRecord]]:
         for group in groups
         for run in group.runs
     ]
+
+
+def short_folders(runs: Sequence[RunRecord]) -> list[str]:
+    """The folder of each run from where the runs' folders part, so that no path of a machine gets into a page."""
+    folders = [run.folder.absolute() for run in runs]
+    common = os.path.commonpath([folder.parent for folder in folders])
+    return [Path(os.path.relpath(folder, common)).as_posix() for folder in folders]
 
 
 def key_metrics(groups: Sequence[Group]) -> list[str]:

@@ -21,7 +21,7 @@ def page(tmp_path):
     """Make runs in folders named after them, write their report and take it apart."""
 
     def write(*runs: tuple[str, dict]) -> Page:
-        folders = [make_run(tmp_path / name, name.split("-")[0], **options) for name, options in runs]
+        folders = [make_run(tmp_path / name, re.split("[-/]", name)[0], **options) for name, options in runs]
         return Page(write_report(folders, tmp_path / "page.html").read_text())
 
     return write
@@ -174,9 +174,31 @@ def test_other_data_give_no_difference_and_the_page_says_so(page):
     found = page(("local", {"data": "aaaaaaaaaa"}), ("fedavg", {"data": "bbbbbbbbbb"}))
     assert "The runs did not use the same data (data aaaaaaaa: local; data bbbbbbbb: fedavg)." in found.sections[""]
     assert "There is no difference to show for fedavg" in found.sections["gains"]
-    assert "fedavg against alone, accuracy" not in found.tables
-    assert "Scores of fedavg by site" in found.tables
-    assert "Data of local" in found.sections["holdings"]
+    assert not [name for name in found.tables if "against alone" in name]
+    assert "Scores of fedavg by site, data bbbbbbbb" in found.tables
+    assert "Data aaaaaaaa" in found.sections["holdings"]
+
+
+def test_seeds_with_data_of_their_own_are_told_site_by_site(page):
+    """A site's name stands for other images in each seed, so its scores are never averaged over the seeds."""
+    runs = [(f"fedavg-{seed}", {"seed": seed, "data": f"{seed}" * 10}) for seed in (0, 1)]
+    with_local = page(*runs, *((f"local-{args['seed']}", args) for _, args in runs))
+    assert {name for name in with_local.tables if "against alone" in name} >= {
+        f"fedavg, data of seed {seed} against alone, accuracy" for seed in (0, 1)
+    }
+
+
+def test_a_table_of_sites_alone_for_each_seed_with_data_of_its_own(page):
+    found = page(*((f"fedavg-{seed}", {"seed": seed, "data": f"{seed}" * 10}) for seed in (0, 1)))
+    assert "Each seed has data of its own. Differences are taken within a seed." in found.sections[""]
+    tables = [found.tables[f"Scores of fedavg by site, data of seed {seed}"] for seed in (0, 1)]
+    assert tables[0][1] != tables[1][1]
+    assert "Data of seed 1" in found.sections["holdings"]
+
+
+def test_folders_are_told_apart_without_a_path_of_the_machine(page):
+    table = page(("fedavg/seed-0", {}), ("fedprox/seed-0", {})).tables["The runs of this page"]
+    assert [row[-1] for row in table[1:]] == ["fedavg/seed-0", "fedprox/seed-0"]
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])
@@ -253,8 +275,14 @@ def test_predictions_of_another_round_than_the_scores_give_no_interval(page):
 def test_a_seed_without_a_run_alone_is_named(page):
     found = page(("local", {}), ("fedavg-0", {}), ("fedavg-1", {"seed": 1, "data": "other"}), ("fedavg-2", {"seed": 2}))
     text = words(found.sections["gains"])
-    assert "2 of the 3 runs of fedavg are compared" in text
+    assert "There is no difference to show for fedavg, data other" in text
     assert "Seeds differ: 2 against 0." in text
+
+
+def test_a_seed_that_is_not_over_is_left_out_and_named(page):
+    found = page(("local", {}), ("fedavg-0", {}), ("fedavg-1", {"seed": 1, "status": "running"}))
+    text = words(found.sections["gains"])
+    assert "1 of the 2 runs of fedavg are compared: the others, or their runs of local, are not over." in text
 
 
 def test_runs_without_a_common_metric_are_not_compared(page):
