@@ -45,6 +45,32 @@ def medmnist(
 
 
 @app.command()
+def derm7pt(
+    source: Annotated[Path, typer.Option(help="The folder release_v0, as unpacked, or the one that holds it.")],
+    out: Out,
+    size: Annotated[int, typer.Option(min=1, help="Height and width of the images in the array.")] = 224,
+    view: Annotated[str, typer.Option(help="derm (dermoscopy) or clinic (photograph).")] = "derm",
+    split: Annotated[
+        str, typer.Option(help="official, or none: all cases in training, for folds at each site as FedSKD has them.")
+    ] = "official",
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out images that can't be read; quarantine.csv lists them.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Derm7pt: skin lesions in five groups. Nothing is downloaded.
+
+    Sex and location are kept, the aspect ratio is not. Nine cases without a clinical image are not in the view clinic.
+    """
+    from medfl.data.derm7pt import prepare
+
+    datalist = prepare(
+        source, out, size=size, view=view, split=split, skip_unreadable=skip_unreadable, force=force, say=_to_stderr
+    )
+    _summarise(out, datalist)
+
+
+@app.command()
 def folder(
     images: Annotated[Path, typer.Argument(help="The folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, ...")],
     table: Annotated[Path, typer.Option(help="CSV or TSV with a row for each image.")],
