@@ -1,5 +1,5 @@
 # make demo   a small federation on made-up images, in a minute or two, without data and without a network
-# make test   everything that must hold before a change lands
+# make test   everything that must hold before a change lands, with JOBS test files at a time
 #
 # Both set up what they need in $(VENV). torch comes first and is pinned; name another index where you like, e.g.
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu     (a machine without a GPU need not download CUDA)
@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
+JOBS ?= 2
 DEMO ?= demo
 DEMO_OPTIONS ?=
 BIN = $(VENV)/bin
@@ -18,7 +19,7 @@ demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -8,7 +8,10 @@ from medfl.plugins import NetworkRecord, PartitionRecord, hookimpl
 @hookimpl
 def medfl_networks() -> list[NetworkRecord]:
     """Networks of `medfl.networks`."""
-    return [NetworkRecord("cnn4", "medfl.networks.cnn:CNN4", "a small convolutional network for small images")]
+    return [
+        NetworkRecord("cnn4", "medfl.networks.cnn:CNN4", "a small convolutional network for small images"),
+        NetworkRecord("resnet", "medfl.networks.resnet:ResNet", "a residual network in 2-D and 3-D, of any width"),
+    ]
 
 
 @hookimpl

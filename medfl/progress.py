@@ -54,7 +54,8 @@ def _scores(rows: list[Row], metric: str) -> str:
     """Mean test score over the sites, by model, of the round that was scored."""
     found: dict[tuple[int, str], list[float]] = {}
     for row in rows:
-        if row.metric == metric and row.split == "test" and row.moment == "aggregated" and row.site != GLOBAL:
+        its_own = row.site != GLOBAL and "@" not in row.model  # not another site's model, as in the global test
+        if row.metric == metric and row.split == "test" and row.moment == "aggregated" and its_own:
             found.setdefault((row.round, row.model), []).append(row.value)
     return "; ".join(
         f"{metric} after round {round_}: {sum(values) / len(values):.3f} ({model}, mean of {len(values)} test sets)"

@@ -51,11 +51,11 @@ def command(
 
 def method_table(registry: Registry) -> Table:
     """Methods, family by family in the order of their names, the references first."""
-    table = _table("Methods", "name", "family", "sends", "unlike\nnetworks", "what it does, and its paper")
+    table = _table("Methods", "name", "sends", "unlike\nnetworks", "what it does; family and paper")
     for record in sorted(registry.methods.values(), key=_by_family):
         unlike = "yes" if record.unlike_networks else "no"
-        what = "\n".join(filter(None, [record.summary, record.paper]))
-        table.add_row(record.name, record.family, sent(record), unlike, what)
+        origin = "; ".join(filter(None, [record.family, record.paper]))
+        table.add_row(record.name, sent(record), unlike, f"{record.summary}\n{origin}")
     return table
 
 

@@ -38,8 +38,7 @@ def medmnist(
     from medfl.data.medmnist import prepare
     from medfl.data.medmnist_releases import URL
 
-    if url and not download:
-        raise SettingsError("--url says where to download from: give --download as well, or leave it out.")
+    _check_mirror(url, download)
     datalist = prepare(source, flag, out, finding=finding, fetch=download, url=url or URL, force=force, say=_to_stderr)
     _summarise(out, datalist)
 
@@ -66,6 +65,55 @@ def derm7pt(
 
     datalist = prepare(
         source, out, size=size, view=view, split=split, skip_unreadable=skip_unreadable, force=force, say=_to_stderr
+    )
+    _summarise(out, datalist)
+
+
+@app.command()
+def abide(
+    source: Annotated[Path, typer.Option(help="The folder with PCP's Outputs, nilearn's ABIDE_pcp, or all files.")],
+    out: Out,
+    derivatives: Annotated[
+        str, typer.Option(help="The channels, separated by commas.")
+    ] = "reho,degree_weighted,lfcd,vmhc",
+    size: Annotated[int, typer.Option(help="Voxels along each edge of an image.")] = 48,
+    sites: Annotated[
+        str, typer.Option(help="fedasd for its four regions, or a column of the phenotypic file, such as SITE_ID.")
+    ] = "fedasd",
+    pipeline: Annotated[str, typer.Option(help="ccs, cpac, dparsf or niak.")] = "cpac",
+    strategy: Annotated[str, typer.Option(help="filt_global, filt_noglobal, nofilt_...")] = "filt_noglobal",
+    atlas: Annotated[Path | None, typer.Option(help="Labels in MNI152 space (NIfTI), to put on the same grid.")] = None,
+    phenotypes: Annotated[Path | None, typer.Option(help="The phenotypic file, if it is not in --source.")] = None,
+    require_complete: Annotated[
+        bool, typer.Option("--require-complete", help="Stop if any map is missing or can't be read.")
+    ] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download what is not in --source.")] = False,
+    url: Annotated[str | None, typer.Option(help="A mirror: the address below which Outputs lies.")] = None,
+    force: Force = False,
+) -> None:
+    """ABIDE I: maps of functional MRI with autism or without, as the Preprocessed Connectomes Project (PCP) has them.
+
+    871 subjects passed its raters. Who lacks a map is left out and listed in quarantine.csv.
+    """
+    from medfl.data.abide import prepare
+    from medfl.data.abide_download import URL
+    from medfl.data.abide_maps import Maps
+
+    _check_mirror(url, download)
+    names = tuple(name.strip() for name in derivatives.split(",") if name.strip())
+    datalist = prepare(
+        source,
+        out,
+        maps=Maps(names, pipeline, strategy),
+        size=size,
+        sites=sites,
+        phenotypes=phenotypes,
+        atlas=atlas,
+        require_complete=require_complete,
+        fetch=download,
+        url=url or URL,
+        force=force,
+        say=_to_stderr,
     )
     _summarise(out, datalist)
 
@@ -113,6 +161,11 @@ def folder(
         say=_to_stderr,
     )
     _summarise(out, datalist)
+
+
+def _check_mirror(url: str | None, download: bool) -> None:
+    if url and not download:
+        raise SettingsError("--url says where to download from: give --download as well, or leave it out.")
 
 
 def _to_stderr(line: str) -> None:

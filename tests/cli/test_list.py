@@ -41,17 +41,20 @@ def command(monkeypatch):
 # ---- the list
 
 
+def words(text: str) -> str:
+    """Without the table's spaces and lines."""
+    return " ".join(text.split())
+
+
 def test_methods_are_listed_with_what_they_send(medfl_command):
     code, out, err = medfl_command("list", "methods")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-    assert "reference" in rows["local"]
     assert "nothing" in rows["local"]
     assert "yes" in rows["local"]
-    assert "averaging" in rows["fedprox"]
     assert "model/ update" in rows["fedprox"]
     assert " no " in rows["fedprox"]
-    assert "Li et al., MLSys 2020" in out
+    assert "server's model averaging; Li et al., MLSys 2020 " in words(out)
     assert "pooled" in out
     assert max(map(len, out.splitlines())) <= 80
 
@@ -60,7 +63,7 @@ def test_methods_are_listed_with_what_they_send(medfl_command):
 def test_networks_and_partitions_are_listed_with_their_plugin(medfl_command, kind, name):
     code, out, _ = medfl_command("list", kind)
     assert code == 0
-    assert f"{name}  medfl_builtin" in out
+    assert f" {name} medfl_builtin " in words(out)
     assert "fedavg" not in out
 
 
@@ -73,14 +76,14 @@ def test_bundles_are_listed_with_their_task_and_folder(medfl_command):
     code, out, _ = medfl_command("list", "bundles")
     assert code == 0
     told = "".join(line.strip() for line in out.splitlines())  # a long path is folded
-    assert "medmnist_classification  Classification of small medical images" in out
+    assert " medmnist_classification Classification of small medical images" in words(out)
     assert told.endswith("/bundles/medmnist_classification")
     assert "fedavg" not in out
 
 
 def test_a_narrow_terminal_does_not_squeeze_the_table(medfl_command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
-    assert "centralized  reference  model/ update" in medfl_command("list", "methods")[1]
+    assert " centralized model/ update " in words(medfl_command("list", "methods")[1])
 
 
 def test_a_plugin_file_is_listed_and_its_text_is_no_markup(medfl_command, tmp_path):

@@ -1,0 +1,219 @@
+"""Who takes part in ABIDE I, by the phenotypic file of the Preprocessed Connectomes Project (PCP).
+
+A subject is used if PCP has files of them and the quality was found good: ``qc_rater_1`` says OK, ``qc_anat_rater_2``
+and ``qc_func_rater_2`` say OK or maybe, ``qc_anat_rater_3`` and ``qc_func_rater_3`` say OK. Of the 1112 rows of the
+file these are 871 people, 403 with autism and 468 without: the selection of nilearn, and of most papers since.
+
+Nothing that identifies anybody leaves this module but the name of the files: a subject is called by the row of the
+table, which is the same whatever else is prepared, and the public codes (SUB_ID) are left behind.
+
+Sources: Di Martino et al., Molecular Psychiatry 19, 659 (2014); Craddock et al., Frontiers in Neuroinformatics 7
+(2013); the four regions: Weng, Cai and Zhou, FedSKD (2025), table I.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medfl.data.table import SHOWN, Table, read_table, row_list
+from medfl.errors import DataError, SettingsError, did_you_mean
+
+FILE = "Phenotypic_V1_0b_preprocessed1.csv"
+"""The name of the phenotypic file."""
+
+CLASSES = ("control", "autism")
+"""The classes, in the order of their labels."""
+
+GOOD = {
+    "qc_rater_1": ("OK",),
+    "qc_anat_rater_2": ("OK", "maybe"),
+    "qc_func_rater_2": ("OK", "maybe"),
+    "qc_anat_rater_3": ("OK",),
+    "qc_func_rater_3": ("OK",),
+}
+"""Column to what it must say for a subject to be used."""
+
+NEEDED = ("SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *GOOD)
+"""Columns that must be there."""
+
+FEDASD = "fedasd"
+"""The name of the map from scanning sites to the four regions below."""
+
+REGIONS = {
+    "Europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
+    "US-West": ("UCLA", "USM", "SDSU", "STANFORD", "OHSU", "CALTECH"),
+    "US-Middle": ("UM", "PITT", "CMU"),
+    "US-East": ("NYU", "YALE", "KKI", "OLIN"),
+}
+"""The four sites of FedASD, and the scanning sites of each."""
+
+NO_FILES = "PCP has no files of the subject"
+LOW_QUALITY = "a rater found the quality insufficient, or did not rate it"
+
+_DX = {"1": 1, "2": 0}
+_SEX = {"1": "male", "2": "female"}
+_ABSENT = ("", "-9999")
+_IDENTIFIERS = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "FILE_ID")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One person.
+
+    Attributes:
+        row: In the phenotypic file; the line of names is row 1.
+        file_id: What the names of the files begin with.
+        label: 0 control, 1 autism.
+        site: Participant of the federation.
+        centre: Where the scan was taken, parts of one centre (UM_1, UM_2) as one.
+        sex: ``male`` or ``female``; None if not known.
+        age: In years at the scan; None if not known.
+    """
+
+    row: int
+    file_id: str
+    label: int
+    site: str
+    centre: str
+    sex: str | None
+    age: float | None
+
+    @property
+    def subject_id(self) -> str:
+        """A name that says no more than the row."""
+        return f"subject-{self.row:06d}"
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The subjects that are used, in the order of the table, and how many are not: reason to number."""
+
+    subjects: list[Subject]
+    left_out: dict[str, int]
+
+
+def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
+    """Read who takes part.
+
+    Args:
+        path: The phenotypic file.
+        sites: What the sites of the federation are: ``fedasd`` for the four regions, or a column. Of ``SITE_ID`` parts
+            of one centre count as one; the values of other columns are taken as they are.
+
+    Raises:
+        DataError: If columns are missing, or cells of subjects that are used say nothing or something unknown.
+        SettingsError: If `sites` is neither ``fedasd`` nor a column, or a column of identifiers.
+    """
+    table = read_table(path)
+    missing = [column for column in NEEDED if column not in table.columns]
+    if missing:
+        names = ", ".join(f"'{column}'" for column in missing)
+        raise DataError(f"expected the columns {names} in {path}, missing. Give PCP's file, {FILE}.")
+    _check_column(sites, table)
+    named = [place for place, row in enumerate(table.rows) if row["FILE_ID"] not in ("no_filename", *_ABSENT)]
+    good = [place for place in named if all(table.rows[place][column] in words for column, words in GOOD.items())]
+    used = Table(path, table.columns, [table.rows[place] for place in good], [table.numbers[place] for place in good])
+    _check_rows(used)
+    centres = [merged(row["SITE_ID"]) for row in used.rows]
+    subjects = [
+        Subject(
+            row=number,
+            file_id=row["FILE_ID"],
+            label=_DX[_whole(row["DX_GROUP"])],
+            site=site,
+            centre=centre,
+            sex=_SEX.get(_whole(row["SEX"])),
+            age=_age(row["AGE_AT_SCAN"]),
+        )
+        for number, row, centre, site in zip(used.numbers, used.rows, centres, _sites(used, sites), strict=True)
+    ]
+    return Cohort(subjects, {NO_FILES: len(table.rows) - len(named), LOW_QUALITY: len(named) - len(good)})
+
+
+def merged(site_id: str) -> str:
+    """A scanning site without the number of its part.
+
+    >>> merged("UM_1"), merged("MAX_MUN")
+    ('UM', 'MAX_MUN')
+    """
+    return re.sub(r"_\d+$", "", site_id)
+
+
+def _check_column(sites: str, table: Table) -> None:
+    if sites == FEDASD:
+        return
+    if sites in _IDENTIFIERS:
+        raise SettingsError(f"'{sites}' identifies a subject, so it can't name sites. Give another column as --sites.")
+    if sites not in table.columns:
+        known = [FEDASD, *(column for column in table.columns if column not in _IDENTIFIERS)]
+        raise SettingsError(f"expected {FEDASD} or a column of {table.path} as --sites. {did_you_mean(sites, known)}")
+
+
+def _check_rows(table: Table) -> None:
+    if not table.rows:
+        raise DataError(
+            f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters ({', '.join(GOOD)}). "
+            f"Give PCP's file, {FILE}."
+        )
+    ids = Counter(row["FILE_ID"] for row in table.rows)
+    _refuse_rows(table, "FILE_ID", [not re.fullmatch(r"\w+", row["FILE_ID"]) for row in table.rows], "a name of files")
+    _refuse_rows(table, "FILE_ID", [ids[row["FILE_ID"]] > 1 for row in table.rows], "one row for each subject")
+    _refuse_rows(table, "SITE_ID", [row["SITE_ID"] in _ABSENT for row in table.rows], "a scanning site")
+    _refuse_rows(table, "DX_GROUP", [_whole(row["DX_GROUP"]) not in _DX for row in table.rows], "1 or 2")
+    if len({_whole(row["DX_GROUP"]) for row in table.rows}) < 2:
+        raise DataError(f"expected subjects with autism and controls in {table.path}, all that are used are of one.")
+
+
+def _refuse_rows(table: Table, column: str, wrong: Sequence[bool], expected: str) -> None:
+    rows = [number for number, is_wrong in zip(table.numbers, wrong, strict=True) if is_wrong]
+    if rows:
+        raise DataError(
+            f"expected {expected} in the column '{column}' of {table.path}, {len(rows)} of {len(table.rows)} subjects "
+            f"that are used have something else: {row_list(rows)}. Correct them, or delete these rows."
+        )
+
+
+def _sites(table: Table, sites: str) -> list[str]:
+    """The site of each row."""
+    if sites == FEDASD:
+        region = {centre: name for name, centres in REGIONS.items() for centre in centres}
+        found = [region.get(merged(row["SITE_ID"]).upper(), "") for row in table.rows]
+        strange = sorted({row["SITE_ID"] for row, name in zip(table.rows, found, strict=True) if not name})
+        if strange:
+            raise DataError(
+                f"the four regions of {FEDASD} do not say where {', '.join(strange[:SHOWN])} (SITE_ID in {table.path}) "
+                "belongs. Give a column as --sites, for example --sites SITE_ID."
+            )
+        return found
+    if sites == "SITE_ID":
+        return [merged(row["SITE_ID"]) for row in table.rows]
+    found = [row[sites] for row in table.rows]
+    _refuse_rows(table, sites, [value in _ABSENT for value in found], "a value")
+    if len(set(found)) > 2 and 2 * len(set(found)) > len(found):
+        raise SettingsError(
+            f"expected several subjects at each site, got {len(set(found))} different values of {len(found)} subjects "
+            f"in the column '{sites}': they look like measurements. Give another column as --sites."
+        )
+    return found
+
+
+def _whole(text: str) -> str:
+    """A code as PCP writes it, where a program made a fraction of it.
+
+    >>> _whole("2.0")
+    '2'
+    """
+    return re.sub(r"\.0+$", "", text)
+
+
+def _age(text: str) -> float | None:
+    try:
+        age = float(text)
+    except ValueError:
+        return None
+    return age if 0 <= age < math.inf else None

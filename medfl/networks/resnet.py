@@ -1,0 +1,153 @@
+"""A residual network in 2-D and 3-D whose normalisation and activation can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from monai.networks.layers.factories import Conv, Pool
+from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from medfl.errors import SettingsError
+from medfl.networks.resnet_blocks import BasicBlock, Bottleneck, LayerSpec, act_layer, norm_layer
+
+DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
+    10: (BasicBlock, (1, 1, 1, 1)),
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+}
+"""Block and number of blocks in each stage, by depth."""
+
+
+class ResNet(nn.Module):
+    """A residual network (He et al., CVPR 2016) with the layout of MONAI's: four stages of width x1, x2, x4 and x8.
+
+    With the default `norm` and `act` it is `monai.networks.nets.ResNet` with shortcut type "B": the same names and
+    shapes, logits that agree to rounding, and the same initial tensors from the same seed. It is a class of its own
+    because MONAI 1.6.1 hands `norm` and `act` to the stem only, and its blocks change tensors in place. Here they reach
+    every block and nothing works in place, so that the network can be scripted, pickled, and trained with Opacus
+    (which refuses "batch").
+
+    The stem is one convolution, then max-pooling with stride 2. Its defaults are MONAI's. For images of about 28 pixels
+    take ``stem_kernel=3, stem_pool=False``; ``stem_stride=2`` is the original network, at a quarter (3-D: an eighth)
+    of the work.
+
+    Args:
+        depth: 10, 18 or 34 (basic blocks), or 50 (bottleneck blocks).
+        in_channels: Channels of an image, >= 1.
+        num_classes: Number of classes, >= 2.
+        spatial_dims: 2 for images, 3 for volumes.
+        width: Channels of the stem and of the first stage's convolutions, >= 1.
+        norm: "batch", "group" (see `resnet_blocks.group_count`), "instance", or a pair of MONAI's name and options.
+        act: An activation's name in MONAI, or a pair of name and options; none that works in place.
+        stem_kernel: Edge of the first convolution's kernel, odd, >= 3.
+        stem_stride: Stride of the first convolution, >= 1.
+        stem_pool: Whether max-pooling follows the first convolution.
+        size: Edge of an image in pixels, or all its edges. It changes nothing: if given, images that are too small for
+            the network are refused here.
+
+    Attributes:
+        body: Maps images (B, in_channels, *size) to features (B, 8 * width; four times as many at depth 50).
+        head: Maps features to logits (B, num_classes).
+        feature_layers: The four stages of the body, in order; their outputs are maps.
+
+    Raises:
+        SettingsError: If an argument is impossible.
+    """
+
+    __jit_unused_properties__: ClassVar = ["body", "head", "feature_layers"]  # TorchScript can't return modules
+
+    def __init__(
+        self,
+        depth: int = 10,
+        in_channels: int = 3,
+        num_classes: int = 2,
+        spatial_dims: int = 2,
+        width: int = 64,
+        norm: LayerSpec = "batch",
+        act: LayerSpec = "relu",
+        stem_kernel: int = 7,
+        stem_stride: int = 1,
+        stem_pool: bool = True,
+        size: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        if depth not in DEPTHS:
+            raise SettingsError(f"ResNet expected depth to be one of {', '.join(map(str, DEPTHS))}, got {depth!r}")
+        if spatial_dims not in (2, 3):
+            raise SettingsError(f"ResNet expected spatial_dims 2 or 3, got {spatial_dims}")
+        _check_least(in_channels=(in_channels, 1), num_classes=(num_classes, 2), width=(width, 1))
+        _check_least(stem_kernel=(stem_kernel, 3), stem_stride=(stem_stride, 1))
+        if stem_kernel % 2 == 0:
+            raise SettingsError(f"ResNet expected an odd stem_kernel, got {stem_kernel}")
+        conv = Conv[Conv.CONV, spatial_dims]
+        self.conv1 = conv(in_channels, width, stem_kernel, stride=stem_stride, padding=stem_kernel // 2, bias=False)
+        self.bn1 = norm_layer(norm, spatial_dims, width)
+        self.act = act_layer(act)
+        pool = Pool[Pool.MAX, spatial_dims]
+        self.maxpool = pool(kernel_size=3, stride=2, padding=1) if stem_pool else nn.Identity()
+        if size is not None:
+            self._check_size(size, spatial_dims, total_stride=stem_stride * (2 if stem_pool else 1) * 2**3)
+        block, counts = DEPTHS[depth]
+        channels = width
+        for stage, count in enumerate(counts):
+            blocks = []
+            for number in range(count):
+                stride = 2 if stage > 0 and number == 0 else 1
+                blocks.append(block(spatial_dims, channels, width * 2**stage, stride, norm, act))
+                channels = width * 2**stage * block.expansion
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.avgpool = Pool[Pool.ADAPTIVEAVG, spatial_dims](1)
+        self.fc = nn.Linear(channels, num_classes)
+        self._initialise()
+
+    @property
+    def body(self) -> nn.Sequential:
+        """Everything before the classifier, sharing its modules with the network."""
+        stem = (self.conv1, self.bn1, self.act, self.maxpool)
+        return nn.Sequential(*stem, *self.feature_layers, self.avgpool, nn.Flatten())
+
+    @property
+    def head(self) -> nn.Linear:
+        """The classifier, in the state dict under MONAI's name ``fc``."""
+        return self.fc
+
+    @property
+    def feature_layers(self) -> list[nn.Module]:
+        """The four stages, whose outputs are feature maps."""
+        return [self.layer1, self.layer2, self.layer3, self.layer4]  # type: ignore[list-item]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (B, num_classes) of images (B, in_channels, *size)."""
+        x = self.maxpool(self.act(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # type: ignore[operator]
+        logits: torch.Tensor = self.fc(self.avgpool(x).flatten(1))
+        return logits
+
+    def _initialise(self) -> None:
+        """MONAI's initial tensors: He's normal distribution for convolutions, no bias in the classifier."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Conv3d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.fc.bias)
+
+    def _check_size(self, size: int | Sequence[int], spatial_dims: int, total_stride: int) -> None:
+        """Every stride has something to halve, and instance normalisation more than one pixel to average over."""
+        edges = [size] * spatial_dims if isinstance(size, int) else list(size)
+        if len(edges) != spatial_dims:
+            raise SettingsError(f"ResNet expected one size or {spatial_dims} of them, got {edges}")
+        least = total_stride + int(isinstance(self.bn1, _InstanceNorm))
+        if min(edges) < least:
+            raise SettingsError(
+                f"ResNet expected images of at least {least} pixels along each edge (its strides multiply to "
+                f"{total_stride}), got size {edges}. Use larger images, a smaller stem_stride or stem_pool=False."
+            )
+
+
+def _check_least(**values: tuple[int, int]) -> None:
+    for name, (value, least) in values.items():
+        if not isinstance(value, int) or value < least:
+            raise SettingsError(f"ResNet expected {name} to be a whole number >= {least}, got {value!r}")

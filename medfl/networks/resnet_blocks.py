@@ -1,0 +1,149 @@
+"""The residual blocks of `ResNet`, and the normalisation and activation layers in them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from monai.networks.layers.factories import Conv, Pool, split_args
+from monai.networks.layers.utils import get_act_layer, get_norm_layer
+from torch import nn
+
+from medfl.errors import SettingsError
+
+LayerSpec = str | Sequence[Any]
+"""A layer as MONAI names it: ``"batch"``, or ``("group", {"num_groups": 8})``, in JSON a list."""
+
+
+def group_count(channels: int) -> int:
+    """Groups of a GroupNorm: the largest divisor of `channels` that is at most 32 and leaves two channels a group.
+
+    Wu and He (ECCV 2018) take 32 groups, which do not divide widths such as 62. This rule gives 32, 31, 30 and 29 for
+    64, 62, 60 and 58 channels. A group of one channel would be instance normalisation, which wipes out a map of one
+    pixel.
+
+    Args:
+        channels: Number of channels, >= 1.
+
+    Returns:
+        Number of groups, 1 to 32; 1 for a prime number of channels.
+    """
+    return next(groups for groups in range(max(1, min(32, channels // 2)), 0, -1) if channels % groups == 0)
+
+
+def norm_layer(norm: LayerSpec, spatial_dims: int, channels: int) -> nn.Module:
+    """A normalisation layer; for ``"group"`` without a number of groups, `group_count` chooses it.
+
+    Raises:
+        SettingsError: If MONAI has no such layer or can't build it for that number of channels.
+    """
+    try:
+        name, options = split_args(norm)
+        if str(name).lower() == "group":
+            options = {"num_groups": group_count(channels), **options}
+        layer: nn.Module = get_norm_layer((name, options), spatial_dims=spatial_dims, channels=channels)
+    except (KeyError, TypeError, ValueError) as error:
+        known = f"'batch', 'group', 'instance' or a pair of MONAI's name and options that suits {channels} channels"
+        raise SettingsError(f"ResNet expected norm to be {known}, got {norm!r}: {_one_line(error)}") from error
+    return layer
+
+
+def act_layer(act: LayerSpec) -> nn.Module:
+    """An activation layer.
+
+    Raises:
+        SettingsError: If MONAI has no such layer, or if it would work in place: that overwrites a tensor which backward
+            hooks, and with them Opacus, still need.
+    """
+    try:
+        layer: nn.Module = get_act_layer(split_args(act))
+    except (KeyError, TypeError, ValueError) as error:
+        known = "MONAI's name of an activation or a pair of name and options"
+        raise SettingsError(f"ResNet expected act to be {known}, got {act!r}: {_one_line(error)}") from error
+    if getattr(layer, "inplace", False):
+        raise SettingsError(f"ResNet expected an activation that does not work in place, got {act!r}. Drop 'inplace'.")
+    return layer
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and the shortcut: (B, `in_channels`, ...) to (B, `channels`, ...).
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Channels that come in, >= 1.
+        channels: Channels of the convolutions, >= 1; `expansion` times as many leave.
+        stride: Stride of the block, >= 1.
+        norm: Normalisation after each convolution.
+        act: Activation.
+    """
+
+    expansion: ClassVar = 1
+
+    def __init__(
+        self, spatial_dims: int, in_channels: int, channels: int, stride: int, norm: LayerSpec, act: LayerSpec
+    ) -> None:
+        super().__init__()
+        shortcut = _shortcut(spatial_dims, in_channels, channels, stride, norm)  # drawn first, as by MONAI
+        conv = Conv[Conv.CONV, spatial_dims]
+        self.conv1 = conv(in_channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = norm_layer(norm, spatial_dims, channels)
+        self.act = act_layer(act)
+        self.conv2 = conv(channels, channels, kernel_size=3, padding=1, bias=False)
+        self.bn2 = norm_layer(norm, spatial_dims, channels)
+        self.downsample = shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Features after the block."""
+        out = self.act(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return self.act(out + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """Convolutions 1x1, 3x3, 1x1 and the shortcut; arguments as for `BasicBlock`, four times `channels` leave."""
+
+    expansion: ClassVar = 4
+
+    def __init__(
+        self, spatial_dims: int, in_channels: int, channels: int, stride: int, norm: LayerSpec, act: LayerSpec
+    ) -> None:
+        super().__init__()
+        wide = self.expansion * channels
+        shortcut = _shortcut(spatial_dims, in_channels, wide, stride, norm)
+        conv = Conv[Conv.CONV, spatial_dims]
+        self.conv1 = conv(in_channels, channels, kernel_size=1, bias=False)
+        self.bn1 = norm_layer(norm, spatial_dims, channels)
+        self.conv2 = conv(channels, channels, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn2 = norm_layer(norm, spatial_dims, channels)
+        self.conv3 = conv(channels, wide, kernel_size=1, bias=False)
+        self.bn3 = norm_layer(norm, spatial_dims, wide)
+        self.act = act_layer(act)
+        self.downsample = shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Features after the block."""
+        out = self.act(self.bn1(self.conv1(x)))
+        out = self.act(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return self.act(out + self.downsample(x))
+
+
+def _shortcut(spatial_dims: int, in_channels: int, out_channels: int, stride: int, norm: LayerSpec) -> nn.Module:
+    """What the block's input passes on its way to the sum; the bias of the convolution is MONAI's default.
+
+    The stride is taken before the convolution, which gives the same numbers as a 1x1 convolution with stride. oneDNN
+    writes outside its memory in the backward pass of such a one with few channels in channels-last layout
+    (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    """
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    layers: dict[str, nn.Module] = {} if stride == 1 else {"subsample": Pool[Pool.AVG, spatial_dims](1, stride=stride)}
+    layers["0"] = Conv[Conv.CONV, spatial_dims](in_channels, out_channels, kernel_size=1)
+    layers["1"] = norm_layer(norm, spatial_dims, out_channels)
+    return nn.Sequential(OrderedDict(layers))  # "0" and "1" are MONAI's names
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
