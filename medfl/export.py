@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Home:
         classes: Names of the classes, for the metadata.
         data: Name of the data set, for the metadata.
         modality: How the images were taken, for the metadata.
+        sex: Site to the sex of the person of each of its test images, None where it is not known; for `PREDICTIONS`.
     """
 
     bundle_root: Path
@@ -43,6 +44,7 @@ class Home:
     classes: Sequence[str] = ()
     data: str = ""
     modality: str = ""
+    sex: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -67,7 +69,7 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
         if found:
             model, target = found.get("personal") or found["global"], run.folder / "sites" / site
             _write(target, home, model, {"site": site})
-            _write_predictions(target, run, site, model)
+            _write_predictions(target, run, site, model, home.sex.get(site, ()))
             written.append(target)
     if "global" in result.outcome.models:
         _write(run.folder / "global", home, result.outcome.models["global"], {})
@@ -146,19 +148,23 @@ def _describe(metadata: Any, home: Home) -> None:
         pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
 
 
-def _write_predictions(target: Path, run: Run, site: str, model: Model) -> None:
+def _write_predictions(target: Path, run: Run, site: str, model: Model, sex: Sequence[str | None]) -> None:
     data = run.sites[site].test
     if not len(data):
         return
     predictor = run.make_method().predictor(run.task, [model])
     probabilities = predict(predictor, data, run.settings, run.task.device)
-    write_atomic(target / PREDICTIONS, _csv(probabilities, data.labels).encode())
+    write_atomic(target / PREDICTIONS, _csv(probabilities, data.labels, sex).encode())
 
 
-def _csv(probabilities: torch.Tensor, labels: torch.Tensor) -> str:
+def _csv(probabilities: torch.Tensor, labels: torch.Tensor, sex: Sequence[str | None]) -> str:
+    """Row, label and probabilities of each image, and the sex of its person where that of any is known."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1]))])
-    for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
-        writer.writerow([row, label, *(f"{value:.9g}" for value in values)])
+    told = [[one or ""] for one in sex] if any(sex) else [[] for _ in labels]
+    names = ["row", "label", *(f"p{number}" for number in range(probabilities.shape[1]))]
+    writer.writerow([*names, "sex"] if any(sex) else names)
+    lines = zip(labels.tolist(), probabilities.tolist(), told, strict=True)
+    for row, (label, values, last) in enumerate(lines):
+        writer.writerow([row, label, *(f"{value:.9g}" for value in values), *last])
     return text.getvalue()

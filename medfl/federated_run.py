@@ -15,7 +15,7 @@ from monai.bundle import ConfigParser
 from medfl.console import end, show_log, show_scores
 from medfl.contract import SERVER, Meta
 from medfl.data.leaks import check_leaks
-from medfl.data.sites import SiteData, load_global, load_site, load_sites, site_names
+from medfl.data.sites import SiteData, drawn_fold, load_global, load_site, load_sites, site_names
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.evaluation import Row
 from medfl.export import Home, export
@@ -182,7 +182,8 @@ class FederatedRun:
             method=method,
             method_args=self.method_args,
         )
-        record["data"] = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
+        known = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
+        record["data"] = known | drawn_fold(self.dataset_dir)
         record["plugins"] = dict(sorted(registry.plugins.items()))
         run = Run(
             method=self.method,
@@ -203,7 +204,8 @@ class FederatedRun:
             on_start=lambda: self._tell_start(registry, record),
         )
         first = data.first
-        home = Home(self.bundle_root, self.site_values, first.shape, first.classes, first.source, first.modality)
+        sex = {name: site.test_sex for name, site in data.sites.items()}
+        home = Home(self.bundle_root, self.site_values, first.shape, first.classes, first.source, first.modality, sex)
         run.take_home = lambda result: export(result, run, home)
         return run
 

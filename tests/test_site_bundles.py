@@ -14,10 +14,15 @@ from monai.bundle import run as monai_run
 from monai.data import load_net_with_metadata
 from PIL import Image
 
-from medfl.data.datalists import read_datalist
+from medfl.data.datalists import read_datalist, write_datalist
 from medfl.data.phantoms import make_cohort
 from medfl.data.sites import load_site
+from medfl.report.runs import read_run
+from medfl.report.tested import read_tested
 from medfl.workflow import FederatedWorkflow
+
+SEXES = ("female", None, "male")
+"""Of the first test images of the second site; of all others it is not known."""
 
 BUNDLE = Path(__file__).parents[1] / "bundles" / "medmnist_classification"
 
@@ -26,6 +31,10 @@ BUNDLE = Path(__file__).parents[1] / "bundles" / "medmnist_classification"
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cohort") / "sites"
     make_cohort(out, sites=2, images_per_site=40, classes=4, size=32, seed=1)
+    given = read_datalist(out / "site-02")
+    for record, sex in zip(given.splits["test"], SEXES, strict=False):
+        record["sex"] = sex
+    write_datalist(out / "site-02", given)
     return out
 
 
@@ -100,6 +109,15 @@ def test_it_is_exported_to_torchscript(home: Path, cohort: Path, tmp_path: Path)
 def predictions(path: Path) -> torch.Tensor:
     rows = list(csv.reader(path.open()))[1:]
     return torch.tensor([[float(value) for value in row[2:]] for row in rows])
+
+
+def test_predictions_tell_the_sex_where_the_data_list_does(finished: Path) -> None:
+    known, unknown = (read_tested(read_run(finished))[site] for site in ("site-02", "site-01"))
+    assert known.sex[:4] == ("female", "", "male", "")
+    assert len(known.sex) == len(known.labels)
+    assert unknown.sex == ()
+    header = (finished / "sites/site-01/predictions.csv").read_text().splitlines()[0]
+    assert header == "row,label,p0,p1,p2,p3", "no column where nothing is known"
 
 
 def test_its_evaluation_gives_the_scores_of_the_federation(home: Path, cohort: Path, finished: Path) -> None:

@@ -21,7 +21,7 @@ def command(
 ) -> None:
     """Put runs side by side: mean and spread over seeds, worst site, differences to a baseline.
 
-    Runs that differ only in their seed make one row. Without --out the table is printed as Markdown.
+    Runs that differ only in their seed and fold make one row. Without --out the table is printed as Markdown.
     """
     from medfl.report.compare import compare, to_markdown
     from medfl.report.runs import read_run

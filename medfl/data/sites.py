@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from medfl.contract import SERVER
+from medfl.contract import SERVER, Meta
 from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
-from medfl.data.datalists import FILE, SPLITS, parse_datalist, read_bytes
+from medfl.data.datalists import FILE, SPLITS, entry_text, parse_datalist, read_bytes
 from medfl.errors import DataError, did_you_mean
 
 GLOBAL = "global"
@@ -27,6 +28,9 @@ GLOBAL = "global"
 
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
+
+PARTITION = "partition.json"
+"""Beside the sites: how they were made."""
 
 
 @dataclass
@@ -43,6 +47,7 @@ class SiteData:
         shape: Of an image as networks get it: channels, then height and width, or depth, height and width.
         source: Name of the data set.
         modality: How the images were taken.
+        test_sex: Sex of the person of each test image as the data list has it; None where it is not known.
     """
 
     name: str
@@ -54,6 +59,7 @@ class SiteData:
     shape: tuple[int, ...] = ()
     source: str = ""
     modality: str = ""
+    test_sex: tuple[str | None, ...] = ()
 
 
 def site_names(dataset_dir: Path) -> list[str]:
@@ -138,7 +144,8 @@ def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequen
     classes = tuple(datalist.labels.get(str(number), str(number)) for number in range(num_classes))
     shape = image_shape(images.shape)
     splits = (parts["training"], parts["validation"], parts["test"])
-    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality)
+    test_sex = tuple(entry_text(record, "sex") for record in datalist.splits["test"])
+    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, test_sex)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:
@@ -165,6 +172,31 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
         return otherwise
     found = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
     return found[name]
+
+
+def drawn_fold(dataset_dir: str | Path) -> Meta:
+    """Which of several folds the sites' test sets are: ``fold``, from 0, and ``folds``, their number.
+
+    Args:
+        dataset_dir: The folder that holds one folder for each site.
+
+    Returns:
+        Empty where the test sets are no folds, or nobody wrote how they were chosen.
+
+    Raises:
+        DataError: If ``partition.json`` is damaged.
+    """
+    path = Path(dataset_dir) / PARTITION
+    if not path.is_file():
+        return {}
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return {key: int(facts[key]) for key in ("fold", "folds")} if facts.get("test") == "k_fold" else {}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise DataError(
+            f"expected in '{path}' how the sites were made, as `medfl partition` writes it; it is damaged. "
+            "Partition again."
+        ) from None
 
 
 def load_split(

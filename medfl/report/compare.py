@@ -1,7 +1,8 @@
-"""Methods side by side: mean and spread over seeds, worst site, paired differences to a baseline.
+"""Methods side by side: mean and spread over seeds and folds, worst site, paired differences to a baseline.
 
-Runs that differ only in their seed (and in data that were drawn anew for it) make one row. Scores are those of the last
-evaluated round, of the model that each site takes home. Nothing is picked by its score, and no winner is marked.
+Runs that differ only in their seed and fold (and in data that were drawn anew for these) make one row, in which each
+counts the same. Scores are those of the last evaluated round, of the model that each site takes home. Nothing is picked
+by its score, and no winner is marked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import pandas as pd
 from medfl.contract import Meta
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, check_metrics, worst
-from medfl.report.groups import Group, group_runs, pairs
+from medfl.report.fold_tests import HEADER, explain, p_value, paired_tests
+from medfl.report.groups import Group, folds_among, group_runs, pairs
 from medfl.report.runs import RunRecord
 from medfl.report.statistics import mean_std, paired_t
 
@@ -38,10 +40,11 @@ def compare(
         labels: One for each run, which then says what makes a row, as those of a study do.
 
     Returns:
-        Columns: metric, split, label, method, seeds, status, rounds (those evaluated), sites (with a score; the fewest
-        of the group's runs), of_sites, mean, std, worst, worst_std, global_test, global_test_std, baseline, pairs,
-        difference, low, high, verdict. What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``, or ``-``
-        with fewer than two pairs and for the baseline itself.
+        Columns: metric, split, label, method, seeds (with their folds), status, rounds (those evaluated), sites (with a
+        score; the fewest of the group's runs), of_sites, mean, std, worst, worst_std, global_test, global_test_std,
+        baseline, pairs, difference, low, high, verdict, and of pairs over folds p_t, p_corrected and p_wilcoxon (see
+        `medfl.report.fold_tests.PairedTests`). What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``,
+        or ``-`` with fewer than two pairs and for the baseline itself.
 
     Raises:
         SettingsError: If a metric, the baseline or the split is unknown or without scores, or a run is there twice.
@@ -105,7 +108,7 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
         "split": split,
         "label": group.label,
         "method": group.method,
-        "seeds": _joined(run.seed for run in group.runs),
+        "seeds": group.repetitions,
         "status": ", ".join(f"{n} {status}" for status, n in Counter(run.status for run in group.runs).items()),
         "rounds": _joined({run.summary["evaluated_round"] for run in group.runs if run.summary} - {None}),
         "sites": min((len(values) for values in scored), default=0),
@@ -118,9 +121,11 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
 
 
 def _against(group: Group, base: Group, metric: str, split: str) -> Meta:
-    """The paired difference to the baseline over the seeds that both have on the same data."""
-    differences = [] if group is base else _differences(group, base, metric, split)
-    interval = paired_t(differences)
+    """The paired difference to the baseline over the seeds and folds that both have on the same data."""
+    both = [] if group is base else pairs(group, base)
+    differences = _differences(both, metric, split)
+    folds = folds_among([run for run, _ in both])
+    interval, tests = paired_t(differences, folds=folds), paired_tests(differences, folds)
     verdict = "-"
     if interval is not None:
         gains = (interval.difference < 0) == (metric in LOWER_IS_BETTER)
@@ -132,13 +137,16 @@ def _against(group: Group, base: Group, metric: str, split: str) -> Meta:
         "low": interval.low if interval else math.nan,
         "high": interval.high if interval else math.nan,
         "verdict": verdict,
+        "p_t": tests.t,
+        "p_corrected": tests.corrected,
+        "p_wilcoxon": tests.wilcoxon,
     }
 
 
-def _differences(group: Group, base: Group, metric: str, split: str) -> list[float]:
-    """For each seed, the mean over the sites that both have a score for."""
+def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, split: str) -> list[float]:
+    """For each pair of runs, the mean over the sites that both have a score for."""
     found = []
-    for pair in pairs(group, base):
+    for pair in matched:
         ours, theirs = (_scores(run, metric, split) for run in pair)
         both = sorted(ours.keys() & theirs.keys())
         found += [math.fsum(ours[site] - theirs[site] for site in both) / len(both)] if both else []
@@ -184,18 +192,23 @@ def notes(table: pd.DataFrame) -> list[str]:
         table: From `compare`.
     """
     split, base = table["split"].iloc[0], table["baseline"].iloc[0]
+    folds = bool(table["seeds"].str.contains("fold").any())
     rounds = ", ".join(sorted({found for rows in table["rounds"] for found in rows.split(", ") if found}, key=int))
     found = [
         f"Split: {split}. Each run's last evaluated round (round {rounds}), never its best one.",
         "Mean of sites: of the model that each site takes home, every site with the same weight. Worst site: its "
-        "worst value. ± is the standard deviation over the seeds (ddof = 1).",
+        f"worst value. ± is the standard deviation over the {'runs, one for each seed and fold' if folds else 'seeds'} "
+        "(ddof = 1).",
     ]
     if len(set(table["label"])) > 1:
+        over, few = ("seeds and folds", "pairs") if folds else ("seeds", "seeds")
         found.append(
-            f"Difference: to {base}, paired over the seeds that both have on the same data, with its 95 % interval by "
-            "Student's t. 'n.s.': the interval holds 0. '-': fewer than two such seeds, or the same difference in all "
+            f"Difference: to {base}, paired over the {over} that both have on the same data, with its 95 % interval by "
+            f"Student's t. 'n.s.': the interval holds 0. '-': fewer than two such {few}, or the same difference in all "
             "of them, from which no interval can be computed."
         )
+    if table["p_wilcoxon"].notna().any():
+        found.append(explain(int(table["pairs"].max())))
     if (table["sites"] < table["of_sites"]).any():
         found.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
     if table["status"].str.contains("diverged|incomplete|running").any():
@@ -208,9 +221,11 @@ def notes(table: pd.DataFrame) -> list[str]:
 
 def _metric(name: str, rows: pd.DataFrame) -> str:
     pooled, several = bool(rows["global_test"].notna().any()), len(rows) > 1
+    tested = bool(rows["p_wilcoxon"].notna().any())
     header = ["method", "seeds", "status", "sites", "mean of sites", "worst site"]
     header += ["global test"] if pooled else []
     header += [f"difference to {rows['baseline'].iloc[0]}", "verdict"] if several else []
+    header += HEADER if tested else []
     lines = [header, ["---"] * len(header)]
     for row in rows.to_dict("records"):
         sites = str(row["sites"]) if row["sites"] == row["of_sites"] else f"{row['sites']} of {row['of_sites']}"
@@ -218,6 +233,7 @@ def _metric(name: str, rows: pd.DataFrame) -> str:
         cells += [_spread(row["mean"], row["std"]), _spread(row["worst"], row["worst_std"])]
         cells += [_spread(row["global_test"], row["global_test_std"])] if pooled else []
         cells += [_difference(row), row["verdict"]] if several else []
+        cells += [p_value(row[name]) for name in ("p_t", "p_corrected", "p_wilcoxon")] if tested else []
         lines.append(cells)
     better = "lower" if name in LOWER_IS_BETTER else "larger"
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from medfl.metrics import LOWER_IS_BETTER
 from medfl.metrics.forgetting import Mode, backward_transfer, consistency
-from medfl.report.groups import Group
+from medfl.report.groups import Group, repetitions
 from medfl.report.runs import RunRecord
 from medfl.report.selection import key_metrics
 from medfl.report.trajectory import Trajectory, read_trajectory
@@ -116,18 +116,19 @@ def forgetting_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
     """One row for each group and measure.
 
     Args:
-        groups: Runs that differ only in their seed.
+        groups: Runs that differ only in their seed and fold.
         metric: As `measures` takes it.
 
     Returns:
-        Columns: label, seeds (with the measure), metric, measure, mean, std (over the seeds, ddof = 1).
+        Columns: label, seeds (with the measure, and with their folds), metric, measure, mean, std (over these runs,
+        ddof = 1).
     """
     rows = []
     for group in groups:
-        table = pd.DataFrame([measures(run, metric) for run in group.runs], [run.seed for run in group.runs])
+        table = pd.DataFrame([measures(run, metric) for run in group.runs])
         for name in [name for name in MEASURES if name in table]:
             values = table[name].dropna()
-            seeds = ", ".join(map(str, values.index))
+            seeds = repetitions([group.runs[place] for place in values.index])
             rows.append((group.label, seeds, metric, name, values.mean(), values.std(ddof=1)))
     return pd.DataFrame(rows, columns=["label", "seeds", "metric", "measure", "mean", "std"])
 

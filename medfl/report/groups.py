@@ -1,26 +1,26 @@
-"""Runs that belong together: those that differ only in their seed, and in data that were drawn anew for it."""
+"""Runs that belong together: those that differ only in their seed, their fold, and data that were drawn for these."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from medfl.contract import Meta
 from medfl.errors import SettingsError
-from medfl.report.runs import RunRecord
+from medfl.report.runs import RunRecord, repetition
 
 NETWORKS = "task.networks."
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed.
+    """Runs that differ only in their seed and fold.
 
     Attributes:
         label: The method, with the settings in which it differs from other groups of the same method; or as given.
-        runs: In the order of their seeds.
+        runs: In the order of their seeds, and then of their folds.
     """
 
     label: str
@@ -31,6 +31,11 @@ class Group:
         """Name of the method."""
         return self.runs[0].method
 
+    @property
+    def repetitions(self) -> str:
+        """Its seeds, and the folds of each seed that has some: ``0, 1`` or ``0 (folds 0, 1, 2)``."""
+        return repetitions(self.runs)
+
 
 def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -> list[Group]:
     """Put runs together that differ only in seed and data, or that have the same label.
@@ -40,34 +45,64 @@ def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -
         labels: One for each run; by default the method, with the settings in which it is there twice.
 
     Raises:
-        SettingsError: If a group has two runs with the same seed.
+        SettingsError: If a group has two runs with the same seed and fold, or a seed with unlike numbers of folds.
     """
     members: dict[str, list[RunRecord]] = {}
     for run, key in zip(runs, labels or [json.dumps(_facts(run), sort_keys=True) for run in runs], strict=True):
         members.setdefault(key, []).append(run)
     names = list(members) if labels else _labels([found[0] for found in members.values()])
     groups = [
-        Group(name, tuple(sorted(found, key=lambda run: run.seed)))
+        Group(name, tuple(sorted(found, key=lambda run: (run.seed, -1 if run.fold is None else run.fold))))
         for name, found in zip(names, members.values(), strict=True)
     ]
     for group in groups:
-        for one, other in zip(group.runs, group.runs[1:], strict=False):
-            if one.seed == other.seed:
-                raise SettingsError(
-                    f"Two runs of '{group.label}' have the seed {one.seed}: '{one.folder}' and '{other.folder}'. "
-                    "Give each run once, and runs on other data in a comparison of their own."
-                )
+        _check_repetitions(group)
     return groups
 
 
+def _check_repetitions(group: Group) -> None:
+    for one, other in zip(group.runs, group.runs[1:], strict=False):
+        places = f"'{one.folder}' and '{other.folder}'"
+        if (one.seed, one.fold) == (other.seed, other.fold):
+            fold = "" if one.fold is None else f" and the fold {one.fold}"
+            raise SettingsError(
+                f"Two runs of '{group.label}' have the seed {one.seed}{fold}: {places}. "
+                "Give each run once, and runs on other data in a comparison of their own."
+            )
+        if one.seed == other.seed and one.folds != other.folds:
+            raise SettingsError(
+                f"Two runs of '{group.label}' with the seed {one.seed} have unlike numbers of folds, "
+                f"{one.folds or 'none'} and {other.folds or 'none'}: {places}. "
+                "Give those with one number of folds in a comparison of their own."
+            )
+
+
+def repetitions(runs: Sequence[RunRecord]) -> str:
+    """The seeds of some runs, and the folds of each seed that has some: ``0, 1`` or ``0 (folds 0, 1, 2)``."""
+    folds: dict[int, list[int]] = {}
+    for run in runs:
+        folds.setdefault(run.seed, []).extend([] if run.fold is None else [run.fold])
+    return ", ".join(
+        str(seed) + (f" (fold{'s' if len(found) > 1 else ''} {', '.join(map(str, found))})" if found else "")
+        for seed, found in folds.items()
+    )
+
+
+def folds_among(runs: Sequence[RunRecord]) -> int | None:
+    """How many folds there are where runs test several of them, the smallest number if it differs; else None."""
+    if None in {run.fold for run in runs} or len({run.fold for run in runs}) < 2:
+        return None
+    return min(run.folds for run in runs if run.folds)
+
+
 def pairs(group: Group, base: Group) -> list[tuple[RunRecord, RunRecord]]:
-    """The runs of two groups with the same seed on the same data, in the order of the first group's."""
+    """The runs of two groups with the same seed on the same data, which is the same fold, too; in the first's order."""
     partners = {(run.seed, run.data): run for run in base.runs}
     return [(run, partners[run.seed, run.data]) for run in group.runs if (run.seed, run.data) in partners]
 
 
 def by_data(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups once for each data set, cut to the runs on it, by a name for the data: "data of seed 0".
+    """The groups once for each data set, cut to the runs on it, by a name for the data, as `data_names` gives it.
 
     The name is empty where all runs have the same data. A site's name may stand for other images in other data.
     """
@@ -80,21 +115,37 @@ def by_data(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def data_names(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Each data set of some runs to a name: that of the seeds that are on it, or else the begin of its hash."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        seeds.setdefault(run.data, set()).add(run.seed)
-    if len(seeds) == 1:
-        return dict.fromkeys(seeds, "")
-    if data_by_seed(runs):
-        return {data: f"data of seed {min(found)}" for data, found in seeds.items()}
-    return {data: f"data {data[:8]}" for data in seeds}
+    """Each data set of some runs to a name: ``data of seed 0``, ``data of seed 0, fold 2``, or a part of its hash.
+
+    The name is empty where there is one data set only.
+    """
+    kinds = dict.fromkeys(run.data for run in runs)
+    if len(kinds) == 1:
+        return dict.fromkeys(kinds, "")
+    way = data_per(runs)
+    if not way:
+        return {data: f"data {data[:8]}" for data in kinds}
+    return {run.data: f"data of {_DRAWN_FOR[way](run)}" for run in runs}
 
 
-def data_by_seed(runs: Sequence[RunRecord]) -> bool:
-    """Whether there are several data sets and each is that of one seed and of all its runs."""
-    pairs_ = {(run.seed, run.data) for run in runs}
-    return len(pairs_) == len({seed for seed, _ in pairs_}) == len({data for _, data in pairs_}) > 1
+_DRAWN_FOR: Mapping[str, Callable[[RunRecord], str]] = {
+    "seed": lambda run: f"seed {run.seed}",
+    "fold": lambda run: f"fold {run.fold}",
+    "seed and fold": lambda run: repetition(run.seed, run.fold),
+}
+
+
+def data_per(runs: Sequence[RunRecord]) -> str:
+    """What several data sets were drawn for: ``seed``, ``seed and fold``, or ``fold`` if all seeds share the folds.
+
+    Empty if there is one data set only, or any is not that of one such draw and of all its runs.
+    """
+    ways = ["seed"] if all(run.fold is None for run in runs) else ["seed and fold", "fold"]
+    for way in ways:
+        drawn = {(_DRAWN_FOR[way](run), run.data) for run in runs}
+        if len(drawn) == len({draw for draw, _ in drawn}) == len({data for _, data in drawn}) > 1:
+            return way
+    return ""
 
 
 def _facts(run: RunRecord) -> Meta:

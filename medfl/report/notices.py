@@ -9,7 +9,7 @@ from typing import Literal
 
 from medfl.privacy.gaussian import describe
 from medfl.report.formats import count, listed, number
-from medfl.report.groups import Group, data_by_seed
+from medfl.report.groups import Group, data_per
 from medfl.report.runs import RunRecord
 from medfl.report.selection import named_runs
 from medfl.settings import Privacy
@@ -49,6 +49,8 @@ def summary_sentence(runs: Sequence[Named]) -> str:
         f"{count(len(runs), 'run')} over {' or '.join(map(str, rounds))} round{'s' if rounds != [1] else ''}",
         f"with the seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}",
     ]
+    folds = {run.fold for _, run in runs} - {None}
+    parts += [f"in {len(folds)} folds"] if len(folds) > 1 else []
     parts += _data({run.data: run for _, run in sorted(runs, key=lambda named: bool(named[1].summary))})
     ended = [f"{n} {ENDINGS.get(state, state)}" for state, n in states.items()]
     if len(states) == 1:
@@ -125,8 +127,9 @@ def _other_data(runs: Sequence[Named]) -> list[Notice]:
         kinds.setdefault(run.data, []).append(name)
     if len(kinds) < 2:
         return []
-    if data_by_seed([run for _, run in runs]):
-        return [Notice("info", "Each seed has data of its own. Differences are taken within a seed.")]
+    if way := data_per([run for _, run in runs]):
+        within = "seed" if way == "seed" else "seed and fold"
+        return [Notice("info", f"Each {way} has data of its own. Differences are taken within a {within}.")]
     who = "; ".join(f"data {data[:8]}: {listed(names)}" for data, names in kinds.items())
     return [Notice("warn", f"The runs did not use the same data ({who}). Differences are taken on the same data only.")]
 

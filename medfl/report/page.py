@@ -8,7 +8,18 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfl.errors import SettingsError
-from medfl.report import against, facts, forgetting_section, formats, notices, sections, words
+from medfl.report import (
+    against,
+    classes,
+    facts,
+    fairness,
+    forgetting_section,
+    formats,
+    matrix,
+    notices,
+    sections,
+    words,
+)
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
 from medfl.report.groups import group_runs
 from medfl.report.runs import RunRecord, read_run
@@ -29,6 +40,9 @@ SECTIONS = (
     ("settings", "Settings"),
 )
 """Id, which is also the name of the template, and heading of each section."""
+
+EXTRAS = (("classes", "Which classes gain"), ("matrix", "Every model at every site"), ("fairness", "By sex"))
+"""Sections that stand after the first one, where the runs have what they show."""
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None, labels: Sequence[str] | None = None) -> Path:
@@ -68,6 +82,11 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) ->
     groups = group_runs(records, labels)
     runs = named_runs(groups)
     tested = {str(run.folder): read_tested(run) for _, run in runs}
+    extras = {
+        "classes": classes.classes_section(groups, tested),
+        "matrix": matrix.matrix_section(groups),
+        "fairness": fairness.fairness_section(groups, tested),
+    }
     return (
         environment()
         .get_template("report.html")
@@ -75,7 +94,7 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) ->
             title=notices.headline(groups),
             sentence=notices.summary_sentence(runs),
             notices=notices.make_notices(groups),
-            sections=SECTIONS,
+            sections=(SECTIONS[0], *(one for one in EXTRAS if extras[one[0]]), *SECTIONS[1:]),
             runs=runs,
             folders=short_folders([run for _, run in runs]),
             gains=against.gains_section(groups, tested),
@@ -85,6 +104,7 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) ->
             holdings=sections.holdings(runs),
             costs=facts.costs(runs),
             settings=sections.settings(runs),
+            **extras,
         )
     )
 

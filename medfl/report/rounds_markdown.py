@@ -46,7 +46,8 @@ def rounds_markdown(table: pd.DataFrame) -> str:
         return ""
     shown = [name for names in TABLES.values() for name in names if name in set(table["measure"])]
     notes = [f"- {name}: {MEASURES[name]}." for name in shown]
-    notes.append("- ± is the standard deviation over the seeds (ddof = 1), never that over the rounds.")
+    over = "runs, one for each seed and fold" if any("fold" in seeds for seeds in table["seeds"]) else "seeds"
+    notes.append(f"- ± is the standard deviation over the {over} (ddof = 1), never that over the rounds.")
     return "\n".join([*parts, *notes]) + "\n"
 
 

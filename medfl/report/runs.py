@@ -13,7 +13,7 @@ from medfl.errors import StoreError
 from medfl.evaluation import Row
 
 PREDICTIONS = "predictions.csv"
-"""In a site's bundle: row of its test split, label, and the probability of each class (p0, p1, ...)."""
+"""In a site's bundle: row of its test split, label, the probability of each class (p0, p1, ...), and sex if known."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,18 @@ class RunRecord:
         return str(self.run["identity"]["data"])
 
     @property
+    def fold(self) -> int | None:
+        """The fold that is the sites' test sets, from 0; None where they are no folds."""
+        found = self.run.get("data", {}).get("fold")
+        return None if found is None else int(found)
+
+    @property
+    def folds(self) -> int | None:
+        """How many folds there are, whether each has a run or not; None where the test sets are no folds."""
+        found = self.run.get("data", {}).get("folds")
+        return None if found is None else int(found)
+
+    @property
     def status(self) -> str:
         """``finished``, ``diverged``, ``incomplete``, or ``running`` for a run without an end (also a killed one)."""
         return str(self.summary.get("status", "running"))
@@ -69,7 +81,12 @@ class RunRecord:
     def predictions(self, site: str) -> pd.DataFrame | None:
         """What the model that a site takes home says of its test images, in their order; None without test images."""
         path = self.folder / "sites" / site / PREDICTIONS
-        return pd.read_csv(path) if path.is_file() else None
+        return pd.read_csv(path, dtype={"sex": "object"}) if path.is_file() else None
+
+
+def repetition(seed: int, fold: int | None) -> str:
+    """Which of several runs of the same settings it is: ``seed 0``, or ``seed 0, fold 2``."""
+    return f"seed {seed}" + ("" if fold is None else f", fold {fold}")
 
 
 def read_run(folder: Path) -> RunRecord:

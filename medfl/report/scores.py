@@ -12,6 +12,7 @@ from medfl.metrics.ece import BINS
 from medfl.report.figures import Reliability
 from medfl.report.gains import Sets, mean_known
 from medfl.report.groups import Group
+from medfl.report.runs import RunRecord
 from medfl.report.statistics import mean_std, wilson
 from medfl.report.tested import Tested, pooled
 
@@ -75,12 +76,13 @@ def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]
             found = [scores.get(model, {}).get(split, {}) for scores in summaries]
             for metric in [name for name in METRICS if any(name in metrics for metrics in found)]:
                 values = [metrics.get(metric, {}) for metrics in found]
-                row = [_value([value.get(key) for value in values]) for key in ("mean", "worst", "global_test")]
+                row = [value_over([value.get(key) for value in values]) for key in ("mean", "worst", "global_test")]
                 table.setdefault(metric, []).append(ScoreRow(group.label, model, *row))
     return table
 
 
-def _value(values: Sequence[float | None]) -> Value:
+def value_over(values: Sequence[float | None]) -> Value:
+    """Mean and spread of the values that are there, for example one for each seed."""
     known = [value for value in values if value is not None]
     return Value(*mean_std(known)) if known else Value(None)
 
@@ -94,6 +96,12 @@ def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
             for site, one in tested[str(run.folder)].items()
         }
     )
+
+
+def class_names(run: RunRecord) -> list[str]:
+    """Names of the classes; their numbers as long as the run is not over."""
+    number = int(run.run["identity"]["task"]["num_classes"])
+    return [str(name) for name in run.summary.get("holdings", {}).get("classes", range(number))]
 
 
 def confusion_of(name: str, tested: Tested) -> Confusion:

@@ -17,9 +17,9 @@ from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.holdings import holdings_figure
 from medfl.report.notices import Named
-from medfl.report.runs import RunRecord
 from medfl.report.scores import (
     calibration_error,
+    class_names,
     confusion_of,
     pool_group,
     reliability_of,
@@ -78,7 +78,7 @@ def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
     for group in groups:
         if group.label not in pooled:
             continue
-        names = _class_names(group.runs[0])
+        names = class_names(group.runs[0])
         if len(names) > MATRIX:
             sentences.append(f"The matrix of {group.label} is left out: {len(names)} classes are too many to read.")
             continue
@@ -88,11 +88,6 @@ def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
         if empty:
             sentences.append(f"{group.label}: no test image of {listed(empty)}.")
     return {"confusions": found, "confusion_sentences": sentences}
-
-
-def _class_names(run: RunRecord) -> list[str]:
-    number = int(run.run["identity"]["task"]["num_classes"])
-    return [str(name) for name in run.summary.get("holdings", {}).get("classes", range(number))]
 
 
 def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:

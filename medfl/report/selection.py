@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medfl.report.groups import Group
-from medfl.report.runs import RunRecord
+from medfl.report.runs import RunRecord, repetition
 
 ALONE = "local"
 """The method in which every site trains alone."""
 
 
 def named_runs(groups: Sequence[Group]) -> list[tuple[str, RunRecord]]:
-    """Each run with its name: the label of its group, with the seed where the group has several."""
+    """Each run with its name: the label of its group, with seed and fold where the group has several."""
     return [
-        (group.label if len(group.runs) == 1 else f"{group.label}, seed {run.seed}", run)
+        (group.label if len(group.runs) == 1 else f"{group.label}, {repetition(run.seed, run.fold)}", run)
         for group in groups
         for run in group.runs
     ]

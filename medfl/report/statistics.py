@@ -149,12 +149,19 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
-def paired_t(differences: Sequence[float], level: float = 0.95) -> Interval | None:
+def paired_t(differences: Sequence[float], level: float = 0.95, folds: int | None = None) -> Interval | None:
     """Mean of paired differences with its interval by Student's t, for example over seeds.
+
+    Over K folds any two training sets share images, so the variance of the mean is not s^2 / n but about
+    s^2 (1 / n + r), where r = 1 / (K - 1) is the size of a test set over that of all other images.
+
+    Source: Nadeau and Bengio 2003, Inference for the generalization error; for several cross-validations Bouckaert and
+    Frank 2004, Evaluating the replicability of significance tests.
 
     Args:
         differences: One for each pair.
         level: In (0, 1).
+        folds: K, >= 2, where the pairs are folds of one or several cross-validations.
 
     Returns:
         None where nothing is known of the spread: for fewer than two, and if all are the same, as it happens with few
@@ -165,5 +172,6 @@ def paired_t(differences: Sequence[float], level: float = 0.95) -> Interval | No
     from scipy.stats import t
 
     mean = fmean(differences)
-    half = float(t.ppf((1 + level) / 2, len(differences) - 1)) * stdev(differences) / math.sqrt(len(differences))
+    share = 1 / len(differences) + (0.0 if folds is None else 1 / (folds - 1))
+    half = float(t.ppf((1 + level) / 2, len(differences) - 1)) * stdev(differences) * math.sqrt(share)
     return Interval(mean, mean - half, mean + half)

@@ -75,7 +75,7 @@ def check_options(bundle: Path, jobs: list[Job]) -> None:
             raise SettingsError(f"row '{job.row}' on '{job.data}': {error}") from None
 
 
-def make_plan(name: str, data: DataSet, seed: int, registry: Registry) -> Plan:
+def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int | None = None) -> Plan:
     """The plan of a partition: fields of `Plan`, and options of its scheme.
 
     Args:
@@ -83,6 +83,7 @@ def make_plan(name: str, data: DataSet, seed: int, registry: Registry) -> Plan:
         data: A data set with a partition.
         seed: Used where the partition names none.
         registry: Knows the schemes.
+        fold: The fold that is the test set, where the partition names none; None where there are no folds.
 
     Raises:
         PluginError: If the scheme is unknown.
@@ -97,8 +98,9 @@ def make_plan(name: str, data: DataSet, seed: int, registry: Registry) -> Plan:
             raise SettingsError(f"'data.{name}.partition': unknown key '{key}'. {did_you_mean(key, fields | options)}")
     plain = {key: value for key, value in given.items() if key in fields}
     scheme_options = {key: value for key, value in given.items() if key not in fields}
+    drawn = {"seed": seed} | ({} if fold is None else {"fold": fold})
     try:
-        return Plan(**({"seed": seed} | plain), options=scheme_options)
+        return Plan(**(drawn | plain), options=scheme_options)
     except (MedflError, TypeError) as error:
         raise SettingsError(f"'data.{name}.partition': {error}") from None
 

@@ -8,17 +8,16 @@ from pathlib import Path
 
 from medfl.contract import Meta
 from medfl.data.datalists import FILE, read_datalist
+from medfl.data.sites import PARTITION
 from medfl.errors import DataError, StoreError
 from medfl.partition.plan import Plan, partition
 from medfl.plugins import Registry
+from medfl.report.runs import repetition
 from medfl.study.checks import SOURCE_VARIABLE, difference, make_plan
 from medfl.study.jobs import dataset_dir
 from medfl.study.schema import DataSet, Prep, Study, slug
 
 Say = Callable[[str], None]
-
-PARTITION = "partition.json"
-"""In a partitioned data set: how it was made."""
 
 
 def check_data(study: Study, source: Path | None, out: Path, registry: Registry) -> None:
@@ -32,8 +31,8 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry)
     """
     for name, data in study.data.items():
         if data.partition is not None:
-            for seed in study.seed_list():
-                _is_there(dataset_dir(out, source, name, data, seed), make_plan(name, data, seed, registry))
+            for seed, fold in study.repetitions(data):
+                _is_there(dataset_dir(out, source, name, data, seed, fold), make_plan(name, data, seed, registry, fold))
         if data.prep is None:
             _folder(name, data, source)
         elif not (_pool(out, name) / FILE).is_file():
@@ -54,10 +53,10 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
         if data.partition is None:
             continue
         pool = _prepared(name, data.prep, source, out, say) if data.prep else _folder(name, data, source)
-        for seed in study.seed_list():
-            place, plan = dataset_dir(out, source, name, data, seed), make_plan(name, data, seed, registry)
+        for seed, fold in study.repetitions(data):
+            place, plan = dataset_dir(out, source, name, data, seed, fold), make_plan(name, data, seed, registry, fold)
             if not _is_there(place, plan):
-                say(f"partition: {plan.scheme} of {name}, seed {plan.seed} -> {place}")
+                say(f"partition: {plan.scheme} of {name}, {repetition(plan.seed, fold)} -> {place}")
                 partition(pool, place, plan, registry.partition(plan.scheme))
                 for warning in _facts(place)["warnings"]:
                     say(f"warning: {warning}")

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Meta
+from medfl.data.sites import PARTITION
+from medfl.report.runs import repetition
 from medfl.store import write_json
 from medfl.study.schema import DataSet, Study, slug
 
@@ -35,6 +37,7 @@ class Job:
         folder: The run folder.
         options: Options of the run by name.
         workers: Processes that train sites, or None to leave that to the bundle.
+        fold: The fold that is the sites' test sets, from 0; None where there are no folds.
     """
 
     data: str
@@ -45,11 +48,17 @@ class Job:
     folder: Path
     options: Meta
     workers: int | None = None
+    fold: int | None = None
 
     @property
     def title(self) -> str:
         """How to call it."""
-        return f"{self.data} / {self.row} / seed {self.seed}"
+        return f"{self.data} / {self.row} / {self.repetition}"
+
+    @property
+    def repetition(self) -> str:
+        """Its seed and, if there is one, its fold."""
+        return repetition(self.seed, self.fold)
 
     @property
     def log(self) -> Path:
@@ -75,7 +84,7 @@ class Job:
     def identity(self) -> Meta:
         """What decides the run's numbers: its options, and hashes of the bundle and of the data."""
         configs = [self.bundle / "configs" / name for name in CONFIGS]
-        lists = [self.dataset_dir / "partition.json", *sorted(self.dataset_dir.glob("*/datalist.json"))]
+        lists = [self.dataset_dir / PARTITION, *sorted(self.dataset_dir.glob("*/datalist.json"))]
         return {"options": self.options, "bundle": _digest(configs), "data": _digest(lists)}
 
     def is_done(self) -> bool:
@@ -91,8 +100,8 @@ class Job:
         write_json(self.folder / STAMP, self.identity())
 
 
-def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: int) -> Path:
-    """The partitioned folder that a seed uses.
+def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: int, fold: int | None = None) -> Path:
+    """The partitioned folder that a seed, or a fold of it, uses.
 
     Args:
         out: Folder of the study.
@@ -100,17 +109,18 @@ def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: 
         name: Of the data set.
         data: The data set.
         seed: Of the run.
+        fold: Of the run, if there are folds.
     """
     if data.partition is None:
         assert source is not None  # checked when the study's data were looked for
         assert data.folder is not None  # a data set without partition is a folder
         return source / data.folder
     seed = data.partition.get("seed", seed)
-    return out / "data" / slug(name) / f"sites-seed-{seed}"
+    return out / "data" / slug(name) / f"sites-{_folder_name(seed, fold)}"
 
 
 def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: int | None = None) -> list[Job]:
-    """All runs of a study: data set by data set, seed by seed, row by row, so that early tables compare all rows.
+    """All runs of a study, data set by data set, seed by seed, fold by fold, row by row: early tables compare all rows.
 
     Args:
         study: The study.
@@ -121,16 +131,20 @@ def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: 
     """
     jobs = []
     for name, data in study.data.items():
-        for seed in study.seed_list():
+        for seed, fold in study.repetitions(data):
             for title, row in study.rows.items():
                 options: dict[str, Any] = {"given_by": f"study {study.name}", "method": row.method}
                 options |= {f"method_args#{key}": value for key, value in row.method_args.items()}
                 options |= {"metrics": study.metrics} if study.metrics else {}
                 options |= study.settings | data.options | row.settings | {"seed": seed}
-                folder = out / "runs" / slug(name) / slug(title) / f"seed-{seed}"
-                place = dataset_dir(out, source, name, data, seed)
-                jobs.append(Job(name, title, seed, bundle, place, folder, options, workers))
+                folder = out / "runs" / slug(name) / slug(title) / _folder_name(seed, fold)
+                place = dataset_dir(out, source, name, data, seed, fold)
+                jobs.append(Job(name, title, seed, bundle, place, folder, options, workers, fold))
     return jobs
+
+
+def _folder_name(seed: int, fold: int | None) -> str:
+    return f"seed-{seed}" + ("" if fold is None else f"-fold-{fold}")
 
 
 def _word(value: Any) -> str:

@@ -72,12 +72,12 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
     last = compare(runs, study.metrics or None, baseline, labels=labels)
     write_atomic(_path(out, data, ".csv"), last.to_csv(index=False).encode())
     groups = group_runs(runs, labels)
+    claims = [check_claim(groups, claim.measure, claim.better, claim.than) for claim in study.claims]
     metric = forgetting_metric(groups)
     rounds = forgetting_table(groups, metric) if metric else None
-    if metric is None or rounds is None or rounds.empty:
-        return [to_markdown(last)]
+    if rounds is None or rounds.empty:
+        return [to_markdown(last), claims_markdown(claims)]
     write_atomic(_path(out, data, "-rounds.csv"), rounds.to_csv(index=False).encode())
-    claims = [check_claim(groups, claim.measure, claim.better, claim.than, metric) for claim in study.claims]
     return [to_markdown(last), rounds_markdown(rounds), claims_markdown(claims)]
 
 
@@ -85,5 +85,5 @@ def _standing(jobs: dict[Job, str]) -> str:
     """How many runs are finished, and a line for each that is not."""
     finished = sum(status == "finished" for status in jobs.values())
     lines = [f"{finished} of {len(jobs)} runs are finished.\n"]
-    lines += [f"- {job.row}, seed {job.seed}: {status}" for job, status in jobs.items() if status != "finished"]
+    lines += [f"- {job.row}, {job.repetition}: {status}" for job, status in jobs.items() if status != "finished"]
     return "\n".join(lines) + ("\n" if len(lines) > 1 else "")

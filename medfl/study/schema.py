@@ -11,12 +11,16 @@ from pydantic import Field, field_validator, model_validator
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.nested import texts
-from medfl.report.forgetting import CLAIMABLE
+from medfl.partition.plan import Plan
+from medfl.report.claims import CLAIMABLE
 from medfl.settings import Strict, read_settings
 from medfl.study.strict_yaml import read_yaml
 
 FULL = "full"
 """The scale of the file as it stands."""
+
+FOLDS = Plan.folds
+"""Number of folds where a partition names none."""
 
 RESERVED = ("bundle_root", "dataset_dir", "output_dir", "method", "method_args", "metrics", "seed")
 """Options of a run that the study itself gives."""
@@ -48,7 +52,8 @@ class DataSet(Strict):
         prep: How to prepare it; or
         folder: a folder relative to the source: a pooled data set if there is a `partition`, else a partitioned one.
         partition: ``scheme``, fields of `medfl.partition.plan.Plan`, and options of the scheme, in one mapping.
-            Without a ``seed`` each seed of the study draws its own partition.
+            Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a ``fold``
+            stands for all ``folds``: a run for each of them.
         options: Options of the run for this data set, for example ``epochs``.
     """
 
@@ -70,7 +75,17 @@ class DataSet(Strict):
     def _has_scheme(cls, partition: dict[str, Any] | None) -> dict[str, Any] | None:
         if partition is not None and not isinstance(partition.get("scheme"), str):
             raise ValueError("a partition needs a 'scheme' (`medfl list partitions`)")
+        folds = (partition or {}).get("folds", FOLDS)
+        if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
+            raise ValueError(f"expected a whole number of at least 2 'folds', got {folds!r}")
         return partition
+
+    def fold_list(self) -> list[int | None]:
+        """The folds that have a run each, from 0; only None where the test sets are not folds, or one fold is named."""
+        plan = self.partition or {}
+        if plan.get("test") != "k_fold" or "fold" in plan:
+            return [None]
+        return list(range(plan.get("folds", FOLDS)))
 
 
 class Row(Strict):
@@ -91,7 +106,7 @@ class Claim(Strict):
     """What a paper says of two rows; the table tells whether it holds.
 
     Attributes:
-        measure: One of `medfl.report.forgetting.CLAIMABLE`.
+        measure: One of `medfl.report.claims.CLAIMABLE`.
         better: The row that is said to be better.
         than: The row that it is compared with.
     """
@@ -145,6 +160,10 @@ class Study(Strict):
     def seed_list(self) -> list[int]:
         """The seeds, in order."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+    def repetitions(self, data: DataSet) -> list[tuple[int, int | None]]:
+        """Seed and fold of the runs that a row has on a data set, in order; the fold is None where there are none."""
+        return [(seed, fold) for seed in self.seed_list() for fold in data.fold_list()]
 
 
 def slug(name: str) -> str:

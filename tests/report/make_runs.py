@@ -59,12 +59,16 @@ class MadeUpRun:
         server: Accuracy on the server's test set after each round.
         trained: For each round, the sites that train in it, with their accuracy right after that or None for no score;
             empty if all do, without one.
+        crossed: Metric to the owner of a model to the site whose test images it sees to the final value.
+        sex: Of the persons of each site's test images, over and over; empty for data that do not tell it.
         evaluate_every: The scores after the other rounds are left out.
         splits: Splits with scores, with the same values in each.
         method_args: The method's settings.
         settings: Other settings of the identity, for example ``{"epochs": 2}``.
         data: Identifies the data.
         data_name: Of the data set; empty for a run that does not know it.
+        fold: The fold that is the sites' test sets, or None.
+        folds: With a fold: how many there are.
         rounds: Rounds asked for.
         done: Rounds that are over; by default all.
         status: As in the summary; ``running`` writes no summary and no bundles.
@@ -87,12 +91,16 @@ class MadeUpRun:
     global_test: Mapping[str, float] = field(default_factory=dict)
     server: Sequence[float] = ()
     trained: Sequence[Mapping[str, float | None]] = ()
+    crossed: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    sex: Sequence[str] = ()
     evaluate_every: int = 1
     splits: Sequence[str] = ("test",)
     method_args: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: str = "data"
     data_name: str = ""
+    fold: int | None = None
+    folds: int = 5
     rounds: int = 3
     done: int | None = None
     status: str = FINISHED
@@ -115,7 +123,7 @@ class MadeUpRun:
         if self.bundles:
             for site, (probabilities, labels) in self.predictions.items():
                 _bundle(folder / "sites" / site)
-                _predictions(folder / "sites" / site / PREDICTIONS, probabilities, labels)
+                _predictions(folder / "sites" / site / PREDICTIONS, probabilities, labels, self.sex)
             if self.model == "global":
                 _bundle(folder / "global")
 
@@ -169,7 +177,8 @@ class MadeUpRun:
                 "name": self.data_name,
                 "sites": {site: f"{n:064x}" for n, site in enumerate(self.sites)},
                 "allowed_leaks": [],
-            },
+            }
+            | ({} if self.fold is None else {"fold": self.fold, "folds": self.folds}),
         }
 
     def rows(self) -> list[Row]:
@@ -197,7 +206,15 @@ class MadeUpRun:
                 rows.append(Row(round_, "global", "global", "test", "aggregated", metric, value * share))
             if self.server:
                 rows.append(Row(round_, "global", "global", "test", "aggregated", "accuracy", self.server[round_ - 1]))
-        return rows
+        return [*rows, *self._crossed_rows()]
+
+    def _crossed_rows(self) -> list[Row]:
+        return [
+            Row(self.over, site, f"{self.model}@{owner}", "test", "aggregated", metric, value)
+            for metric, table in self.crossed.items()
+            for owner, values in table.items()
+            for site, value in values.items()
+        ]
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds."""
@@ -258,10 +275,12 @@ def _bundle(folder: Path) -> None:
     torch.save({"weight": torch.zeros(3)}, folder / "models" / "model.pt")
 
 
-def _predictions(path: Path, probabilities: torch.Tensor, labels: torch.Tensor) -> None:
-    lines = [",".join(["row", "label", *(f"p{index}" for index in range(probabilities.shape[1]))])]
+def _predictions(path: Path, probabilities: torch.Tensor, labels: torch.Tensor, sex: Sequence[str]) -> None:
+    names = ["row", "label", *(f"p{index}" for index in range(probabilities.shape[1]))]
+    lines = [",".join([*names, "sex"] if sex else names)]
     for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
-        lines.append(",".join([str(row), str(label), *(repr(value) for value in values)]))
+        told = [sex[row % len(sex)]] if sex else []
+        lines.append(",".join([str(row), str(label), *(repr(value) for value in values), *told]))
     path.write_text("\n".join(lines) + "\n")
 
 

@@ -85,7 +85,7 @@ def test_scores_are_those_of_the_summary_with_their_spread_over_seeds(page):
     assert ["accuracy", "fedavg", "global", "0.700 ± 0.106", "0.625 ± 0.177", "–"] in found.tables[
         "Scores on test images"
     ]
-    assert "± is the standard deviation over the seeds" in found.sections["scores"]
+    assert "± is the standard deviation over the runs (seeds, folds)" in found.sections["scores"]
 
 
 def test_costs_are_added_up(page, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.cli.run import parse_overrides
+from medfl.data.sites import drawn_fold
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -66,7 +67,8 @@ def write_run(folder: Path, given: dict[str, Any], status: str) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     run = {"identity": identity, "rounds": given["rounds"], "settings": {}, "execution": {}, "versions": {}}
-    (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": {"sites": {}, "allowed_leaks": []}}))
+    data = {"sites": {}, "allowed_leaks": []} | drawn_fold(given["dataset-dir"])
+    (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": data}))
     summary = {"method": given["method"], "status": status, "reason": "", "rounds": given["rounds"]}
     summary |= {"evaluated_round": given["rounds"], "scores": {"personal": {"test": {"accuracy": found}}}}
     summary |= {"costs": {}, "holdings": {"classes": [], "sites": {}}, "leaks": []}
