@@ -1,4 +1,4 @@
-# make demo   a small federation on made-up images, in a minute or two, without data and without a network
+# make demo   small federations on made-up images, in a few minutes, without data and without a network
 # make test   everything that must hold before a change lands, with JOBS test files at a time
 #
 # Both set up what they need in $(VENV). torch comes first and is pinned; name another index where you like, e.g.

@@ -1,7 +1,7 @@
 """The base of most methods: sites train from the server's model and reply with updates; the server averages them.
 
-A method overrides what it changes: `shared` (what is exchanged), `loss`, `before_fit`, `after_fit`, `weight`,
-`server_update`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
+A method overrides what it changes: `shared` (what is exchanged), `loss`, `before_fit`, `after_batch`, `after_fit`,
+`weight`, `server_update`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +17,9 @@ from torch import nn
 
 from medfl.contract import Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.errors import SettingsError
+from medfl.fit import Fit, Fitted
 from medfl.networks.norms import buffer_names, norm_names
+from medfl.optimizer_state import read_state, write_state
 from medfl.participation import sample
 from medfl.task import Task
 from medfl.training import Batch, train
@@ -27,48 +28,6 @@ from medfl.wire import prefixed, select
 logger = logging.getLogger(__name__)
 
 PREFIX = "model/"
-
-
-@dataclass
-class Fit:
-    """One site's training in one round: what `loss`, `before_fit` and `after_fit` may look at.
-
-    Attributes:
-        site: The site's side of the contract.
-        model: The model in training, on the task's device.
-        start: Its trainable parameters when the training began, by name, on the same device, detached copies.
-        extra: Whatever `before_fit` wants to hand on to `loss` and `after_fit`. It ends with the training.
-        log: Numbers for the metrics file.
-        tells: Facts for the server; keys as the method's `tells` declares.
-    """
-
-    site: Site
-    model: nn.Module
-    start: Tensors
-    extra: dict[str, Any] = field(default_factory=dict)
-    log: dict[str, float] = field(default_factory=dict)
-    tells: Meta = field(default_factory=dict)
-
-    def ce(self, batch: Batch) -> torch.Tensor:
-        """The task's own loss of the model on a batch, from logits."""
-        return self.site.task.loss(self.model(batch.images), batch.labels)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What a site's training made.
-
-    Attributes:
-        before: All tensors of the model when the training began, CPU copies.
-        after: The same when it was over.
-        log: Numbers for the metrics file, among them the mean ``loss`` and the ``seconds`` of the training.
-        tells: Facts for the server.
-    """
-
-    before: Tensors
-    after: Tensors
-    log: dict[str, float]
-    tells: Meta
 
 
 class Averaging(BaseModel):
@@ -108,6 +67,9 @@ class Averaging(BaseModel):
 
     def before_fit(self, fit: Fit) -> None:
         """Called when the model is loaded and before its training."""
+
+    def after_batch(self, fit: Fit) -> None:
+        """Called after each step of the optimiser."""
 
     def after_fit(self, fit: Fit) -> None:
         """Called after the training and before the update is taken."""
@@ -192,26 +154,39 @@ class Averaging(BaseModel):
             own = site.task.initial(site.settings.seed, site.network)
         return own | received
 
-    def fit(self, site: Site, tensors: Tensors) -> Fitted:
-        """Train a model that starts from `tensors` with this method's `loss`."""
-        device = site.task.device
+    def fit(
+        self, site: Site, tensors: Tensors, optimizer: Tensors | None = None, extra: Mapping[str, Any] | None = None
+    ) -> Fitted:
+        """Train a model that starts from `tensors` with this method's `loss`.
+
+        Args:
+            site: Gives data, network and settings.
+            tensors: Of the model.
+            optimizer: `Fitted.optimizer` of the training before, or empty, to keep the optimiser's state from one
+                training to the next; None starts anew and keeps nothing (rule G-7).
+            extra: For `Fit.extra`.
+        """
         model = site.task.load(tensors, site.network)
-        fit = Fit(site, model, {name: p.detach().clone() for name, p in model.named_parameters()})
-        before = cpu_state(model)
+        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        fit, before = Fit(site, model, start, dict(extra or {})), cpu_state(model)
         self.before_fit(fit)
+        steps = site.task.optimizer(p for p in model.parameters() if p.requires_grad)
+        write_state(steps, model, optimizer or {})
         trained = train(
             model,
             site.train,
             lambda batch: self.loss(fit, batch),
-            site.task.optimizer(p for p in model.parameters() if p.requires_grad),
+            steps,
             site.settings,
             site.rng("batches"),
-            device,
+            site.task.device,
+            after_batch=lambda: self.after_batch(fit),
             gradient_clip=self.gradient_clip,
+            augment=site.task.augment(site.rng("augment")),
         )
         self.after_fit(fit)
         log = fit.log | {"loss": trained.loss, "seconds": trained.seconds}
-        return Fitted(before, cpu_state(model), log, fit.tells)
+        return Fitted(before, cpu_state(model), log, fit.tells, {} if optimizer is None else read_state(steps, model))
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:

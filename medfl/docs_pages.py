@@ -142,10 +142,8 @@ def _leaves(kind: Any) -> list[str]:
     parts = []
     if kind.sends:
         rows = [[f"`{prefix}...`", sort, KINDS[sort]] for prefix, sort in sorted(kind.sends.items())]
-        parts += [
-            "To the server go tensors of these names, and no others:",
-            _table(["name", "kind", "what it is"], rows),
-        ]
+        receiver = "To the server, or in parcels past it to other sites," if kind.posts_parcels else "To the server"
+        parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
     if kind.tells:
         notes = {"public": "", "private": " (not in a run with a privacy setting)"}
         facts = [f"`{key}`{notes[who]}" for key, who in sorted(kind.tells.items())]

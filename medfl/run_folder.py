@@ -101,8 +101,15 @@ def identity(
             "optimizer": type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
             "num_classes": task.num_classes,
             "metrics": list(task.metrics),
+            **_inputs(task),
         },
     }
+
+
+def _inputs(task: Task) -> Meta:
+    """What a task does with its images before a network sees them, where it does anything."""
+    found: Meta = {} if task.augmentation is None else {"augmentation": task.augmentation.facts}
+    return found | ({} if task.regions is None else {"regions": wire.digest({"regions": task.regions})[:16]})
 
 
 def _loss(loss: nn.Module) -> Meta:

@@ -102,3 +102,36 @@ class SecretStream:
         """Laplace numbers of scale 1 (variance 2), float64, of the given shape."""
         u = self._uniform64(int(np.prod(shape))) - 0.5
         return torch.from_numpy(-np.sign(u) * np.log1p(-2.0 * np.abs(u))).reshape(shape)
+
+
+class Aside:
+    """Within its block torch's global generators are another stream, which goes on where the block before left it.
+
+    For a second model whose dropout must not take numbers from the first one's.
+
+    Args:
+        generator: Gives the seed of the stream.
+        device: The device whose generator is swapped, beside the CPU's.
+    """
+
+    def __init__(self, generator: torch.Generator, device: str = "cpu") -> None:
+        self._devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+        with torch.random.fork_rng(devices=self._devices):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            self._other = self._state()
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *error: object) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        here, (cpu, cuda) = self._state(), self._other
+        torch.set_rng_state(cpu)
+        for device, state in zip(self._devices, cuda, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        self._other = here
+
+    def _state(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,6 +15,9 @@ from medfl import streams
 from medfl.balance import weighted_loss
 from medfl.contract import Tensors
 from medfl.errors import SettingsError, did_you_mean
+
+if TYPE_CHECKING:
+    from medfl.augment import Augment, Augmentation
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -56,6 +61,9 @@ class Task:
         num_classes: Number of classes, >= 2.
         metrics: Names of metrics to report, see `medfl.metrics`.
         device: Where networks are trained and evaluated.
+        regions: Labels of the regions of an image, (*spatial), integers, 0 for the background; None without any. For
+            methods that look at features region by region.
+        augmentation: Changes training images at random; None leaves them as they are.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -65,6 +73,8 @@ class Task:
     num_classes: int
     metrics: tuple[str, ...] = ("accuracy", "balanced_accuracy", "auc")
     device: str = "cpu"
+    regions: torch.Tensor | None = field(default=None, compare=False)
+    augmentation: Augmentation | None = None
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
@@ -99,6 +109,12 @@ class Task:
         """
         return replace(self, loss=weighted_loss(self.loss, labels, self.num_classes, self.device))
 
+    def augment(self, generator: torch.Generator) -> Augment | None:
+        """What changes the images of a training, drawing from `generator`; None where nothing does."""
+        if self.augmentation is None:
+            return None
+        return partial(self.augmentation, regions=self.regions, generator=generator)
+
     def build(self, network: str | None = None) -> nn.Module:
         """A new network on the CPU, with whatever initial tensors its constructor draws.
 
@@ -111,11 +127,22 @@ class Task:
         return self.networks[name]()
 
     def load(self, tensors: Tensors, network: str | None = None) -> nn.Module:
-        """A network with the given tensors, on the task's device; one for 2-D images in channels-last layout."""
+        """A network with the given tensors, on the task's device; in channels-last layout where that suits it."""
         with torch.random.fork_rng(devices=[]):  # a constructor draws numbers that are overwritten here
             model = self.build(network)
         model.load_state_dict(tensors)
         model.to(self.device)
-        if any(parameter.dim() == 5 for parameter in model.parameters()):
+        if not suits_channels_last(model):
             return model
         return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def suits_channels_last(model: nn.Module) -> bool:
+    """Whether a network may be put into channels-last layout: it is 2-D, and safe from a bug of torch's CPU kernels.
+
+    With few input channels the backward pass of a strided 1x1 convolution in that layout writes outside its memory
+    (torch 2.13, https://github.com/uxlfoundation/oneDNN/issues/6035).
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    risky = [one for one in convolutions if one.kernel_size == (1, 1) and max(one.stride) > 1 and one.in_channels < 16]
+    return not risky and all(parameter.dim() < 5 for parameter in model.parameters())

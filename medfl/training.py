@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from medfl.balance import sampling_weights
 from medfl.contract import Dataset
 from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.settings import Settings
+
+if TYPE_CHECKING:
+    from medfl.augment import Augment
 
 
 @dataclass
@@ -23,11 +27,14 @@ class Batch:
         images: (B, C, *spatial), float32.
         labels: (B,), int64.
         rows: Which images of the training split these are, shape (B,), on the CPU.
+        regions: Labels of the regions of each image, (B, *spatial), where the task has regions and changes images at
+            random: the labels have moved with the images. None otherwise.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     rows: torch.Tensor
+    regions: torch.Tensor | None = None
 
 
 @dataclass
@@ -104,6 +111,7 @@ def train(
     device: str = "cpu",
     after_batch: Callable[[], None] | None = None,
     gradient_clip: float | None = None,
+    augment: Augment | None = None,
 ) -> Trained:
     """Train `model` in place for the epochs (or steps) of the settings.
 
@@ -119,6 +127,7 @@ def train(
         device: Where `model` is.
         after_batch: Called after each optimiser step.
         gradient_clip: Largest L2 norm of a batch's gradient over all parameters jointly, > 0; None clips nothing.
+        augment: Changes each batch's images at random (`Task.augment`); None leaves them as they are.
 
     Returns:
         Counts, mean loss and seconds.
@@ -136,7 +145,8 @@ def train(
         if len(rows) < smallest:
             continue
         images, labels = data.batch(rows)
-        batch = Batch(images.to(device), labels.to(device), rows)
+        images, regions = (images, None) if augment is None else augment(images)
+        batch = Batch(images.to(device), labels.to(device), rows, None if regions is None else regions.to(device))
         optimizer.zero_grad(set_to_none=True)
         with autocast(settings, device):
             value = loss(batch)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 QUICK = {"--rounds 5": "--rounds 1 --fraction 0.1 --batch_size 50", "--rounds 3": "--rounds 1 --steps 4"}
@@ -43,6 +44,13 @@ def test_make_demo_in_its_smallest_size(tmp_path: Path) -> None:
     assert f"{summary['scores']['global']['test']['accuracy']['mean']:.3f}" in page
     for method in ("local", "fedavg"):
         assert len(list((tmp_path / "demo" / "runs" / method / "sites").glob("*/models/model.pt"))) == 4
+    brains = tmp_path / "demo" / "brains"
+    assert f"open {brains / 'report.html'}" in done.stdout
+    assert "Every model at every site" in (brains / "report.html").read_text()
+    widths = {
+        len(torch.load(one, weights_only=True)["conv1.weight"]) for one in brains.glob("runs/fedskd/sites/*/*/model.pt")
+    }
+    assert widths == {12, 10, 8, 6}
 
 
 def test_the_files_that_the_readme_links_to_are_there() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.task import optimizer_factory
+from medfl.task import Task, optimizer_factory, suits_channels_last
 from medfl.testing.cohort import SmallNet, make_task
 from medfl.wire import tensors_equal
 
@@ -111,3 +111,25 @@ def test_a_loaded_network_has_the_tensors_and_does_not_share_them():
 def test_an_unknown_network_is_named():
     with pytest.raises(SettingsError, match="unknown network 'nrom'. Did you mean 'norm'"):
         make_task().build("nrom")
+
+
+@pytest.mark.parametrize(
+    ("network", "suits"),
+    [
+        (nn.Conv2d(3, 4, 3, stride=2), True),
+        (nn.Conv2d(4, 4, 1, stride=2), False),
+        (nn.Conv2d(4, 4, 1), True),
+        (nn.Conv2d(64, 64, 1, stride=2), True),
+        (nn.Conv3d(4, 4, 3), False),
+    ],
+)
+def test_channels_last_is_for_2d_networks_without_the_layer_that_corrupts_memory(network, suits):
+    assert suits_channels_last(network) == suits
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_loaded_network_has_the_layout_that_suits_it(stride):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1, stride=stride))
+    task = Task({"it": lambda: network}, "it", nn.CrossEntropyLoss(), torch.optim.SGD, 2)
+    weight = task.load(network.state_dict())[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) == (stride == 1)

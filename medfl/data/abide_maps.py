@@ -45,7 +45,7 @@ DEFAULT_DERIVATIVES = ("reho", "degree_weighted", "lfcd", "vmhc")
 LEAST_INSIDE = 0.9
 """The share of a brain that must lie on the common grid; in published maps it is more than 0.99."""
 
-_SUFFIXES = (".nii.gz", ".nii")
+SUFFIXES = (".nii.gz", ".nii")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 def file_name(file_id: str, derivative: str) -> str:
     """The name of a map's file."""
-    return f"{file_id}_{derivative}{_SUFFIXES[0]}"
+    return f"{file_id}_{derivative}{SUFFIXES[0]}"
 
 
 def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[str, str], Path]:
@@ -110,7 +110,7 @@ def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[s
     found = {}
     for file_id in file_ids:
         for derivative in maps.derivatives:
-            names = (f"{file_id}_{derivative}{suffix}" for suffix in _SUFFIXES)
+            names = (f"{file_id}_{derivative}{suffix}" for suffix in SUFFIXES)
             path = next((files[name] for name in names if name in files), None)
             if path:
                 found[file_id, derivative] = path
@@ -125,7 +125,7 @@ def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
         maps: As in `find_maps`.
         subjects: How many subjects are wanted.
     """
-    ends = tuple(f"_{derivative}{suffix}" for derivative in maps.derivatives for suffix in _SUFFIXES)
+    ends = tuple(f"_{derivative}{suffix}" for derivative in maps.derivatives for suffix in SUFFIXES)
     strange = {name for folder in _folders(source, maps) for name in _files(folder) if name.endswith(ends)}
     others = sorted({f"{path.parent.name}/{path.name}" for top in _TOPS for path in (source / top).glob("*/*/")})
     known = [other for other in others if other.partition("/")[0] in PIPELINES and other.split("/")[1] in STRATEGIES]

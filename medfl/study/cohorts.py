@@ -7,17 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from medfl.contract import Meta
-from medfl.data.datalists import FILE, read_datalist
+from medfl.data.datalists import FILE
 from medfl.data.sites import PARTITION
 from medfl.errors import DataError, StoreError
 from medfl.partition.plan import Plan, partition
 from medfl.plugins import Registry
 from medfl.report.runs import repetition
+from medfl.store import write_json
 from medfl.study.checks import SOURCE_VARIABLE, difference, make_plan
 from medfl.study.jobs import dataset_dir
-from medfl.study.schema import DataSet, Prep, Study, slug
+from medfl.study.preps import Prep
+from medfl.study.schema import DataSet, Study, slug
 
 Say = Callable[[str], None]
+
+STAMP = "prep.json"
+"""Beside a pooled data set: how it was prepared."""
 
 
 def check_data(study: Study, source: Path | None, out: Path, registry: Registry) -> None:
@@ -63,28 +68,27 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
 
 
 def find_release(name: str, prep: Prep, source: Path | None) -> Path:
-    """The released file of a data set.
+    """The release of a data set.
 
     Raises:
-        DataError: If it is in neither of the two places, or there is no source folder.
+        DataError: If it is not in the source folder, or there is no source folder.
     """
-    from medfl.data.medmnist import find_npz
-
-    source = _source(name, source)
-    nested = source / "medmnist"
-    return find_npz(nested if (nested / f"{prep.flag}.npz").is_file() else source, prep.flag)
+    return prep.find(_source(name, source))
 
 
 def _prepared(name: str, prep: Prep, source: Path | None, out: Path, say: Say) -> Path:
     """The pooled data set, prepared now if it is not there yet."""
-    from medfl.data.medmnist import prepare
-
     pool = _pool(out, name)
+    asked, stamp = prep.model_dump(mode="json"), pool.with_name(STAMP)
     if not (pool / FILE).is_file():
-        say(f"prep: {prep.dataset} {prep.flag} -> {pool}")
-        prepare(find_release(name, prep, source), prep.flag, pool, finding=prep.finding, say=say)
-    elif (found := read_datalist(pool).name) != prep.name():
-        raise StoreError(f"'{pool}' holds '{found}', the study asks for '{prep.name()}'. Give another --out.")
+        say(f"prep: {', '.join(f'{key} {value}' for key, value in asked.items() if value is not None)} -> {pool}")
+        pool.parent.mkdir(parents=True, exist_ok=True)
+        write_json(stamp, asked)
+        prep.make(_source(name, source), pool, say)
+    elif stamp.is_file() and (found := json.loads(stamp.read_text(encoding="utf-8"))) != asked:
+        changed = [key for key in asked if found.get(key) != asked[key]]
+        unlike = ", ".join(f"{key} was {found.get(key)}, now {asked[key]}" for key in changed)
+        raise StoreError(f"'{pool}' was prepared in another way: {unlike}. Give another --out.")
     return pool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from medfl.nested import texts
 from medfl.partition.plan import Plan
 from medfl.report.claims import CLAIMABLE
 from medfl.settings import Strict, read_settings
+from medfl.study.preps import Prep
 from medfl.study.strict_yaml import read_yaml
 
 FULL = "full"
@@ -24,25 +25,6 @@ FOLDS = Plan.folds
 
 RESERVED = ("bundle_root", "dataset_dir", "output_dir", "method", "method_args", "metrics", "seed")
 """Options of a run that the study itself gives."""
-
-
-class Prep(Strict):
-    """A data set that is prepared from its release.
-
-    Attributes:
-        dataset: Kind of the release.
-        flag: Name of the data set, for example ``bloodmnist``; ``<flag>.npz`` is looked for in ``medmnist/`` of the
-            source folder, then in the source folder itself.
-        finding: Of a data set with several labels for an image, the one to classify.
-    """
-
-    dataset: Literal["medmnist"]
-    flag: str = Field(pattern=r"^\w+$")
-    finding: str | None = None
-
-    def name(self) -> str:
-        """What the pooled data set is called."""
-        return self.flag if self.finding is None else f"{self.flag}-{self.finding}"
 
 
 class DataSet(Strict):
@@ -122,10 +104,12 @@ class Scale(Strict):
     Attributes:
         settings: Options of the run that replace those of the study.
         seeds: Seeds that replace those of the study.
+        size: Edge of the images of all data sets that are prepared to a size.
     """
 
     settings: dict[str, Any] = {}
     seeds: int | list[int] | None = None
+    size: int | None = Field(None, ge=1)
 
 
 class Study(Strict):
@@ -197,13 +181,20 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
         update={
             "settings": study.settings | chosen.settings,
             "seeds": seed_choice if seeds is None else seeds,
-            "data": {name: one for name, one in study.data.items() if not data or name in data},
+            "data": {name: _sized(one, chosen.size) for name, one in study.data.items() if not data or name in data},
             "scales": {},
         }
     )
     _check_names(study)
     _check_options(study)
     return study
+
+
+def _sized(data: DataSet, size: int | None) -> DataSet:
+    """The data set with images of a scale's size, if it has a size at all."""
+    if size is None or data.prep is None or "size" not in type(data.prep).model_fields:
+        return data
+    return data.model_copy(update={"prep": data.prep.model_copy(update={"size": size})})
 
 
 def _check_names(study: Study) -> None:

@@ -44,7 +44,7 @@ class TensorData:
 
 
 class SmallNet(nn.Module):
-    """A body of one convolution and a linear head, with or without batch norm.
+    """A body of one convolution and a linear head, with or without batch norm; its stages are a map and a vector.
 
     Args:
         norm: Whether there is a batch-norm layer; it is named so that no search for 'bn' in names finds it.
@@ -57,7 +57,7 @@ class SmallNet(nn.Module):
         layers += [nn.BatchNorm2d(width)] if norm else []
         self.body = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
         self.head = nn.Linear(4 * width, CLASSES)
-        self.feature_layers = [self.body]
+        self.feature_layers = [self.body[-3], self.body]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (B, 3) of images (B, 1, H, W)."""

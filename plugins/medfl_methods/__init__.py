@@ -8,6 +8,7 @@ from __future__ import annotations
 from medfl.plugins import MethodRecord, hookimpl
 
 UPDATES = {"model/": "update"}
+CIRCULATION = {"model/": "weights", "optimizer/": "statistic"}
 
 
 @hookimpl
@@ -62,5 +63,31 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Li et al., ICLR 2021",
             sends=UPDATES,
             summary="FedAvg in which each site keeps its own normalisation layers",
+        ),
+        MethodRecord(
+            name="fedcross",
+            target="medfl_methods.fedcross:FedCross",
+            family="peer to peer",
+            paper="Xu et al., MIDL 2023",
+            sends=CIRCULATION,
+            summary="models go from site to site and are trained where they are, nothing is averaged",
+        ),
+        MethodRecord(
+            name="fedcross_star",
+            target="medfl_methods.fedcross_star:FedCrossStar",
+            family="peer to peer",
+            paper="Weng et al., 2025",
+            sends=CIRCULATION,
+            unlike_networks=True,
+            summary="each site's own model is trained at another site in every round and comes home",
+        ),
+        MethodRecord(
+            name="fedskd",
+            target="medfl_methods.fedskd:FedSKD",
+            family="peer to peer",
+            paper="Weng et al., 2025",
+            sends=CIRCULATION,
+            unlike_networks=True,
+            summary="each site's model learns beside a copy of another one's, by the similarity of their features",
         ),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -37,7 +38,8 @@ class FedKPer(Averaging):
         aggregation: What sites weigh by: their ``score`` or their ``size``.
         score: What the score is: ``acc`` A, ``div`` d, or their product.
         lambda_scope: What CE(teacher) is the mean of: each ``batch``, each ``sample`` for itself, or once a round all
-            training images of the site (``client``).
+            training images of the site (``client``). Images are taken as they are, also where the task changes them at
+            random in training; the teacher then still teaches on the changed ones.
         lambda_mode: ``adaptive``, or ``const`` for lambda = lambda_cap.
         lambda_cap: Largest lambda, > 0.
         tau: Temperature of the distillation, > 0; its square weighs the term.
@@ -70,16 +72,27 @@ class FedKPer(Averaging):
         """The teacher's logits of all training images, computed once: its weights stay as they are."""
         if self.distill:
             fit.extra["teacher"] = self.logits(fit)
+            if fit.site.task.augmentation is not None:
+                fit.extra["network"] = copy.deepcopy(fit.model).eval()
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """The task's loss plus lambda times the distillation term."""
         if not self.distill:
             return super().loss(fit, batch)
         student, teacher = fit.model(batch.images), fit.extra["teacher"]
-        taught = teacher[batch.rows].to(student.device)
+        taught = self.taught(fit, batch).to(student.device)
         weight = self.weight_of(teacher, fit.site.train.labels, batch.rows).to(student.device)
         term = (weight * distillation(student.float(), taught, self.tau)).mean()
         return fit.site.task.loss(student, batch.labels) + term
+
+    def taught(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """The teacher's logits of a batch: of its changed images where the task changes them at random."""
+        if "network" not in fit.extra:
+            teacher: torch.Tensor = fit.extra["teacher"][batch.rows]
+            return teacher
+        with torch.no_grad():
+            changed: torch.Tensor = fit.extra["network"](batch.images).float()
+        return changed
 
     def after_fit(self, fit: Fit) -> None:
         """The site's score."""

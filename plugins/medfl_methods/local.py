@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
-from medfl.averaging import Averaging
-from medfl.contract import Kind, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.contract import Model, Order, Plan, Reply, Server, Site
+from medfl.personal import Personal
 
 
-class Local(Averaging):
+class Local(Personal):
     """Every site trains alone; nothing is exchanged.
 
-    All sites train in every round, whatever the participation, so that each has rounds times epochs passes. The
-    optimiser starts anew each round, as in every method.
+    All sites train in every round, whatever the participation, so that each has rounds times epochs passes.
 
     When to use it: In every comparison, as the bar that a federation must clear at each site. A site with much data of
     its own kind may well do best by it.
 
     Attributes:
         init: ``shared`` starts all sites of one network from one model, ``own`` each from its own.
+        optimizer_state: ``reset`` starts the optimiser anew each round, as most methods do; ``persistent`` goes on with
+            the one of the round before.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {}
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {}
-    unlike_networks: ClassVar[bool] = True
-
     init: Literal["shared", "own"] = "shared"
+    optimizer_state: Literal["reset", "persistent"] = "reset"
 
-    def setup(self, server: Server) -> None:
-        """Nothing: the server has no model."""
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether the optimiser goes on."""
+        return self.optimizer_state == "persistent"
 
     def plan(self, server: Server) -> Plan | None:
         """Every site with data trains."""
@@ -40,24 +39,5 @@ class Local(Averaging):
 
     def work(self, site: Site, order: Order) -> Reply:
         """Train the own model and keep it."""
-        done = self.fit(site, self.own(site))
-        site.state.tensors = done.after
+        done, site.state.tensors = self.go_on(site, self.own(site))
         return Reply(log=done.log, trained=Model(site.network, done.after))
-
-    def fold(self, server: Server, replies: Replies) -> None:
-        """Nothing to fold."""
-
-    def publish(self, server: Server) -> Tensors:
-        """Nothing to publish."""
-        return {}
-
-    def models(self, holder: Server | Site) -> dict[str, Model]:
-        """A personal model at each site."""
-        return {} if isinstance(holder, Server) else {"personal": Model(holder.network, self.own(holder))}
-
-    def own(self, site: Site) -> Tensors:
-        """The site's model so far, or its initial one."""
-        if site.state.tensors:
-            return site.state.tensors
-        owner = site.name if self.init == "own" else ""
-        return site.task.initial(site.settings.seed, site.network, owner)

@@ -15,7 +15,7 @@ from medfl.testing.cohort import Case, SmallNet, TensorData, bits, make_data, ma
 from medfl.wire import tensors_equal
 
 REGISTRY = load_plugins()
-METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper"]
+METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper", "fedcross", "fedcross_star", "fedskd"]
 
 
 def close(left, right, atol=1e-5):
@@ -77,8 +77,9 @@ def test_renamed_classes_give_the_same_models_and_scores(tmp_path, name):
     after = Case(REGISTRY, name).run(tmp_path / "after", task=renamed, sites=changed(rename))
     expected = bits(before)
     for tensors in expected.values():
-        for key in ("head.weight", "head.bias"):
-            tensors[key] = tensors[key][order]
+        for key in tensors:  # an ensemble has several heads
+            if key.endswith(("head.weight", "head.bias")):
+                tensors[key] = tensors[key][order]
     close(expected, bits(after), atol=1e-4)
     for model, splits in before.summary["scores"].items():
         for split, metrics in splits.items():
@@ -102,7 +103,7 @@ def test_tiny_and_one_sided_sites_are_legal(tmp_path, name, network):
 # ---- 5
 
 
-@pytest.mark.parametrize("name", METHODS[1:])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("centralized", "fedcross")])
 def test_twins_with_one_stream_have_the_same_updates(tmp_path, monkeypatch, name):
     monkeypatch.setattr(Holder, "rng", lambda self, label: streams.generator(7, "twin", self.round, label))
     data = make_site(12, "twin")
@@ -132,7 +133,8 @@ def test_a_state_comes_back_from_the_disk(tmp_path, name):
         models = result.models.get(path.name, {})
         if "personal" in models:
             kept = models["personal"].tensors
-            assert tensors_equal({key: kept[key] for key in state.tensors}, state.tensors)
+            own = {key: tensor for key, tensor in state.tensors.items() if "/" not in key}  # not an optimiser's
+            assert tensors_equal({key: kept[key] for key in own}, own)
 
 
 def test_a_predictor_is_the_same_on_another_day(tmp_path):

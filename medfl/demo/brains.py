@@ -1,0 +1,58 @@
+"""Made-up brain maps of four regions of the world, whose networks are of unlike widths and teach each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from medfl.data.abide import prepare
+from medfl.data.abide_phantom import ATLAS_FILE, write_release
+from medfl.demo.runs import report, run
+from medfl.partition.by_site import by_site
+from medfl.partition.plan import Plan, partition
+
+METHODS = {"local": (), "fedskd": ("--method_args", "{'preset': 'paper_asd', 'p2p_scale': 1}")}
+NETWORKS = {"US-East": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-West": "resnet10_minus6"}
+SIZE = 16
+
+
+def brains(out: Path, rounds: int, per_centre: int, console: Console) -> Path:
+    """From a made-up release of ABIDE, as NIfTI maps with a phenotypic file and an atlas, to a report.
+
+    Args:
+        out: Where everything goes.
+        rounds: Rounds of each run.
+        per_centre: Subjects of each of eight scanning centres.
+        console: Shows what is done.
+
+    Returns:
+        The report.
+    """
+    data = _prepare(out, per_centre, console)
+    options = [
+        *("--rounds", str(rounds), "--epochs", "2", "--width", "12", "--networks_by_site", str(NETWORKS)),
+        *("--global_test", "True", "--optimizer#lr", "0.001"),
+    ]
+    runs = [
+        run("fmri_asd_classification", method, data, out / "runs" / method, [*options, *own], console)
+        for method, own in METHODS.items()
+    ]
+    return report(runs, out / "report.html", ("auc", "balanced_accuracy"), console)
+
+
+def _prepare(out: Path, per_centre: int, console: Console) -> Path:
+    """Release, pooled data set and partition, each made unless it is there."""
+    release, pooled, data = out / "release", out / "pooled", out / "data"
+    if not data.exists():
+        console.print(f"\nMade-up brain maps, as ABIDE is published: {write_release(release, per_centre)}")
+        atlas = release / ATLAS_FILE
+        console.print(f"\nmedfl prep abide --source {release} --atlas {atlas} --size {SIZE} --out {pooled}")
+        prepare(release, pooled, size=SIZE, atlas=atlas, force=True)
+        console.print(
+            f"medfl partition {pooled} --out {data} --scheme by_site --column site --test-fraction 0.4 "
+            "--global-test none"
+        )
+        plan = Plan("by_site", column="site", test_fraction=0.4, global_test="none")
+        partition(pooled, data, plan, by_site)
+    return data

@@ -1,0 +1,134 @@
+"""How a study prepares a data set from its release: one class for each kind of release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from medfl.errors import DataError
+from medfl.settings import Strict
+
+Say = Callable[[str], None]
+
+
+class MedMNIST(Strict):
+    """A file of MedMNIST.
+
+    Attributes:
+        dataset: ``medmnist``.
+        flag: Name of the data set, for example ``bloodmnist``; ``<flag>.npz`` is looked for in ``medmnist/`` of the
+            source folder, then in the source folder itself.
+        finding: Of a data set with several labels for an image, the one to classify.
+    """
+
+    dataset: Literal["medmnist"]
+    flag: str = Field(pattern=r"^\w+$")
+    finding: str | None = None
+
+    def find(self, source: Path) -> Path:
+        """The release in the study's source folder.
+
+        Raises:
+            DataError: If it is not there.
+        """
+        from medfl.data.medmnist import find_npz
+
+        nested = source / "medmnist"
+        return find_npz(nested if (nested / f"{self.flag}.npz").is_file() else source, self.flag)
+
+    def make(self, source: Path, pool: Path, say: Say) -> None:
+        """Prepare the pooled data set."""
+        from medfl.data.medmnist import prepare
+
+        prepare(self.find(source), self.flag, pool, finding=self.finding, say=say)
+
+
+class Abide(Strict):
+    """ABIDE I; the arguments of `medfl.data.abide.prepare`.
+
+    Attributes:
+        dataset: ``abide``.
+        derivatives: The maps, one for each channel.
+        pipeline: Of the Preprocessed Connectomes Project.
+        strategy: Of the Preprocessed Connectomes Project.
+        size: Voxels along each edge.
+        sites: ``fedasd`` or a column.
+        atlas: A file of labels, relative to the source folder; None means none.
+    """
+
+    dataset: Literal["abide"]
+    derivatives: tuple[str, ...] = ("reho", "degree_weighted", "lfcd", "vmhc")
+    pipeline: str = "cpac"
+    strategy: str = "filt_noglobal"
+    size: int = Field(48, ge=1)
+    sites: str = "fedasd"
+    atlas: str | None = None
+
+    def find(self, source: Path) -> Path:
+        """The release: ``abide/`` of the source folder, or the source folder itself.
+
+        Raises:
+            DataError: If the phenotypic file is in neither, or the atlas is not there.
+        """
+        from medfl.data.abide_phenotypes import FILE
+
+        folder = _first(source, "abide", FILE)
+        if self.atlas is not None and not (source / self.atlas).is_file():
+            raise DataError(f"expected an atlas at '{source / self.atlas}', there is none. Correct 'atlas'.")
+        return folder
+
+    def make(self, source: Path, pool: Path, say: Say) -> None:
+        """Prepare the pooled data set."""
+        from medfl.data.abide import prepare
+        from medfl.data.abide_maps import Maps
+
+        maps = Maps(self.derivatives, self.pipeline, self.strategy)
+        atlas = None if self.atlas is None else source / self.atlas
+        prepare(self.find(source), pool, maps=maps, size=self.size, sites=self.sites, atlas=atlas, say=say)
+
+
+class Derm7pt(Strict):
+    """Derm7pt; the arguments of `medfl.data.derm7pt.prepare`.
+
+    Attributes:
+        dataset: ``derm7pt``.
+        size: Height and width in pixels.
+        view: ``derm`` or ``clinic``.
+        split: ``official``, or ``none``: all cases are dealt to the sites.
+    """
+
+    dataset: Literal["derm7pt"]
+    size: int = Field(224, ge=1)
+    view: Literal["derm", "clinic"] = "derm"
+    split: Literal["official", "none"] = "none"
+
+    def find(self, source: Path) -> Path:
+        """The release: ``release_v0/`` or ``derm7pt/release_v0/`` of the source folder.
+
+        Raises:
+            DataError: If it is in neither.
+        """
+        return _first(source, "derm7pt", "release_v0/meta/meta.csv")
+
+    def make(self, source: Path, pool: Path, say: Say) -> None:
+        """Prepare the pooled data set."""
+        from medfl.data.derm7pt import prepare
+
+        prepare(self.find(source), pool, size=self.size, view=self.view, split=self.split, say=say)
+
+
+Prep = Annotated[MedMNIST | Abide | Derm7pt, Field(discriminator="dataset")]
+"""What a study file may say under ``prep``."""
+
+
+def _first(source: Path, nested: str, file: str) -> Path:
+    for folder in (source / nested, source):
+        if (folder / file).is_file():
+            return folder
+    raise DataError(
+        f"expected '{file}' in '{source / nested}' or '{source}', there is none. Put the release there, or give "
+        "another --source."
+    )

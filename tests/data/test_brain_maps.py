@@ -1,0 +1,56 @@
+"""Maps to predict: bad folders are told, and no message names a subject."""
+
+from __future__ import annotations
+
+import nibabel
+import numpy as np
+import pytest
+
+from medfl.data.brain_maps import BrainMaps, load_maps, map_names
+from medfl.errors import DataError
+
+AFFINE = np.diag([15.0, 15.0, 15.0, 1.0])
+AFFINE[:3, 3] = (-82.5, -100.5, -74.5)
+
+
+def write(path, values=None):
+    values = np.random.default_rng(0).random((12, 12, 12)) + 0.1 if values is None else values
+    nibabel.save(nibabel.Nifti1Image(values.astype(np.float32), AFFINE), path)
+
+
+def test_channels_are_in_the_order_of_the_derivatives(tmp_path):
+    write(tmp_path / "Secret_0051_reho.nii.gz")
+    write(tmp_path / "Secret_0051_lfcd.nii", np.random.default_rng(1).random((12, 12, 12)) + 0.1)
+    one, other = (BrainMaps(tmp_path, names, 8, (0.0,), (1.0,))[0]["image"] for names in (PAIR, PAIR[::-1]))
+    assert one.shape == (2, 8, 8, 8)
+    assert np.array_equal(one[0], other[1])
+    assert not np.array_equal(one[0], one[1])
+    assert one.meta["filename_or_obj"] == "Secret_0051"
+
+
+PAIR = ("reho", "lfcd")
+
+
+def test_a_subject_without_all_maps_is_told_by_number(tmp_path):
+    for name in ("a_reho.nii.gz", "a_lfcd.nii.gz", "b_reho.nii.gz"):
+        write(tmp_path / name)
+    with pytest.raises(DataError, match="1 of 2 subjects lack some, the first is number 2 in the order of the names"):
+        BrainMaps(tmp_path, PAIR, 8, (0.0,), (1.0,))
+
+
+def test_a_broken_map_is_told_by_number_and_derivative(tmp_path):
+    write(tmp_path / "Secret_reho.nii.gz", np.full((12, 12, 12), np.nan))
+    with pytest.raises(DataError, match="subject 1 of 1 in .* reho: the map has values that are not finite") as told:
+        BrainMaps(tmp_path, ["reho"], 8, (0.0,), (1.0,))[0]
+    assert "Secret" not in str(told.value)
+
+
+def test_folders_without_maps_are_told(tmp_path):
+    with pytest.raises(DataError, match="expected a folder of maps at"):
+        load_maps(tmp_path / "none", PAIR, 8, 2)
+    with pytest.raises(DataError, match=r"expected maps such as <subject>_reho\.nii\.gz in"):
+        load_maps(tmp_path, PAIR, 8, 2)
+
+
+def test_without_data_the_configuration_keeps_its_names(tmp_path):
+    assert map_names(tmp_path, PAIR) == ["reho", "lfcd"]

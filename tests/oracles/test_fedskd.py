@@ -1,0 +1,377 @@
+"""FedSKD's loss at one site: who is taught by what, which weights move, and what is refused (O-SK-6)."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from medfl import streams
+from medfl.contract import Server, Site, State
+from medfl.errors import DataError, SettingsError
+from medfl.fit import Fit
+from medfl.losses.regions import region_weights
+from medfl.losses.similarity import region_similarity_loss
+from medfl.parcels import Traveller
+from medfl.plugins import load_plugins
+from medfl.settings import Settings
+from medfl.similar_stages import RegionGrids, stages_loss
+from medfl.streams import Aside
+from medfl.testing.cohort import Case, SmallNet, make_data, make_task
+from medfl.training import Batch
+from medfl.wire import tensors_equal
+
+REGISTRY = load_plugins()
+REGIONS = torch.tensor([[1] * 6, [1] * 6, [2] * 6, [2] * 3 + [0] * 3, [3] * 6, [0] * 6])
+ALL = ("batch", "pixel", "region")
+
+
+class Dropping(SmallNet):
+    """With dropout before the head."""
+
+    def forward(self, images):
+        return self.head(nn.functional.dropout(self.body(images), 0.3, self.training))
+
+
+def make_method(**args):
+    return REGISTRY.make_method("fedskd", args)
+
+
+def begin(method, own="plain", guest="norm", **settings):
+    """A training in which the loss has not been asked for yet, and a batch of it."""
+    task = dataclasses.replace(make_task(own), regions=REGIONS)
+    site = Site("here", 1, State(), task, Settings(rounds=1, **settings), train=make_data(8, "here"))
+    fit = Fit(site, task.load(task.initial(1, own), own).train(), {})
+    fit.extra["guest"] = Traveller("there", guest, task.initial(2, guest))
+    method.before_fit(fit)
+    return fit, Batch(*site.train.batch(torch.arange(8)), torch.arange(8))
+
+
+def gradients(loss, model):
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
+    return {name: None if g is None else g.clone() for name, g in zip(parameters, found, strict=True)}
+
+
+def guest_of(fit):
+    return fit.extra["pair"].guest.model
+
+
+# ---- what teaches whom
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_the_guests_error_teaches_only_the_guest(gamma):
+    method = make_method(gamma=gamma)
+    fit, batch = begin(method)
+    ce = fit.site.task.loss(fit.extra["pair"].guest(batch.images), batch.labels)
+    assert set(gradients(ce, fit.model).values()) == {None}
+    assert set(gradients(fit.ce(batch), guest_of(fit)).values()) == {None}
+
+
+@pytest.mark.parametrize(("detach", "own_taught", "guest_taught"), [("none", 1, 1), ("ktm", 1, 0), ("dam", 0, 1)])
+@pytest.mark.parametrize("form", ALL)
+def test_the_similarity_loss_teaches_both_unless_it_is_detached(form, detach, own_taught, guest_taught):
+    method = make_method(skd=(form,), skd_detach=detach, gamma=10.0)
+    fit, batch = begin(method)
+    total = method.loss(fit, batch)
+    ce_own = fit.ce(batch)
+    ce_guest = fit.site.task.loss(guest_of(fit)(batch.images), batch.labels)
+    for model, ce, taught in ((fit.model, ce_own, own_taught), (guest_of(fit), ce_guest, guest_taught)):
+        whole, alone = gradients(total, model), gradients(ce, model)
+        same = [torch.allclose(whole[name], alone[name], atol=1e-7) for name in whole if name.startswith("body.0")]
+        assert all(same) != bool(taught), (form, detach)
+
+
+def test_the_loss_is_both_errors_and_gamma_times_the_similarity():
+    method = make_method(gamma=3.0, skd=ALL)
+    fit, batch = begin(method)
+    total = method.loss(fit, batch)
+    pair = fit.extra["pair"]
+    alike = method.similarity(pair.own_features, pair.guest_features, RegionGrids(REGIONS, "soft"))
+    ce = fit.ce(batch) + fit.site.task.loss(guest_of(fit)(batch.images), batch.labels)
+    torch.testing.assert_close(total, ce + 3.0 * alike)
+    assert 0 < float(alike.detach()) <= 3 * 4
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_sk_6_only_the_guests_head_stays(frozen):
+    """Gradients pass through it: the body before it learns from the error behind it."""
+    method = make_method(gamma=0.0, freeze_ktm_header=frozen)
+    fit, batch = begin(method)
+    before = {name: tensor.clone() for name, tensor in guest_of(fit).state_dict().items()}
+    method.loss(fit, batch).backward()
+    method.after_batch(fit)
+    after = guest_of(fit).state_dict()
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    heads = {"head.weight", "head.bias"}
+    assert moved >= {"body.0.weight", "body.1.weight", "body.1.running_mean", "body.1.num_batches_tracked"}
+    assert moved & heads == (set() if frozen else heads)
+
+
+def test_the_guest_steps_once_for_each_batch():
+    """Its gradient is its own batch's, not the sum over batches."""
+    method = make_method(gamma=0.0)
+    fit, batch = begin(method)
+    for _ in range(2):
+        method.loss(fit, batch).backward()
+        method.after_batch(fit)
+        assert all(parameter.grad is None for parameter in guest_of(fit).parameters())
+
+
+def test_a_long_gradient_of_the_guest_is_scaled_down():
+    method = make_method(gamma=0.0, gradient_clip=0.25)
+    fit, batch = begin(method)
+    before = [parameter.detach().clone() for parameter in guest_of(fit).parameters()]
+    method.loss(fit, batch).backward()
+    method.after_batch(fit)
+    after = guest_of(fit).parameters()
+    moved = sum((new - old).square().sum() for new, old in zip(after, before, strict=True)).sqrt()
+    assert float(moved.detach()) == pytest.approx(0.1 * 0.25, rel=1e-4), "the first step of SGD at rate 0.1"
+
+
+def test_the_guest_leaves_the_global_stream_alone():
+    """Its dropout draws from a stream that goes on from batch to batch and depends on the site and the round."""
+    task = dataclasses.replace(make_task(), networks={"norm": Dropping})
+    site = Site("here", 1, State(), task, Settings(rounds=1), train=make_data(8, "here"))
+    method, images = make_method(gamma=0.0), make_data(8, "here").images
+
+    def answers():
+        fit = Fit(site, task.load(task.initial(1)).train(), {}, {"guest": Traveller("t", "norm", task.initial(2))})
+        method.before_fit(fit)
+        before = torch.get_rng_state()
+        found = [fit.extra["pair"].guest(images) for _ in range(2)]
+        assert torch.equal(torch.get_rng_state(), before)
+        return found
+
+    first, second = answers()
+    assert not torch.equal(first, second)
+    torch.rand(3)
+    assert all(torch.equal(*pair) for pair in zip((first, second), answers(), strict=True))
+
+
+def test_a_stream_aside_is_that_of_its_seed():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        expected_here = torch.rand(4)
+        torch.manual_seed(int(torch.randint(2**62, (), generator=streams.generator("x"))))
+        expected_there = torch.rand(4)
+        aside = Aside(streams.generator("x"))
+        torch.manual_seed(3)
+        here, there = [], []
+        for _ in range(2):
+            here.append(torch.rand(2))
+            with aside:
+                there.append(torch.rand(2))
+    assert torch.equal(torch.cat(here), expected_here)
+    assert torch.equal(torch.cat(there), expected_there)
+
+
+def test_frozen_norms_are_frozen_in_the_guest_too():
+    fit, batch = begin(make_method(gamma=0.0), norm_sync="frozen")
+    before = guest_of(fit).body[1].running_mean.clone()
+    fit.extra["pair"].guest(batch.images)
+    assert torch.equal(guest_of(fit).body[1].running_mean, before)
+
+
+def test_a_guest_with_batch_norm_sits_out_a_batch_of_one():
+    method = make_method()
+    fit, batch = begin(method, own="plain", guest="norm")
+    single = Batch(batch.images[:1], batch.labels[:1], batch.rows[:1])
+    torch.testing.assert_close(method.loss(fit, single), fit.ce(single))
+    other, _ = begin(method, own="plain", guest="plain")
+    assert float(method.loss(other, single).detach()) > float(other.ce(single).detach()), "without, it takes part"
+
+
+def test_the_means_of_the_losses_are_noted():
+    method = make_method()
+    fit, batch = begin(method)
+    found = []
+    for size in (5, 3):
+        part = Batch(batch.images[:size], batch.labels[:size], batch.rows[:size])
+        method.loss(fit, part)
+        pair = fit.extra["pair"]
+        alike = method.similarity(pair.own_features, pair.guest_features, None)
+        found.append(float(alike.detach()))
+    method.after_fit(fit)
+    assert fit.log["similarity"] == pytest.approx((5 * found[0] + 3 * found[1]) / 8, rel=1e-5)
+    assert fit.log["guest_loss"] > 0
+    assert pair.own_features == []
+    fit.model(batch.images)
+    assert pair.own_features == [], "nothing is watched any more"
+
+
+# ---- which stages and regions
+
+
+def test_stages_without_space_are_compared_by_the_batch_form_only():
+    method = make_method(skd=ALL)
+    fit, batch = begin(method)
+    method.loss(fit, batch)
+    own, guest = fit.extra["pair"].own_features, fit.extra["pair"].guest_features
+    assert [feature.dim() for feature in own] == [4, 2]
+
+    def value(form, numbers):
+        one = make_method(skd=(form,))
+        return one.similarity([own[n] for n in numbers], [guest[n] for n in numbers], RegionGrids(REGIONS, "soft"))
+
+    expected = (value("batch", [0]) + value("batch", [1])) / 2 + value("pixel", [0]) + value("region", [0])
+    torch.testing.assert_close(method.similarity(own, guest, RegionGrids(REGIONS, "soft")), expected)
+
+
+@pytest.mark.parametrize("layers", [(1,), (2,), (2, 1)])
+def test_layers_chooses_stages(layers):
+    method = make_method(skd=("batch",), layers=layers)
+    fit, batch = begin(method)
+    method.loss(fit, batch)
+    assert [feature.dim() for feature in fit.extra["pair"].own_features] == [{1: 4, 2: 2}[n] for n in layers]
+
+
+@pytest.mark.parametrize(("layers", "form"), [((2,), "pixel"), ((1, 2), "region"), ((2,), "region")])
+def test_a_named_stage_without_space_is_refused_in_words(layers, form):
+    method = make_method(skd=("batch", form), layers=layers)
+    fit, batch = begin(method)
+    words = rf"The form '{form}' of `skd` compares places .* got vectors from \[2\]. Leave them out of `layers`"
+    with pytest.raises(SettingsError, match=words):
+        method.loss(fit, batch)
+
+
+def test_regions_that_moved_with_the_images_win_over_the_tasks():
+    method = make_method(skd=("region",), gamma=1.0)
+    fit, batch = begin(method, guest="plain")
+    plain = method.loss(fit, batch)
+    same = method.loss(fit, dataclasses.replace(batch, regions=REGIONS.expand(8, 6, 6)))
+    torch.testing.assert_close(same, plain)
+    turned = method.loss(fit, dataclasses.replace(batch, regions=REGIONS.T.expand(8, 6, 6)))
+    assert abs(float((turned - plain).detach())) > 1e-4
+
+
+# ---- what is refused before the first round
+
+
+@pytest.mark.parametrize(("labels", "own"), [(torch.ones(5, 6).long(), "plain"), (torch.ones(2, 6, 6).long(), "norm")])
+def test_regions_on_another_grid_are_refused(tmp_path, labels, own):
+    """A label volume of the wrong edge, or of three axes for images of two."""
+    task = dataclasses.replace(make_task(own), regions=labels)
+    words = f"expected regions on the grid of the images, (6, 6), got labels of shape {tuple(labels.shape)}"
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        Case(REGISTRY, "fedskd", {"skd": ["region"]}).run(tmp_path, task=task)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.zeros(6, 6).long(), "expected labels above 0 in the atlas, found none"),
+        (torch.full((6, 6), -1), "expected labels of 0 \\(background\\) and above in the atlas, got -1"),
+        (torch.full((6, 6), 0.5), "expected whole numbers as labels of the atlas"),
+    ],
+)
+def test_an_atlas_without_regions_is_refused_before_the_first_round(tmp_path, labels, words):
+    task = dataclasses.replace(make_task(), regions=labels)
+    with pytest.raises(DataError, match=words):
+        Case(REGISTRY, "fedskd", {"skd": ["region"]}).run(tmp_path, task=task)
+    assert not (tmp_path / "state" / "site-1").exists()
+
+
+@pytest.mark.parametrize("mode", ["soft", "nearest"])
+def test_maps_of_unlike_sizes_take_the_regions_of_the_images(mode):
+    """The weights of both come from one grid; of like sizes, from their own."""
+    rng = torch.Generator().manual_seed(0)
+    small, large, other = (torch.randn(4, 3, n, n, generator=rng) for n in (3, 6, 3))
+    found = stages_loss([small], [large], ["region"], RegionGrids(REGIONS, mode))
+    torch.testing.assert_close(found, region_similarity_loss(small, large, region_weights(REGIONS, (6, 6))))
+    found = stages_loss([small], [other], ["region"], RegionGrids(REGIONS, mode))
+    torch.testing.assert_close(found, region_similarity_loss(small, other, region_weights(REGIONS, (3, 3), mode)))
+
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(36, 3)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+class Deep(SmallNet):
+    def __init__(self):
+        super().__init__()
+        self.feature_layers = [self.body[0], *self.feature_layers]
+
+
+class Headless(SmallNet):
+    def __init__(self):
+        super().__init__()
+        self.classifier = self.head
+        del self.head
+
+    def forward(self, images):
+        return self.classifier(self.body(images))
+
+
+@pytest.mark.parametrize(
+    ("args", "networks", "words"),
+    [
+        ({}, {"site-1": "deep"}, "one number of `feature_layers` at all sites, got 'deep' has 3, 'norm' has 2"),
+        ({"freeze_ktm_header": False}, {"site-1": "bare"}, "Network 'bare' (Bare) has no `feature_layers`"),
+        ({}, {"site-1": "headless"}, "Network 'headless' (Headless) has no `head`"),
+        ({"layers": [1, 3]}, {}, "`layers` names stages from 1 to 2 of ['norm'], got [3]"),
+        ({"layers": [0]}, {}, "got [0]"),
+        ({"skd": ["batch", "region"]}, {}, "asks for the form 'region', and the task has no regions"),
+    ],
+)
+def test_what_can_not_be_compared_is_refused_before_the_first_round(tmp_path, args, networks, words):
+    kinds = {"deep": Deep, "bare": Bare, "headless": Headless}
+    task = dataclasses.replace(make_task(), networks=make_task().networks | kinds)
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks=networks)
+    assert not (tmp_path / "state" / "site-1").exists()
+
+
+def test_without_the_loss_and_the_frozen_head_any_network_will_do(tmp_path, caplog):
+    task = dataclasses.replace(make_task(), networks={"norm": SmallNet, "bare": Bare})
+    args = {"gamma": 0.0, "freeze_ktm_header": False}
+    result = Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks={"site-1": "bare"}, rounds=1)
+    assert result.outcome.status == "finished"
+    assert "With gamma = 0, 'fedskd' is 'local' with p2p_scale times the epochs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"skd": []}, {"skd": ["batch", "batch"]}, {"skd": ["voxel"]}, {"layers": []}, {"layers": [1, 1]}, {"gamma": -1}]
+    + [{"gamma": float("inf")}, {"start_fraction": 1.5}, {"p2p_scale": 0}, {"skd_detach": "both"}],
+)
+def test_settings_that_mean_nothing_are_refused(args):
+    with pytest.raises(SettingsError, match=next(iter(args))):
+        make_method(**args)
+
+
+def test_the_presets_are_the_papers():
+    asd, skin = make_method(preset="paper_asd"), make_method(preset="paper_skin")
+    assert (asd.gamma, asd.skd, asd.p2p_scale) == (1.0, ALL, "N")
+    assert (skin.gamma, skin.skd, skin.optimizer_state) == (100.0, ("batch", "pixel"), "persistent")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "fraction", "visits"),
+    [(40, 0.5, 20), (40, 0.25, 10), (40, 0.0, 0), (3, 0.5, 2), (30, 0.1, 3), (5, 1.0, 5)],
+)
+def test_the_start_is_rounded_up(rounds, fraction, visits):
+    method = make_method(start_fraction=fraction)
+    server = Server("server", 0, State(), make_task(), Settings(rounds=rounds), sites=["a", "b"])
+    method.setup(server)
+    found = []
+    for server.round in range(1, rounds + 1):
+        found.append(method.guests_return(server))
+    assert found == [True] * visits + [False] * (rounds - visits)
+
+
+def test_the_guest_is_a_copy():
+    """Training it changes nothing of what arrived."""
+    method = make_method()
+    fit, batch = begin(method)
+    arrived = {name: tensor.clone() for name, tensor in fit.extra["guest"].kept.items()}
+    method.loss(fit, batch).backward()
+    method.after_batch(fit)
+    assert tensors_equal(fit.extra["guest"].kept, arrived)
