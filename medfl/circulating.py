@@ -104,9 +104,9 @@ class Circulating(Personal):
 
     def take_in(self, site: Site) -> None:
         """Keep the own model as it came home last, perhaps while this site was away."""
-        mine = [parcel for parcel in site.inbox if parcel.meta["owner"] == site.name]
-        if mine:
-            site.state.tensors = unpack(max(mine, key=lambda parcel: parcel.meta["stamp"])).kept
+        for parcel in site.inbox:
+            if parcel.meta["owner"] == site.name:  # one at most: who is away lends nothing
+                site.state.tensors = unpack(parcel).kept
 
     def train(self, site: Site, order: Order) -> Reply:
         """Train the guest, or the own model if that stayed at home, and return the guest."""

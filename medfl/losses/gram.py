@@ -1,6 +1,7 @@
-"""The similarity loss between two matrices of features, in the form that is cheapest for their size, with its gradient.
+"""The similarity loss between two matrices of features, in the form that is fastest for their size, with its gradient.
 
-Source: FedSKD (Weng et al. 2025), eqs 6, 9 and 14: (1 / n^2) ||S(H) - S(K)||_F^2 with S(H) = sqrt(n) row-normalised H H^T.
+Source: FedSKD (Weng et al. 2025), eqs 6, 9 and 14: (1 / n^2) ||S(H) - S(K)||_F^2, S(H) = sqrt(n) H H^T with rows of
+norm 1.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from medfl.losses import columns, small, tiles
 
 Form = Literal["auto", "small", "tiles", "columns"]
 
-_COLUMNS_FROM = (4.5, 150)
-"""The k x k form is faster where n is above 4.5 k + 150. Measured with `benchmarks/similarity_loss.py`."""
+_COLUMNS_FROM = (6.5, 6.0, 5.0)
+"""The k x k form is faster where n is above this many times k: without gradient, with one, with two. Measured with
+`benchmarks/similarity_loss.py`."""
 
 
-def choose_form(n: int, k: int) -> Literal["small", "tiles", "columns"]:
+def choose_form(n: int, k: int, gradients: int = 2) -> Literal["small", "tiles", "columns"]:
     """Which form is fastest.
 
     Args:
         n: Rows of both matrices.
         k: Columns of the wider one.
+        gradients: How many of the two models need a gradient.
     """
-    slope, offset = _COLUMNS_FROM
-    if n > slope * k + offset:
+    if n > _COLUMNS_FROM[gradients] * k:
         return "columns"
     return "small" if n <= small.ROWS else "tiles"
 
@@ -47,10 +49,11 @@ def gram_loss(x: torch.Tensor, y: torch.Tensor, form: Form = "auto") -> torch.Te
     """
     dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
     x, y = x.to(dtype), y.to(dtype)
-    chosen = choose_form(x.shape[1], max(len(x), len(y))) if form == "auto" else form
+    gradients = torch.is_grad_enabled() * (x.requires_grad + y.requires_grad)
+    chosen = choose_form(x.shape[1], max(len(x), len(y)), gradients) if form == "auto" else form
     if chosen == "small":
-        return _SmallLoss.apply(x, y, torch.is_grad_enabled())  # type: ignore[no-any-return]
-    return _LargeLoss.apply(x, y, torch.is_grad_enabled(), chosen)  # type: ignore[no-any-return]
+        return _SmallLoss.apply(x, y, torch.is_grad_enabled())
+    return _LargeLoss.apply(x, y, torch.is_grad_enabled(), chosen)
 
 
 class _SmallLoss(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """Regions of an atlas as soft weights on the grid of a feature map.
 
-Source: FedSKD card, SK-05. Nearest-neighbour masks lose small regions on a coarse grid; an average-pooled mask keeps
+Source: FedSKD (Weng et al. 2025) has masks of regions at the size of the features; nearest-neighbour masks lose small regions on a coarse grid; an average-pooled mask keeps
 each of them with the share that it has in every cell.
 """
 
@@ -67,7 +67,9 @@ def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """
     if tuple(maps.shape[-len(size) :]) == tuple(size):
         return maps
-    return F.adaptive_avg_pool2d(maps, tuple(size)) if len(size) == 2 else F.adaptive_avg_pool3d(maps, tuple(size))
+    if len(size) == 2:
+        return F.adaptive_avg_pool2d(maps, (size[0], size[1]))
+    return F.adaptive_avg_pool3d(maps, (size[0], size[1], size[2]))
 
 
 def _check(labels: torch.Tensor, size: Sequence[int]) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+_PART = 2**17  # elements that become float64 at once
+
 
 @dataclass
 class Scaled:
@@ -49,12 +51,15 @@ class RowTerms:
 
 
 def scaled(x: torch.Tensor) -> Scaled:
-    """Frobenius norm and row norms.
+    """Frobenius norm and row norms, from sums in float64.
 
     Args:
         x: A column for each row of H, shape (k, n).
     """
-    return from_squares(torch.linalg.vector_norm(x, dim=0, dtype=torch.float64).square())
+    parts = x.split(max(1, _PART // x.shape[1]))
+    return from_squares(
+        sum((part.double().square().sum(0) for part in parts), start=x.new_zeros((), dtype=torch.float64))
+    )
 
 
 def from_squares(squares: torch.Tensor) -> Scaled:

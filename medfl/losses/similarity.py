@@ -20,6 +20,8 @@ from medfl.losses.regions import pool
 
 KINDS = ("batch", "pixel", "region")
 
+_PIXEL_NORMS = ("hw_sq", "hw_times")
+
 Regions = torch.Tensor | Sequence[torch.Tensor] | None
 """Weights of regions: one tensor for all layers, or one for each."""
 
@@ -62,10 +64,9 @@ def pixel_similarity_loss(
         ContractError: If the maps have unlike batches or numbers of axes.
         SettingsError: If `pixel_norm` is unknown.
     """
-    if pixel_norm not in ("hw_sq", "hw_times"):
-        raise SettingsError(
-            f"expected a divisor of the pixel loss, got '{pixel_norm}'. {did_you_mean(pixel_norm, ('hw_sq', 'hw_times'))}"
-        )
+    if pixel_norm not in _PIXEL_NORMS:
+        hint = did_you_mean(pixel_norm, _PIXEL_NORMS)
+        raise SettingsError(f"expected a divisor of the pixel loss, got '{pixel_norm}'. {hint}")
     _check_pair(a, b)
     a, b = _same_size(a, b)
     channels = max(a.shape[1], b.shape[1])

@@ -1,7 +1,7 @@
 """The n x n form of the similarity loss for few rows: whole Gram matrices, whose weights wait for the backward pass.
 
 Both Gram matrices are symmetric, so one product of each model's features makes its Gram matrix and one its gradient.
-A batch and the regions of an atlas are of this kind, with n far below k: nothing but these products touches the features.
+A batch and the regions of an atlas are of this kind, with n far below k: nothing but these products touches them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROWS = 512
 """The most rows of this form."""
 
 EXACT_ROWS = 64  # up to here, n x n matrices are float64: free beside the products, and it spares rounding
-CHUNK = 1024  # elements of a row in one product of single precision; their sum is float64
+CHUNK = 4096  # elements of a row in one product of single precision; longer rows are sums of such products, in float64
 
 
 def value_and_weights(
@@ -37,8 +37,8 @@ def value_and_weights(
     balance = torch.where(both, a.norms, 1.0) / torch.where(both, b.norms, 1.0)
     row = balance.to(dtype)[:, None]
     d = (q * row).sub_(g)
-    gg, qq, gd, dd = g.square().sum(1), q.square().sum(1), (g * d).sum(1), d.square().sum(1)
-    terms = row_terms(gg.double(), qq.double() * row[:, 0].double().square(), gd.double(), dd.double(), a, b, dtype)
+    gg, qq, dd = (torch.linalg.vector_norm(z, dim=1).double().square() for z in (g, q, d))
+    terms = row_terms(gg, qq * row[:, 0].double().square(), (g * d).sum(1).double(), dd, a, b, dtype)
     wx = _weights(d, g, terms, terms.along_g, torch.ones_like(balance), a, -2.0).to(x.dtype) if wanted[0] else None
     wy = _weights(d, q * row, terms, terms.along_q, balance, b, 2.0).to(y.dtype) if wanted[1] else None
     return terms.loss.mean(), wx, wy
@@ -51,11 +51,13 @@ def multiply(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def _gram(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Scaled]:
     """Gram matrix of the columns, scaled to the Frobenius norm 1 of the features, and their norms."""
-    whole = len(x) // CHUNK * CHUNK
-    parts = x[:whole].unflatten(0, (-1, CHUNK)) if whole else x.new_zeros(0, CHUNK, x.shape[1])
-    total = torch.bmm(parts.transpose(1, 2), parts).sum(0, dtype=torch.float64) + x[whole:].T @ x[whole:]
-    scale = from_squares(total.diagonal())
-    return (total * scale.factor.square()).to(dtype), scale
+    whole = len(x) // CHUNK * CHUNK if len(x) > CHUNK else 0
+    total = x[whole:].T @ x[whole:]
+    if whole:
+        parts = x[:whole].unflatten(0, (-1, CHUNK))
+        total = total + torch.bmm(parts.transpose(1, 2), parts).sum(0, dtype=torch.float64)
+    scale = from_squares(total.diagonal().double())
+    return total.to(dtype).mul_(scale.factor.square()), scale
 
 
 def _weights(

@@ -1,8 +1,8 @@
 """The n x n form of the similarity loss, tile by tile: O(n^2 k) time. It pays where n is not much above k.
 
-Both Gram matrices are symmetric, and so is what their gradients multiply: only tiles on and above the diagonal are made,
-each serves its rows and its columns. They are kept for the gradient where they are small, and made again where not.
-Few rows are the matter of `medfl.losses.small`.
+Both Gram matrices are symmetric, and so is what their gradients multiply: only tiles on and above the diagonal are
+made, each serves its rows and its columns. They are kept for the gradient where they are small, else made again. Few
+rows are the matter of `medfl.losses.small`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def value_and_gradients(
 
 @dataclass
 class _Model:
-    """One model: its features (k, n), their norms, its gradient, and each row's weights of d and of its own Gram row."""
+    """One model: its features (k, n) and their norms; its gradient, each row's weights of d and of its own Gram row."""
 
     x: torch.Tensor
     scale: Scaled
@@ -73,10 +73,9 @@ class _Form:
         for rows, columns in self._tiles():
             g, q = self._grams(rows, columns)
             by_rows, by_columns = self._differences(g, q, (rows, columns))
-            gg, qq = g.square(), q.square()
-            sums[:, rows] += _sums(gg, qq, g, by_rows, 1)
+            sums[:, rows] += _sums(g, q, by_rows, 1)
             if rows != columns:
-                sums[:, columns] += _sums(gg, qq, g, by_columns, 0)
+                sums[:, columns] += _sums(g, q, by_columns, 0)
         gg, qq, gd, dd = sums
         qq = qq * self.balance.double().square()
         return row_terms(gg, qq, gd, dd, self.a.scale, self.b.scale, self.dtype)
@@ -93,7 +92,7 @@ class _Form:
                 if model.gradient is not None:
                     self._add(model, _weights(differences, own, model, tile), tile)
         for model in (self.a, self.b):
-            if model.gradient is not None:
+            if model.gradient is not None and model.factor is not None:
                 model.gradient.mul_(model.factor)
 
     def _prepare(
@@ -140,8 +139,14 @@ def _model(x: torch.Tensor) -> _Model:
     return _Model(x * scale.factor.to(x.dtype), scale)
 
 
-def _sums(gg: torch.Tensor, qq: torch.Tensor, g: torch.Tensor, d: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.stack([gg.sum(dim), qq.sum(dim), (g * d).sum(dim), d.square().sum(dim)]).double()
+def _sums(g: torch.Tensor, q: torch.Tensor, d: torch.Tensor, dim: int) -> torch.Tensor:
+    """|g|^2, |q|^2, <g, d> and |d|^2 over one axis of a tile."""
+    return torch.stack([_squares(g, dim), _squares(q, dim), (g * d).sum(dim), _squares(d, dim)]).double()
+
+
+def _squares(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sums of squares; a norm is the faster way to them along the last axis only."""
+    return torch.linalg.vector_norm(x, dim=1).square() if dim else x.square().sum(0)
 
 
 def _weights(
@@ -149,7 +154,8 @@ def _weights(
 ) -> torch.Tensor:
     """What a tile multiplies the features with: w (d - along own) of its rows, and of its columns."""
     w, c = model.of_difference, model.of_own
-    assert w is not None and c is not None
+    assert w is not None
+    assert c is not None
     (by_rows, by_columns), (rows, columns) = differences, tile
     weights = by_rows * w[rows, None]
     weights += by_columns * w[columns]

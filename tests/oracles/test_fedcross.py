@@ -179,6 +179,9 @@ def test_moving_neither_loses_nor_mixes_models(tmp_path, route, away):
     assert result.outcome.status == "finished"
     found = held(tmp_path)
     assert sorted(found) == NAMES
+    for name, state in states(tmp_path).items():
+        here = {key.split("/")[1] for key in state.tensors if key.startswith("held/")}
+        assert name == "server" or here == {*state.meta["holds"], state.meta["resident"]}, "nothing piles up"
     for owner, tensors in found.items():
         assert tensors_equal(parameters(tensors), parameters(task.initial(7, owner=owner))), owner
     for models in result.models.values():
@@ -202,14 +205,15 @@ def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
 @pytest.mark.parametrize("circulating", ["K", "one"])
 def test_partial_participation_leaves_the_others_in_peace(tmp_path, circulating):
     """Those who were not asked hold what they held, or have not begun."""
-    trained = []
+    trained, stamps = [], []
     make = REGISTRY.make_method
 
     class Watched(REGISTRY.method_class("fedcross")):
         def plan(self, server):
             plan = super().plan(server)
-            if plan and plan.orders and plan.orders[0].op == "train":
+            if plan and plan.orders[0].op == "train":
                 trained.append((server.round, sorted(order.to for order in plan.orders)))
+                stamps.append(plan.orders[0].meta["stamp"])
             return plan
 
     def make_method():
@@ -222,6 +226,8 @@ def test_partial_participation_leaves_the_others_in_peace(tmp_path, circulating)
     for round_, hosts in trained:
         chosen[round_] |= set(hosts)
     assert {len(hosts) for hosts in chosen.values()} == {2}
+    turns = 2 if circulating == "one" else 1
+    assert stamps == [[round_, turn] for round_ in range(1, 5) for turn in range(turns)]
     assert len(set.union(*chosen.values())) > 2
     assert set(states(tmp_path)["server"].meta["at"].values()) <= set.union(*chosen.values())
 
@@ -244,7 +250,7 @@ def test_the_ensemble_says_the_mean_probability(tmp_path):
     for tensors in held(tmp_path).values():
         member_probs.append(make_task().load(tensors).eval()(images).softmax(1))
     predictor = method.predictor(make_task(), [ensemble])
-    torch.testing.assert_close(predictor(images).softmax(1), torch.stack(member_probs).mean(0))
+    torch.testing.assert_close(predictor(images).exp(), torch.stack(member_probs).mean(0))
     assert not predictor.training
     for models in result.models.values():
         assert tensors_equal(models["ensemble"].tensors, ensemble.tensors)
@@ -258,6 +264,18 @@ def test_the_ensemble_is_scored_at_every_site_and_the_resident_goes_home(tmp_pat
     for name in NAMES:
         resident = states(tmp_path)[name].meta["resident"]
         assert tensors_equal(result.models[name]["personal"].tensors, held(tmp_path)[resident])
+
+
+@pytest.mark.parametrize(("circulating", "kind"), [("K", "ensemble"), ("one", "global")])
+def test_a_site_that_was_away_when_copies_were_shared_has_its_own_only(tmp_path, circulating, kind):
+    """An old copy beside others' new ones would be scored as if it were the same model."""
+    last = {"K": 3, "one": 7}[circulating]  # train, share, keep; with one model three visits, two of them with a send
+    gone = {("site-1", last)}
+    args = {"circulating": circulating}
+    result = run(tmp_path, args=args, rounds=1, absent=lambda site, step: (site, step) in gone)
+    assert set(result.models["site-1"]) == {"personal"}
+    assert kind in result.models["site-2"]
+    assert kind in result.models["site-3"]
 
 
 def test_copies_are_shared_only_in_rounds_that_are_evaluated(tmp_path):

@@ -218,6 +218,16 @@ def test_a_guest_that_came_too_late_is_no_guest(tmp_path):
     assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"guest": permutation(2)["site-2"]}
 
 
+def test_a_guest_of_an_earlier_round_is_not_taken_for_this_ones(tmp_path):
+    """site-2 was away when its guest came; when it is back, the guest's owner is away and sends no newer one."""
+    gone = {("site-2", 2), ("site-2", 3), ("site-1", 3)}
+    sites = make_sites({"site-1": 9, "site-2": 8})
+    options = {"sites": sites, "rounds": 2, "absent": lambda site, step: (site, step) in gone}
+    run(tmp_path, args={"route": "derangement"}, **options)
+    assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"guest": ""}
+    assert record_of(tmp_path, "site-1", 2).meta["reply"] == {"guest": "site-2"}
+
+
 def test_a_site_without_training_data_keeps_its_initial_model(tmp_path):
     result = run(tmp_path, sites=make_sites({"site-1": 11, "site-2": 0, "site-3": 8}), rounds=2)
     assert tensors_equal(result.models["site-2"]["personal"].tensors, make_task().initial(7))
