@@ -1,7 +1,7 @@
 """Regions of an atlas as soft weights on the grid of a feature map.
 
-Source: FedSKD (Weng et al. 2025) has masks of regions at the size of the features; nearest-neighbour masks lose small regions on a coarse grid; an average-pooled mask keeps
-each of them with the share that it has in every cell.
+Nearest-neighbour masks lose small regions on a coarse grid; an average-pooled mask keeps each of them with the share
+that it has in every cell. FedSKD (Weng et al. 2025) does not say how its masks come to the size of the features.
 """
 
 from __future__ import annotations
