@@ -324,7 +324,7 @@ class Method(Protocol):
         ...
 
     def models(self, holder: Holder) -> dict[str, Model]:
-        """``global`` at the server; ``personal`` and/or ``global`` at a site."""
+        """``global`` at the server; ``personal``, ``global`` and/or ``ensemble`` at a site."""
         ...
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:

@@ -83,4 +83,4 @@ def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_pa
 def test_the_demo_runs_from_the_wheel(environment, tmp_path):
     out = call([environment / "bin" / "medfl", "demo", "--out", "demo", "--rounds", "1", "--images", "24"], tmp_path)
     assert "fedavg" in out
-    assert len(list((tmp_path / "demo").rglob("sites/*/models/model.pt"))) == 8
+    assert len(list((tmp_path / "demo").rglob("sites/*/models/model.pt"))) == 16
