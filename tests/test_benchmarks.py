@@ -25,6 +25,13 @@ def test_the_cost_of_a_method_is_a_ratio_to_fedavg(tmp_path: Path) -> None:
     assert f"{ratios['fedkper']:.2f} times fedavg" in said
 
 
+def test_the_similarity_loss_is_timed_in_each_form(tmp_path: Path) -> None:
+    said, figures = run("similarity_loss.py", ["--sizes", "90x6", "--repetitions", "2", "--no-memory"], tmp_path)
+    assert "| 90 | 6 |" in said
+    for form in ("direct", "n x n", "k x k"):
+        assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
+
+
 def run(script: str, options: list[str], folder: Path) -> tuple[str, dict[str, float]]:
     """What a benchmark prints, and the figures that it writes."""
     command = [sys.executable, FOLDER / script, *options, "--json", folder / "figures.json"]

@@ -1,0 +1,176 @@
+"""Time and memory of the similarity loss: the direct form, the n x n form and the k x k form, over n and k.
+
+Each repetition runs every form once on the same features, in a new order, so all meet the same machine; a form's time
+is its shortest one, since other processes only ever add to it. The direct form is what the paper prints, by autograd:
+two Gram matrices, rows divided by their norms, squared distance. "chosen" is the form that `gram_loss` takes by itself;
+its ratio to the fastest of the three should be 1.
+Memory is the peak of the resident set of a child process (VmHWM of Linux, reset once the features are there) in one
+forward and backward pass, less what was resident before; gradients count, features do not.
+
+    python benchmarks/similarity_loss.py
+    python benchmarks/similarity_loss.py --sizes 13824x512 --repetitions 1 --threads 2
+
+The direct form at 13824 x 512 (the first stage of a 3-D ResNet at 48^3, batch 8) takes 4.4 GiB and up to half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from medfl.losses.gram import choose_form, gram_loss
+from medfl.memory import release
+
+DEFAULT = "8x110592 27x4096 116x512 216x2048 784x2048 1728x1024 3136x1024 2048x512 3072x512 1024x256 1536x256 3136x64"
+FORMS = ("direct", "n x n", "k x k")
+MIB = 2**20
+WIDE = 8  # the k x k form is not run where k is above this many times n: it would take minutes to lose
+
+Sizes = list[tuple[int, int]]
+
+
+def direct(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The loss as the paper prints it, x and y of shape (k, n)."""
+    n = x.shape[1]
+
+    def similarity(h: torch.Tensor) -> torch.Tensor:
+        gram = h @ h.T
+        return gram / gram.norm(dim=1, keepdim=True) * n**0.5
+
+    return (similarity(x.T) - similarity(y.T)).square().sum() / n**2
+
+
+def loss_of(form: str, n: int, k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The function behind a form's name."""
+    if form == "direct":
+        return direct
+    square = "small" if choose_form(n, n) == "small" else "tiles"
+    return lambda x, y: gram_loss(x, y, "columns" if form == "k x k" else square)
+
+
+def features(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of two models after a ReLU, with a mean in common, shape (k, n)."""
+    torch.manual_seed(0)
+    mean = torch.rand(k, 1)
+    x, y = ((mean + torch.randn(k, n)).relu_() for _ in range(2))
+    return x, y
+
+
+def forms_for(n: int, k: int) -> list[str]:
+    """Which forms are worth running."""
+    return [form for form in FORMS if form != "k x k" or k <= WIDE * n]
+
+
+def seconds(form: str, n: int, k: int, x: torch.Tensor, y: torch.Tensor, gradient: bool) -> float:
+    """One pass, forward or forward and backward."""
+    x, y = x.detach().requires_grad_(gradient), y.detach().requires_grad_(gradient)
+    loss = loss_of(form, n, k)
+    begun = time.perf_counter()
+    value = loss(x, y)
+    if gradient:
+        value.backward()
+    return time.perf_counter() - begun
+
+
+def measure_time(n: int, k: int, repetitions: int) -> dict[str, dict[bool, float]]:
+    """Shortest seconds of each form, without and with the backward pass."""
+    forms = forms_for(n, k)
+    x, y = features(n, k)
+    found: dict[str, dict[bool, list[float]]] = {form: {False: [], True: []} for form in forms}
+    for number in range(-1 if repetitions > 1 else 0, repetitions):  # the first one warms up
+        turn = number % len(forms)
+        for form in forms[turn:] + forms[:turn]:
+            for gradient in (False, True):
+                taken = seconds(form, n, k, x, y, gradient)
+                if number >= 0:
+                    found[form][gradient].append(taken)
+    return {form: {gradient: min(times[gradient]) for gradient in times} for form, times in found.items()}
+
+
+def measure_memory(form: str, n: int, k: int, threads: int) -> float:
+    """Bytes at the peak of one pass in a process of its own."""
+    command = [sys.executable, __file__, "--peak", form, "--sizes", f"{n}x{k}", "--threads", str(threads)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def peak(form: str, n: int, k: int) -> int:
+    """The same in this process."""
+    x, y = features(n, k)
+    seconds(form, 64, 32, *features(64, 32), gradient=True)  # libraries load what they need
+    release()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = psutil.Process().memory_info().rss
+    seconds(form, n, k, x, y, gradient=True)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 - before
+
+
+def figures(n: int, k: int, repetitions: int, threads: int, memory: bool) -> dict[str, float]:
+    """Everything about one size."""
+    times = measure_time(n, k, repetitions)
+    chosen = "k x k" if choose_form(n, k) == "columns" else "n x n"
+    found = {}
+    for form, taken in times.items():
+        found[f"{form}: milliseconds forward"] = taken[False] * 1e3
+        found[f"{form}: milliseconds forward and backward"] = taken[True] * 1e3
+        if memory:
+            found[f"{form}: MiB at the peak"] = measure_memory(form, n, k, threads) / MIB
+    best = min(taken[True] for taken in times.values())
+    found["chosen / fastest: time"] = times[chosen][True] / best
+    found["direct / chosen: time"] = times["direct"][True] / times[chosen][True]
+    if memory:
+        least = max(found[f"{chosen}: MiB at the peak"], 1e-3)
+        found["direct / chosen: memory"] = found["direct: MiB at the peak"] / least
+    return {f"{n} x {k}, {name}": value for name, value in found.items()}
+
+
+def row(n: int, k: int, found: dict[str, float]) -> str:
+    """One line of the table, in Markdown."""
+
+    def cell(name: str, digits: int = 1) -> str:
+        value = found.get(f"{n} x {k}, {name}")
+        return "" if value is None else f"{value:.{digits}f}"
+
+    cells = [str(n), str(k)]
+    for unit in ("milliseconds forward", "milliseconds forward and backward", "MiB at the peak"):
+        cells.append(" / ".join(cell(f"{form}: {unit}") or "-" for form in FORMS))
+    cells.append("k x k" if choose_form(n, k) == "columns" else "n x n")
+    cells += [cell("chosen / fastest: time", 2), cell("direct / chosen: time"), cell("direct / chosen: memory")]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Read the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=DEFAULT, help="of the form NxK, with blanks between")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-memory", action="store_true", help="times only: memory needs Linux and a process each")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--peak", choices=FORMS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    sizes: Sizes = [(int(n), int(k)) for n, k in (size.split("x") for size in options.sizes.split())]
+    if options.peak:
+        print(peak(options.peak, *sizes[0]))
+        return
+    print("| n | k | ms forward, direct / n x n / k x k | ms with backward | MiB | chosen | chosen / fastest |", end="")
+    print(" faster than direct | leaner than direct |\n|" + "---|" * 9)
+    found: dict[str, float] = {}
+    for n, k in sizes:
+        found |= figures(n, k, options.repetitions, options.threads, not options.no_memory)
+        print(row(n, k, found), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
