@@ -152,7 +152,7 @@ def _add(
 
 def _unit(x: torch.Tensor, scale: Scaled, j: slice) -> torch.Tensor:
     """Columns of norm 1 (zero columns stay zero), in float64 so that the difference of two close ones is exact."""
-    return x.double() * (scale.factor * _inverse(scale.norms[j]))
+    return x * (scale.factor * _inverse(scale.norms[j]))
 
 
 def _inverse(norms: torch.Tensor) -> torch.Tensor:

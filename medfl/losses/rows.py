@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+SHORTEST = 1e-16
+"""A row not longer than this part of the Frobenius norm counts as zero: its gradient would be above 1e16."""
+
 _PART = 2**17  # elements that become float64 at once
 
 
@@ -29,8 +32,8 @@ class Scaled:
 
     @property
     def nonzero(self) -> torch.Tensor:
-        """Which rows are not zero, shape (n,). A row with NaN counts as not zero, so that NaN shows in the loss."""
-        return self.norms != 0
+        """Which rows are longer than `SHORTEST`, shape (n,); one with NaN counts as such, so that NaN shows."""
+        return ~(self.norms <= SHORTEST)
 
 
 @dataclass
@@ -81,16 +84,16 @@ def row_terms(
         dd: |d|^2.
         g: Norms of the rows of H. Zero rows are masked before any root or division.
         q: Norms of the rows of K.
-        dtype: Of the products behind the sums. A row of G or Q whose squares it can't hold (in float32: a norm below
-            1e-16 of the Frobenius norm's square) counts as a row without similarity: no loss, no gradient.
+        dtype: Of the products behind the sums. A row whose squares it can't hold counts as zero, too.
     """
     smallest = torch.finfo(dtype).tiny * 1e6
-    both = g.nonzero & q.nonzero & ~((gg < smallest) | (qq < smallest))
+    has_g, has_q = g.nonzero & ~(gg < smallest), q.nonzero & ~(qq < smallest)
+    both = has_g & has_q
     gg, qq = torch.where(both, gg, 1.0), torch.where(both, qq, 1.0)
     gd, dd = torch.where(both, gd, 0.0), torch.where(both, dd, 0.0)
     length, product = (gg * qq).sqrt(), gg + gd
     close = (gg * dd - gd.square()).clamp_min(0) / (length * (length + product.clamp_min(0)))
     far = 1 - product / length
     loss = 2 * torch.where(product < 0, far, close)
-    one = (g.nonzero ^ q.nonzero).to(loss.dtype)
+    one = (has_g ^ has_q).to(loss.dtype)
     return RowTerms(torch.where(both, loss, one), both / length, gd / gg, (gd + dd) / qq)

@@ -77,8 +77,8 @@ def pixel_similarity_loss(
 def region_similarity_loss(a: torch.Tensor, b: torch.Tensor, regions: torch.Tensor | None) -> torch.Tensor:
     """How unlike the similarities between regions of an atlas are: n = R rows of B C mean features.
 
-    A region's feature is its weighted mean, sum(w F) / sum(w), over each map's own grid. Regions without any weight in
-    either grid are left out of both models and of n. A sample that lacks a region counts as 0 there.
+    A region's feature is its weighted mean, sum(w F) / sum(w), over each map's own grid. Regions without any weight are
+    left out of both models and of n. A sample that lacks a region counts as 0 there.
 
     Args:
         a: Features of one model, shape (B, C, *spatial), two or three spatial axes.
@@ -99,14 +99,14 @@ def region_similarity_loss(a: torch.Tensor, b: torch.Tensor, regions: torch.Tens
             "expected regions for the region loss, got none. Name an atlas, or leave 'region' out of the kinds."
         )
     weights = _region_batch(regions, a)
-    on_a, on_b = (pool(weights, x.shape[2:]) for x in (a, b))
-    held = _mass(on_a).amax(0).gt(0) & _mass(on_b).amax(0).gt(0)
+    held = _mass(weights).amax(0) > 0
     if not held.any():
         raise SettingsError(
             f"expected a region with weight on the feature maps, got none of {len(held)} regions. Use soft regions, "
             "or an atlas on the grid of the images."
         )
-    return gram_loss(_region_means(a, on_a[:, held]), _region_means(b, on_b[:, held]))
+    means_a, means_b = (_region_means(x, pool(weights[:, held], x.shape[2:])) for x in (a, b))
+    return gram_loss(means_a, means_b)
 
 
 def similarity_loss(

@@ -14,7 +14,9 @@ ROWS = 512
 """The most rows of this form."""
 
 EXACT_ROWS = 64  # up to here, n x n matrices are float64: free beside the products, and it spares rounding
-CHUNK = 4096  # elements of a row in one product of single precision; longer rows are sums of such products, in float64
+CHUNK = 4096
+"""Elements of a row in one product of single precision. Longer rows are sums of such products, in float64: without, the
+gradient of the batch form is off by 1e-4 at 8 rows of 884,736 features, the first stage of a 3-D ResNet at 48^3."""
 
 
 def value_and_weights(
