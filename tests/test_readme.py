@@ -14,7 +14,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-QUICK = {"--rounds 5": "--rounds 1 --fraction 0.1 --batch_size 50", "--rounds 3": "--rounds 1 --steps 4"}
+QUICK = {"--rounds 5": "--rounds 1 --steps 4", "--rounds 3": "--rounds 1 --steps 4"}
 """Fewer rounds: the commands are the same."""
 
 
