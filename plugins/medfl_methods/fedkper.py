@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -14,6 +13,8 @@ from torch.nn import functional as F
 from medfl.averaging import Averaging, Fit
 from medfl.contract import Limit, Meta
 from medfl.evaluation import logits
+from medfl.losses.distillation import distillation
+from medfl.teacher import Teacher
 from medfl.training import Batch
 
 
@@ -69,36 +70,24 @@ class FedKPer(Averaging):
     gradient_clip: float | None = Field(5.0, gt=0, allow_inf_nan=False)
 
     def before_fit(self, fit: Fit) -> None:
-        """The teacher's logits of all training images, computed once: its weights stay as they are."""
+        """The received model becomes the teacher."""
         if self.distill:
-            fit.extra["teacher"] = self.logits(fit)
-            if fit.site.task.augmentation is not None:
-                fit.extra["network"] = copy.deepcopy(fit.model).eval()
+            fit.extra["teacher"] = Teacher(fit.model, fit.site)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """The task's loss plus lambda times the distillation term."""
         if not self.distill:
             return super().loss(fit, batch)
         student, teacher = fit.model(batch.images), fit.extra["teacher"]
-        taught = self.taught(fit, batch).to(student.device)
-        weight = self.weight_of(teacher, fit.site.train.labels, batch.rows).to(student.device)
-        term = (weight * distillation(student.float(), taught, self.tau)).mean()
+        weight = self.weight_of(teacher.logits, fit.site.train.labels, batch.rows).to(student.device)
+        term = (weight * distillation(student.float(), teacher(batch), self.tau)).mean()
         return fit.site.task.loss(student, batch.labels) + term
-
-    def taught(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The teacher's logits of a batch: of its changed images where the task changes them at random."""
-        if "network" not in fit.extra:
-            teacher: torch.Tensor = fit.extra["teacher"][batch.rows]
-            return teacher
-        with torch.no_grad():
-            changed: torch.Tensor = fit.extra["network"](batch.images).float()
-        return changed
 
     def after_fit(self, fit: Fit) -> None:
         """The site's score."""
         if self.aggregation == "score":
             labels, classes = fit.site.train.labels, fit.site.task.num_classes
-            accuracy = float((self.logits(fit).argmax(dim=1) == labels).double().mean()) if "acc" in self.score else 1.0
+            accuracy = own_accuracy(fit) if "acc" in self.score else 1.0
             diversity = label_diversity(torch.bincount(labels, minlength=classes).tolist())
             fit.tells["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
 
@@ -106,16 +95,18 @@ class FedKPer(Averaging):
         """The score, or the size."""
         return float(meta.get("score", 1.0)) if self.aggregation == "score" else super().weight(meta)
 
-    def logits(self, fit: Fit) -> torch.Tensor:
-        """What the model says of the site's training images, shape (n, num_classes), on the CPU."""
-        return logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device)
-
     def weight_of(self, teacher: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """lambda for a batch: a scalar, or shape (B,) with `lambda_scope` ``sample``."""
         if self.lambda_mode == "const":
             return torch.tensor(self.lambda_cap)
         asked = slice(None) if self.lambda_scope == "client" else rows
         return adaptive_weight(teacher[asked], labels[asked], self.lambda_cap, self.lambda_scope == "sample")
+
+
+def own_accuracy(fit: Fit) -> float:
+    """Share of the site's training images that the model gets right."""
+    said = logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device).argmax(dim=1)
+    return float((said == fit.site.train.labels).double().mean())
 
 
 def adaptive_weight(teacher: torch.Tensor, labels: torch.Tensor, cap: float, per_sample: bool = False) -> torch.Tensor:
@@ -132,22 +123,6 @@ def adaptive_weight(teacher: torch.Tensor, labels: torch.Tensor, cap: float, per
     """
     wrong = F.cross_entropy(teacher.detach(), labels, reduction="none" if per_sample else "mean")
     return (1 / (wrong + 1e-8)).clamp(max=cap)
-
-
-def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0) -> torch.Tensor:
-    """tau^2 KL(teacher || student) of softened predictions, for each image (Hinton, Vinyals, Dean 2015).
-
-    Args:
-        student: Logits, shape (B, num_classes).
-        teacher: Logits, the same shape; no gradient flows into them.
-        tau: Temperature, > 0.
-
-    Returns:
-        Shape (B,), >= 0.
-    """
-    aim = F.log_softmax(teacher.detach() / tau, dim=1)
-    terms = F.kl_div(F.log_softmax(student / tau, dim=1), aim, reduction="none", log_target=True)
-    return tau**2 * terms.sum(dim=1)
 
 
 def label_diversity(counts: list[int]) -> float:

@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from medfl.averaging import Fit, normalised
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
+from medfl.losses.distillation import distillation
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import TensorData
 from medfl.training import Batch
-from medfl_methods.fedkper import FedKPer, adaptive_weight, distillation, label_diversity
+from medfl_methods.fedkper import FedKPer, adaptive_weight, label_diversity
 
 REGISTRY = load_plugins()
 TEACHER = torch.tensor([[2.0, 0, 0], [0, 1, 0]], dtype=torch.float64)

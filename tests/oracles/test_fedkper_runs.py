@@ -115,18 +115,18 @@ class Watched(FedKPer):
         fit.extra["received"] = copy.deepcopy(fit.model)
         super().before_fit(fit)
         assert tensors_equal(fit.model.state_dict(), before)  # no running statistics have moved
-        fit.extra["first"] = fit.extra["teacher"].clone()
+        fit.extra["first"] = fit.extra["teacher"].logits.clone()
 
     def loss(self, fit, batch):
         assert all(module.training for module in fit.model.modules())
         assert torch.equal(fit.site.train.labels[batch.rows], batch.labels)
         says = fit.extra["received"].eval()(batch.images)
-        SEEN.append((fit.extra["teacher"][batch.rows], says.detach(), batch))
+        SEEN.append((fit.extra["teacher"](batch), says.detach(), batch))
         return super().loss(fit, batch)
 
     def after_fit(self, fit):
         super().after_fit(fit)
-        assert torch.equal(fit.extra["first"], fit.extra["teacher"])
+        assert torch.equal(fit.extra["first"], fit.extra["teacher"].logits)
 
 
 @pytest.mark.parametrize("balance", ["none", "loss", "sampling"])

@@ -1,0 +1,22 @@
+"""Distillation of predictions: one model learns to say what another says."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+
+def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0) -> torch.Tensor:
+    """tau^2 KL(teacher || student) of softened predictions, for each image (Hinton, Vinyals, Dean 2015).
+
+    Args:
+        student: Logits, shape (B, num_classes).
+        teacher: Logits, the same shape; no gradient flows into them.
+        tau: Temperature, > 0.
+
+    Returns:
+        Shape (B,), >= 0; 0 where both say the same.
+    """
+    aim = F.log_softmax(teacher.detach() / tau, dim=1)
+    terms = F.kl_div(F.log_softmax(student / tau, dim=1), aim, reduction="none", log_target=True)
+    return tau**2 * terms.sum(dim=1)
