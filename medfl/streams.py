@@ -46,7 +46,7 @@ def pinned(*key: str | int) -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        _seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         try:
@@ -54,6 +54,18 @@ def pinned(*key: str | int) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's global generators.
+
+    Where there is no GPU this asks for the CPU's alone: `torch.manual_seed` keeps a call, and the stack from which it
+    came, for every device that might be started later; over many rounds that costs much time and memory.
+    """
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 class SecretStream:
@@ -117,7 +129,7 @@ class Aside:
     def __init__(self, generator: torch.Generator, device: str = "cpu") -> None:
         self._devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
         with torch.random.fork_rng(devices=self._devices):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            _seed_torch(int(torch.randint(2**62, (), generator=generator)))
             self._other = self._state()
 
     def __enter__(self) -> None:

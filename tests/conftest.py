@@ -1,6 +1,9 @@
-"""The order of the tests."""
+"""What holds for all tests: their order, and files that nobody waits for."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,3 +14,11 @@ LONG = ("test_readme.py", "test_wheel.py", "test_site_bundles.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that workers that share the files end at about the same time."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_waits_for_the_disk() -> Iterator[None]:
+    """Calls of fsync cost nothing: they guard against power cuts, which no test makes. They are still made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield

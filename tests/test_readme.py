@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[1]
 QUICK = {"--rounds 5": "--rounds 1 --steps 4", "--rounds 3": "--rounds 1 --steps 4"}
@@ -30,27 +29,6 @@ def test_the_readme_names_its_two_commands() -> None:
     for target in ("demo", "test"):
         assert f"make {target}\n" in text
         assert re.search(rf"^{target}:", makefile, re.M)
-
-
-def test_make_demo_in_its_smallest_size(tmp_path: Path) -> None:
-    """In the environment of the tests, which is not made anew."""
-    options = ["VENV=" + sys.prefix, f"DEMO={tmp_path / 'demo'}", "DEMO_OPTIONS=--rounds 1 --images 24"]
-    command = ["make", "demo", "-o", f"{sys.prefix}/.ready", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"open {tmp_path / 'demo' / 'report.html'}" in done.stdout
-    page = (tmp_path / "demo" / "report.html").read_text()
-    summary = json.loads((tmp_path / "demo" / "runs" / "fedavg" / "summary.json").read_text())
-    assert f"{summary['scores']['global']['test']['accuracy']['mean']:.3f}" in page
-    for method in ("local", "fedavg"):
-        assert len(list((tmp_path / "demo" / "runs" / method / "sites").glob("*/models/model.pt"))) == 4
-    brains = tmp_path / "demo" / "brains"
-    assert f"open {brains / 'report.html'}" in done.stdout
-    assert "Every model at every site" in (brains / "report.html").read_text()
-    widths = {
-        len(torch.load(one, weights_only=True)["conv1.weight"]) for one in brains.glob("runs/fedskd/sites/*/*/model.pt")
-    }
-    assert widths == {12, 10, 8, 6}
 
 
 def test_the_files_that_the_readme_links_to_are_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -80,7 +82,17 @@ def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_pa
     assert "wrote my_prox.py" in call([medfl, "new-method", "my_prox"], tmp_path)
 
 
-def test_the_demo_runs_from_the_wheel(environment, tmp_path):
-    out = call([environment / "bin" / "medfl", "demo", "--out", "demo", "--rounds", "1", "--images", "24"], tmp_path)
-    assert "fedavg" in out
-    assert len(list((tmp_path / "demo").rglob("sites/*/models/model.pt"))) == 16
+def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, tmp_path):
+    options = [f"VENV={environment}", "DEMO=demo", "DEMO_OPTIONS=--rounds 1 --images 24"]
+    told = call(["make", "-f", ROOT / "Makefile", "demo", "-o", environment / ".ready", *options], tmp_path)
+    demo = tmp_path / "demo"
+    page = (demo / "report.html").read_text()
+    summary = json.loads((demo / "runs" / "fedavg" / "summary.json").read_text())
+    assert f"{summary['scores']['global']['test']['accuracy']['mean']:.3f}" in page
+    for method in ("local", "fedavg"):
+        assert len(list((demo / "runs" / method / "sites").glob("*/models/model.pt"))) == 4
+    assert "open demo/report.html" in told
+    assert "open demo/brains/report.html" in told
+    assert "Every model at every site" in (demo / "brains" / "report.html").read_text()
+    models = (demo / "brains").glob("runs/fedskd/sites/*/*/model.pt")
+    assert {len(torch.load(one, weights_only=True)["conv1.weight"]) for one in models} == {12, 10, 8, 6}
