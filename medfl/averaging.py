@@ -15,15 +15,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from medfl.contract import Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.errors import SettingsError
 from medfl.fit import Fit, Fitted
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.optimizer_state import read_state, write_state
 from medfl.participation import sample
+from medfl.privacy.samples import PrivateSteps
 from medfl.task import Task
-from medfl.training import Batch, train
-from medfl.wire import prefixed, select
+from medfl.training import Batch, Steps, train
+from medfl.wire import digest, prefixed, select
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ class Averaging(BaseModel):
     """Averaging of the updates of participating sites, each weighted by its number of training images.
 
     Under a privacy setting sizes stay at home and the weights are uniform.
+
+    A class that says ``by_sample = True`` itself, not by its parent, promises that all that its updates hold of a
+    site's data comes in through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients
+    private and nothing else. A class that overrides more than `loss` and the server's side should think twice.
 
     Attributes:
         gradient_clip: Largest L2 norm of a batch's gradient, over all parameters jointly, > 0; a longer one is scaled
@@ -131,6 +136,10 @@ class Averaging(BaseModel):
         """The shared tensors."""
         return prefixed(server.state.tensors, PREFIX)
 
+    def findings(self, server: Server) -> Findings:
+        """Nothing beside the scores."""
+        return Findings()
+
     def models(self, holder: Server | Site) -> dict[str, Model]:
         """The server's model where all of it is shared; otherwise each site's own."""
         if isinstance(holder, Server):
@@ -155,7 +164,12 @@ class Averaging(BaseModel):
         return own | received
 
     def fit(
-        self, site: Site, tensors: Tensors, optimizer: Tensors | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        site: Site,
+        tensors: Tensors,
+        optimizer: Tensors | None = None,
+        extra: Mapping[str, Any] | None = None,
+        phase: str = "",
     ) -> Fitted:
         """Train a model that starts from `tensors` with this method's `loss`.
 
@@ -165,6 +179,7 @@ class Averaging(BaseModel):
             optimizer: `Fitted.optimizer` of the training before, or empty, to keep the optimiser's state from one
                 training to the next; None starts anew and keeps nothing (rule G-7).
             extra: For `Fit.extra`.
+            phase: Names the streams of a second training in one round, so that it draws other batches than the first.
         """
         model = site.task.load(tensors, site.network)
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -178,15 +193,22 @@ class Averaging(BaseModel):
             lambda batch: self.loss(fit, batch),
             steps,
             site.settings,
-            site.rng("batches"),
+            site.rng("batches" + phase),
             site.task.device,
             after_batch=lambda: self.after_batch(fit),
             gradient_clip=self.gradient_clip,
-            augment=site.task.augment(site.rng("augment")),
+            augment=site.task.augment(site.rng("augment" + phase)),
+            steps=self.private_steps(model, steps, site),
         )
         self.after_fit(fit)
         log = fit.log | {"loss": trained.loss, "seconds": trained.seconds}
         return Fitted(before, cpu_state(model), log, fit.tells, {} if optimizer is None else read_state(steps, model))
+
+    def private_steps(self, model: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> Steps | None:
+        """DP-SGD where the run hides single images; None where the plain steps do."""
+        if site.settings.privacy is None or site.settings.privacy.unit != "sample":
+            return None
+        return PrivateSteps(model, optimizer, site, digest(cpu_state(model)), self.gradient_clip)
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:
@@ -248,7 +270,7 @@ def mean_update(replies: Replies, weights: dict[str, float], prefix: str = PREFI
     """The weighted mean of updates in float64, one reply in memory at a time, in name order.
 
     Args:
-        replies: Of sites named in `weights`.
+        replies: Those of sites that `weights` doesn't name are left out.
         weights: Sum to 1.
         prefix: Only tensors under it.
 
@@ -257,6 +279,8 @@ def mean_update(replies: Replies, weights: dict[str, float], prefix: str = PREFI
     """
     mean: Tensors = {}
     for site, tensors in replies:
+        if site not in weights:
+            continue
         for name, tensor in select(tensors, prefix).items():
             if not tensor.is_floating_point():
                 mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()

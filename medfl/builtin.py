@@ -10,6 +10,9 @@ def medfl_networks() -> list[NetworkRecord]:
     """Networks of `medfl.networks`."""
     return [
         NetworkRecord("cnn4", "medfl.networks.cnn:CNN4", "a small convolutional network for small images"),
+        NetworkRecord(
+            "convnet", "medfl.networks.convnet:ConvNet", "convolutions and a dense layer of any width, in 2-D and 3-D"
+        ),
         NetworkRecord("resnet", "medfl.networks.resnet:ResNet", "a residual network in 2-D and 3-D, of any width"),
     ]
 

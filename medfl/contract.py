@@ -89,6 +89,19 @@ class Model:
 
 
 @dataclass
+class Findings:
+    """What a method found out at the server that people may want to look at. Nothing hangs on it.
+
+    Attributes:
+        meta: JSON facts.
+        tensors: Pictures and maps, made of nobody's private images.
+    """
+
+    meta: Meta = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
+
+
+@dataclass
 class Reply:
     """Site to server: tensors and meta for the server, and parcels for other sites.
 
@@ -180,7 +193,6 @@ class Holder:
         state: All that outlives the step. Change it freely; it is saved when the step is.
         task: Networks by name, loss, optimiser, metrics.
         settings: The settings of the run.
-        public: Public data, only for holders that the run names.
     """
 
     name: str
@@ -188,7 +200,6 @@ class Holder:
     state: State
     task: Task
     settings: Settings
-    public: Dataset | None = None
     blobs: Blobs | None = None
 
     def rng(self, label: str) -> torch.Generator:
@@ -217,11 +228,13 @@ class Server(Holder):
         facts: What each site told about itself at the start, as far as its policy allows: ``trainable`` always,
             ``size`` and ``label_counts`` when shared.
         rounds_done: How many rounds are over.
+        public: Public data, if the run has any; no site sees them.
     """
 
     sites: list[str] = field(default_factory=list)
     facts: dict[str, Meta] = field(default_factory=dict)
     rounds_done: int = 0
+    public: Dataset | None = None
 
     def shared_rng(self, label: str) -> torch.Generator:
         """A generator keyed by (run seed, label, round) for what all methods share, such as who takes part (G-3)."""
@@ -295,7 +308,7 @@ class Method(Protocol):
     """Whether sites send parcels to each other."""
 
     needs_public: ClassVar[bool]
-    """Whether the method needs a public data set."""
+    """Whether the server needs a public data set."""
 
     limits: ClassVar[tuple[Limit, ...]]
     """Declared limit cases."""
@@ -321,6 +334,10 @@ class Method(Protocol):
 
     def publish(self, server: Server) -> Tensors:
         """What every site needs from the server to be evaluated and to take its model home."""
+        ...
+
+    def findings(self, server: Server) -> Findings:
+        """What to show of the run in the end, beside its scores; most methods have nothing."""
         ...
 
     def models(self, holder: Holder) -> dict[str, Model]:

@@ -20,6 +20,9 @@ from medfl.report.runs import PREDICTIONS
 from medfl.simulation import Result, Run
 from medfl.store import write_atomic
 
+Facts = Mapping[str, Sequence[str | None]]
+"""Name of a fact to what is known of each image."""
+
 LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
 
@@ -35,7 +38,8 @@ class Home:
         classes: Names of the classes, for the metadata.
         data: Name of the data set, for the metadata.
         modality: How the images were taken, for the metadata.
-        sex: Site to the sex of the person of each of its test images, None where it is not known; for `PREDICTIONS`.
+        facts: Site to each of `medfl.data.sites.FACTS` of its test images, None where it is not known; for
+            `PREDICTIONS`.
     """
 
     bundle_root: Path
@@ -44,7 +48,7 @@ class Home:
     classes: Sequence[str] = ()
     data: str = ""
     modality: str = ""
-    sex: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    facts: Mapping[str, Facts] = field(default_factory=dict)
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -69,7 +73,7 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
         if found:
             model, target = found.get("personal") or found["global"], run.folder / "sites" / site
             _write(target, home, model, {"site": site})
-            _write_predictions(target, run, site, model, home.sex.get(site, ()))
+            _write_predictions(target, run, site, model, home.facts.get(site, {}))
             written.append(target)
     if "global" in result.outcome.models:
         _write(run.folder / "global", home, result.outcome.models["global"], {})
@@ -148,23 +152,22 @@ def _describe(metadata: Any, home: Home) -> None:
         pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
 
 
-def _write_predictions(target: Path, run: Run, site: str, model: Model, sex: Sequence[str | None]) -> None:
+def _write_predictions(target: Path, run: Run, site: str, model: Model, facts: Facts) -> None:
     data = run.sites[site].test
     if not len(data):
         return
     predictor = run.make_method().predictor(run.task, [model])
     probabilities = predict(predictor, data, run.settings, run.task.device)
-    write_atomic(target / PREDICTIONS, _csv(probabilities, data.labels, sex).encode())
+    write_atomic(target / PREDICTIONS, _csv(probabilities, data.labels, facts).encode())
 
 
-def _csv(probabilities: torch.Tensor, labels: torch.Tensor, sex: Sequence[str | None]) -> str:
-    """Row, label and probabilities of each image, and the sex of its person where that of any is known."""
+def _csv(probabilities: torch.Tensor, labels: torch.Tensor, facts: Facts) -> str:
+    """Row, label and probabilities of each image, and the facts that are known of any."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    told = [[one or ""] for one in sex] if any(sex) else [[] for _ in labels]
-    names = ["row", "label", *(f"p{number}" for number in range(probabilities.shape[1]))]
-    writer.writerow([*names, "sex"] if any(sex) else names)
-    lines = zip(labels.tolist(), probabilities.tolist(), told, strict=True)
-    for row, (label, values, last) in enumerate(lines):
+    told = {name: entries for name, entries in facts.items() if any(entries)}
+    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1])), *told])
+    for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
+        last = [entries[row] or "" for entries in told.values()]
         writer.writerow([row, label, *(f"{value:.9g}" for value in values), *last])
     return text.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import torch
 from monai.bundle import ConfigParser
 
+from medfl.capability import Capability, Placed, place
 from medfl.console import end, show_log, show_scores
-from medfl.contract import SERVER, Meta
+from medfl.contract import Meta
 from medfl.data.leaks import check_leaks
-from medfl.data.sites import SiteData, drawn_fold, load_global, load_site, load_sites, site_names
+from medfl.data.sites import PUBLIC, SiteData, drawn_fold, load_global, load_site, load_sites, site_names
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.evaluation import Row
 from medfl.export import Home, export
@@ -82,7 +84,11 @@ class FederatedRun:
         std: Per-channel standard deviation.
         plugins: Plugin files to load.
         disabled_plugins: Plugins to switch off, by name.
-        public: Folder in `dataset_dir` with public data (its training split), for methods that need them.
+        capability: How sites are put into clusters by what their machines can do, and the network of each cluster
+            (`medfl.capability.Capability`); None leaves that to the setting `networks`, which wins in any case.
+        public: Folder with public data, for methods that need them: the server trains on its training images, and its
+            test images score the server's model. It may be prepared data elsewhere; a relative path begins at
+            `dataset_dir`. None means the folder `medfl.data.sites.PUBLIC` there, if there is one.
         allow_leaks: Violations of the splits that are allowed: ``subjects``, ``pixels``; the report names them.
         given_by: Who gave the settings that differ from the bundle's, for the record.
         tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
@@ -106,6 +112,7 @@ class FederatedRun:
         std: Sequence[float] = (0.5,),
         plugins: Sequence[str] = (),
         disabled_plugins: Sequence[str] = (),
+        capability: Mapping[str, Any] | None = None,
         public: str | None = None,
         allow_leaks: Sequence[str] = (),
         given_by: str = "command line",
@@ -120,7 +127,8 @@ class FederatedRun:
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
         self.plugins, self.disabled = list(plugins), list(disabled_plugins)
-        self.public, self.allow_leaks = public, list(allow_leaks)
+        self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
+        self.allow_leaks, self.capability = list(allow_leaks), capability
         self.given_by, self.site_values = given_by, dict(site_values or {})
         self.tracking = read_tracking(tracked_config, self.output_dir)
         self.execution = {"workers": workers, "threads": threads, "device": device}
@@ -172,6 +180,8 @@ class FederatedRun:
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self._load()
+        placed = self._place(data, settings)
+        settings = settings.model_copy(update={"networks": _networks(placed) | settings.networks})
         leaks = check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
         record = run_record(
             self.task,
@@ -183,18 +193,22 @@ class FederatedRun:
             method_args=self.method_args,
         )
         known = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
+        known["folder"] = os.path.relpath(self.dataset_dir, self.output_dir)  # for pictures of the data in the report
         record["data"] = known | drawn_fold(self.dataset_dir)
+        record["capability"] = {
+            name: spot._asdict() | {"profile": spot.profile._asdict()} for name, spot in placed.items()
+        }
         record["plugins"] = dict(sorted(registry.plugins.items()))
         run = Run(
             method=self.method,
             make_method=lambda: registry.make_method(self.method, self.method_args),
             task=dataclasses.replace(self.task, device=pick_device(execution.device)),
             settings=settings,
-            sites={name: Splits(site.train, site.val, site.test) for name, site in data.sites.items()},
+            sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
             folder=self.output_dir,
             global_test=data.server.test if data.server is not None else None,
             public=data.public.train if data.public is not None else None,
-            public_for=(SERVER, *data.sites) if data.public is not None else (),
+            public_test=data.public.test if data.public is not None else None,
             execution=execution,
             method_args=self.method_args,
             data_digest=data.digest(),
@@ -204,10 +218,17 @@ class FederatedRun:
             on_start=lambda: self._tell_start(registry, record),
         )
         first = data.first
-        sex = {name: site.test_sex for name, site in data.sites.items()}
-        home = Home(self.bundle_root, self.site_values, first.shape, first.classes, first.source, first.modality, sex)
+        facts = {name: site.test_facts for name, site in data.sites.items()}
+        home = Home(self.bundle_root, self.site_values, first.shape, first.classes, first.source, first.modality, facts)
         run.take_home = lambda result: export(result, run, home)
         return run
+
+    def _place(self, data: Loaded, settings: Settings) -> dict[str, Placed]:
+        """Each site's cluster by its machine, where that is asked for."""
+        if self.capability is None:
+            return {}
+        asked = read_settings(Capability, dict(self.capability), "capability")
+        return place(list(data.sites), asked, settings.seed)
 
     def _tell_start(self, registry: Registry, record: Meta) -> None:
         values = {name: facts["value"] for name, facts in record["settings"].items()}
@@ -222,6 +243,11 @@ class FederatedRun:
             load_global(folder, classes, self.mean, self.std),
             load_site(folder / self.public, classes, self.mean, self.std) if self.public else None,
         )
+        if data.public is not None and data.public.classes != data.first.classes:
+            raise DataError(
+                f"expected public data with the classes of the sites, {list(data.first.classes)}, got "
+                f"{list(data.public.classes)} in {folder / str(self.public)}. Prepare them with the same labels."
+            )
         shapes = {part.shape for part in data.parts}
         if len(shapes) > 1:
             raise DataError(
@@ -229,6 +255,10 @@ class FederatedRun:
                 f"{sorted(shapes)}. Prepare them again with one --size."
             )
         return data
+
+
+def _networks(placed: Mapping[str, Placed]) -> dict[str, str]:
+    return {name: spot.network for name, spot in placed.items()}
 
 
 def warn_of_handlers(bundle: Meta) -> None:

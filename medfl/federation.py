@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from medfl import streams
-from medfl.contract import SERVER, Dataset, Meta, Model, Order, Plan, Replies, Server, State, Tensors
+from medfl.contract import SERVER, Dataset, Findings, Meta, Model, Order, Plan, Replies, Server, State, Tensors
 from medfl.errors import ContractError
 from medfl.evaluation import Row
 from medfl.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal
@@ -79,6 +79,7 @@ class Outcome:
         reason: Why it ended early, or empty.
         published: What every site needs to take its model home.
         models: The server's models.
+        findings: What the method has to show beside its scores.
     """
 
     status: str
@@ -87,6 +88,7 @@ class Outcome:
     reason: str
     published: Tensors
     models: dict[str, Model]
+    findings: Findings
 
 
 class Federation:
@@ -141,8 +143,8 @@ class Federation:
         if last.status == RUNNING:
             last = self._close(server, last, pending)
         method = self._make_method()
-        published, models = method.publish(server), method.models(server)
-        return Outcome(last.status, last.rounds_done, last.step, last.reason, published, models)
+        shown = method.publish(server), method.models(server), method.findings(server)
+        return Outcome(last.status, last.rounds_done, last.step, last.reason, *shown)
 
     # ---- one step
 
@@ -232,11 +234,11 @@ class Federation:
             state,
             self._task,
             self._settings,
-            self._public,
             self._journal.store,
             sites=self._carrier.sites,
             facts=last.facts,
             rounds_done=last.rounds_done,
+            public=self._public,
         )
 
     def _set_up(self) -> tuple[Server, Committed]:

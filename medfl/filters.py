@@ -3,7 +3,9 @@
 Every reply and parcel passes here before a carrier sees it: names are checked against what the method declares, numbers
 against being finite and against the norm bound. Updates are then clipped, noised and quantised, in this order, as the
 run's settings say; noise on clipped numbers is what the accountant reckons with, and quantising afterwards can't weaken
-it. No method takes part in this, so any method that replies with updates runs under any of it.
+it. The order is not a setting: bits of an update that is noised later would be no post-processing. No method takes part
+in this, so any method that replies with updates runs under any of it. Where the unit of privacy is ``sample``, the
+noise is in the training (`medfl.privacy.samples`) and updates are neither clipped nor noised here.
 
 Under a privacy setting integer and bool tensors of an update, such as a batch counter, stay at the site: they can't be
 noised, and averaging leaves what is absent as it is. Private meta keys stay, too. Parcels are checked but never
@@ -59,7 +61,8 @@ class Filters:
         self._privacy = settings.privacy
         self._bits = settings.compression.bits if settings.compression else None
         self._norm_bound = settings.norm_bound
-        self._sigma = noise_multiplier(settings.privacy, releases) if settings.privacy else 0.0
+        noisy = settings.privacy is not None and settings.privacy.unit == "site"
+        self._sigma = noise_multiplier(settings.privacy, releases) if settings.privacy and noisy else None
 
     def outgoing(
         self, tensors: Tensors, meta: Meta, *, site: str, stream_factory: StreamFactory
@@ -70,8 +73,9 @@ class Filters:
             tensors: Of the reply, any shapes and dtypes.
             meta: Of the reply.
             site: The site's name, for messages.
-            stream_factory: Called with a hash of the update once per payload. It gives the same stream for the same
-                hash, so an order that is carried out again gets the same noise.
+            stream_factory: Called with a hash of the update and its noise once per noised payload, before the noise is
+                drawn. It gives the same stream for the same hash, so an order that is carried out again gets the same
+                noise.
 
         Returns:
             New tensors and new meta, for `decode` at the receiver.
@@ -86,7 +90,8 @@ class Filters:
         if self._privacy is not None:
             if sent:
                 raise RefusedError(_not_private(f"site '{site}'", f"'{min(sent)}' ({kinds[min(sent)]})"))
-            update = self._noised(update, stream_factory)
+            update = {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}
+            update = self._noised(update, stream_factory) if update and self._sigma is not None else update
         update, codec = _quantised(update, self._bits)
         return sent | {name: tensor.detach().clone() for name, tensor in update.items()}, meta | codec
 
@@ -144,17 +149,14 @@ class Filters:
                 f"{bound:g}. Find out why it is so large, or raise the setting 'norm_bound'."
             )
 
-    def _noised(self, update: Tensors, stream_factory: StreamFactory) -> Tensors:
-        """Clip all floating tensors together and add noise, in float64 until the end."""
+    def _noised(self, floats: Tensors, stream_factory: StreamFactory) -> Tensors:
+        """Clip all tensors together and add noise, in float64 until the end."""
         assert self._privacy is not None
-        floats = {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}
-        if not floats:
-            return {}
-        stream = stream_factory(wire.digest(floats))
-        std = self._sigma * self._privacy.clip
-        clipped = clip_by_norm(
-            {name: tensor.detach().cpu().double() for name, tensor in floats.items()}, self._privacy.clip
-        )
+        assert self._sigma is not None
+        bound, std = self._privacy.clip, self._sigma * self._privacy.clip
+        # the same numbers under another noise have another hash: noise that differs by a factor would cancel out
+        stream = stream_factory(wire.digest(floats, {"clip": bound, "std": std}))
+        clipped = clip_by_norm({name: tensor.detach().cpu().double() for name, tensor in floats.items()}, bound)
         return {
             name: (tensor + std * stream.normal(tuple(tensor.shape))).to(floats[name].dtype)
             for name, tensor in clipped.items()
@@ -190,6 +192,19 @@ def decode(tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
     return decoded, {key: value for key, value in meta.items() if key != CODEC}
 
 
+def plain_bytes(tensors: Tensors, meta: Meta) -> int:
+    """Bytes of what left a site, had it not been quantised: what `decode` makes of it.
+
+    Args:
+        tensors: As they left a site.
+        meta: As it left with them.
+    """
+    facts = meta.get(CODEC, {"tensors": {}})["tensors"]
+    kept = {name: tensor for name, tensor in tensors.items() if name not in facts}
+    sizes = (int(math.prod(shape)) * int(getattr(torch, dtype).itemsize) for _, _, dtype, shape in facts.values())
+    return wire.payload_bytes(kept) + sum(sizes)
+
+
 def check_method(method: Any, settings: Settings, name: str | None = None) -> None:
     """Refuse at the start what the filters would have to refuse later.
 
@@ -211,11 +226,23 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
         other.append("the sites' raw data")
     if settings.privacy is not None and other:
         raise SettingsError(_not_private(f"method '{name}'", ", ".join(other)))
+    if settings.privacy is not None and settings.privacy.unit == "sample" and not _trains_by_sample(method):
+        raise SettingsError(
+            f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
+            f"'{name}' does not say, by `by_sample`, that its updates hold nothing else of the site's data. Choose "
+            "another method or setting of it, or the unit 'site', which covers any update."
+        )
     if settings.compression is not None and sends and "update" not in sends.values():
         raise SettingsError(
             f"Compression quantises updates, and method '{name}' sends none, only {', '.join(other)}: the setting "
             "would do nothing. Leave 'compression' out."
         )
+
+
+def _trains_by_sample(method: Any) -> bool:
+    """Whether the class of a method says `by_sample` itself: what a parent says may not hold for a child."""
+    kind = method if isinstance(method, type) else type(method)
+    return "by_sample" in vars(kind) and bool(method.by_sample)
 
 
 def _not_private(who: str, what: str) -> str:

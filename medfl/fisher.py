@@ -38,7 +38,7 @@ def fisher(
         estimator: ``per_sample`` squares each image's gradient. ``per_batch`` squares the gradient of each batch's mean
             loss and weighs it with the batch's size, as some released code does: smaller by about the batch's size, and
             signs cancel.
-        batch_size: Images in a batch of ``per_batch``.
+        batch_size: Images in a batch of ``per_batch``, and the most whose gradients are computed at once, >= 1.
 
     Returns:
         Name to values >= 0, of the shape of the parameter, on the model's device.
@@ -61,7 +61,7 @@ def fisher(
                     squares[name] += len(y) * gradient.square()
         else:
             own = vmap(grad(loss), in_dims=(None, 0, 0))
-            chunk = max(1, CHUNK_NUMBERS // max(1, sum(p.numel() for p in wanted.values())))
+            chunk = max(1, min(batch_size, CHUNK_NUMBERS // max(1, sum(p.numel() for p in wanted.values()))))
             for x, y in zip(images.split(chunk), labels.split(chunk), strict=True):
                 for name, gradients in own(wanted, x[:, None], y[:, None]).items():
                     squares[name] += gradients.square().sum(dim=0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import NO_SITES
 from medfl.evaluation import Row
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,12 @@ def _plain_lines(rounds: int, metric: str) -> Callable[[int, list[Row]], None]:
 
 
 def _scores(rows: list[Row], metric: str) -> str:
-    """Mean test score over the sites, by model, of the round that was scored."""
+    """Mean test score over the sites where it is defined, by model, of the round that was scored."""
     found: dict[tuple[int, str], list[float]] = {}
     for row in rows:
-        its_own = row.site != GLOBAL and "@" not in row.model  # not another site's model, as in the global test
-        if row.metric == metric and row.split == "test" and row.moment == "aggregated" and its_own:
+        its_own = row.site not in NO_SITES and "@" not in row.model  # not another site's model, as in the global test
+        asked = (row.metric, row.split, row.moment) == (metric, "test", "aggregated")
+        if its_own and asked and not math.isnan(row.value):
             found.setdefault((row.round, row.model), []).append(row.value)
     return "; ".join(
         f"{metric} after round {round_}: {sum(values) / len(values):.3f} ({model}, mean of {len(values)} test sets)"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, get_args
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from medfl.errors import SettingsError, did_you_mean
 
@@ -16,23 +17,49 @@ class Strict(BaseModel):
 
 
 class Privacy(Strict):
-    """Differential privacy of updates, applied by each site's own filter.
+    """Differential privacy of what leaves a site, applied by the site itself.
 
     Attributes:
-        unit: Whose presence is hidden.
-        adjacency: Neighbouring federations: one unit added or removed, or replaced (twice the sensitivity).
+        unit: Whose presence is hidden. ``site``: each update is clipped and noised as it leaves. ``sample``: each image
+            of a site, by DP-SGD in its training (Abadi et al., CCS 2016); a patient with several images is hidden less.
+        adjacency: Neighbouring data: one unit added or removed, or replaced (twice the sensitivity).
         epsilon: Budget over all releases of the run, > 0.
-        delta: Probability that the guarantee fails, in (0, 1).
-        clip: L2 bound of one update, over all its tensors, > 0.
-        accountant: ``gaussian`` composes Gaussian releases exactly.
+        delta: Probability that the guarantee fails, in (0, 1) and below one over the number of units.
+        clip: L2 bound, over all tensors together, > 0: of an update, or of the gradient of one image.
+        accountant: ``gaussian`` composes Gaussian releases exactly, for the unit ``site``; ``prv`` composes numerically
+            what is drawn at random and noised (Gopi, Lee, Wutschitz, NeurIPS 2021), for ``sample``.
+        ledger: Folder in which each site keeps account of what was released of its data, over all runs; None keeps
+            account of this run alone, in its own folder. Like `total_epsilon` it is the site's affair and no part of
+            what makes two runs the same run.
+        total_epsilon: Budget over all runs in the ledger, >= `epsilon`; None only keeps account.
     """
 
-    unit: Literal["site"] = "site"
+    unit: Literal["site", "sample"] = "site"
     adjacency: Literal["add_remove", "replace"] = "replace"
-    epsilon: float = Field(gt=0)
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(1e-5, gt=0, lt=1)
-    clip: float = Field(gt=0)
-    accountant: Literal["gaussian"] = "gaussian"
+    clip: float = Field(gt=0, allow_inf_nan=False)
+    accountant: Literal["gaussian", "prv"] = "gaussian"
+    ledger: Path | None = Field(None, exclude=True)
+    total_epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accountant_of_unit(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("unit") == "sample":
+            return {"accountant": "prv"} | values
+        return values
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        fitting = {"site": "gaussian", "sample": "prv"}[self.unit]
+        if self.accountant != fitting:
+            raise ValueError(f"unit '{self.unit}' is accounted by '{fitting}', got accountant '{self.accountant}'")
+        if self.total_epsilon is not None and self.ledger is None:
+            raise ValueError("total_epsilon is a budget over several runs and needs 'ledger', a folder that they share")
+        if self.total_epsilon is not None and self.total_epsilon < self.epsilon:
+            raise ValueError(f"total_epsilon {self.total_epsilon:g} is less than this run's epsilon {self.epsilon:g}")
+        return self
 
 
 class Compression(Strict):

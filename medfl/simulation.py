@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,18 +12,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medfl import streams
 from medfl.carriers.local import LocalCarrier
 from medfl.contract import SERVER, Dataset, Limit, Meta, Method, Model, Parcel
 from medfl.data.pooled import Empty, Pooled
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import GLOBAL, PUBLIC
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.evaluation import Row
 from medfl.federation import Federation, Outcome
 from medfl.filters import check_method
+from medfl.findings import write_findings
 from medfl.metrics import check_metrics
 from medfl.networks.norms import has_batch_norm
-from medfl.privacy.gaussian import describe
+from medfl.privacy.samples import check_samples
+from medfl.privacy.statements import check_delta, describe
 from medfl.run_folder import claim, identity
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteHost, Splits
@@ -48,8 +51,8 @@ class Run:
         sites: Site name to its data.
         folder: The run folder.
         global_test: Test data that the server holds, or None.
-        public: Public data for the holders named in `public_for`, or None.
-        public_for: Holders that see `public`.
+        public: Public data for the server, or None; no site sees them.
+        public_test: Public test images, for a model of the server that is made for them, or None.
         execution: Where and how to compute.
         method_args: The method's settings as given, for the record.
         data_digest: Identifies the data, for the record.
@@ -70,7 +73,7 @@ class Run:
     folder: Path
     global_test: Dataset | None = None
     public: Dataset | None = None
-    public_for: tuple[str, ...] = ()
+    public_test: Dataset | None = None
     execution: Execution = field(default_factory=Execution)
     method_args: Meta = field(default_factory=dict)
     data_digest: str = ""
@@ -111,17 +114,18 @@ def simulate(run: Run) -> Result:
     check(run, method)
     with only_writer(run.folder):
         named = identity(run.method, run.method_args, run.settings, run.task, run.sites, run.data_digest)
+        hosts, viewers = _hosts(run, method, named)  # a site may refuse; then the folder stays free
         execution = run.execution.model_dump() | {"device": run.task.device}
         claim(run.folder, named, run.settings, execution, run.record)
         run.on_start()
         _forget_summary(run.folder)
-        hosts, viewers = _hosts(run, method)
         carrier = LocalCarrier(
             hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
         )
         try:
-            public = run.public if SERVER in run.public_for else None
-            federation = Federation(run.make_method, carrier, run.task, run.settings, run.folder, public, run.on_round)
+            federation = Federation(
+                run.make_method, carrier, run.task, run.settings, run.folder, run.public, run.on_round
+            )
             outcome = federation.run()
         finally:
             carrier.close()
@@ -129,13 +133,16 @@ def simulate(run: Run) -> Result:
         classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
         named_splits = {name: _by_name(data) for name, data in run.sites.items()}
         summary |= {"holdings": holdings(named_splits, classes), "leaks": list(run.leaks)}
-        takers = hosts if not method.pools_data else {}
+        if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
+            summary["privacy"] = accounts
+        everyone = hosts | viewers
         models = {
-            name: host.models(run.make_method(), outcome.published, outcome.step, outcome.rounds)
-            for name, host in takers.items()
+            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.rounds)
+            for name in sorted(run.sites)
         }
-        result = Result(outcome, models or dict.fromkeys(run.sites, outcome.models), summary)
+        result = Result(outcome, models, summary)
         run.take_home(result)
+        write_findings(run.folder, outcome.findings)
         write_json(run.folder / SUMMARY, summary)
     return result
 
@@ -164,7 +171,7 @@ def check(run: Run, method: Method) -> None:
     check_metrics(run.task.metrics)
     check_method(method, run.settings, run.method)
     for name in run.sites:
-        taken = name in (SERVER, GLOBAL) or (name == POOLED and len(run.sites) > 1)
+        taken = name in (SERVER, GLOBAL, PUBLIC) or (name == POOLED and len(run.sites) > 1)
         if taken or "/" in name or name.startswith("."):
             raise SettingsError(
                 f"A site can't be called '{name}': that name has a meaning of its own. Rename its folder."
@@ -182,13 +189,26 @@ def check(run: Run, method: Method) -> None:
         logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
     if method.needs_public and run.public is None:
         raise SettingsError(f"Method '{run.method}' needs public data; name their folder with --public.")
-    if run.settings.privacy is not None:
-        logger.info("%s", describe(run.settings.privacy, run.settings.rounds))
-        private = sorted(key for key, kind in method.tells.items() if kind == "private")
-        if private:
-            logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
     _check_labels(run)
-    _warn_of_limits(run, method, [run.task.build(name) for name in used])
+    networks = [run.task.build(name) for name in used]
+    _check_privacy(run, method, networks)
+    _warn_of_limits(run, method, networks)
+
+
+def _check_privacy(run: Run, method: Method, networks: list[nn.Module]) -> None:
+    privacy = run.settings.privacy
+    if privacy is None:
+        return
+    images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
+    if privacy.unit == "sample":
+        check_samples(run.settings, networks)
+        smallest = min(images, key=lambda name: images[name])
+        check_delta(privacy, images[smallest], f"site '{smallest}'")
+    else:
+        check_delta(privacy, len(images), "a federation")
+    logger.info("%s", describe(privacy, run.settings.rounds))
+    if private := sorted(key for key, kind in method.tells.items() if kind == "private"):
+        logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 
 
 def _check_labels(run: Run) -> None:
@@ -226,21 +246,21 @@ def _reached(limit: Limit, method: Method) -> bool:
 # ---- sites
 
 
-def _hosts(run: Run, method: Method) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
+def _hosts(run: Run, method: Method, named: Meta) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
     """Sites that train, and holders of test data only."""
     names = sorted(run.sites)
-    run_id = str(streams.seed_of("run", run.settings.seed, run.method, *sorted(run.sites)))
+    run_id = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()  # noise is never shared by two runs
 
     def host(name: str, data: Splits) -> SiteHost:
         def post(step: int, parcel: Parcel) -> None:
             Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
 
-        public = run.public if name in run.public_for else None
-        return SiteHost(name, data, run.folder / "state" / name, run.task, run.settings, run_id, post, public, names)
+        return SiteHost(name, data, run.folder / "state" / name, run.task, run.settings, run_id, post, names)
 
     viewers = {}
-    if run.global_test is not None:
-        viewers[GLOBAL] = host(GLOBAL, Splits(Empty(), Empty(), run.global_test))
+    for held, test in ((GLOBAL, run.global_test), (PUBLIC, run.public_test)):
+        if test is not None and len(test):
+            viewers[held] = host(held, Splits(Empty(), Empty(), test))
     if not method.pools_data:
         return {name: host(name, data) for name, data in sorted(run.sites.items())}, viewers
     if len(run.sites) == 1:

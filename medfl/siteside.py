@@ -19,7 +19,8 @@ from medfl import streams, wire
 from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors
 from medfl.errors import ContractError, RefusedError, StoreError
 from medfl.evaluation import Row, rows_of, score
-from medfl.filters import Filters
+from medfl.filters import Filters, plain_bytes
+from medfl.ledger import open_account
 from medfl.settings import Settings
 from medfl.store import Inbox, Record, Store
 from medfl.task import Task
@@ -49,11 +50,12 @@ class Answer:
 
 @dataclass
 class Splits:
-    """The splits of one site; `test` is for the core only."""
+    """The splits of one site; `test` is for the core only. Whoever made them gives their digest, if there is one."""
 
     train: Dataset
     val: Dataset
     test: Dataset
+    digest: str = ""
 
 
 def order_digest(order: Order, tensors_digest: str) -> str:
@@ -79,7 +81,6 @@ class SiteHost:
         settings: The run's settings.
         run_id: Names the run, for secret streams.
         post: Delivers a parcel durably: ``post(step, parcel)``; returns when the receiver has stored it.
-        public: Public data, if the run gives this site any.
         peers: Sites that parcels can be sent to; None checks no names.
     """
 
@@ -92,14 +93,14 @@ class SiteHost:
         settings: Settings,
         run_id: str,
         post: Callable[[int, Parcel], None],
-        public: Dataset | None = None,
         peers: Collection[str] | None = None,
     ) -> None:
         self._peers = peers
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(data.train.labels) if settings.balance == "loss" else task
-        self.run_id, self.public, self._post = run_id, public, post
+        self.run_id, self._post = run_id, post
         self.store, self.inbox = Store(folder), Inbox(folder)
+        self.account = open_account(settings, data.train, data.digest, name, run_id, folder)
 
     def describe(self) -> Meta:
         """What this site tells about itself; beyond ``trainable`` only what the run's `describe` lists."""
@@ -162,13 +163,15 @@ class SiteHost:
         reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
         try:
+            if self.account is not None and self.account.privacy.unit == "sample":
+                self.account.release(f"{round_} {digest}")  # a training is noised from its first step on
             with streams.pinned(self.settings.seed, self.name, round_, "global"):
                 reply = method.work(site, order)
             sent, meta = filters.outgoing(
                 reply.tensors,
                 reply.meta,
                 site=self.name,
-                stream_factory=lambda payload: site.secret_rng("noise", payload),
+                stream_factory=lambda payload: self._noise(site, payload),
             )
             tensors |= wire.prefixed(sent, "reply/")
             self._check_parcels(method, reply.parcels)
@@ -180,6 +183,8 @@ class SiteHost:
         except RefusedError as error:
             refused, reply, tensors, meta, parcels = str(error), Reply(), {}, {}, []
             site.state = before
+        if self.settings.compression is not None:
+            reply.log["bytes_up_plain"] = plain_bytes(wire.select(tensors, "reply/"), meta)
         rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
         content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
         content["rows"] = [list(row) for row in rows]
@@ -187,6 +192,12 @@ class SiteHost:
         kept = self.store.steps()
         self.inbox.forget(kept[0] if len(kept) > 1 else 0)
         return Record(step, tensors, content)
+
+    def _noise(self, site: Site, payload: str) -> streams.SecretStream:
+        """The noise of an update; it is in the account before it is drawn, and so before the update leaves."""
+        assert self.account is not None
+        self.account.release(f"{site.round} {payload}")
+        return site.secret_rng("noise", payload)
 
     def _check_parcels(self, method: Method, parcels: list[Parcel]) -> None:
         receivers = sorted(parcel.to for parcel in parcels)
@@ -223,7 +234,6 @@ class SiteHost:
             state,
             self.task,
             self.settings,
-            self.public,
             self.store,
             train=self.data.train,
             val=self.data.val,

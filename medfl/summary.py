@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from medfl.contract import Dataset, Meta
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import GLOBAL, PUBLIC
 from medfl.federation import Outcome
 from medfl.metrics import worst
 from medfl.report.runs import read_metrics
@@ -37,13 +37,14 @@ def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
     results: Meta = {}
     for (model, split, metric), group in scores.groupby(["model", "split", "metric"]):
         values = dict(zip(group["site"], group["value"], strict=True))
-        pooled = values.pop(GLOBAL, None)
+        pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
         found = [value for value in values.values() if not math.isnan(value)]
         results.setdefault(str(model), {}).setdefault(str(split), {})[str(metric)] = {
             "mean": sum(found) / len(found) if found else None,
             "worst": worst(str(metric), found) if found else None,
             "sites": {site: _number(value) for site, value in values.items()},
             "global_test": _number(pooled),
+            "public_test": _number(public),
         }
     return {
         "method": method,

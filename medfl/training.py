@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
 from medfl.balance import sampling_weights
 from medfl.contract import Dataset
+from medfl.errors import ContractError
 from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.settings import Settings
 
@@ -101,6 +102,64 @@ def cpu_has_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+class Steps(Protocol):
+    """How a training draws its batches and takes its steps: plainly, or with noise (`medfl.privacy.samples`)."""
+
+    def batches(self, n: int) -> Iterator[torch.Tensor]:
+        """The rows of each batch out of n; a batch may be empty."""
+        ...
+
+    def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
+        """Take a step on a batch, None for an empty one; its mean loss, without a gradient."""
+        ...
+
+
+class PlainSteps:
+    """Steps by the gradient of each batch's loss.
+
+    Args:
+        model: In training mode. A batch of one sample is left out if it has batch-norm layers (rule G-6), unless they
+            are frozen.
+        optimizer: Over the parameters to train.
+        settings: epochs or steps, batch_size, norm_sync.
+        generator: The stream of the batches.
+        weights: As in `row_batches`.
+        gradient_clip: Largest L2 norm of a batch's gradient, or None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: Settings,
+        generator: torch.Generator,
+        weights: torch.Tensor | None = None,
+        gradient_clip: float | None = None,
+    ) -> None:
+        self._optimizer, self._settings, self._generator = optimizer, settings, generator
+        self._weights, self._gradient_clip = weights, gradient_clip
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._smallest = 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
+
+    def batches(self, n: int) -> Iterator[torch.Tensor]:
+        """Those of `row_batches` that are large enough."""
+        asked = self._settings
+        for rows in row_batches(n, asked.batch_size, self._generator, asked.epochs, asked.steps, self._weights):
+            if len(rows) >= self._smallest:
+                yield rows
+
+    def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
+        """Step by the gradient of the loss."""
+        assert batch is not None
+        self._optimizer.zero_grad(set_to_none=True)
+        value = loss(batch)
+        value.backward()
+        if self._gradient_clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._gradient_clip)
+        self._optimizer.step()
+        return value.detach()
+
+
 def train(
     model: nn.Module,
     data: Dataset,
@@ -112,10 +171,9 @@ def train(
     after_batch: Callable[[], None] | None = None,
     gradient_clip: float | None = None,
     augment: Augment | None = None,
+    steps: Steps | None = None,
 ) -> Trained:
     """Train `model` in place for the epochs (or steps) of the settings.
-
-    A batch of one sample is skipped if the model has batch-norm layers (rule G-6), unless they are frozen.
 
     Args:
         model: On `device`.
@@ -128,36 +186,45 @@ def train(
         after_batch: Called after each optimiser step.
         gradient_clip: Largest L2 norm of a batch's gradient over all parameters jointly, > 0; None clips nothing.
         augment: Changes each batch's images at random (`Task.augment`); None leaves them as they are.
+        steps: Draws the batches and takes the steps; None does so plainly, by `PlainSteps`.
 
     Returns:
         Counts, mean loss and seconds.
+
+    Raises:
+        ContractError: If the run hides single images and the steps are the plain ones, which would not.
     """
+    if steps is None and settings.privacy is not None and settings.privacy.unit == "sample":
+        raise ContractError(
+            "Expected private steps in a run with the privacy unit 'sample', got none: a plain training would break "
+            "the run's promise. Train by `Averaging.fit`, or give `train` the `steps`."
+        )
     start = time.perf_counter()
     model.train()
-    frozen = settings.norm_sync == "frozen"
-    if frozen:
+    if settings.norm_sync == "frozen":
         freeze_norms(model)
-    smallest = 2 if has_batch_norm(model) and not frozen else 1
-    total, samples, batches = torch.zeros((), device=device), 0, 0
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     weights = sampling_weights(data.labels) if settings.balance == "sampling" else None
-    for rows in row_batches(len(data), settings.batch_size, generator, settings.epochs, settings.steps, weights):
-        if len(rows) < smallest:
-            continue
-        images, labels = data.batch(rows)
-        images, regions = (images, None) if augment is None else augment(images)
-        batch = Batch(images.to(device), labels.to(device), rows, None if regions is None else regions.to(device))
-        optimizer.zero_grad(set_to_none=True)
+    steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip)
+
+    def priced(batch: Batch) -> torch.Tensor:
         with autocast(settings, device):
-            value = loss(batch)
-        value.backward()
-        if gradient_clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, gradient_clip)
-        optimizer.step()
+            return loss(batch)
+
+    total, samples, batches = torch.zeros((), device=device), 0, 0
+    for rows in steps.batches(len(data)):
+        total += steps.step(priced, _load(data, rows, device, augment)).to(device) * len(rows)
         if after_batch is not None:
             after_batch()
-        total += value.detach() * len(rows)
         samples += len(rows)
         batches += 1
     mean = float(total) / samples if samples else float("nan")
     return Trained(batches, samples, mean, time.perf_counter() - start)
+
+
+def _load(data: Dataset, rows: torch.Tensor, device: str, augment: Augment | None) -> Batch | None:
+    """A batch on the training device; None without rows."""
+    if not len(rows):
+        return None
+    images, labels = data.batch(rows)
+    images, regions = (images, None) if augment is None else augment(images)
+    return Batch(images.to(device), labels.to(device), rows, None if regions is None else regions.to(device))

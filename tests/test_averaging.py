@@ -12,6 +12,7 @@ from medfl import streams
 from medfl.averaging import Averaging, Fit, add_update, mean_update, normalised, subtract
 from medfl.contract import Site, State
 from medfl.plugins import load_plugins
+from medfl.report.runs import read_metrics
 from medfl.settings import Settings
 from medfl.store import Store
 from medfl.task import Task
@@ -61,6 +62,30 @@ def test_centralized_is_a_plain_loop_over_the_pooled_images(tmp_path, network):
     result = Case(REGISTRY, "centralized").run(tmp_path, task=task)
     assert tensors_equal(result.outcome.models["global"].tensors, state)
     assert all(tensors_equal(models["global"].tensors, state) for models in result.models.values())
+
+
+def test_centralized_trains_each_architecture_on_all_images_as_if_it_were_the_only_one(tmp_path):
+    networks = {"site-2": "wide", "site-3": "plain"}
+    result = Case(REGISTRY, "centralized").run(tmp_path / "all", networks=networks)
+    assert result.outcome.models == {}
+    for site, network in ({"site-1": "norm"} | networks).items():
+        alone = Case(REGISTRY, "centralized").run(tmp_path / network, task=make_task(network))
+        model = result.models[site]["personal"]
+        assert model.network == network
+        assert tensors_equal(model.tensors, alone.outcome.models["global"].tensors)
+        scores = [run.summary["scores"] for run in (result, alone)]
+        assert scores[0]["personal"]["test"]["accuracy"]["sites"][site] == (
+            scores[1]["global"]["test"]["accuracy"]["sites"][site]
+        )
+
+
+def test_the_global_test_of_pooled_training_has_every_site(tmp_path):
+    result = Case(REGISTRY, "centralized").run(tmp_path, global_test=True, networks={"site-2": "wide"})
+    assert result.outcome.status == "finished"
+    table = read_metrics(tmp_path / "metrics.csv")
+    pairs = table[table["model"].str.contains("@")][["model", "site"]].drop_duplicates()
+    sites = [f"site-{number}" for number in (1, 2, 3)]
+    assert sorted(map(tuple, pairs.to_numpy())) == [(f"personal@{one}", other) for one in sites for other in sites]
 
 
 @pytest.mark.parametrize("network", ["norm", "plain"])

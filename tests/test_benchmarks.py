@@ -32,6 +32,14 @@ def test_the_similarity_loss_is_timed_in_each_form(tmp_path: Path) -> None:
         assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
 
 
+def test_ingestion_is_timed_against_bare_pydicom(tmp_path: Path) -> None:
+    size = ["--images", "2", "--shape", "64x40", "--size", "16", "--repetitions", "2", "--workers", "1", "--bits", "12"]
+    said, figures = run("ingest.py", size, tmp_path)
+    assert said.startswith("2 images of 64 x 40, 12 bits, to 16")
+    assert all(value > 0 for value in figures.values())
+    assert {"CPU per image, medfl / bare", "cores used by 1 workers", "MiB at the peak, medfl"} <= set(figures)
+
+
 def run(script: str, options: list[str], folder: Path) -> tuple[str, dict[str, float]]:
     """What a benchmark prints, and the figures that it writes."""
     command = [sys.executable, FOLDER / script, *options, "--json", folder / "figures.json"]

@@ -139,7 +139,8 @@ def test_what_leaves_is_the_clipped_update_plus_the_stream():
     tensors = {name: 100 * t for name, t in update().items()}
     assert l2_norm(tensors) > 2.5
     sent, _ = leave(tensors, privacy=PRIVATE)
-    noise, std = stream(wire.digest(tensors)), 2.5 * calibrate(5.0, 20, 1e-5, 2.0)
+    std = 2.5 * calibrate(5.0, 20, 1e-5, 2.0)
+    noise = stream(wire.digest(tensors, {"clip": 2.5, "std": std}))
     clipped = clip_by_norm({name: t.double() for name, t in tensors.items()}, 2.5)
     for name in sorted(tensors):
         expected = (clipped[name] + std * noise.normal(tuple(tensors[name].shape))).float()
@@ -163,6 +164,36 @@ def test_same_payload_same_noise_and_otherwise_never():
         noise(small, streams=lambda payload: stream(payload, round_=2)),
     ):
         assert float((one - other).abs().mean()) > 1.0
+
+
+@pytest.mark.parametrize("other", [{"epsilon": 4.0, "clip": 2.5}, {"epsilon": 5.0, "clip": 2.0}])
+def test_the_same_numbers_under_another_noise_get_other_noise(other):
+    # of u + z and u + 2 z anyone could work out u
+    small = {"model/w": 1e-9 * torch.ones(5000)}
+    noises = [leave(small, privacy=privacy)[0]["model/w"] for privacy in (PRIVATE, Privacy(**other))]
+    assert abs(float(torch.corrcoef(torch.stack(noises))[0, 1])) < 0.06
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_bits_come_after_the_noise_and_there_is_no_other_order(bits):
+    noised, _ = leave(update(), privacy=PRIVATE)
+    codes, codec = leave(update(), privacy=PRIVATE, compression=Compression(bits=bits))
+    sent, _ = decode(codes, codec)
+    for name, tensor in noised.items():
+        assert torch.equal(sent[name], dequantise(*quantise(tensor, bits), bits)), "the range is that of the noised"
+    for settings in (Privacy, Compression):
+        assert not {"order", "before", "after"} & set(settings.model_fields)
+
+
+def test_a_private_training_needs_no_noise_on_its_update():
+    def never(payload):
+        raise AssertionError("the noise is in the training")
+
+    privacy = Privacy(epsilon=5.0, clip=0.1, unit="sample")
+    sent, meta = leave(update(**{"model/n": torch.tensor(1)}), {"size": 3}, privacy=privacy, streams=never)
+    assert meta == {}
+    assert sorted(sent) == ["model/b", "model/w"]
+    assert all(torch.equal(sent[name], tensor) for name, tensor in update().items())
 
 
 def test_noise_of_tensors_is_independent():

@@ -16,7 +16,7 @@ import torch
 from medfl import wire
 from medfl.carriers.pool import Job, Pool, describe_bug
 from medfl.contract import Meta, Order, Tensors
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import NO_SITES
 from medfl.errors import MedflError
 from medfl.evaluation import Row, rows_of, score
 from medfl.federation import Evaluation
@@ -103,8 +103,12 @@ class LocalCarrier:
     def exchange(self, evaluation: Evaluation) -> list[Row]:
         """The global test: each site's model on every site's test data, in ring order."""
         meta = {"job": "exchange", "step": evaluation.step, "round": evaluation.round}
-        results = self._do([(meta | {"owner": name}, evaluation.published) for name in self.sites])
+        results = self._do([(meta | {"owner": name}, evaluation.published) for name in self._tested()])
         return [Row(*row) for result in results for row in result["rows"]]
+
+    def _tested(self) -> list[str]:
+        """The sites that take a model home, sorted: those that only look on where one participant pools their data."""
+        return sorted(name for name in self.viewers if name not in NO_SITES) or self.sites
 
     def close(self) -> None:
         """End the workers."""
@@ -166,24 +170,21 @@ class LocalCarrier:
         for name in sorted(meta["sites"]):
             host = self.hosts.get(name) or self.viewers[name]
             found = host.evaluate(self._make_method(), published, meta["step"], meta["round"], cache)
-            rows += [row for row in found if name in self.hosts or row.model == "global" or _is_cost_of_site(row)]
+            rows += [row for row in found if name not in NO_SITES or row.model == "global"]
         return rows
 
     def _exchange(self, meta: Meta, published: Tensors) -> list[Row]:
         owner, method = meta["owner"], self._make_method()
-        predictors = self.hosts[owner].predictors(method, published, meta["step"], meta["round"], {})
+        everyone, names = self.hosts | self.viewers, self._tested()
+        predictors = everyone[owner].predictors(method, published, meta["step"], meta["round"], {})
         kind = "personal" if "personal" in predictors else "global"
-        start = self.sites.index(owner)
+        start = names.index(owner)
         rows = []
-        for name in self.sites[start:] + self.sites[:start]:
-            host = self.hosts[name]
+        for name in names[start:] + names[:start]:
+            host = everyone[name]
             scores = score(predictors[kind], host.data.test, host.task, host.settings)
             rows += rows_of(scores, meta["round"], name, f"{kind}@{owner}", "test", "aggregated")
         return rows
-
-
-def _is_cost_of_site(row: Row) -> bool:
-    return row.split == "train" and row.site != GLOBAL
 
 
 def _answer(result: Meta) -> Answer:

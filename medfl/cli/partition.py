@@ -52,10 +52,14 @@ def command(
     folds: Annotated[int | None, typer.Option(help="With k_fold: number of folds [5].")] = None,
     fold: Annotated[int | None, typer.Option(help="With k_fold: the fold to test on, from 0 [0].")] = None,
     val_fraction: Annotated[float, typer.Option(help="Share of a site's images for validation.")] = 0.0,
+    stratify: Annotated[
+        list[str] | None, typer.Option(help="Column to stratify test and validation images by, besides labels.")
+    ] = None,
     global_test: Annotated[
         str, typer.Option(help="The server's test set: official (pooled test split), per_class, remainder or none.")
     ] = "official",
     per_class: Annotated[int | None, typer.Option(help="With per_class: images of each class [30].")] = None,
+    public: Annotated[str, typer.Option(help="Public data for the server: none, or the pooled validation.")] = "none",
     duplicates: Annotated[
         str | None, typer.Option(help="Training images that are in the pooled test split too: refuse or drop [refuse].")
     ] = None,
@@ -71,7 +75,7 @@ def command(
     from medfl.partition.plan import Plan, partition
 
     function = load(plugin, no_plugin).partition(scheme)
-    policies = {"test": test, "global_test": global_test}
+    policies = {"test": test, "global_test": global_test, "public": public}
     details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
     details |= {"duplicates": duplicates, "allow_leaks": tuple(allow_leak) if allow_leak else None}
     plan = Plan(
@@ -80,6 +84,7 @@ def command(
         seed,
         _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or []),
         val_fraction=val_fraction,
+        stratify=tuple(stratify or ()),
         column=column,
         **policies,  # type: ignore[arg-type]  # checked by the plan
         **_details(details, policies),
@@ -91,21 +96,23 @@ def command(
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:
     """Sites by classes: images of all splits, and the sizes of the splits; `SHOWN` sites at most, and all together."""
+    from medfl.data.sites import NO_SITES
+
     classes = [str(number) for number in range(next(iter(lists.values())).num_classes)]
     table = Table(title="Images of each class", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("site", no_wrap=True)
     for header in (*classes, "train", "val", "test"):
         table.add_column(header, justify="right", no_wrap=True)
     rows = {name: _row(datalist, classes) for name, datalist in lists.items()}
-    held = rows.pop("global", None)
+    held = {name: row for name in NO_SITES if (row := rows.pop(name, None)) is not None}
     for name in list(rows)[:SHOWN]:
         table.add_row(name, *map(str, rows[name]))
     if len(rows) > SHOWN:
         table.add_row(f"... {len(rows) - SHOWN} more")
     table.add_section()
     table.add_row("all sites", *(str(sum(column)) for column in zip(*rows.values(), strict=True)))
-    if held is not None:
-        table.add_row("global", *map(str, held))
+    for name, row in held.items():
+        table.add_row(name, *map(str, row))
     return table
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 Out = Annotated[Path, typer.Option(help="The folder to write.")]
+DeidentifyCheck = Annotated[str, typer.Option(help="DICOM that may tell who the patient is: strip, or refuse it.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a data set that is there.")]
 
 
@@ -65,6 +66,104 @@ def derm7pt(
 
     datalist = prepare(
         source, out, size=size, view=view, split=split, skip_unreadable=skip_unreadable, force=force, say=_to_stderr
+    )
+    _summarise(out, datalist)
+
+
+@app.command("cbis_ddsm")
+def cbis_ddsm(
+    source: Annotated[Path, typer.Option(help="The folder of the images, in any layout of the release.")],
+    out: Out,
+    tables: Annotated[
+        Path | None, typer.Option(help="The folder of the four case descriptions (CSV), if they are not in --source.")
+    ] = None,
+    size: Annotated[str, typer.Option(help="Of the images in the array: 224, or 448x224 (HxW).")] = "224",
+    view: Annotated[str, typer.Option(help="full: whole mammograms; crop: lesions cut out of them.")] = "full",
+    abnormality: Annotated[str, typer.Option(help="both, mass or calc.")] = "both",
+    three_classes: Annotated[
+        bool, typer.Option("--three-classes", help="Keep benign without callback as a class; it is benign otherwise.")
+    ] = False,
+    crop_breast: Annotated[
+        bool, typer.Option("--crop-breast", help="Cut the breast out of whole mammograms (needs medfl[mammography]).")
+    ] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Mirror right breasts: the chest wall is on the left.")
+    ] = False,
+    voi: Annotated[bool, typer.Option("--voi", help="Apply the window for display that a DICOM file holds.")] = False,
+    deidentify_check: DeidentifyCheck = "strip",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")] = None,
+    force: Force = False,
+) -> None:
+    """CBIS-DDSM: mammograms with benign or malignant lesions. Nothing is downloaded.
+
+    Official split, without the training images of 31 patients who are tested on, too. What is missing or can't be read
+    is left out and listed in quarantine.csv. If interrupted, the same command goes on where it stopped.
+    """
+    from medfl.data.cbis_ddsm import prepare
+    from medfl.data.cbis_pixels import Options
+
+    datalist = prepare(
+        source,
+        out,
+        tables=tables,
+        view=view,
+        abnormality=abnormality,
+        three_classes=three_classes,
+        options=Options(_height_and_width(size), crop_breast, align, voi, deidentify_check),
+        workers=workers,
+        force=force,
+        say=_to_stderr,
+    )
+    _summarise(out, datalist)
+
+
+@app.command()
+def mias(
+    source: Annotated[Path, typer.Option(help="The folder all-mias, as unpacked, or the one that holds it.")],
+    out: Out,
+    size: Annotated[str, typer.Option(help="Of the images in the array: 224, or 448x224 (HxW).")] = "224",
+    view: Annotated[str, typer.Option(help="full: whole films; crop: abnormalities cut out of them.")] = "full",
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="three-class, benign-malignant or malignant-rest; by default the first, the second for crop."
+        ),
+    ] = None,
+    test_share: Annotated[
+        float, typer.Option(help="Share of the patients in the test set; 0 leaves it to medfl partition.")
+    ] = 0.15,
+    seed: Annotated[int, typer.Option(help="Decides which patients these are.")] = 0,
+    crop_breast: Annotated[bool, typer.Option("--crop-breast", help="Cut the breast out of whole films.")] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Mirror right breasts: the chest wall is on the left.")
+    ] = False,
+    require_complete: Annotated[
+        bool, typer.Option("--require-complete", help="Stop if any film is missing or can't be read.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")] = None,
+    force: Force = False,
+) -> None:
+    """mini-MIAS: films of the breast, normal, benign or malignant. Nothing is downloaded.
+
+    The two films of a patient stay together. A film that is missing or can't be read is left out and listed in
+    quarantine.csv.
+    """
+    from medfl.data.mias import prepare
+
+    datalist = prepare(
+        source,
+        out,
+        size=_height_and_width(size),
+        view=view,
+        labels=labels,
+        test_share=test_share,
+        seed=seed,
+        crop_breast=crop_breast,
+        align=align,
+        require_complete=require_complete,
+        workers=workers,
+        force=force,
+        say=_to_stderr,
     )
     _summarise(out, datalist)
 
@@ -133,6 +232,7 @@ def folder(
     name: Annotated[str | None, typer.Option(help="Of the data set; by default that of --out.")] = None,
     licence: Annotated[str, typer.Option(help="Terms of use, as the data list shall state them.")] = "not stated",
     channels: Annotated[int | None, typer.Option(help="1 or 3; by default 3 if an image has colour.")] = None,
+    deidentify_check: DeidentifyCheck = "strip",
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Leave out images that can't be read; quarantine.csv lists them.")
     ] = False,
@@ -157,6 +257,7 @@ def folder(
         licence=licence,
         channels=channels,
         skip_unreadable=skip_unreadable,
+        deidentify_check=deidentify_check,
         force=force,
         say=_to_stderr,
     )
@@ -178,6 +279,13 @@ def _edges(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+([x, ]\d+){0,2}", text):
         raise SettingsError(f"expected a size like 224, 224x160 or 64x64x32, got '{text}'")
     return tuple(int(edge) for edge in re.split("[x, ]", text))
+
+
+def _height_and_width(text: str) -> tuple[int, int]:
+    edges = _edges(text)
+    if len(edges) > 2:
+        raise SettingsError(f"expected one or two edges for images, as in 224 or 448x224, got '{text}'")
+    return edges[0], edges[-1]
 
 
 def _summarise(out: Path, datalist: Datalist) -> None:

@@ -19,7 +19,6 @@ from medfl.data.abide_array import (
     Failures,
     Files,
     check_failures,
-    keep_rows,
     told,
     write_images,
     write_quarantine,
@@ -31,6 +30,7 @@ from medfl.data.atlas import place_atlas, write_atlas
 from medfl.data.atlas_grid import Grid, common_grid
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
+from medfl.data.new_array import keep_rows
 from medfl.data.own_images import QUARANTINE
 from medfl.data.table import row_list
 from medfl.errors import DataError

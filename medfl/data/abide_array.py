@@ -94,17 +94,6 @@ def check_failures(failed: Failures, maps: int, require_complete: bool) -> None:
         raise DataError(f"a complete set of maps is required, {len(failed)} can't be read: {told(failed)}.")
 
 
-def keep_rows(target: Path, rows: Sequence[int]) -> None:
-    """Keep some rows of an array file, in the order given."""
-    whole = np.load(target, mmap_mode="r")
-    beside = target.with_name(f"kept-{target.name}")
-    kept = new_array(beside, (len(rows), *whole.shape[1:]), whole.dtype)
-    for place, row in enumerate(rows):
-        kept[place] = whole[row]
-    kept.flush()
-    os.replace(beside, target)
-
-
 def write_quarantine(path: Path, failures: Failures, say: Say) -> None:
     """List what is missing or can't be read as CSV, and say so; nothing is written if nothing is."""
     if not failures:

@@ -22,7 +22,7 @@ RESIDENT_BYTES = 2 << 30
 """A split above this size stays in its file and is read batch by batch."""
 
 _CHANNELS = (1, 3)
-_DTYPES = (np.uint8, np.float16, np.float32, np.float64)
+_DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
 
 
 def open_array(path: Path) -> np.ndarray:
@@ -71,11 +71,12 @@ def channels_of(shape: Sequence[int]) -> int | None:
 class ArrayDataset:
     """Images and labels of one split of one site; it fulfils `medfl.contract.Dataset`.
 
-    A batch is ``(x / 255 - mean) / std`` for uint8 images and ``(x - mean) / std`` for floating ones. Images with
+    A batch is ``(x / top - mean) / std`` for integers, where top is 255 for uint8 and 65535 for uint16, and
+    ``(x - mean) / std`` for floating ones. Images with
     channels come out as a permuted view, in channels-last layout, which is also what convolutions like best.
 
     Args:
-        images: The shared array; see `channels_of` for its shapes. uint8 or floating.
+        images: The shared array; see `channels_of` for its shapes. uint8, uint16 or floating.
         labels: The label of each row of the split, shape (n,).
         rows: The split's rows in `images`, shape (n,).
         mean: One number, or one for each channel.
@@ -134,7 +135,8 @@ class ArrayDataset:
 def _check(images: np.ndarray, rows: np.ndarray, labels: int) -> None:
     if images.dtype not in _DTYPES:
         raise DataError(
-            f"expected images of type uint8, float16, float32 or float64, got {images.dtype}. Convert the array."
+            f"expected images of type uint8, uint16, float16, float32 or float64, got {images.dtype}. Convert the "
+            "array."
         )
     if len(rows) != labels:
         raise DataError(f"expected one label for each row, got {labels} labels for {len(rows)} rows")
@@ -156,7 +158,7 @@ def _affine(
             raise DataError(f"expected 1 or {count} numbers in {name} for {count} channels, got {len(values)}")
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std) > 0):
         raise DataError(f"expected finite numbers in mean, and every std > 0, got mean {list(mean)}, std {list(std)}")
-    unit = 255.0 if images.dtype == np.uint8 else 1.0
+    unit = float(np.iinfo(images.dtype).max) if images.dtype.kind == "u" else 1.0
     spread = np.asarray(std, dtype=np.float64)
     scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
     return _pattern(scale, images, count), _pattern(shift, images, count)

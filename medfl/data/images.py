@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from medfl.data.dicom import read_dicom
+from medfl.data.dicom_header import decoding, is_dicom, open_dicom
+from medfl.data.dicom_identity import check_identity, is_burned_in, refuse_identity
 from medfl.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -39,7 +42,6 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".dc
 _GREY = ("1", "L", "LA")
 _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 _DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-_MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,28 @@ class Kind:
     deep: bool
 
 
-def look_at(path: Path) -> Kind:
+def look_at(path: Path, check: str = "strip") -> Kind:
     """What an image file holds; its pixels are not read.
+
+    Args:
+        path: The file.
+        check: One of `medfl.data.dicom_identity.CHECKS`: what becomes of DICOM files that may tell who the patient is.
 
     Raises:
         DataError: If it is no image, or of a kind that can't be read.
     """
     kind = _format(path)
     if kind == "nifti":
-        with _decoding():
+        with decoding():
             volume = _open_nifti(path)
         _check_nifti(volume)
         return Kind(2 if _is_slice(volume.shape) else 3, colour=False, deep=True)
     if kind == "dicom":
-        colour = _open_dicom(path, pixels=False).SamplesPerPixel == 3
+        header = open_dicom(path, pixels=False)
+        if check == "refuse":
+            with decoding():
+                refuse_identity(check_identity(header), is_burned_in(header))
+        colour = header.SamplesPerPixel == 3
         return Kind(2, colour=colour, deep=not colour)
     with _open_pillow(path) as image:
         return Kind(2, colour=image.mode not in (*_GREY, *_DEEP), deep=image.mode in _DEEP)
@@ -94,7 +104,7 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
     if channels not in (1, 3):
         raise SettingsError(f"expected 1 or 3 channels, got {channels}")
     kind = _format(path)
-    pixels = {"nifti": _read_nifti, "dicom": _read_dicom}.get(kind, _read_pillow)(path)
+    pixels = {"nifti": _read_nifti, "dicom": _read_dicom}.get(kind, read_picture)(path)
     if kind == "nifti" and pixels.ndim == 3:
         return _volume(pixels, size, channels)
     if len(size) != 2:
@@ -150,16 +160,7 @@ def _format(path: Path) -> str:
         raise DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.") from None
     if path.name.lower().endswith((".nii", ".nii.gz")):
         return "nifti"
-    return "dicom" if head[128:] == b"DICM" else "pillow"
-
-
-@contextlib.contextmanager
-def _decoding() -> Iterator[None]:
-    """Whatever a decoder raises means a damaged file; its own message may name the file, so only its type is kept."""
-    try:
-        yield
-    except Exception as error:
-        raise DataError(f"the image file is damaged or cut short ({type(error).__name__}). Export it again.") from None
+    return "dicom" if is_dicom(head) or path.name.lower().endswith(".dcm") else "pillow"
 
 
 def _one_frame(frames: int) -> None:
@@ -176,14 +177,14 @@ def _open_pillow(path: Path) -> Iterator[PillowImage]:
             image = stack.enter_context(Image.open(path))
         except UnidentifiedImageError:
             raise DataError(
-                "the file is no image of a known kind (PNG, JPEG, TIFF, BMP, DICOM with its preamble, NIfTI). "
+                "the file is no image of a known kind (PNG, JPEG, TIFF, BMP, DICOM, NIfTI). "
                 "Convert it, or leave it out."
             ) from None
         except Image.DecompressionBombError:
             raise DataError("the image has more than 178 million pixels. Cut out or shrink what matters.") from None
         except Exception as error:
             raise DataError(f"the image file is damaged ({type(error).__name__}). Export it again.") from None
-        with _decoding():
+        with decoding():
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
         _one_frame(frames)
         _check_mode(image)
@@ -208,11 +209,16 @@ def _is_deep(codec: str, args: object) -> bool:
     return any(isinstance(arg, str) and ";16" in arg for arg in given)
 
 
-def _read_pillow(path: Path) -> np.ndarray:
+def read_picture(path: Path) -> np.ndarray:
+    """The pixels of what Pillow reads, at the size they have: uint8, (H, W) or (H, W, 3), or float32 in [0, 1], (H, W).
+
+    Raises:
+        DataError: If it can't be read.
+    """
     from PIL import ImageOps
 
     with _open_pillow(path) as image:
-        with _decoding():
+        with decoding():
             turned = ImageOps.exif_transpose(image)
             turned.load()
         if turned.mode in _DEEP:
@@ -221,46 +227,12 @@ def _read_pillow(path: Path) -> np.ndarray:
         return np.asarray(turned.convert("L" if turned.mode in _GREY else "RGB"))
 
 
-def _open_dicom(path: Path, *, pixels: bool) -> Any:
-    """A DICOM file that can be read. Only what describes the pixels is ever looked at, nothing about the patient."""
-    import pydicom
-
-    with _decoding():
-        dataset = pydicom.dcmread(path, stop_before_pixels=not pixels)
-        empty = "Rows" not in dataset or (pixels and "PixelData" not in dataset)
-        frames = int(dataset.get("NumberOfFrames") or 1)
-    if empty:
-        raise DataError("the DICOM file holds no pixels (a report or a plan?). Leave it out.")
-    _one_frame(frames)
-    with _decoding():
-        samples, bits = int(dataset.SamplesPerPixel), int(dataset.BitsAllocated)
-        meaning, syntax = str(dataset.PhotometricInterpretation), dataset.file_meta.TransferSyntaxUID
-        readable = not syntax.is_compressed or pydicom.pixels.get_decoder(syntax).is_available
-    grey = samples == 1 and meaning in _MONOCHROME
-    if not grey and not (samples == 3 and bits == 8 and (meaning == "RGB" or meaning.startswith("YBR_"))):
-        raise DataError(
-            f"expected a DICOM image in grey or in 8-bit RGB or YBR, got {meaning} with {samples} samples of {bits} "
-            "bits a pixel. Export it in grey or RGB."
-        )
-    if not readable:
-        raise DataError(
-            f"the DICOM file's compression ({syntax.name}) needs another package: pip install "
-            "python-gdcm, or export it without compression."
-        )
-    return dataset
-
-
 def _read_dicom(path: Path) -> np.ndarray:
-    dataset = _open_dicom(path, pixels=True)
-    from pydicom.pixels import apply_modality_lut
-
-    with _decoding():
-        stored = dataset.pixel_array
-        if dataset.SamplesPerPixel == 3:
-            return np.asarray(stored)
-        values = apply_modality_lut(stored, dataset)
-    unit = _to_unit(values)
-    return 1 - unit if dataset.PhotometricInterpretation == "MONOCHROME1" else unit
+    image = read_dicom(path)
+    if image.pixels.ndim == 3:
+        return image.pixels
+    unit = _to_unit(image.values())
+    return 1 - unit if image.inverted else unit
 
 
 def _open_nifti(path: Path) -> Any:
@@ -282,10 +254,10 @@ def _check_nifti(volume: Any) -> None:
 def _read_nifti(path: Path) -> np.ndarray:
     import nibabel
 
-    with _decoding():
+    with decoding():
         volume = _open_nifti(path)
     _check_nifti(volume)
-    with _decoding():
+    with decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)
     unit = _to_unit(values.reshape(values.shape[:3]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,9 @@ from medfl.data.quiet import quiet_decoders
 from medfl.data.sites import load_site
 from medfl.errors import DataError
 
+Read = Callable[[Path, tuple[int, ...], int], np.ndarray]
+"""Reads an image file at a size and with a number of channels, as `medfl.data.images.read_image` does."""
+
 
 class ImageFiles:
     """The images of a folder, in the order of their names; labels are not known.
@@ -26,13 +29,20 @@ class ImageFiles:
         channels: Channels that the network takes.
         mean: As in training.
         std: As in training.
+        read: Reads a file.
 
     Raises:
         DataError: If there is no image.
     """
 
     def __init__(
-        self, folder: Path, size: Sequence[int], channels: int, mean: Sequence[float], std: Sequence[float]
+        self,
+        folder: Path,
+        size: Sequence[int],
+        channels: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        read: Read = read_image,
     ) -> None:
         self.files = sorted(path for path in folder.rglob("*") if _is_image(path))
         if not self.files:
@@ -41,7 +51,7 @@ class ImageFiles:
                 "or the folder of a site."
             )
         self._folder, self._size, self._channels = folder, tuple(size), channels
-        self._mean, self._std = mean, std
+        self._mean, self._std, self._read = mean, std, read
 
     def __len__(self) -> int:
         return len(self.files)
@@ -51,7 +61,7 @@ class ImageFiles:
         path = self.files[row]
         try:
             with quiet_decoders():
-                images = read_image(path, self._size, self._channels)[np.newaxis]
+                images = self._read(path, self._size, self._channels)[np.newaxis]
         except DataError as error:
             where = f"image {row + 1} of {len(self)} in {self._folder}, in the order of the names"
             raise DataError(f"{where}: {error}") from None
@@ -98,6 +108,7 @@ def load_images(
     num_classes: int,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
+    read: Read = read_image,
 ) -> ImageFiles | SiteImages:
     """What a bundle's ``inference.json`` predicts.
 
@@ -109,6 +120,7 @@ def load_images(
         num_classes: Number of classes.
         mean: As in training.
         std: As in training.
+        read: Reads an image file.
 
     Raises:
         DataError: If the folder is not there or holds nothing to predict.
@@ -119,4 +131,4 @@ def load_images(
     if (folder / FILE).is_file():
         return SiteImages(folder, num_classes, mean, std)
     edges = [size] * spatial_dims if isinstance(size, int) else list(size)
-    return ImageFiles(folder, edges, in_channels, mean, std)
+    return ImageFiles(folder, edges, in_channels, mean, std, read)

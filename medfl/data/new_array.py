@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,17 @@ def new_array(path: Path, shape: Sequence[int], dtype: DTypeLike) -> np.memmap:
             "room, give an --out on another disk, or choose a smaller size."
         )
     return np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=tuple(shape))
+
+
+def keep_rows(target: Path, rows: Sequence[int]) -> None:
+    """Keep some rows of an array file, in the order given."""
+    whole = np.load(target, mmap_mode="r")
+    beside = target.with_name(f"kept-{target.name}")
+    kept = new_array(beside, (len(rows), *whole.shape[1:]), whole.dtype)
+    for place, row in enumerate(rows):
+        kept[place] = whole[row]
+    kept.flush()
+    os.replace(beside, target)
 
 
 def _free(folder: Path) -> int:

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -22,15 +23,16 @@ from typing import TypeVar
 import numpy as np
 
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
+from medfl.data.dicom_identity import CHECKS
 from medfl.data.folders import check_free, written_whole
 from medfl.data.image_files import ImageFolder
 from medfl.data.images import Kind, look_at, read_image
-from medfl.data.new_array import new_array
+from medfl.data.new_array import keep_rows, new_array
 from medfl.data.own_labels import Columns, Rows, read_rows
 from medfl.data.progress import progress
 from medfl.data.quiet import quiet_decoders
 from medfl.data.table import read_table, row_list
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, SettingsError, did_you_mean
 
 QUARANTINE = "quarantine.csv"
 """The table rows that were left out, with reasons; it is written only if there are any."""
@@ -74,6 +76,7 @@ def prepare(
     licence: str = "not stated",
     channels: int | None = None,
     skip_unreadable: bool = False,
+    deidentify_check: str = "strip",
     force: bool = False,
     say: Say = lambda _: None,
 ) -> Datalist:
@@ -89,6 +92,8 @@ def prepare(
         licence: Terms of use, for the data list.
         channels: 1 or 3; None means 3 if any image is in colour, otherwise 1.
         skip_unreadable: Whether images that can't be read are left out and listed in `QUARANTINE`.
+        deidentify_check: ``strip``: nothing is kept of what a DICOM file says of its patient; ``refuse``: a file that
+            says anything that may tell who it is counts as one that can't be read.
         force: Whether a data set that is there may be replaced.
         say: Gets licence, warnings and progress, a line each.
 
@@ -99,6 +104,8 @@ def prepare(
         DataError: If the table, a file, or what they say together is wrong, or `out` may not be written.
         SettingsError: If the columns, the size or the channels are impossible.
     """
+    if deidentify_check not in CHECKS:
+        raise SettingsError(f"unknown deidentify check '{deidentify_check}'. {did_you_mean(deidentify_check, CHECKS)}")
     check_free(out, force, [images, table])
     name = name or out.absolute().name
     rows = read_rows(read_table(table), columns)
@@ -106,7 +113,7 @@ def prepare(
     say(f"{name}: licence {licence}")
     if columns.group is None:
         say(NO_GROUPS)
-    known, failed = _look(files, say)
+    known, failed = _look(files, deidentify_check, say)
     if not known:
         raise _unreadable(failed, rows)
     form = _form(known, rows, size, channels)
@@ -116,7 +123,7 @@ def prepare(
         failed |= {place: bad[number] for number, place in enumerate(known) if number in bad}
         kept = _kept(rows, failed, skip_unreadable)
         if bad:
-            _shorten(array, len(kept))
+            keep_rows(array, range(len(kept)))
         if failed:
             _write_quarantine(folder / QUARANTINE, rows, failed, say)
         datalist = _datalist(name, licence, rows, kept, failed)
@@ -124,11 +131,11 @@ def prepare(
     return datalist
 
 
-def _look(files: Sequence[Path], say: Say) -> tuple[dict[int, Kind], dict[int, str]]:
+def _look(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, Kind], dict[int, str]]:
     """Place in `files` to what the file holds, or to the reason why it can't be read."""
     known: dict[int, Kind] = {}
     failed: dict[int, str] = {}
-    for place, kind in enumerate(_each(look_at, files, "looking at", say)):
+    for place, kind in enumerate(_each(partial(look_at, check=check), files, "looking at", say)):
         if isinstance(kind, DataError):
             failed[place] = str(kind)
         else:
@@ -211,16 +218,6 @@ def _write_images(target: Path, files: Sequence[Path], form: Form, say: Say) -> 
             array[place - len(failed)] = image / np.float32(255)
     array.flush()
     return failed
-
-
-def _shorten(target: Path, rows: int) -> None:
-    """Drop the rows of an array file that were not written."""
-    whole = np.load(target, mmap_mode="r")
-    beside = target.with_name(f"short-{target.name}")
-    short = new_array(beside, (rows, *whole.shape[1:]), whole.dtype)
-    short[:] = whole[:rows]
-    short.flush()
-    os.replace(beside, target)
 
 
 def _unreadable(failed: Mapping[int, str], rows: Rows) -> DataError:

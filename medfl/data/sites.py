@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,20 @@ from medfl.errors import DataError, did_you_mean
 GLOBAL = "global"
 """The folder of the test set that the server holds; no site may have this name."""
 
+PUBLIC = "public"
+"""The folder of data that everybody may see, which the server trains on; no site may have this name."""
+
+NO_SITES = (GLOBAL, PUBLIC)
+"""Whose test images are nobody's: rows of scores under these names are no site's."""
+
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
 
 PARTITION = "partition.json"
 """Beside the sites: how they were made."""
+
+FACTS = ("sex", "centre")
+"""Entries of a data list by which a report tells test images apart: sex of the person, and scanning centre."""
 
 
 @dataclass
@@ -47,7 +56,7 @@ class SiteData:
         shape: Of an image as networks get it: channels, then height and width, or depth, height and width.
         source: Name of the data set.
         modality: How the images were taken.
-        test_sex: Sex of the person of each test image as the data list has it; None where it is not known.
+        test_facts: Each of `FACTS` to what the data list says of each test image; None where it is not known.
     """
 
     name: str
@@ -59,11 +68,11 @@ class SiteData:
     shape: tuple[int, ...] = ()
     source: str = ""
     modality: str = ""
-    test_sex: tuple[str | None, ...] = ()
+    test_facts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
 
 
 def site_names(dataset_dir: Path) -> list[str]:
-    """The sites of a partitioned data set: its folders that hold a data list, sorted; not ``global``.
+    """The sites of a partitioned data set: its folders that hold a data list, sorted; not those of `NO_SITES`.
 
     Raises:
         DataError: If there is no site, a site has a reserved name, or a site's folder lacks its list.
@@ -71,9 +80,9 @@ def site_names(dataset_dir: Path) -> list[str]:
     if not dataset_dir.is_dir():
         raise DataError(f"expected the folder of a partitioned data set, there is none at {dataset_dir}.")
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
-    names = [path.name for path in folders if path.name != GLOBAL and (path / FILE).is_file()]
+    names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
     for path in folders:
-        if path.name not in (*names, GLOBAL) and ((path / CARD).exists() or path.name.startswith("site-")):
+        if path.name not in (*names, *NO_SITES) and ((path / CARD).exists() or path.name.startswith("site-")):
             read_bytes(path)  # says what is missing
     if SERVER in names:
         raise DataError(f"the name '{SERVER}' is reserved for the server. Rename the folder {dataset_dir / SERVER}.")
@@ -144,8 +153,8 @@ def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequen
     classes = tuple(datalist.labels.get(str(number), str(number)) for number in range(num_classes))
     shape = image_shape(images.shape)
     splits = (parts["training"], parts["validation"], parts["test"])
-    test_sex = tuple(entry_text(record, "sex") for record in datalist.splits["test"])
-    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, test_sex)
+    facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
+    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, facts)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:

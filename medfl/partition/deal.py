@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from medfl import streams
 from medfl.contract import SERVER
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import NO_SITES
 from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
 from medfl.partition.by_site import folder_name
 from medfl.partition.writing import numbered
@@ -102,7 +102,7 @@ def _typed(kind: Any, value: Any, name: str, plan: Plan) -> Any:
 
 def _check_names(parts: Mapping[str, np.ndarray], plan: Plan) -> None:
     for name in parts:
-        if name.casefold() in (GLOBAL, SERVER):
+        if name.casefold() in (*NO_SITES, SERVER):
             raise DataError(f"no site may be called '{name}', as medfl uses this name. Call it something else.")
         if folder_name(name) != name or not name:
             raise DataError(_broken(plan, "must name its sites with letters, digits, '_' and '-' only"))

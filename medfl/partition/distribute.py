@@ -10,12 +10,12 @@ import numpy as np
 from medfl import streams
 from medfl.data.datalists import Datalist, Record, subjects_of
 from medfl.data.leaks import check_rows
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import GLOBAL, PUBLIC
 from medfl.errors import DataError, SettingsError
 from medfl.partition.deal import Scheme, check_column, deal
 from medfl.partition.holdouts import local_splits, per_class
 from medfl.partition.overlap import REASON, find_overlap, images, refuse, sentence
-from medfl.partition.units import column_of, find_units, majority
+from medfl.partition.units import column_of, find_units, majority, strata_of
 from medfl.partition.writing import Notes, not_distributed
 
 if TYPE_CHECKING:
@@ -125,15 +125,31 @@ class Distribution:
     def splits(self) -> Splits:
         """The records of each site's splits, and of the server's."""
         by_site: Splits = {}
+        columns = self.plan.stratify
+        strata = strata_of(self.records, columns) if columns else None
         for number, name in enumerate(self.names):
             mine = np.flatnonzero(self.owner[self.units] == number)
             records = [self.records[image] for image in mine.tolist()]
-            by_site[name] = local_splits(records, self.plan, name, self.units[mine])
+            by_site[name] = local_splits(
+                records, self.plan, name, self.units[mine], None if strata is None else strata[mine]
+            )
         self._look_back(by_site)
         held = self.test if self.plan.global_test == "official" else self._records_of(HELD)
         if held:
             by_site[GLOBAL] = {"test": held}
+        if self.plan.public == "validation":
+            by_site[PUBLIC] = {"training": self._validation()}
         return by_site
+
+    def _validation(self) -> list[Record]:
+        """The pooled validation split, as public data."""
+        records = self.source.splits["validation"]
+        if not records:
+            raise DataError(
+                f"expected a validation split in the pooled data set '{self.source.name}' to make it public, there is "
+                "none. Leave --public out, or prepare it again with one."
+            )
+        return records
 
     def _compare_labels(self, rows: np.ndarray) -> None:
         """Note identical images whose labels differ: one of them is wrong."""

@@ -18,51 +18,71 @@ if TYPE_CHECKING:
     from medfl.partition.plan import Plan
 
 
-def holdout(labels: np.ndarray, fraction: float, rng: np.random.Generator, keep: int = 1) -> np.ndarray:
+def holdout(
+    labels: np.ndarray,
+    fraction: float,
+    rng: np.random.Generator,
+    keep: int = 1,
+    strata: np.ndarray | None = None,
+) -> np.ndarray:
     """Choose a stratified share of units.
 
     Each class gives its share, rounded down; the classes with the largest remainders give one more (ties by chance)
-    until the total is `fraction` of all, rounded to the nearest.
+    until the total is `fraction` of all, rounded to the nearest. What a class gives is shared out alike among its
+    strata.
 
     Args:
         labels: Label of each unit, shape (n,).
         fraction: Share to choose, in [0, 1).
         rng: Source of randomness.
         keep: Units that must remain, where there are that many.
+        strata: What else to stratify by, a number for each unit, shape (n,); None means nothing.
 
     Returns:
         Mask of the chosen units, shape (n,), bool.
     """
-    classes, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     total = max(0, min(math.floor(len(labels) * fraction + 0.5), len(labels) - keep))
-    exact = sizes * (total / max(len(labels), 1))
-    take = np.floor(exact + 1e-9).astype(np.int64)
-    order = np.lexsort((rng.random(len(classes)), -np.round(exact - take, 9)))
-    take[order[: total - take.sum()]] += 1
     chosen = np.zeros(len(labels), dtype=bool)
-    for number, count in enumerate(take):
-        chosen[rng.permutation(np.flatnonzero(inverse == number))[:count]] = True
+    chosen[_choose(np.arange(len(labels)), total, rng, *([labels] if strata is None else [labels, strata]))] = True
     return chosen
 
 
-def fold_of(labels: np.ndarray, folds: int, fold: int, rng: np.random.Generator) -> np.ndarray:
+def _choose(members: np.ndarray, total: int, rng: np.random.Generator, *keys: np.ndarray) -> np.ndarray:
+    """Choose `total` members, in shares by the first key, within each of its values by the second, and so on."""
+    if not keys:
+        return rng.permutation(members)[:total]
+    _, inverse, sizes = np.unique(keys[0][members], return_inverse=True, return_counts=True)
+    exact = sizes * (total / max(len(members), 1))
+    take = np.floor(exact + 1e-9).astype(np.int64)
+    order = np.lexsort((rng.random(len(sizes)), -np.round(exact - take, 9)))
+    take[order[: total - take.sum()]] += 1
+    parts = [_choose(members[inverse == number], count, rng, *keys[1:]) for number, count in enumerate(take.tolist())]
+    return np.concatenate([members[:0], *parts])
+
+
+def fold_of(
+    labels: np.ndarray, folds: int, fold: int, rng: np.random.Generator, strata: np.ndarray | None = None
+) -> np.ndarray:
     """Choose one of several folds that have equal sizes and are stratified.
 
-    Each unit is in exactly one fold, as long as the generator begins alike for each; sizes of folds, and of a class in
-    them, differ by at most 1.
+    Each unit is in exactly one fold, as long as the generator begins alike for each. Sizes of folds, of a class in
+    them, and of a class of one stratum in them, differ by at most 1; so those of a stratum differ by at most the number
+    of classes. A stratum with fewer units than folds is in some folds only.
 
     Args:
         labels: Label of each unit, shape (n,); none, or at least `folds`.
         folds: Number of folds, >= 2.
         fold: Which one, from 0.
         rng: Source of randomness.
+        strata: What else to stratify by, a number >= 0 for each unit, shape (n,); None means nothing.
 
     Returns:
         Mask of the chosen units, shape (n,), bool.
     """
     chosen = np.zeros(len(labels), dtype=bool)
     if len(labels):
-        chosen[iid(labels, folds, rng=rng)[fold]] = True
+        cells = labels if strata is None else labels * (strata.max() + 1) + strata  # a class's cells follow each other
+        chosen[iid(cells, folds, rng=rng)[fold]] = True
     return chosen
 
 
@@ -103,7 +123,11 @@ def per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.random.
 
 
 def local_splits(
-    records: Sequence[Record], plan: Plan, name: str, units: np.ndarray | None = None
+    records: Sequence[Record],
+    plan: Plan,
+    name: str,
+    units: np.ndarray | None = None,
+    strata: np.ndarray | None = None,
 ) -> dict[str, list[Record]]:
     """Split one site's records into training, validation and test; keyed by (seed, site), whatever others have.
 
@@ -112,6 +136,7 @@ def local_splits(
         plan: The plan.
         name: The site's name.
         units: What stays together: a number for each record, shape (n,); None means the records of a subject.
+        strata: What to stratify by besides labels: a number >= 0 for each record, shape (n,); None means nothing.
 
     Raises:
         SettingsError: If a site has fewer units than folds.
@@ -119,16 +144,19 @@ def local_splits(
     units = find_units(subjects_of(records) if units is None else units.tolist())
     labels = np.array([record["label"] for record in records], dtype=np.int64)
     labels = majority(units, labels)
-    test, rng = _local_test(labels, plan, name)
+    strata = None if strata is None else majority(units, strata)
+    test, rng = _local_test(labels, strata, plan, name)
     rest = np.flatnonzero(~test)
     share = min(plan.val_fraction * len(labels) / max(len(rest), 1), 1.0)
     val = np.zeros_like(test)
-    val[rest[holdout(labels[rest], share, rng)]] = True
+    val[rest[holdout(labels[rest], share, rng, strata=None if strata is None else strata[rest])]] = True
     masks = {"training": ~test & ~val, "validation": val, "test": test}
     return {split: [records[row] for row in np.flatnonzero(mask[units]).tolist()] for split, mask in masks.items()}
 
 
-def _local_test(labels: np.ndarray, plan: Plan, name: str) -> tuple[np.ndarray, np.random.Generator]:
+def _local_test(
+    labels: np.ndarray, strata: np.ndarray | None, plan: Plan, name: str
+) -> tuple[np.ndarray, np.random.Generator]:
     """Mask of a site's test units, and the generator for what comes after."""
     if plan.test == "k_fold":
         if 0 < len(labels) < plan.folds:
@@ -137,6 +165,6 @@ def _local_test(labels: np.ndarray, plan: Plan, name: str) -> tuple[np.ndarray, 
                 f"{plan.folds} folds. Ask for fewer folds, or for sites with more images."
             )
         rng = np.random.default_rng(streams.seed_of(plan.seed, name, "folds"))
-        return fold_of(labels, plan.folds, plan.fold, rng), rng
+        return fold_of(labels, plan.folds, plan.fold, rng, strata), rng
     rng = np.random.default_rng(streams.seed_of(plan.seed, name, "holdout"))
-    return holdout(labels, plan.test_fraction if plan.test == "fraction" else 0.0, rng), rng
+    return holdout(labels, plan.test_fraction if plan.test == "fraction" else 0.0, rng, strata=strata), rng

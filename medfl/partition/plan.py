@@ -29,6 +29,9 @@ GlobalTest = Literal["official", "per_class", "remainder", "none"]
 """The server's test set: the pooled test split, images of each class from the training split, what the scheme leaves
 over, or none."""
 
+Public = Literal["none", "validation"]
+"""Data that everybody may see, which only the server trains on: none, or the pooled validation split."""
+
 Duplicates = Literal["refuse", "drop"]
 """What happens to training images that are in the server's test set as well."""
 
@@ -49,8 +52,10 @@ class Plan:
         folds: With ``k_fold``: number of folds, >= 2.
         fold: With ``k_fold``: the fold that is the test set, in 0..folds-1.
         val_fraction: Share of a site's units that become its validation set, in [0, 1); with the test set below 1.
+        stratify: Columns of the data list by which a site's test and validation sets are stratified, besides labels.
         global_test: What the server's test set is.
         per_class: With ``per_class``: images of each class, >= 1.
+        public: What becomes public data; they are nobody's private data then.
         column: The column of the data list by which the scheme goes, if it does.
         duplicates: What happens to training images that are in the server's test set as well.
         allow_leaks: Kinds of leaks between training and the server's test set that stay: ``subjects``, ``pixels``.
@@ -65,18 +70,22 @@ class Plan:
     folds: int = 5
     fold: int = 0
     val_fraction: float = 0.0
+    stratify: Sequence[str] = ()
     global_test: GlobalTest = "official"
     per_class: int = 30
+    public: Public = "none"
     column: str | None = None
     duplicates: Duplicates = "refuse"
     allow_leaks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        kinds = {"test": TestPolicy, "global_test": GlobalTest, "duplicates": Duplicates}
+        kinds = {"test": TestPolicy, "global_test": GlobalTest, "public": Public, "duplicates": Duplicates}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 hint = did_you_mean(str(getattr(self, name)), get_args(kind))
                 raise SettingsError(f"unknown '{getattr(self, name)}' for {name}. {hint}")
+        if isinstance(self.stratify, str) or not all(isinstance(column, str) for column in self.stratify):
+            raise SettingsError(f"expected a list of columns to stratify by, such as [centre], got {self.stratify!r}")
         if self.seed < 0:
             raise SettingsError(f"expected a seed >= 0, got {self.seed}")
         if self.folds < 2 or not 0 <= self.fold < self.folds:
@@ -111,7 +120,7 @@ def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool 
         force: Whether a partition that is there may be replaced.
 
     Returns:
-        Name to data list of each site, and ``global`` where the server has a test set.
+        Name to data list of each site, ``global`` where the server has a test set, and ``public``.
 
     Raises:
         DataError: If the pooled data set is wrong, training images are in the server's test set as well, or `out` may

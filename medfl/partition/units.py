@@ -85,6 +85,24 @@ def column_of(records: Sequence[Record], column: str) -> np.ndarray:
     )
 
 
+def strata_of(records: Sequence[Record], columns: Sequence[str]) -> np.ndarray:
+    """Number the combinations of entries that some columns of a data list have.
+
+    Args:
+        records: The images.
+        columns: Their names, at least one.
+
+    Returns:
+        A number from 0 for each image, shape (n,), int64: equal where all entries are.
+
+    Raises:
+        DataError: As `column_of` does.
+    """
+    entries = np.stack([np.unique(column_of(records, column), return_inverse=True)[1] for column in columns])
+    strata: np.ndarray = np.unique(entries, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return strata
+
+
 def _root(parent: list[int], image: int) -> int:
     while parent[image] != image:
         parent[image] = parent[parent[image]]

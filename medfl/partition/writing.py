@@ -14,7 +14,7 @@ import numpy as np
 
 import medfl
 from medfl.data.datalists import FILE, Datalist, Record, write_datalist
-from medfl.data.sites import CARD, GLOBAL
+from medfl.data.sites import CARD, NO_SITES
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def totals(datalist: Datalist) -> list[int]:
 def not_distributed(source: Datalist, plan: Plan) -> dict[str, int]:
     """Splits of the pooled data set that are nowhere in the partition, to their sizes."""
     kept = {"training", "test"} if plan.global_test == "official" else {"training"}
+    kept |= {"validation"} if plan.public == "validation" else set()
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 
 
@@ -128,7 +129,7 @@ def draw(folder: Path, written: Mapping[str, Datalist]) -> None:
 
     datalist = next(iter(written.values()))
     classes = [datalist.labels.get(str(label), str(label)) for label in range(datalist.num_classes)]
-    sites = {name: totals(found) for name, found in written.items() if name != GLOBAL}
+    sites = {name: totals(found) for name, found in written.items() if name not in NO_SITES}
     save_figure(holdings_figure(sites, classes), folder / PICTURE)
 
 
@@ -142,12 +143,16 @@ def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
     }
     used = ["seed", "test", *keys.get(plan.test, ()), "val_fraction", "global_test", *keys.get(plan.global_test, ())]
     column = {} if plan.column is None else {"column": plan.column}
+    stratify = {"stratify": list(plan.stratify)} if plan.stratify else {}
+    public = {} if plan.public == "none" else {"public": plan.public}
     return {
         "scheme": plan.scheme,
         "options": dict(plan.options),
         **column,
-        "sites": sum(name != GLOBAL for name in splits),
+        "sites": sum(name not in NO_SITES for name in splits),
         **{key: getattr(plan, key) for key in used},
+        **stratify,
+        **public,
     }
 
 

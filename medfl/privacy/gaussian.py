@@ -22,6 +22,9 @@ from medfl.settings import Privacy
 SENSITIVITY = {"add_remove": 1.0, "replace": 2.0}
 """Adjacency to how far one unit can move a clipped update, in units of the clipping bound."""
 
+FAINTEST = 1e-9
+"""The smallest mu of all releases together; below it differences of probabilities drown in rounding."""
+
 
 def epsilon(sigma: float, releases: int, delta: float, sensitivity: float = 1.0) -> float:
     """The smallest epsilon that holds with delta for so many releases.
@@ -62,7 +65,7 @@ def calibrate(epsilon: float, releases: int, delta: float, sensitivity: float = 
         Standard deviation of the noise over the clipping bound.
 
     Raises:
-        SettingsError: If an argument is out of range.
+        SettingsError: If an argument is out of range, or the budget is too small to be reckoned with.
 
     Example:
         >>> round(calibrate(5.0, releases=20, delta=1e-5), 4)
@@ -76,37 +79,18 @@ def calibrate(epsilon: float, releases: int, delta: float, sensitivity: float = 
     while _log_delta(epsilon, high) <= log_delta:
         high *= 2
     mu = _boundary(lambda candidate: _log_delta(epsilon, candidate) <= log_delta, 0.0, high)[0]
+    if mu < FAINTEST:
+        raise SettingsError(
+            f"A privacy budget of epsilon {epsilon:g} with delta {delta:g} over {releases} releases can't be reached: "
+            f"it asks for noise of more than {sensitivity * math.sqrt(releases) / FAINTEST:.3g} times the clipping "
+            "bound. Raise epsilon or delta."
+        )
     return sensitivity * math.sqrt(releases) / mu
 
 
 def noise_multiplier(privacy: Privacy, releases: int) -> float:
     """`calibrate` for the settings of a run, under the adjacency that they name."""
     return calibrate(privacy.epsilon, releases, privacy.delta, SENSITIVITY[privacy.adjacency])
-
-
-def describe(privacy: Privacy, releases: int) -> str:
-    """One sentence for the report: what is promised to whom, and by which reckoning.
-
-    Args:
-        privacy: The privacy settings of the run.
-        releases: How many updates a site sends at most.
-
-    Returns:
-        Names the unit, both adjacencies with their epsilon, delta, the number of releases and the accountant.
-    """
-    sigma = noise_multiplier(privacy, releases)
-    budgets = {name: epsilon(sigma, releases, privacy.delta, far) for name, far in SENSITIVITY.items()}
-    what = {"add_remove": "added or removed", "replace": "replaced by any other"}
-    chosen = privacy.adjacency
-    other = next(name for name in SENSITIVITY if name != chosen)
-    return (
-        f"Unit {privacy.unit}: each update is clipped to L2 norm {privacy.clip:g} and carries Gaussian noise of "
-        f"standard deviation {sigma * privacy.clip:.4g} ({sigma:.4g} times the bound), so that {releases} releases "
-        f"together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon {budgets[chosen]:.4g} for a "
-        f"{privacy.unit} that is {what[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
-        f"{budgets[other]:.4g} for one that is {what[other]} ('{other}'), by exact Gaussian composition (accountant "
-        f"'{privacy.accountant}'); this covers the updates, not the scores that are reported."
-    )
 
 
 def _check(releases: int, delta: float, sensitivity: float) -> None:

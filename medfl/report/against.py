@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from medfl.contract import Meta
 from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.report.fold_gains import compare_folds
 from medfl.report.formats import count, listed, score
 from medfl.report.gains import GAINS, LOSES, UNCLEAR, Comparison, Gain, Sets, compare_sites, mean_known, pair_up
-from medfl.report.groups import Group, by_data
+from medfl.report.groups import Group, folds_among, several
+from medfl.report.pools import by_people
 from medfl.report.scores import site_scores
 from medfl.report.selection import ALONE, key_metrics
 from medfl.report.words import metric_words
@@ -28,11 +30,13 @@ class Against:
 def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
     """The first section: each method against the sites alone, or plain scores where there is nothing to compare.
 
-    Runs on other data are other sites, whatever their names, so each data set has comparisons and a table of its own.
+    Runs on other data are other sites, whatever their names, so each data set has comparisons and a table of its own;
+    but folds test the same sites' people in turn, and are put together.
     """
     metrics = key_metrics(groups)
     comparisons, tables, left_over = [], [], []
-    for name, same in by_data(groups).items():
+    parts = by_people(groups)
+    for name, same in parts.items():
         found, left = _compared(same, metrics, tested, name)
         comparisons += found
         left_over += [Group(_named(group.label, name), group.runs) for group in left if group.method != ALONE]
@@ -42,14 +46,14 @@ def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
         "comparisons": comparisons,
         "plain": [table for table in tables if table["columns"]],
         "sentences": [*unshared, *_missing(groups, left_over), *_unscored(groups)],
-        "several": any(len(group.runs) > 1 for same in by_data(groups).values() for group in same),
+        "several": several([group for same in parts.values() for group in same]),
     }
 
 
 def _compared(
     groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets], data: str
 ) -> tuple[list[Against], list[Group]]:
-    """Groups on the same data against those alone, and the groups that are left without a comparison."""
+    """Groups on the same people against those alone, and the groups that are left without a comparison."""
     alone = [group for group in groups if group.method == ALONE]
     others = [group for group in groups if group.method != ALONE]
     found = [(group, _against(alone, group, metrics, tested, data)) for group in others]
@@ -70,7 +74,8 @@ def _against(
         if not pairs:
             continue
         label = _named(group.label, data)
-        found = [compare_sites(metric, label, pairs, tested) for metric in metrics]
+        way = compare_folds if folds_among([pair.other for pair in pairs]) else compare_sites
+        found = [way(metric, label, pairs, tested) for metric in metrics]
         scored = [one for one in found if one.mean.difference is not None]
         if not scored:
             return None
@@ -99,9 +104,9 @@ def _in_words(one: Comparison) -> str:
     open_ = len(known) - gained - lost
     parts = [(gained, "gain" if gained != 1 else "gains"), (lost, "lose" if lost != 1 else "loses")]
     parts.append((open_, f"show{'s' if open_ == 1 else ''} {UNCLEAR}"))
-    return (
-        f"{mean}. Of {count(len(known), 'site')}: {listed([f'{number} {words}' for number, words in parts if number])}."
-    )
+    fewer = " with an interval" if len(known) < sum(row.difference is not None for row in one.rows) else ""
+    told = listed([f"{number} {words}" for number, words in parts if number])
+    return f"{mean}. Of {count(len(known), 'site')}{fewer}: {told}."
 
 
 def _missing(groups: Sequence[Group], left: Sequence[Group]) -> list[str]:
@@ -127,7 +132,7 @@ def _unscored(groups: Sequence[Group]) -> list[str]:
 
 
 def _plain_table(name: str, groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets]) -> Meta:
-    """Sites in rows; groups, each with the metrics that it has, in columns. All runs are on the same data."""
+    """Sites in rows; groups, each with the metrics that it has, in columns. All runs are on the same people."""
     columns = [(group.label, metric, site_scores(group, metric, tested)) for group in groups for metric in metrics]
     known = [[one.value for one in scores if one.value is not None] for _, _, scores in columns]
     shown = [(*column, values) for column, values in zip(columns, known, strict=True) if values]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import GLOBAL, NO_SITES
 from medfl.report.figures import Curve, Look, looks
 from medfl.report.groups import Group
 from medfl.report.selection import ALONE
@@ -25,7 +25,7 @@ def ends(found: Sequence[Curve], after: str = "round {:.0f}") -> str:
 
 
 def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
-    """Mean over sites (and seeds) of a test score after each round, with a band from the worst to the best.
+    """Mean over sites (and seeds, folds) of a test score after each round, with a band from the worst to the best.
 
     It is the score of the model that sites take home: the personal one where there is one, else the global one.
 
@@ -39,7 +39,7 @@ def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
             (table["moment"] == "aggregated")
             & (table["split"] == "test")
             & (table["metric"] == metric)
-            & (table["site"] != GLOBAL)
+            & ~table["site"].isin(NO_SITES)
         ]
         kind = "personal" if (rows["model"] == "personal").any() else "global"
         tables.append(rows[rows["model"] == kind])
@@ -59,34 +59,34 @@ def loss_curve(group: Group, band: bool) -> Curve | None:
     return _curve(group.label, rows[(rows["split"] == "train") & (rows["metric"] == "loss")], band)
 
 
-def trained_curve(name: str, seeds: Sequence[Trajectory]) -> Curve | None:
-    """Score of the sites right after their training, as mean over the participants of a round and then over seeds.
+def trained_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
+    """Score of the sites right after their training, as mean over the participants of a round and then over the runs.
 
-    It has the rounds that all seeds have.
+    It has the rounds that all runs have.
 
     Returns:
         None for fewer than two.
     """
-    found = _seed_mean([way.trained.mean(axis=1) for way in seeds]).dropna()
+    found = _mean([way.trained.mean(axis=1) for way in ways]).dropna()
     return Curve(name, found.index.tolist(), found.tolist()) if len(found) > 1 else None
 
 
-def work_curve(name: str, seeds: Sequence[Trajectory]) -> Curve | None:
-    """Score on the server's test set against the seconds of work up to it, both as mean over seeds, round by round.
+def work_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
+    """Score on the server's test set against the seconds of work up to it, both as mean over runs, round by round.
 
-    It has the rounds that all seeds have.
+    It has the rounds that all runs have.
 
     Returns:
         None for fewer than two.
     """
-    work, scores = _seed_mean([way.seconds for way in seeds]), _seed_mean([way.server for way in seeds])
+    work, scores = _mean([way.seconds for way in ways]), _mean([way.server for way in ways])
     found = pd.DataFrame({"work": work, "score": scores}).dropna()
     return Curve(name, found["work"].tolist(), found["score"].tolist()) if len(found) > 1 else None
 
 
-def _seed_mean(seeds: Sequence[pd.Series[float]]) -> pd.Series[float]:
-    """Mean over seeds, round by round; NaN where one has no value."""
-    return pd.concat(seeds, axis=1).mean(axis=1, skipna=False)
+def _mean(runs: Sequence[pd.Series[float]]) -> pd.Series[float]:
+    """Mean over runs, round by round; NaN where one has no value."""
+    return pd.concat(runs, axis=1).mean(axis=1, skipna=False)
 
 
 def _curve(name: str, rows: pd.DataFrame, band: bool) -> Curve | None:

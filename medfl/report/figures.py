@@ -236,6 +236,28 @@ def reliability_figure(found: Sequence[Reliability], styles: Mapping[str, Look])
     return figure
 
 
+def gains_figure(points: Mapping[str, Mapping[str, float]], styles: Mapping[str, Look], label: str) -> Figure:
+    """What each method gains in each row, as marks on both sides of 0.
+
+    Source: Weng et al. 2025, FedSKD, figure 5a.
+
+    Args:
+        points: Name of a method to name of a row to the gain; at least one of each.
+        styles: Name of a method to its look, from `looks`.
+        label: Of the horizontal axis.
+    """
+    rows = sorted({row for gains in points.values() for row in gains}, reverse=True)
+    with _axes(0.7 + 0.2 * len(rows), len(points)) as (figure, axes):
+        axes.axvline(0, color=INK, linewidth=0.8)
+        for place, (name, gains) in enumerate(points.items()):
+            look, shift = styles[name], 0.12 * ((len(points) - 1) / 2 - place)  # so that equal gains don't cover
+            heights = [rows.index(row) + max(-0.3, min(0.3, shift)) for row in gains]
+            axes.scatter(list(gains.values()), heights, 22, color=look.colour, marker=look.marker, label=name)
+        axes.set(yticks=range(len(rows)), yticklabels=rows, ylim=(-0.6, len(rows) - 0.4), xlabel=label)
+        _legend(figure, axes)
+    return figure
+
+
 def svg(figure: Figure, name: str, description: str) -> Markup:
     """A figure as an SVG element for a page: without a document's head, dates, scripts or addresses.
 

@@ -11,8 +11,8 @@ from medfl.report.curves import ends, group_looks, trained_curve, work_curve
 from medfl.report.figures import Curve, Fall, Look, curves_figure, recovery_figure, svg
 from medfl.report.forgetting import forgetting_metric, measures_of, missing_of
 from medfl.report.formats import count, listed, score, signed
-from medfl.report.groups import Group
-from medfl.report.runs import RunRecord
+from medfl.report.groups import Group, several
+from medfl.report.runs import RunRecord, repetition
 from medfl.report.selection import named_runs
 from medfl.report.statistics import mean_std
 from medfl.report.trajectory import Trajectory, read_trajectory
@@ -102,7 +102,7 @@ class Scored:
 
     Attributes:
         label: Of the group.
-        runs: In the order of their seeds, at least one.
+        runs: In the order of their seeds and folds, at least one.
         ways: Of each run.
     """
 
@@ -126,17 +126,18 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     if not found:
         return _nothing(f"There is no {score_name} on test images to measure it by.")
     values = {one.label: [measures_of(way) for way in one.ways] for one in found}
-    tables = [_table(columns, values) for columns in (MAIN, MORE)]
+    over = several([Group(one.label, tuple(one.runs)) for one in found])
+    tables = [_table(columns, values, over) for columns in (MAIN, MORE)]
     heads = [column.head for table in tables for column in table["columns"]]
     unscored = [f"{listed(without)}: no {score_name} on test images."] if without else []
     return {
         "metric": score_name,
         "tables": [table for table in tables if table["columns"]],
         "meanings": {words: text for words, text in MEANINGS.items() if any(words in head for head in heads)},
-        "several": any(len(one.runs) > 1 for one in found),
+        "several": over,
         "sentences": [*_unlike_rounds(found), *_reasons(found), *unscored],
         "falls": _falls(found, group_looks(groups), score_name),
-        "curves": _curves(found, group_looks(groups), score_name),
+        "curves": _curves(found, group_looks(groups), score_name, over),
     }
 
 
@@ -168,10 +169,10 @@ def _reasons(found: Sequence[Scored]) -> list[str]:
 # ---- tables
 
 
-def _table(columns: Sequence[Column], values: dict[str, list[dict[str, float]]]) -> Meta:
-    """The columns that at least one run has a number for, and a row of cells for each group."""
+def _table(columns: Sequence[Column], values: dict[str, list[dict[str, float]]], over: str) -> Meta:
+    """The columns that at least one run has a number for, and a row of cells for each group, over seeds or folds."""
     shown = [column for column in columns if any(column.measure in run for runs in values.values() for run in runs)]
-    rows = {label: [_cell(column, runs) for column in shown] for label, runs in values.items()}
+    rows = {label: [_cell(column, runs, over) for column in shown] for label, runs in values.items()}
     return {
         "columns": shown,
         "rows": rows,
@@ -179,18 +180,18 @@ def _table(columns: Sequence[Column], values: dict[str, list[dict[str, float]]])
     }
 
 
-def _cell(column: Column, seeds: list[dict[str, float]]) -> Cell:
-    known = [run for run in seeds if column.measure in run]
+def _cell(column: Column, runs: list[dict[str, float]], over: str) -> Cell:
+    known = [run for run in runs if column.measure in run]
     if not known:
         return Cell(score(None))
     values = [run[column.measure] for run in known]
     mean, spread = mean_std(values)
     over_rounds = score(mean_std([run[column.spread] for run in known])[0]) if column.spread else ""
-    notes = [] if spread is None else [f"seed SD {score(spread)}"]
-    notes += [f"{len(known)} of {len(seeds)} seeds"] if len(known) < len(seeds) else []
+    notes = [] if spread is None else [f"{over.removesuffix('s')} SD {score(spread)}"]
+    notes += [f"{len(known)} of {len(runs)} {over}"] if len(known) < len(runs) else []
     if column.head.endswith("consistency") and 1 in values:  # that is, and only is, without an interval
         notes.append(NO_INTERVAL)
-        notes += [f"in {values.count(1)} of {len(known)} seeds"] if values.count(1) < len(known) else []
+        notes += [f"in {values.count(1)} of {len(known)} {over}"] if values.count(1) < len(known) else []
     return Cell(_text(column, mean), over_rounds, notes)
 
 
@@ -204,11 +205,15 @@ def _text(column: Column, value: float) -> str:
 
 
 def _falls(found: Sequence[Scored], styles: dict[str, Look], metric: str) -> Meta | None:
-    """The global test of the first seed of each group, with its recovery intervals."""
+    """The global test of the first run of each group, with its recovery intervals."""
     firsts = []
     for one in found:
         pairs = zip(one.runs, one.ways, strict=True)
-        scored = [(one.label, run.seed, way.server) for run, way in pairs if way.every_round() and len(way.server) > 1]
+        scored = [
+            (one.label, repetition(run.seed, run.fold), way.server)
+            for run, way in pairs
+            if way.every_round() and len(way.server) > 1
+        ]
         firsts += scored[:1]
     if not firsts:
         return None
@@ -217,10 +222,10 @@ def _falls(found: Sequence[Scored], styles: dict[str, Look], metric: str) -> Met
     room = 0.06 * (max(scores) - min(scores)) or 0.05
     limits = min(scores) - room, max(scores) + room
     pictures = []
-    for number, (label, seed, series) in enumerate(drawn):
+    for number, (label, which, series) in enumerate(drawn):
         curve = Curve(label, series.index.tolist(), series.tolist())
         fallen = _fallen(series.tolist())
-        text = f"{label}, seed {seed}: {_in_words(fallen, curve.rounds)}"
+        text = f"{label}, {which}: {_in_words(fallen, curve.rounds)}"
         figure = recovery_figure(curve, fallen, styles[label], f"{metric}, global test", limits)
         pictures.append({"svg": svg(figure, f"falls{number}", f"{metric}, global test. {text}"), "caption": text})
     left = [label for label, _, _ in firsts[DRAWN:]]
@@ -242,20 +247,20 @@ def _in_words(fallen: Sequence[Fall], rounds: Sequence[int]) -> str:
     return text + (f"; the peak of round {lost[0]} is not reached again." if lost else ".")
 
 
-def _curves(found: Sequence[Scored], styles: dict[str, Look], metric: str) -> list[Meta]:
+def _curves(found: Sequence[Scored], styles: dict[str, Look], metric: str, over: str) -> list[Meta]:
     """Scores right after training over the rounds, and the global test against the work."""
     pictures = []
-    seeds = " Mean over the seeds, for the rounds that all have." if any(len(one.runs) > 1 for one in found) else ""
+    means = f" Mean over the {over}, for the rounds that all have." if over else ""
     local = [curve for one in found if (curve := trained_curve(one.label, one.ways))]
     if local:
-        text = f"{metric} right after training, on the sites' test images: mean over the sites of a round.{seeds}"
+        text = f"{metric} right after training, on the sites' test images: mean over the sites of a round.{means}"
         figure = curves_figure(local, styles, f"{metric}, right after training")
         pictures.append({"svg": svg(figure, "trained", f"{text} {ends(local)}"), "caption": text})
     spent = [curve for one in found if (curve := work_curve(one.label, one.ways))]
     if spent:
         text = (
             f"{metric}, global test, against the {WORK} of all sites, one after the other, without evaluation. The "
-            f"seconds depend on the machine, and on what else ran on it.{seeds}"
+            f"seconds depend on the machine, and on what else ran on it.{means}"
         )
         figure = curves_figure(spent, styles, f"{metric}, global test", across=WORK)
         pictures.append({"svg": svg(figure, "work", f"{text} {ends(spent, f'{{:.0f}} {WORK}')}"), "caption": text})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from medfl.metrics import LOWER_IS_BETTER, worst
@@ -16,6 +16,9 @@ from medfl.report.tested import Tested
 
 GAINS, LOSES, UNCLEAR = "gains", "loses", "no clear difference"
 """What a site does by training with others, as far as its test images can tell."""
+
+UNDEFINED = "not defined here"
+"""Stands where a metric can't be computed, as the AUC of one class."""
 
 Sets = Mapping[str, Tested]
 """Site to its test set in one run."""
@@ -35,14 +38,15 @@ class Gain:
 
     Attributes:
         name: Of the site, or of the row.
-        images: Test images; None in a row that is no site's.
+        images: Test images, of all folds together; None in a row that is no site's.
         alone: Score of the site's own training.
         other: Score of the model that the site takes home from the other method.
         difference: other - alone, or None if it is not known.
         low: Lower end of its 95 % interval.
         high: Upper end.
-        by_seed: The difference of each seed, where it has an interval.
+        by_run: The difference of each run, which differ in seed or fold.
         verdict: `GAINS`, `LOSES`, `UNCLEAR`, or why that is not known.
+        left: Runs in which the metric is not defined; they count nowhere.
     """
 
     name: str
@@ -52,13 +56,14 @@ class Gain:
     difference: float | None = None
     low: float | None = None
     high: float | None = None
-    by_seed: tuple[float, ...] = ()
+    by_run: tuple[float, ...] = ()
     verdict: str = ""
+    left: int = 0
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation of the difference over the seeds, if there are several."""
-        return mean_std(self.by_seed)[1] if self.by_seed else None
+        """Standard deviation of the difference over the runs, if there are several."""
+        return mean_std(self.by_run)[1] if self.by_run else None
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Comparison:
     def reach(self) -> float:
         """How far the picture must reach to both sides of 0: a round number, at most 1."""
         ends = [abs(end) for row in (*self.rows, self.mean) for end in (row.low, row.high, row.difference) if end]
-        return _round_up(max(ends, default=0.1))
+        return min(1.0, _round_up(max(ends, default=0.1)))
 
 
 def pair_up(alone: Group, other: Group) -> list[Pair]:
@@ -106,20 +111,24 @@ def pair_up(alone: Group, other: Group) -> list[Pair]:
 
 
 def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Comparison:
-    """Compare a group with the sites alone.
+    """Compare a group with the sites alone, by the images of each site's test set.
 
     Args:
         metric: Its name.
         name: Of the group.
-        pairs: At least one.
+        pairs: At least one, not of several folds, which test other images: see `medfl.report.fold_gains`.
         tested: Run folder, as text, to its test sets.
     """
     sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})
     rows = [_site(metric, site, pairs, tested) for site in sites]
-    lows = [row for row in rows if row.alone is not None and row.other is not None]
-    alone, other = (worst(metric, [getattr(row, side) for row in lows]) for side in ("alone", "other"))
-    bottom = Gain("worst site", None, known(alone), known(other), known(other - alone))
-    return Comparison(metric, name, rows, _mean(metric, lows), bottom)
+    return Comparison(metric, name, rows, mean_row(metric, rows), worst_row(metric, rows))
+
+
+def worst_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
+    """The worst site, or other place, of either side, of those that have both scores."""
+    both = [row for row in rows if row.alone is not None and row.other is not None]
+    alone, other = (worst(metric, [getattr(row, side) for row in both]) for side in ("alone", "other"))
+    return Gain(f"worst {place}", None, known(alone), known(other), known(other - alone))
 
 
 def mean_known(values: Iterable[float | None]) -> float | None:
@@ -156,18 +165,16 @@ def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Se
     plain = None if alone is None or other is None else other - alone
     found, reason = [], ""
     for before, after in sets:
-        one, why = _paired(metric, before, after)
+        one, why = paired(metric, before, after)
         reason = reason or why
         found += [one] if one is not None else []
     if reason:
         return Gain(site, images, alone, other, plain, verdict=reason)
-    mean = Interval(*(fmean(getattr(one, part) for one in found) for part in ("difference", "low", "high")))
-    by_seed = tuple(one.difference for one in found)
-    return _gain(metric, site, images, (alone, other), mean, by_seed)
+    return gain_row(metric, site, images, (alone, other), found)
 
 
-def _paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[Interval | None, str]:
-    """The difference after - before with its interval, or why there is none."""
+def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[Interval | None, str]:
+    """The difference after - before with its interval over the images, or why there is none."""
     if before is None or after is None:
         return None, "no interval: no predictions"
     if not before.same_images(after):
@@ -176,36 +183,73 @@ def _paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[I
         return None, "no interval: a model gives no numbers"
     classes = before.probabilities.shape[1]
     found = paired_bootstrap(metric, after.probabilities, before.probabilities, before.labels, classes)
-    return found, "" if found else "not defined here"
+    return found, "" if found else UNDEFINED
 
 
-def _mean(metric: str, rows: Sequence[Gain]) -> Gain:
-    alone, other = (mean_known(getattr(row, side) for row in rows) for side in ("alone", "other"))
+def mean_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
+    """The mean over those rows that have both scores, each with the same weight.
+
+    Args:
+        metric: Its name.
+        rows: Each with an interval over images of its own; otherwise the new row has none.
+        place: What a row is about.
+    """
+    name = f"mean of {place}s"
+    used = [row for row in rows if row.alone is not None and row.other is not None]
+    alone, other = (mean_known(getattr(row, side) for row in used) for side in ("alone", "other"))
     parts = [
         Interval(row.difference, row.low, row.high)
-        for row in rows
+        for row in used
         if row.difference is not None and row.low is not None and row.high is not None
     ]
-    if not parts or len(parts) < len(rows):
+    if not parts or len(parts) < len(used):
         plain = None if alone is None or other is None else other - alone
-        return Gain("mean of sites", None, alone, other, plain, verdict="no interval at every site" if rows else "")
-    by_seed = tuple(fmean(values) for values in zip(*(row.by_seed for row in rows), strict=True))
-    return _gain(metric, "mean of sites", None, (alone, other), mean_interval(parts), by_seed)
+        return Gain(name, None, alone, other, plain, verdict=f"no interval at every {place}" if used else "")
+    by_run = tuple(fmean(values) for values in zip(*(row.by_run for row in used), strict=True))
+    row = interval_row(metric, name, None, (alone, other), mean_interval(parts), by_run)
+    return row if _agree(by_run) else replace(row, verdict=UNCLEAR)
 
 
-def _gain(
+def gain_row(
+    metric: str,
+    name: str,
+    images: int | None,
+    sides: tuple[float | None, float | None],
+    found: Sequence[Interval],
+) -> Gain:
+    """The mean over seeds: clear only if its interval is on one side of 0 and the differences of all seeds are, too.
+
+    Args:
+        metric: Its name.
+        name: Of the row.
+        images: Test images, the same in each seed.
+        sides: Scores alone and with the other method.
+        found: The difference of each seed, at least one.
+    """
+    mean = Interval(*(fmean(getattr(one, part) for one in found) for part in ("difference", "low", "high")))
+    by_run = tuple(one.difference for one in found)
+    row = interval_row(metric, name, images, sides, mean, by_run)
+    return row if _agree(by_run) else replace(row, verdict=UNCLEAR)
+
+
+def interval_row(
     metric: str,
     name: str,
     images: int | None,
     sides: tuple[float | None, float | None],
     found: Interval,
-    by_seed: tuple[float, ...],
+    by_run: tuple[float, ...],
 ) -> Gain:
-    """A row with an interval: clear only if that is on one side of 0 and the differences of all seeds are, too."""
+    """A row with an interval, which is clear if that is on one side of 0. Arguments as in `Gain`."""
     verdict = UNCLEAR
-    if found.decided and len({difference > 0 for difference in by_seed}) == 1:
+    if found.decided:
         verdict = GAINS if (found.low > 0) != (metric in LOWER_IS_BETTER) else LOSES
-    return Gain(name, images, *sides, found.difference, found.low, found.high, by_seed, verdict)
+    return Gain(name, images, *sides, found.difference, found.low, found.high, by_run, verdict)
+
+
+def _agree(differences: Sequence[float]) -> bool:
+    """Whether all are on one side of 0."""
+    return len({difference > 0 for difference in differences}) == 1
 
 
 def _round_up(value: float) -> float:

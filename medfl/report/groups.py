@@ -88,6 +88,14 @@ def repetitions(runs: Sequence[RunRecord]) -> str:
     )
 
 
+def several(groups: Sequence[Group]) -> str:
+    """What the runs of a group differ in: ``seeds``, ``folds``, or ``runs`` for both; empty if each has one run."""
+    repeating = [group.runs for group in groups if len(group.runs) > 1]
+    seeds = any(len({run.seed for run in runs}) > 1 for runs in repeating)
+    folds = any(len({run.fold for run in runs}) > 1 for runs in repeating)
+    return "runs" if seeds and folds else "folds" if folds else "seeds" if seeds else ""
+
+
 def folds_among(runs: Sequence[RunRecord]) -> int | None:
     """How many folds there are where runs test several of them, the smallest number if it differs; else None."""
     if None in {run.fold for run in runs} or len({run.fold for run in runs}) < 2:
@@ -182,12 +190,30 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
         facts, others = _facts(run), [_facts(other) for other in runs if other.method == run.method]
         names = sorted({name for other in others for name in other.keys() | facts.keys()})
         unlike = [name for name in names if any(other.get(name) != facts.get(name) for other in others)]
-        parts = [f"{_short(name)}={_text(facts.get(name, 'default'))}" for name in unlike if not _is_long(name)]
+        parts = [_told(name, facts, others) for name in unlike if not _is_long(name)]
+        parts = list(dict.fromkeys(filter(None, parts)))
         if any(_is_long(name) for name in unlike):
             by_name = len({_networks(other) for other in others}) > 1
             parts.append(f"network={_networks(facts)}" if by_name else run.folder.name)
         labels.append(f"{run.method} ({', '.join(parts)})" if parts else run.method)
     return labels
+
+
+def _told(name: str, facts: Meta, others: Sequence[Meta]) -> str:
+    """What a fact in which runs differ says of one of them; empty for nothing.
+
+    Where a part of the settings is none in some runs, as privacy may be, the others are told by the facts of the part
+    in which they differ among themselves, or else by its name.
+    """
+    within = [above for other in others for above in other if other[above] is None and name.startswith(f"{above}.")]
+    if not within:
+        return f"{_short(name)}={_text(facts.get(name, 'default'))}"
+    having = [other for other in others if name in other]
+    siblings = {key for other in having for key in other if key.startswith(f"{within[0]}.")}
+    unlike = {key for key in siblings if any(other.get(key) != having[0].get(key) for other in having)}
+    if name not in facts or (unlike and name not in unlike):
+        return ""
+    return f"{_short(name)}={_text(facts[name])}" if unlike or len(siblings) == 1 else _short(within[0])
 
 
 def _is_long(name: str) -> bool:

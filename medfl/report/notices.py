@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from medfl.privacy.gaussian import describe
+from medfl.privacy.statements import WHAT
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per
 from medfl.report.runs import RunRecord
@@ -146,17 +146,23 @@ def _no_test(runs: Sequence[Named]) -> list[Notice]:
 
 
 def _privacy(runs: Sequence[Named]) -> list[Notice]:
-    """What is promised by each private run; one sentence for all others together."""
-    notices, without = [], []
+    """What private runs promise, in short, and who promises nothing; the section on privacy has the rest."""
+    promises: dict[str, list[str]] = {}
+    without = []
     for name, run in runs:
         settings = run.run["identity"]["settings"].get("privacy")
         if settings is None:
             without.append(name)
-            continue
-        promise = describe(Privacy.model_validate(settings), int(run.run["rounds"]))
-        notices.append(Notice("info", f"Differential privacy of {name}: {promise}"))
-    if not notices:
+        else:
+            promises.setdefault(_promise(Privacy.model_validate(settings)), []).append(name)
+    if not promises:
         return [Notice("info", "No differential privacy was used.")]
-    if without:
-        notices.append(Notice("info", f"No differential privacy was used by {listed(without)}."))
-    return notices
+    found = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
+    text = f"Differential privacy: {found}. The section Privacy says what that means, and what was spent."
+    others = [Notice("info", f"No differential privacy was used by {listed(without)}.")] if without else []
+    return [Notice("info", text), *others]
+
+
+def _promise(privacy: Privacy) -> str:
+    unit = {"site": "a site", "sample": "an image"}[privacy.unit]
+    return f"epsilon {privacy.epsilon:g} with delta {privacy.delta:g} for {unit} that is {WHAT[privacy.adjacency]}"

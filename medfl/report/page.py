@@ -8,16 +8,24 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfl.errors import SettingsError
+from medfl.findings import read_findings
 from medfl.report import (
     against,
+    atlas_section,
+    centres_section,
     classes,
+    clusters_section,
     facts,
-    fairness,
+    fairness_section,
     forgetting_section,
     formats,
+    looks_section,
     matrix,
     notices,
+    privacy_section,
+    savings,
     sections,
+    teachers_section,
     words,
 )
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
@@ -41,17 +49,33 @@ SECTIONS = (
 )
 """Id, which is also the name of the template, and heading of each section."""
 
-EXTRAS = (("classes", "Which classes gain"), ("matrix", "Every model at every site"), ("fairness", "By sex"))
+EXTRAS = (
+    ("centres", "Which centres gain"),
+    ("classes", "Which classes gain"),
+    ("matrix", "Every model at every site"),
+    ("fairness", "By sex"),
+    ("clusters", "Clusters"),
+    ("teachers", "Teachers of the student"),
+    ("looks", "What the teachers look at"),
+    ("privacy", "Privacy"),
+    ("atlas", "Regions of the atlas"),
+)
 """Sections that stand after the first one, where the runs have what they show."""
 
 
-def write_report(runs: Sequence[Path], out: Path | None = None, labels: Sequence[str] | None = None) -> Path:
-    """Write the report of one or more runs. The same run folders give the same bytes.
+def write_report(
+    runs: Sequence[Path],
+    out: Path | None = None,
+    labels: Sequence[str] | None = None,
+    baseline: str | None = None,
+) -> Path:
+    """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
 
     Args:
         runs: Run folders, finished or not; with a run of the method ``local`` the report says who gains.
         out: The file to write; by default ``report.html`` in the first run's folder. What is there is replaced.
         labels: One for each run, as in `medfl.report.groups.group_runs`.
+        baseline: Label of the runs that scanning centres are compared with; by default the sites alone.
 
     Returns:
         The file.
@@ -63,29 +87,37 @@ def write_report(runs: Sequence[Path], out: Path | None = None, labels: Sequence
     if not runs:
         raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
     target = out if out is not None else runs[0] / FILE
-    page = render([read_run(folder) for folder in runs], labels)
+    page = render([read_run(folder) for folder in runs], labels, baseline)
     write_atomic(target, page.encode())
     return target
 
 
-def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) -> str:
+def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, baseline: str | None = None) -> str:
     """The report as HTML.
 
     Args:
         records: At least one run.
         labels: One for each run, as in `medfl.report.groups.group_runs`.
+        baseline: As in `write_report`.
 
     Raises:
         SettingsError: If two have the same settings and seed.
-        StoreError: If a file of predictions can't be read.
+        StoreError: If a file of predictions or findings can't be read.
     """
     groups = group_runs(records, labels)
     runs = named_runs(groups)
     tested = {str(run.folder): read_tested(run) for _, run in runs}
+    findings = {str(run.folder): read_findings(run.folder) for _, run in runs}
     extras = {
+        "atlas": atlas_section.atlas_section(groups),
+        "centres": centres_section.centres_section(groups, tested, baseline),
         "classes": classes.classes_section(groups, tested),
         "matrix": matrix.matrix_section(groups),
-        "fairness": fairness.fairness_section(groups, tested),
+        "fairness": fairness_section.fairness_section(groups, tested),
+        "clusters": clusters_section.clusters_section(groups),
+        "teachers": teachers_section.teachers_section(groups, {run: one.meta for run, one in findings.items()}),
+        "looks": looks_section.looks_section(groups, findings),
+        "privacy": privacy_section.privacy_section(groups),
     }
     return (
         environment()
@@ -103,6 +135,7 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None) ->
             forgetting=forgetting_section.forgetting(groups),
             holdings=sections.holdings(runs),
             costs=facts.costs(runs),
+            savings=savings.savings(runs),
             settings=sections.settings(runs),
             **extras,
         )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from medfl.contract import Meta
+from medfl.data.sites import FACTS
 from medfl.errors import StoreError
 from medfl.evaluation import Row
 
 PREDICTIONS = "predictions.csv"
-"""In a site's bundle: row of its test split, label, the probability of each class (p0, p1, ...), and sex if known."""
+"""In a site's bundle: row of its test split, label, probability of each class (p0, p1, ...), sex, centre if known."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ class RunRecord:
         return None if found is None else int(found)
 
     @property
+    def data_folder(self) -> Path | None:
+        """Where the data lay when the run was given, seen from where its folder is now; None where it does not say."""
+        found = self.run.get("data", {}).get("folder")
+        return None if found is None else Path(os.path.normpath(self.folder.absolute() / str(found)))
+
+    @property
     def status(self) -> str:
         """``finished``, ``diverged``, ``incomplete``, or ``running`` for a run without an end (also a killed one)."""
         return str(self.summary.get("status", "running"))
@@ -81,7 +89,7 @@ class RunRecord:
     def predictions(self, site: str) -> pd.DataFrame | None:
         """What the model that a site takes home says of its test images, in their order; None without test images."""
         path = self.folder / "sites" / site / PREDICTIONS
-        return pd.read_csv(path, dtype={"sex": "object"}) if path.is_file() else None
+        return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object")) if path.is_file() else None
 
 
 def repetition(seed: int, fold: int | None) -> str:

@@ -131,12 +131,19 @@ def reliability_of(name: str, tested: Tested) -> Reliability:
 
 
 def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[SiteScore]:
-    """The score of each site; an accuracy with Wilson's interval over its test images, if there is one seed."""
+    """The score of each site; an accuracy with Wilson's interval over its test images, if there is one run.
+
+    Args:
+        group: Runs on the same people: see `medfl.report.pools`. Images of several folds are counted together.
+        metric: Its name.
+        tested: Run folder, as text, to its test sets.
+    """
     rows = []
     for site in group.runs[0].run["identity"]["sites"]:
         value = mean_known(run.score(site, metric) for run in group.runs)
         one = tested[str(group.runs[0].folder)].get(site)
-        images = None if one is None else len(one.labels)
+        sets = {run.data: found for run in group.runs if (found := tested[str(run.folder)].get(site)) is not None}
+        images = sum(len(found.labels) for found in sets.values()) if sets else None
         ends: tuple[float | None, float | None] = (None, None)
         if one is not None and one.defined and metric == "accuracy" and len(group.runs) == 1:
             ends = wilson(one.correct, len(one.labels))

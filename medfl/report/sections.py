@@ -14,7 +14,7 @@ from medfl.report.curves import ends, global_curve, group_looks, loss_curve, sco
 from medfl.report.figures import EMBEDDED, Curve, curves_figure, reliability_figure, svg
 from medfl.report.formats import listed, score, sentence
 from medfl.report.gains import Sets
-from medfl.report.groups import Group
+from medfl.report.groups import Group, several
 from medfl.report.holdings import holdings_figure
 from medfl.report.notices import Named
 from medfl.report.scores import (
@@ -58,7 +58,7 @@ def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
     return {
         "sentences": [f"There are no {listed(missing)} scores." for missing in [_absent(tables)] if missing],
         "splits": splits,
-        "several": any(len(group.runs) > 1 for group in groups),
+        "several": several(groups),
         "metrics": sorted({metric for table in tables.values() for metric in table}),
         **_confusions(groups, pooled),
         **_reliability(groups, pooled),
@@ -123,7 +123,8 @@ def curves(groups: Sequence[Group]) -> Meta:
         text = f"{sentence(label)} {what}."
         picture = svg(curves_figure(drawn, styles, label, unit), f"curve{index}", f"{text} {ends(drawn)}")
         pictures.append({"svg": picture, "caption": text})
-    caption = "A line is the mean over the sites" + (" and seeds" if any(len(g.runs) > 1 for g in groups) else "")
+    over = several(groups)
+    caption = "A line is the mean over the sites" + (f" and {over}" if over else "")
     caption += ", the band reaches from the lowest to the highest." if band else "."
     return {"pictures": pictures, "sentences": sentences, "caption": caption}
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from medfl.data.sites import FACTS
 from medfl.errors import StoreError
 from medfl.report.runs import PREDICTIONS, RunRecord
 
@@ -21,12 +22,14 @@ class Tested:
         labels: (N,), int64.
         probabilities: (N, C), float64; NaN after a diverged training.
         sex: Of the person of each image, as the data list has it, "" where it is not known; empty where none is.
+        centre: Where each image was taken; the same.
     """
 
     rows: torch.Tensor
     labels: torch.Tensor
     probabilities: torch.Tensor
     sex: tuple[str, ...] = ()
+    centre: tuple[str, ...] = ()
 
     def same_images(self, other: Tested) -> bool:
         """Whether both are about the same images with the same labels and classes."""
@@ -74,7 +77,7 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
 
 def _tested(table: pd.DataFrame, classes: int) -> Tested:
     names = ["row", "label", *(f"p{number}" for number in range(classes))]
-    if [name for name in table.columns if name != "sex"] != names:
+    if [name for name in table.columns if name not in FACTS] != names:
         raise ValueError(f"expected the columns {', '.join(names)}, got {len(table.columns)} others")
     labels = table["label"].to_numpy(dtype=np.int64)
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
@@ -83,12 +86,12 @@ def _tested(table: pd.DataFrame, classes: int) -> Tested:
         torch.from_numpy(table["row"].to_numpy(dtype=np.int64).copy()),
         torch.from_numpy(labels.copy()),
         torch.from_numpy(table[names[2:]].to_numpy(dtype=np.float64).copy()),
-        tuple(table["sex"].fillna("")) if "sex" in table else (),
+        *(tuple(table[name].fillna("")) if name in table else () for name in FACTS),
     )
 
 
 def pooled(tested: dict[str, Tested]) -> Tested | None:
-    """The test sets of all sites as one, without those with NaN and without sex; None if nothing is left."""
+    """The test sets of all sites as one, without those with NaN and without sex and centre; None if nothing is left."""
     parts = [one for _, one in sorted(tested.items()) if one.defined]
     if not parts:
         return None

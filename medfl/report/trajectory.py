@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from medfl.data.sites import GLOBAL
+from medfl.data.sites import GLOBAL, NO_SITES
 from medfl.report.runs import RunRecord
 
 
@@ -47,12 +47,12 @@ def read_trajectory(run: RunRecord, metric: str) -> Trajectory:
     tests = table[(table["split"] == "test") & (table["metric"] == metric) & table["value"].notna()]
     after = tests[(tests["moment"] == "aggregated") & ~tests["model"].str.contains("@")]
     at_server = after[(after["site"] == GLOBAL) & (after["model"] == "global")]
-    at_sites = after[after["site"] != GLOBAL].sort_values("model", kind="stable")  # "personal" is the last one
+    at_sites = after[~after["site"].isin(NO_SITES)].sort_values("model", kind="stable")  # "personal" is the last one
     work = table[(table["split"] == "train") & (table["metric"] == "work_seconds")]
     return Trajectory(
         server=at_server.set_index("round")["value"].sort_index(),
         sites=_by_site(at_sites),
-        trained=_by_site(tests[(tests["moment"] == "trained") & (tests["site"] != GLOBAL)]),
+        trained=_by_site(tests[(tests["moment"] == "trained") & ~tests["site"].isin(NO_SITES)]),
         participants=_participants(work),
         seconds=work.groupby("round")["value"].sum().cumsum(),
     )

@@ -112,6 +112,7 @@ def difference(plan: Plan, facts: Mapping[str, Any]) -> str | None:
         plan: The plan.
         facts: What ``partition.json`` holds: the settings that had an effect.
     """
+    facts = {"stratify": []} | dict(facts)  # written only where there are columns
     for key, value in json.loads(json.dumps(dataclasses.asdict(plan))).items():
         if value is not None and key in facts and facts[key] != value:
             return f"{key} was {facts[key]!r}, now {value!r}"

@@ -15,7 +15,7 @@ from medfl.plugins import Registry
 from medfl.report.runs import repetition
 from medfl.store import write_json
 from medfl.study.checks import SOURCE_VARIABLE, difference, make_plan
-from medfl.study.jobs import dataset_dir
+from medfl.study.jobs import dataset_dir, public_dir
 from medfl.study.preps import Prep
 from medfl.study.schema import DataSet, Study, slug
 
@@ -42,6 +42,8 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry)
             _folder(name, data, source)
         elif not (_pool(out, name) / FILE).is_file():
             find_release(name, data.prep, source)
+        if data.public is not None and not (public_dir(out, name) / FILE).is_file():
+            find_release(name, data.public, source)
 
 
 def make_data(study: Study, source: Path | None, out: Path, registry: Registry, say: Say) -> None:
@@ -55,9 +57,14 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
         say: Gets a line for each step, licences and warnings.
     """
     for name, data in study.data.items():
+        if data.public is not None:
+            _prepared(name, data.public, source, public_dir(out, name), say)
         if data.partition is None:
             continue
-        pool = _prepared(name, data.prep, source, out, say) if data.prep else _folder(name, data, source)
+        if data.prep is not None:
+            pool = _prepared(name, data.prep, source, _pool(out, name), say)
+        else:
+            pool = _folder(name, data, source)
         for seed, fold in study.repetitions(data):
             place, plan = dataset_dir(out, source, name, data, seed, fold), make_plan(name, data, seed, registry, fold)
             if not _is_there(place, plan):
@@ -76,9 +83,8 @@ def find_release(name: str, prep: Prep, source: Path | None) -> Path:
     return prep.find(_source(name, source))
 
 
-def _prepared(name: str, prep: Prep, source: Path | None, out: Path, say: Say) -> Path:
+def _prepared(name: str, prep: Prep, source: Path | None, pool: Path, say: Say) -> Path:
     """The pooled data set, prepared now if it is not there yet."""
-    pool = _pool(out, name)
     asked, stamp = prep.model_dump(mode="json"), pool.with_name(STAMP)
     if not (pool / FILE).is_file():
         say(f"prep: {', '.join(f'{key} {value}' for key, value in asked.items() if value is not None)} -> {pool}")

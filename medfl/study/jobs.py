@@ -119,6 +119,16 @@ def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: 
     return out / "data" / slug(name) / f"sites-{_folder_name(seed, fold)}"
 
 
+def public_dir(out: Path, name: str) -> Path:
+    """The public data of a data set, prepared.
+
+    Args:
+        out: Folder of the study.
+        name: Of the data set.
+    """
+    return out / "data" / slug(name) / "public" / "pooled"
+
+
 def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: int | None = None) -> list[Job]:
     """All runs of a study, data set by data set, seed by seed, fold by fold, row by row: early tables compare all rows.
 
@@ -136,6 +146,7 @@ def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: 
                 options: dict[str, Any] = {"given_by": f"study {study.name}", "method": row.method}
                 options |= {f"method_args#{key}": value for key, value in row.method_args.items()}
                 options |= {"metrics": study.metrics} if study.metrics else {}
+                options |= {"public": str(public_dir(out, name).resolve())} if data.public is not None else {}
                 options |= study.settings | data.options | row.settings | {"seed": seed}
                 folder = out / "runs" / slug(name) / slug(title) / _folder_name(seed, fold)
                 place = dataset_dir(out, source, name, data, seed, fold)

@@ -120,8 +120,85 @@ class Derm7pt(Strict):
         prepare(self.find(source), pool, size=self.size, view=self.view, split=self.split, say=say)
 
 
-Prep = Annotated[MedMNIST | Abide | Derm7pt, Field(discriminator="dataset")]
+class CbisDdsm(Strict):
+    """CBIS-DDSM; the arguments of `medfl.data.cbis_ddsm.prepare`.
+
+    Attributes:
+        dataset: ``cbis_ddsm``.
+        size: Height and width in pixels.
+        view: ``full`` films or lesion ``crop``s.
+        abnormality: ``mass``, ``calc`` or ``both``.
+        crop_breast: Whether to cut the breast out of whole films.
+        align: Whether to mirror right breasts.
+    """
+
+    dataset: Literal["cbis_ddsm"]
+    size: int = Field(224, ge=1)
+    view: Literal["full", "crop"] = "full"
+    abnormality: Literal["mass", "calc", "both"] = "both"
+    crop_breast: bool = False
+    align: bool = False
+
+    def find(self, source: Path) -> Path:
+        """The release: ``cbis_ddsm/`` of the study's source folder.
+
+        Raises:
+            DataError: If it is not there.
+        """
+        return _folder(source, "cbis_ddsm")
+
+    def make(self, source: Path, pool: Path, say: Say) -> None:
+        """Prepare the pooled data set."""
+        from medfl.data.cbis_ddsm import prepare
+        from medfl.data.cbis_pixels import Options
+
+        options = Options((self.size, self.size), self.crop_breast, self.align)
+        prepare(self.find(source), pool, view=self.view, abnormality=self.abnormality, options=options, say=say)
+
+
+class Mias(Strict):
+    """mini-MIAS; the arguments of `medfl.data.mias.prepare`.
+
+    Attributes:
+        dataset: ``mias``.
+        size: Height and width in pixels.
+        view: ``full`` films or lesion ``crop``s.
+        labels: What is told apart; None as `medfl.data.mias.prepare` has it.
+        crop_breast: Whether to cut the breast out of whole films.
+        align: Whether to mirror right breasts.
+    """
+
+    dataset: Literal["mias"]
+    size: int = Field(224, ge=1)
+    view: Literal["full", "crop"] = "full"
+    labels: Literal["three-class", "benign-malignant", "malignant-rest"] | None = None
+    crop_breast: bool = False
+    align: bool = False
+
+    def find(self, source: Path) -> Path:
+        """The release: ``mias/`` of the study's source folder.
+
+        Raises:
+            DataError: If it is not there.
+        """
+        return _folder(source, "mias")
+
+    def make(self, source: Path, pool: Path, say: Say) -> None:
+        """Prepare the pooled data set."""
+        from medfl.data.mias import prepare
+
+        how = {"view": self.view, "labels": self.labels, "crop_breast": self.crop_breast, "align": self.align}
+        prepare(self.find(source), pool, size=(self.size, self.size), say=say, **how)  # type: ignore[arg-type]
+
+
+Prep = Annotated[MedMNIST | Abide | Derm7pt | CbisDdsm | Mias, Field(discriminator="dataset")]
 """What a study file may say under ``prep``."""
+
+
+def _folder(source: Path, name: str) -> Path:
+    if not (source / name).is_dir():
+        raise DataError(f"expected the folder '{source / name}', there is none. Put the release there.")
+    return source / name
 
 
 def _first(source: Path, nested: str, file: str) -> Path:

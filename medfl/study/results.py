@@ -46,7 +46,8 @@ def write_page(study: Study, outcome: Outcome, data: str, out: Path, say: Say) -
     """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none."""
     over = _over(study, outcome, data)
     try:
-        write_report([job.folder for job in over], _path(out, data, ".html"), [job.row for job in over])
+        rows = [job.row for job in over]
+        write_report([job.folder for job in over], _path(out, data, ".html"), rows, baseline=study.baseline)
     except MedflError as error:
         say(f"no page about {data}: {error}")
 

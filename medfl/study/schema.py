@@ -36,10 +36,12 @@ class DataSet(Strict):
         partition: ``scheme``, fields of `medfl.partition.plan.Plan`, and options of the scheme, in one mapping.
             Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a ``fold``
             stands for all ``folds``: a run for each of them.
+        public: How to prepare data that the server may train on in every run (``--public``).
         options: Options of the run for this data set, for example ``epochs``.
     """
 
     prep: Prep | None = None
+    public: Prep | None = None
     folder: str | None = None
     partition: dict[str, Any] | None = None
     options: dict[str, Any] = {}
@@ -192,9 +194,11 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
 
 def _sized(data: DataSet, size: int | None) -> DataSet:
     """The data set with images of a scale's size, if it has a size at all."""
-    if size is None or data.prep is None or "size" not in type(data.prep).model_fields:
+    preps = {"prep": data.prep, "public": data.public}
+    sized = {name: prep for name, prep in preps.items() if prep is not None and "size" in type(prep).model_fields}
+    if size is None:
         return data
-    return data.model_copy(update={"prep": data.prep.model_copy(update={"size": size})})
+    return data.model_copy(update={name: prep.model_copy(update={"size": size}) for name, prep in sized.items()})
 
 
 def _check_names(study: Study) -> None:

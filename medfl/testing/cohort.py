@@ -14,6 +14,7 @@ from torch import nn
 
 from medfl import streams
 from medfl.contract import Meta, Method, Tensors
+from medfl.data.in_memory import TensorData
 from medfl.plugins import Registry
 from medfl.settings import Execution, Settings
 from medfl.simulation import Result, Run, simulate
@@ -22,25 +23,6 @@ from medfl.store import Store
 from medfl.task import Task
 
 CLASSES = 3
-
-
-class TensorData:
-    """Images and labels in memory.
-
-    Args:
-        images: (n, C, *spatial), float32.
-        labels: (n,), int64.
-    """
-
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The given rows."""
-        return self.images[rows], self.labels[rows]
 
 
 class SmallNet(nn.Module):
@@ -153,7 +135,6 @@ class Case:
                 folder=folder,
                 global_test=make_data(10, "global"),
                 public=public,
-                public_for=("server", *data) if public is not None else (),
                 execution=Execution(workers=workers),
                 method_args=self.args,
                 absent=absent,

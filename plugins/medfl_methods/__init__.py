@@ -21,6 +21,7 @@ def medfl_methods() -> list[MethodRecord]:
             family="reference",
             paper="",
             sends=UPDATES,
+            unlike_networks=True,
             summary="one model on the raw data of all sites, pooled: an oracle, in a simulation only",
         ),
         MethodRecord(
@@ -55,6 +56,15 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Fowler and AlRegib, ICIP 2026",
             sends=UPDATES,
             summary="the server's model teaches where it is right; sites weigh by reliability and diversity",
+        ),
+        MethodRecord(
+            name="pfedcdp",
+            target="medfl_methods.pfedcdp:PFedCDP",
+            family="averaging",
+            paper="Shadin, Zhang, Wang, Pan",
+            sends=UPDATES | {"teacher/": "update"},
+            unlike_networks=True,
+            summary="clusters of unlike networks share Fisher-masked bodies; their models teach one student",
         ),
         MethodRecord(
             name="fedbn",

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import ClassVar
 
+from torch import nn
+
+from medfl.averaging import PREFIX, subtract
+from medfl.contract import Holder, Model, Order, Reply, Server, Site
+from medfl.parcels import as_host
+from medfl.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
 
@@ -14,8 +21,51 @@ class Centralized(FedAvg):
     round, as at the sites; so with one site this is FedAvg, bit for bit. The pooled images are visited once an epoch,
     which matches the budget of full participation.
 
+    Where sites have unlike networks, each of these networks, and the task's own, is trained on all pooled data, with
+    the same batches. A site takes home the one of its own architecture, as its ``personal`` model; there is no
+    ``global`` one. All tensors are shared, whatever the policy for normalisation layers says.
+
     When to use it: In a study, to see how much is lost because data stay apart. It is a yardstick, not a choice that
     hospitals have; on unlike sites a personal method can even beat it.
     """
 
     pools_data: ClassVar[bool] = True
+    unlike_networks: ClassVar[bool] = True
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """Everything: who pools all data keeps nothing for one site."""
+        return list(model.state_dict())
+
+    def networks(self, holder: Holder) -> list[str]:
+        """The architectures of the run."""
+        return sorted({holder.task.network, *holder.settings.networks.values()})
+
+    def setup(self, server: Server) -> None:
+        """The initial model, or one of each architecture."""
+        super().setup(server)
+        if len(names := self.networks(server)) > 1:
+            initial = {name: server.task.initial(server.settings.seed, name) for name in names}
+            server.state.tensors = {f"{name}/{key}": t for name, found in initial.items() for key, t in found.items()}
+            server.state.meta["complete"] = False
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """Train on the pooled data, one architecture after the other."""
+        if len(names := self.networks(site)) == 1:
+            return super().work(site, order)
+        received = select(order.tensors, PREFIX)
+        trained = {name: self.fit(as_host(site, name), select(received, f"{name}/")) for name in names}
+        reply = Reply(meta={"size": len(site.train)})
+        for name, done in trained.items():
+            update = {key: subtract(after, done.before[key]) for key, after in done.after.items()}
+            reply.tensors |= prefixed(update, f"{PREFIX}{name}/")
+        reply.log["loss"] = fmean(done.log["loss"] for done in trained.values())
+        reply.log["seconds"] = sum(done.log["seconds"] for done in trained.values())
+        return reply
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """The server's model; with several architectures at each site the one of its own."""
+        if len(self.networks(holder)) == 1:
+            return super().models(holder)
+        if isinstance(holder, Server):
+            return {}
+        return {"personal": Model(holder.network, select(holder.published, f"{PREFIX}{holder.network}/"))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from medfl.averaging import Averaging
 from medfl.contract import Meta
@@ -24,6 +24,8 @@ class FedAvg(Averaging):
 
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
+
+    by_sample: ClassVar[bool] = True
 
     weights: Literal["size", "uniform"] = "size"
 

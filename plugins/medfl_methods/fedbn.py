@@ -37,6 +37,8 @@ class FedBN(FedAvg):
         Limit("fedavg", {"norm_types": ("batch",)}, {"weights": "uniform"}, {"norm_sync": "none"}),
     )
 
+    by_sample: ClassVar[bool] = True
+
     norm_types: tuple[Literal["batch", "group", "layer", "instance"], ...] = ("batch",)
     weights: Literal["size", "uniform"] = "uniform"
 

@@ -69,6 +69,11 @@ class FedKPer(Averaging):
     score_eps: float = Field(1e-12, ge=0, allow_inf_nan=False)
     gradient_clip: float | None = Field(5.0, gt=0, allow_inf_nan=False)
 
+    @property
+    def by_sample(self) -> bool:
+        """Where lambda looks at one image alone, if at any."""
+        return not self.distill or self.lambda_mode == "const" or self.lambda_scope == "sample"
+
     def before_fit(self, fit: Fit) -> None:
         """The received model becomes the teacher."""
         if self.distill:

@@ -31,6 +31,8 @@ class FedProx(FedAvg):
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 1.0}, "medfl": {"mu": 0.01}}
     limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"mu": 0.0}),)
 
+    by_sample: ClassVar[bool] = True
+
     mu: float = Field(0.01, ge=0, allow_inf_nan=False)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from medfl.contract import Model, Order, Plan, Reply, Server, Site
 from medfl.personal import Personal
@@ -21,6 +21,8 @@ class Local(Personal):
         optimizer_state: ``reset`` starts the optimiser anew each round, as most methods do; ``persistent`` goes on with
             the one of the round before.
     """
+
+    by_sample: ClassVar[bool] = True
 
     init: Literal["shared", "own"] = "shared"
     optimizer_state: Literal["reset", "persistent"] = "reset"

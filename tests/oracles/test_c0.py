@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from medfl import streams
+from medfl import circulating, relay, streams
 from medfl.contract import Holder, Server, State
 from medfl.data.pooled import Empty
 from medfl.participation import sample
 from medfl.plugins import load_plugins
+from medfl.routes import route
 from medfl.settings import Settings
 from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
@@ -19,7 +20,12 @@ from medfl.wire import tensors_equal
 from medfl_methods.fedprox import FedProx, squared_distance
 
 REGISTRY = load_plugins()
-METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper"]
+METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper", "fedcross", "fedcross_star", "fedskd"]
+ARGS = {
+    "fedcross": {"test": "owner"},  # a site is scored with one model, as with the other methods
+    "fedcross_star": {"p2p_scale": 1},
+    "fedskd": {"skd": ("batch",), "p2p_scale": 1},  # vectors have no places to compare
+}
 
 # ---- one parameter, three quadratic losses: the closed form
 
@@ -95,15 +101,23 @@ def test_the_fixed_point_is_the_optimum_of_the_weighted_loss(tmp_path):
 # ---- invariances
 
 
+def carried_along(new, old, hosts, held, *how):
+    """The route of the sites' old names, in their new ones; models are named after sites."""
+    before = {old[model]: old[holder] for model, holder in held.items()}
+    return {new[host]: new[model] for host, model in route(sorted(old[host] for host in hosts), before, *how).items()}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_relabelled_sites_end_alike(tmp_path, monkeypatch, name):
     other = {"site-1": "site-3", "site-2": "site-1", "site-3": "site-2"}
-    sites, case = make_sites(), Case(REGISTRY, name)
+    sites, case = make_sites(), Case(REGISTRY, name, ARGS.get(name, {}))
     before = bits(case.run(tmp_path / "before", batch_size=64 if name == "centralized" else 5))
     key_of = {new: old for old, new in other.items()}
     monkeypatch.setattr(
         Holder, "rng", lambda self, label: streams.generator(7, key_of.get(self.name, self.name), self.round, label)
     )
+    for module in (circulating, relay):  # the server draws over sorted names: the draw is carried along, too
+        monkeypatch.setattr(module, "route", lambda hosts, held, *how: carried_along(other, key_of, hosts, held, *how))
     renamed = {other[site]: data for site, data in sites.items()}
     after = bits(case.run(tmp_path / "after", sites=renamed, batch_size=64 if name == "centralized" else 5))
     assert before.keys() == after.keys()
@@ -212,10 +226,12 @@ def test_bytes_are_four_for_each_shared_number(tmp_path, name, network):
 class TwoLayers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 2)
+        self.feature_layers = [self.body]
 
     def forward(self, images):
-        return self.layers(images)
+        return self.head(self.body(images))
 
 
 GAUSSIANS = Task(
@@ -241,7 +257,7 @@ def gaussian_sites(random_labels):
 def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
     rounds = 3 if random_labels else 8  # 20 are allowed
     settings = Settings(rounds=rounds, evaluate_every=rounds)
-    run = Run(name, method(name), GAUSSIANS, settings, gaussian_sites(random_labels), tmp_path)
+    run = Run(name, method(name, **ARGS.get(name, {})), GAUSSIANS, settings, gaussian_sites(random_labels), tmp_path)
     (scores,) = simulate(run).summary["scores"].values()
     accuracy = scores["test"]["accuracy"]["mean"]
     assert abs(accuracy - 0.5) <= 0.08 if random_labels else accuracy >= 0.95

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from medfl.errors import SettingsError
-from medfl.privacy.gaussian import calibrate, describe, epsilon, noise_multiplier
+from medfl.privacy.gaussian import calibrate, epsilon, noise_multiplier
+from medfl.privacy.statements import describe
 from medfl.settings import Privacy
 
 

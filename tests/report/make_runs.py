@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfl.contract import State
+from medfl.contract import Findings, State
 from medfl.evaluation import Row, csv_lines
+from medfl.findings import write_findings
 from medfl.journal import FINISHED, RUNNING, Committed, Journal
 from medfl.metrics import METRICS, worst
 from medfl.report.runs import PREDICTIONS
@@ -61,6 +62,9 @@ class MadeUpRun:
             empty if all do, without one.
         crossed: Metric to the owner of a model to the site whose test images it sees to the final value.
         sex: Of the persons of each site's test images, over and over; empty for data that do not tell it.
+        centre: Where each site's test images were taken, likewise.
+        data_folder: Where the data lie, seen from the run folder; empty for a run that does not say it.
+        regions: Whether the task used an atlas.
         evaluate_every: The scores after the other rounds are left out.
         splits: Splits with scores, with the same values in each.
         method_args: The method's settings.
@@ -77,6 +81,10 @@ class MadeUpRun:
         leaks: Sentences about allowed violations.
         bundles: Whether there are site bundles and predictions.
         state: Whether there is a state folder, with a journal.
+        capability: Site to its machine, score, cluster and network.
+        findings: What the method found out.
+        accounts: Site to the facts of its privacy account.
+        plain: Bytes that a site would send up in a round without quantisation; None for a run that does not note it.
     """
 
     method: str = "fedavg"
@@ -93,6 +101,9 @@ class MadeUpRun:
     trained: Sequence[Mapping[str, float | None]] = ()
     crossed: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     sex: Sequence[str] = ()
+    centre: Sequence[str] = ()
+    data_folder: str = ""
+    regions: bool = False
     evaluate_every: int = 1
     splits: Sequence[str] = ("test",)
     method_args: Mapping[str, Any] = field(default_factory=dict)
@@ -109,11 +120,16 @@ class MadeUpRun:
     leaks: Sequence[str] = ()
     bundles: bool = True
     state: bool = True
+    capability: Mapping[str, Any] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
+    accounts: Mapping[str, Any] = field(default_factory=dict)
+    plain: float | None = None
 
     def write(self, folder: Path) -> None:
         """Write all files."""
         folder.mkdir(parents=True)
         _write(folder / "run.json", self.run())
+        write_findings(folder, self.findings)
         if self.state:
             self._journal(folder)
         (folder / "metrics.csv").write_text(csv_lines(self.rows(), header=True))
@@ -123,7 +139,8 @@ class MadeUpRun:
         if self.bundles:
             for site, (probabilities, labels) in self.predictions.items():
                 _bundle(folder / "sites" / site)
-                _predictions(folder / "sites" / site / PREDICTIONS, probabilities, labels, self.sex)
+                facts = {"sex": self.sex, "centre": self.centre}
+                _predictions(folder / "sites" / site / PREDICTIONS, probabilities, labels, facts)
             if self.model == "global":
                 _bundle(folder / "global")
 
@@ -164,7 +181,7 @@ class MadeUpRun:
             "optimizer": "SGD" + json.dumps(optimizer),
             "num_classes": len(self.classes),
             "metrics": list(self.metrics),
-        }
+        } | ({"regions": "0123456789abcdef"} if self.regions else {})
         identity = {"method": self.method, "method_args": dict(self.method_args), "settings": settings, "task": task}
         return {
             "identity": identity | {"sites": sorted(self.sites), "data": self.data},
@@ -173,11 +190,13 @@ class MadeUpRun:
             "execution": {"workers": 2, "threads": 1, "device": "cpu"},
             "versions": {"medfl": "0.1.0", "torch": "2.13.0", "python": "3.12.0", "machine": "x86_64"},
             "plugins": ["medfl_builtin", "medfl_methods"],
+            "capability": dict(self.capability),
             "data": {
                 "name": self.data_name,
                 "sites": {site: f"{n:064x}" for n, site in enumerate(self.sites)},
                 "allowed_leaks": [],
             }
+            | ({"folder": self.data_folder} if self.data_folder else {})
             | ({} if self.fold is None else {"fold": self.fold, "folds": self.folds}),
         }
 
@@ -189,6 +208,7 @@ class MadeUpRun:
             for index, (site, score) in enumerate(trained.items()):
                 costs = {"loss": 1.0 / round_, "seconds": 1.5, "work_seconds": 2.0 + index}
                 costs |= {"bytes_down": 4000.0, "bytes_up": 4000.0, "bytes_to_peers": 0.0}
+                costs |= {} if self.plain is None else {"bytes_up_plain": self.plain}
                 rows += [Row(round_, site, "personal", "train", "trained", name, cost) for name, cost in costs.items()]
                 if score is not None:
                     rows.append(Row(round_, site, "personal", "test", "trained", "accuracy", score))
@@ -237,7 +257,7 @@ class MadeUpRun:
             "costs": {site: sent | seconds for site, seconds in zip(self.sites, spent, strict=True)},
             "holdings": self._holdings(),
             "leaks": list(self.leaks),
-        }
+        } | ({"privacy": dict(self.accounts)} if self.accounts else {})
 
     def _summed_up(self) -> dict[str, Any]:
         found = {}
@@ -275,11 +295,13 @@ def _bundle(folder: Path) -> None:
     torch.save({"weight": torch.zeros(3)}, folder / "models" / "model.pt")
 
 
-def _predictions(path: Path, probabilities: torch.Tensor, labels: torch.Tensor, sex: Sequence[str]) -> None:
-    names = ["row", "label", *(f"p{index}" for index in range(probabilities.shape[1]))]
-    lines = [",".join([*names, "sex"] if sex else names)]
+def _predictions(
+    path: Path, probabilities: torch.Tensor, labels: torch.Tensor, facts: dict[str, Sequence[str]]
+) -> None:
+    known = {name: entries for name, entries in facts.items() if entries}
+    lines = [",".join(["row", "label", *(f"p{index}" for index in range(probabilities.shape[1])), *known])]
     for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
-        told = [sex[row % len(sex)]] if sex else []
+        told = [entries[row % len(entries)] for entries in known.values()]
         lines.append(",".join([str(row), str(label), *(repr(value) for value in values), *told]))
     path.write_text("\n".join(lines) + "\n")
 

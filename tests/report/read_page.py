@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from typing import Any
+
+from medfl.report.page import environment
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -55,3 +58,9 @@ class Page(HTMLParser):
 def words(text: str) -> str:
     """A text with single spaces."""
     return " ".join(text.split())
+
+
+def section(name: str, content: Any) -> Page:
+    """A section alone, which is written faster than a whole page; empty for None."""
+    html = "" if content is None else environment().get_template(f"{name}.html").render({name: content})
+    return Page(f'<section id="{name}">{html}</section>')

@@ -17,11 +17,11 @@ from medfl.report.fairness import (
     BySex,
     SiteBySex,
     Subgroup,
-    fairness_section,
     over_sites,
     rank_normalised,
     site_by_sex,
 )
+from medfl.report.fairness_section import fairness_section
 from medfl.report.groups import group_runs
 from medfl.report.page import environment, write_report
 from medfl.report.runs import read_run

@@ -131,7 +131,7 @@ def test_spreads_over_rounds_and_over_seeds_are_kept_apart(page):
     )
     assert rows["fedavg"]["worst participant mean over rounds"] == f"{fmean(WORST):.3f}seed SD 0.000"
     assert "seed SD" not in "".join(rows["fedprox"].values())
-    assert "seed SD is the standard deviation over the runs (seeds, folds)" in said(found)
+    assert "seed SD is the standard deviation over the seeds" in said(found)
     assert "seed SD" not in said(page(("fedkper", FULL)))
 
 

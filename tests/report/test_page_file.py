@@ -6,13 +6,38 @@ import re
 import shutil
 
 import pytest
-from make_runs import make_run
+import torch
+from make_runs import SITES, make_run
 from read_page import Page
 
+from medfl.capability import CLUSTERS, Profile
+from medfl.contract import Findings
 from medfl.errors import SettingsError, StoreError
 from medfl.report.page import SECTIONS, write_report
 
 ODD = ("a & b", "<i>c", "$d$ \\frac")
+PRIVACY = {"epsilon": 5.0, "clip": 1.0}
+PROFILE = Profile(1000, 2000, 4, 8, 50, 20, 200)
+MACHINES = {
+    site: {"profile": PROFILE._asdict(), "score": 0.6, "cluster": cluster, "network": f"cnn <{cluster}>"}
+    for site, cluster in zip(SITES, CLUSTERS, strict=True)
+}
+TAUGHT = {
+    "teachers": {"<i>cnn": {"value": 0.1, "weight": 1.0}},
+    "groups": {"": 0.5, "<i>cnn": 0.6},
+    "weighed_on": 9,
+    "how": "shapley",
+}
+
+
+def explained():
+    """Public images with the maps of one teacher."""
+    images = torch.linspace(0, 1, 2 * 64).reshape(2, 1, 8, 8)
+    return {
+        "explained/images": images,
+        "explained/labels": torch.tensor([0, 1]),
+        "explained/maps/<i>cnn": images[:, 0] - 0.5,
+    }
 
 
 @pytest.fixture
@@ -20,6 +45,8 @@ def rich(tmp_path):
     """Runs with odd names of classes, and with all that a page can show."""
     options = {"classes": ODD, "metrics": ("accuracy", "balanced_accuracy", "auc", "ece"), "splits": ("val", "test")}
     more = options | {"global_test": {"accuracy": 0.5}, "reason": "<script>alert(1)</script>", "status": "incomplete"}
+    more |= {"settings": {"privacy": PRIVACY, "compression": {"bits": 8}}, "plain": 16000.0, "capability": MACHINES}
+    more |= {"findings": Findings(TAUGHT, explained())}
     return [make_run(tmp_path / "local", "local", **options), make_run(tmp_path / "fedavg", "fedavg", **more)]
 
 
@@ -29,6 +56,7 @@ def test_everything_is_escaped(rich, tmp_path):
     assert "<i>" not in html
     found = Page(html)
     assert found.tables["Confusion matrix of local"][0][1:] == list(ODD)
+    assert {"clusters", "teachers", "looks", "privacy"} <= set(found.sections)
     assert "<script>alert(1)</script>" in found.sections[""]
 
 

@@ -15,7 +15,7 @@ from medfl.errors import StoreError
 from medfl.study.study import run_study
 
 
-def _no_page(runs: list[Path], out: Path, labels: list[str]) -> None:
+def _no_page(runs: list[Path], out: Path, labels: list[str], baseline: str | None) -> None:
     out.write_text(f"{len(runs)} runs: {', '.join(dict.fromkeys(labels))}")
 
 

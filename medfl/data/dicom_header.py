@@ -1,0 +1,201 @@
+"""Open a DICOM file and check what its header says, before any pixel is decoded.
+
+Accepted as found in the wild: files without the preamble or without the meta header, without a transfer syntax (if the
+pixels are not compressed), without the number of stored bits; secondary captures. Refused with a reason: what holds no
+image, more than one frame, sizes that can't be, a compression that nothing installed decodes, and pixels or headers
+that are cut short.
+
+Messages never name a file or repeat what it says of a patient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medfl.errors import DataError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+    from pydicom.uid import UID
+
+MOST_PIXELS = 178_956_970
+"""Above this number of pixels a file is refused, as Pillow does; the largest mammograms have about 30 million."""
+
+MAMMOGRAPHY = ("MG", "RG", "CR", "DX", "OT", "SC", "")
+"""What mammograms are called in the wild: mammography, radiography of any kind, scanned films and captures, nothing."""
+
+EXTRA = "pip install 'medfl[dicom]'"
+"""How to get the decoders of compressed files."""
+
+_JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
+_MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
+
+
+def is_dicom(head: bytes) -> bool:
+    """Whether a file is DICOM, by its first 132 bytes: the preamble, or a first element as files without it have."""
+    if head[128:132] == b"DICM":
+        return True
+    group, element = int.from_bytes(head[:2], "little"), int.from_bytes(head[2:4], "little")
+    known_vr = head[4:6] in (b"UL", b"UI", b"CS", b"OB", b"DA", b"TM", b"SH", b"LO")
+    return group in (2, 8) and element <= 0x100 and (known_vr or 0 < int.from_bytes(head[4:8], "little") <= 64)
+
+
+@contextlib.contextmanager
+def decoding() -> Iterator[None]:
+    """Whatever a decoder raises means a damaged file; its own message may name the file, so only its type is kept."""
+    try:
+        yield
+    except DataError:
+        raise
+    except RecursionError:
+        raise DataError(
+            "the DICOM file nests sequences too deep to be read safely. Export it again without its sequences."
+        ) from None
+    except Exception as error:
+        raise DataError(f"the image file is damaged or cut short ({type(error).__name__}). Export it again.") from None
+
+
+def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] | None = None) -> Dataset:
+    """Open a DICOM file with one image that can be read.
+
+    Args:
+        path: The file.
+        pixels: Whether its pixels are read, too (not decoded).
+        modalities: What is accepted, for example `MAMMOGRAPHY`; None means any.
+
+    Returns:
+        The data set, with a transfer syntax, and with the numbers of stored bits and signs even if the file lacks them.
+
+    Raises:
+        DataError: If it is no DICOM file, is damaged, holds no single image, or one that can't be decoded.
+    """
+    import pydicom
+
+    try:
+        with path.open("rb") as file:
+            head = file.read(132)
+    except OSError as error:
+        raise DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.") from None
+    if not is_dicom(head):
+        raise DataError("the file is no DICOM file, or is cut short in its header. Export it again.")
+    with decoding():
+        dataset = pydicom.dcmread(path, stop_before_pixels=not pixels, force=True)
+        empty = "Rows" not in dataset or (pixels and "PixelData" not in dataset)
+        frames = int(dataset.get("NumberOfFrames") or 1)
+        modality = str(dataset.get("Modality") or "")
+    _check_modality(modality, modalities)
+    if empty:
+        raise DataError("the DICOM file holds no pixels (a report or a plan, or cut short?). Leave it out.")
+    if frames != 1:
+        raise DataError(f"the image file holds {frames} frames, expected one. Save the frame to use in its own file.")
+    with decoding():
+        _complete(dataset)
+        _check_kind(dataset)
+    _check_syntax(dataset)
+    if pixels:
+        _check_length(dataset)
+    return dataset
+
+
+def _check_modality(modality: str, accepted: Collection[str] | None) -> None:
+    if accepted is None or modality in accepted:
+        return
+    shown = modality if re.fullmatch("[A-Z]{2,4}", modality) else "another"
+    known = ", ".join(name for name in accepted if name)
+    raise DataError(f"expected an image of modality {known} or none stated, got {shown}. Leave it out.")
+
+
+def _complete(dataset: Dataset) -> None:
+    """Fill in what decoders need and files may lack, as the standard's defaults have it."""
+    missing = [name for name in ("Columns", "BitsAllocated", "PhotometricInterpretation") if name not in dataset]
+    if missing:
+        raise DataError(f"the DICOM file lacks {missing[0]}, which describes its pixels. Export it again.")
+    defaults: dict[str, Any] = {"SamplesPerPixel": 1, "BitsStored": dataset.BitsAllocated, "PixelRepresentation": 0}
+    for name, value in defaults.items():
+        if dataset.get(name) is None:
+            setattr(dataset, name, value)
+    if dataset.get("HighBit") is None:
+        dataset.HighBit = dataset.BitsStored - 1
+
+
+def _check_kind(dataset: Dataset) -> None:
+    samples, bits, meaning = int(dataset.SamplesPerPixel), int(dataset.BitsAllocated), _meaning(dataset)
+    grey = samples == 1 and meaning in _MONOCHROME and bits in (8, 16, 32)
+    if not grey and not (samples == 3 and bits == 8 and (meaning == "RGB" or meaning.startswith("YBR_"))):
+        raise DataError(
+            f"expected a DICOM image in grey or in 8-bit RGB or YBR, got {meaning} with {samples} samples of {bits} "
+            "bits a pixel. Export it in grey or RGB."
+        )
+    rows, columns = int(dataset.Rows), int(dataset.Columns)
+    if rows < 1 or columns < 1 or rows * columns > MOST_PIXELS:
+        raise DataError(
+            f"expected an image of 1 to {MOST_PIXELS // 10**6} million pixels, the DICOM header states "
+            f"{rows} x {columns}. Its header is damaged, or it is no image to train on: leave it out."
+        )
+    if not 1 <= int(dataset.BitsStored) <= bits:
+        raise DataError(f"the DICOM header states {dataset.BitsStored} bits stored in {bits}. Export it again.")
+
+
+def _meaning(dataset: Dataset) -> str:
+    meaning = str(dataset.PhotometricInterpretation)
+    return meaning if re.fullmatch(r"[A-Z0-9_ ]{1,16}", meaning) else "another kind"
+
+
+def _check_syntax(dataset: Dataset) -> None:
+    """Refuse a compression that nothing decodes."""
+    with decoding():
+        syntax = dataset.file_meta.get("TransferSyntaxUID")
+        readable = syntax is None or not syntax.is_compressed or _can_decode(syntax)
+    if syntax == _JPEG_EXTENDED and int(dataset.BitsStored) > 8:
+        raise DataError(
+            f"the DICOM file's compression (JPEG Extended of {dataset.BitsStored} bits) is one that no freely licensed "
+            "decoder reads. Export it without compression (dcmdjpeg of DCMTK does it)."
+        )
+    if not readable:
+        raise DataError(
+            f"the DICOM file's compression ({syntax.name}) needs another package: {EXTRA}, or export it "
+            "without compression."
+        )
+
+
+def _can_decode(syntax: UID) -> bool:
+    from pydicom.pixels import get_decoder
+
+    try:
+        return get_decoder(syntax).is_available
+    except NotImplementedError:  # a film, for example
+        return False
+
+
+def _check_length(dataset: Dataset) -> None:
+    """Refuse pixels that are cut short; set a transfer syntax that is missing."""
+    bits = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated)
+    whole = bits // 8 * 2 // 3 if dataset.PhotometricInterpretation == "YBR_FULL_422" else bits // 8
+    with decoding():
+        stored, syntax = len(dataset.PixelData), dataset.file_meta.get("TransferSyntaxUID")
+    if syntax is None:
+        syntax = _guess_syntax(dataset, stored, whole)
+    if not syntax.is_compressed and stored < whole:
+        raise DataError(
+            f"the image file is damaged or cut short: it holds {stored} of {whole} bytes of pixels. Download or export "
+            "it again."
+        )
+
+
+def _guess_syntax(dataset: Dataset, stored: int, whole: int) -> Any:
+    """The transfer syntax of a file that states none: pixels as they are, if they have the right length."""
+    from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
+
+    if stored not in (whole, whole + whole % 2):
+        raise DataError(
+            f"the DICOM file states no transfer syntax, and its pixels are compressed or cut short ({stored} bytes, "
+            f"expected {whole}). Export it again with its meta header."
+        )
+    implicit, little = dataset.original_encoding
+    syntax = ImplicitVRLittleEndian if implicit else ExplicitVRLittleEndian if little else ExplicitVRBigEndian
+    dataset.file_meta.TransferSyntaxUID = syntax
+    return syntax

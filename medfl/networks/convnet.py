@@ -1,0 +1,158 @@
+"""A plain convolutional network of any width: stages of convolution and pooling, a dense layer, a classifier."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from monai.networks.layers.factories import Conv, Pool
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.networks.resnet_blocks import norm_layer
+
+NORMS = ("none", "group", "batch")
+"""What may follow each convolution."""
+
+POOLINGS = ("auto", "flatten", "average")
+"""How maps become a vector before the dense layer."""
+
+LARGE = 64
+"""Edge of an image in pixels from which ``auto`` averages each map."""
+
+
+class ConvNet(nn.Module):
+    """Stages of one convolution and 2x2 max-pooling, a dense layer, and a linear classifier; ReLU throughout.
+
+    The networks of PFedCDP (Shadin et al.) have 3x3 kernels without padding: cluster A is ``channels=(32, 64),
+    dense=128``, B ``(16, 32), 64`` with dropout, C ``(8, 16), 32``, and the student ``(16, 32), 64`` with dropout 0.5.
+    Pooling comes before ReLU, which gives the same numbers and gradients as after it, for less work.
+
+    At 224 pixels the dense layer of cluster A on flattened maps has 54 * 54 * 64 * 128 = 24 million weights; on the
+    average of each map it has 64 * 128. So ``pooling="auto"`` averages images whose longest edge has at least `LARGE`
+    pixels; the maps then say what is in an image but not where.
+
+    Args:
+        in_channels: Channels of an image, >= 1.
+        num_classes: Number of classes, >= 2.
+        size: Edge of a square or cubic image in pixels, or its height and width, or depth, height and width.
+        spatial_dims: 2 for images, 3 for volumes.
+        channels: Channels of each stage, each >= 1.
+        dense: Features, >= 1.
+        kernel: Edge of the kernels, odd, >= 1.
+        padding: Pixels of zeros around each map, 0 to `kernel` // 2.
+        dropout: Share of features that are dropped in training, 0 <= dropout < 1; 0 leaves the layer out.
+        norm: One of `NORMS`. With "group" each group has two channels or more, at most 32 groups; "batch" can't be
+            trained with differential privacy of examples (Opacus refuses it).
+        pooling: One of `POOLINGS`.
+
+    Attributes:
+        body: The feature extractor; maps images (B, in_channels, *size) to features (B, dense).
+        head: The classifier, linear; maps features to logits (B, num_classes).
+        feature_layers: The stages of the body, in order: maps, then one vector.
+
+    Raises:
+        SettingsError: If an argument is impossible, or images are too small for the stages.
+    """
+
+    __jit_unused_properties__: ClassVar = ["feature_layers"]  # TorchScript has no lists of modules
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        num_classes: int = 2,
+        size: int | Sequence[int] = 28,
+        spatial_dims: int = 2,
+        channels: Sequence[int] = (32, 64),
+        dense: int = 128,
+        kernel: int = 3,
+        padding: int = 0,
+        dropout: float = 0.0,
+        norm: str = "none",
+        pooling: str = "auto",
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        _check_choices(name, spatial_dims, norm, pooling, dropout)
+        _check_least(name, in_channels=(in_channels, 1), num_classes=(num_classes, 2), dense=(dense, 1))
+        _check_least(name, channels=(min(channels, default=0), 1), kernel=(kernel, 1), padding=(padding, 0))
+        if kernel % 2 == 0 or padding > kernel // 2:
+            raise SettingsError(f"{name} expected an odd kernel and padding <= {kernel // 2}, got {kernel}, {padding}")
+        edges = [size] * spatial_dims if isinstance(size, int) else list(size)
+        if len(edges) != spatial_dims:
+            raise SettingsError(f"{name} expected one size or {spatial_dims} of them, got {edges}")
+        _check_least(name, size=(min(edges), _least_edge(len(channels), kernel, padding)))
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        before = in_channels
+        for number, width in enumerate(channels, 1):
+            parts[f"stage{number}"] = _stage(spatial_dims, before, width, kernel, padding, norm)
+            before = width
+        if pooling == "average" or (pooling == "auto" and max(edges) >= LARGE):
+            parts["average"], positions = Pool[Pool.ADAPTIVEAVG, spatial_dims](1), 1
+        else:
+            positions = math.prod(_edge_after(edge, len(channels), kernel, padding) for edge in edges)
+        parts["flatten"] = nn.Flatten()
+        parts["dense"] = _dense(before * positions, dense, dropout)
+        self.body = nn.Sequential(parts)
+        self.head = nn.Linear(dense, num_classes)
+
+    @property
+    def feature_layers(self) -> list[nn.Module]:
+        """The stages whose outputs are features: maps, then one vector."""
+        return [part for name, part in self.body.named_children() if name.startswith("stage") or name == "dense"]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (B, num_classes) of images (B, in_channels, *size)."""
+        logits: torch.Tensor = self.head(self.body(images))
+        return logits
+
+
+def _check_choices(name: str, spatial_dims: int, norm: str, pooling: str, dropout: float) -> None:
+    if spatial_dims not in (2, 3):
+        raise SettingsError(f"{name} expected spatial_dims 2 or 3, got {spatial_dims}")
+    for what, value, known in (("norm", norm, NORMS), ("pooling", pooling, POOLINGS)):
+        if value not in known:
+            raise SettingsError(f"{name} expected {what} to be one of {', '.join(known)}, got {value!r}")
+    if not 0 <= dropout < 1:
+        raise SettingsError(f"{name} expected 0 <= dropout < 1, got {dropout}")
+
+
+def _check_least(name: str, **values: tuple[int, int]) -> None:
+    for what, (value, least) in values.items():
+        if value < least:
+            raise SettingsError(f"{name} expected {what} >= {least}, got {value}")
+
+
+def _edge_after(edge: int, stages: int, kernel: int, padding: int) -> int:
+    """Edge of the maps after the stages."""
+    for _ in range(stages):
+        edge = (edge + 2 * padding - kernel + 1) // 2
+    return edge
+
+
+def _least_edge(stages: int, kernel: int, padding: int) -> int:
+    """Smallest edge of an image that leaves one pixel after the stages."""
+    edge = 1
+    for _ in range(stages):
+        edge = 2 * edge + kernel - 1 - 2 * padding
+    return edge
+
+
+def _stage(spatial_dims: int, before: int, width: int, kernel: int, padding: int, norm: str) -> nn.Sequential:
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts["conv"] = Conv[Conv.CONV, spatial_dims](before, width, kernel_size=kernel, padding=padding)
+    if norm != "none":
+        parts["norm"] = norm_layer(norm, spatial_dims, width)
+    parts["pool"] = Pool[Pool.MAX, spatial_dims](2)
+    parts["relu"] = nn.ReLU()
+    return nn.Sequential(parts)
+
+
+def _dense(inputs: int, features: int, dropout: float) -> nn.Sequential:
+    parts: OrderedDict[str, nn.Module] = OrderedDict(fc=nn.Linear(inputs, features), relu=nn.ReLU())
+    if dropout > 0:
+        parts["dropout"] = nn.Dropout(dropout)
+    return nn.Sequential(parts)

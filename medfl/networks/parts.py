@@ -1,0 +1,94 @@
+"""Body and head of a network, found by attribute (rule G-1), never by a substring of a parameter's name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from medfl.errors import SettingsError
+
+
+def head_names(model: nn.Module, network: str) -> list[str]:
+    """State-dict names of a network's classifier.
+
+    Args:
+        model: Has `head`, its classifier.
+        network: Its name, for the message.
+
+    Raises:
+        SettingsError: If it has none.
+    """
+    head = getattr(model, "head", None)
+    if not isinstance(head, nn.Module):
+        raise SettingsError(
+            f"Network '{network}' ({type(model).__name__}) has no `head`: expected its classifier under that name, "
+            "beside a `body` that gives features. Add both, or choose a network that has them."
+        )
+    held = {id(tensor) for tensor in [*head.parameters(), *head.buffers()]}
+    return [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in held]
+
+
+def features_of(model: nn.Module, network: str) -> int:
+    """Number of features that a network's body gives: what its linear head takes.
+
+    Raises:
+        SettingsError: If it has no body, or its head is not linear.
+    """
+    head_names(model, network)
+    if not isinstance(getattr(model, "body", None), nn.Module) or not isinstance(model.head, nn.Linear):
+        raise SettingsError(
+            f"Network '{network}' ({type(model).__name__}): expected a module `body` that gives features and a linear "
+            f"`head`, got a head of type {type(model.head).__name__}. Choose a network that has them."
+        )
+    return model.head.in_features
+
+
+class Split(nn.Module):
+    """A body with a classifier of its own, which need not be the one that its network was made with.
+
+    Args:
+        body: Maps images to features (B, d).
+        head: Maps features to logits (B, num_classes).
+    """
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (B, num_classes) of images (B, C, *spatial)."""
+        logits: torch.Tensor = self.head(self.body(images))
+        return logits
+
+
+def body_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The two parts of a network that has them."""
+    return model.body, model.head  # type: ignore[return-value]
+
+
+def mlp(
+    features: int, widths: Sequence[int], outputs: int, norm: bool = True, dropout: Sequence[float] = ()
+) -> nn.Module:
+    """Linear layers with ReLU between them.
+
+    Args:
+        features: Inputs, >= 1.
+        widths: Of the layers between, from the first.
+        outputs: Of the last layer.
+        norm: Whether each layer between is followed by batch norm.
+        dropout: After each of the layers between, the share that is dropped in training; none where it is not given.
+    """
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, width in enumerate(widths, start=1):
+        parts[f"fc{number}"] = nn.Linear(features, width)
+        if norm:
+            parts[f"norm{number}"] = nn.BatchNorm1d(width)
+        parts[f"relu{number}"] = nn.ReLU()
+        if number <= len(dropout):
+            parts[f"dropout{number}"] = nn.Dropout(dropout[number - 1])
+        features = width
+    parts["out"] = nn.Linear(features, outputs)
+    return nn.Sequential(parts)

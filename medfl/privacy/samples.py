@@ -1,0 +1,217 @@
+"""DP-SGD: a site's training in which each image has little influence (Abadi et al., CCS 2016).
+
+Each step draws every image with the same probability, clips the gradient of each drawn image over all parameters
+together, adds Gaussian noise to their sum and divides by the number of images to expect. What was learned that way may
+leave the site, and everything computed from it, too. Clipping and summing are Opacus'; two things are not. The
+gradients are those of a method's whole loss for one image at a time (`torch.func`), so that terms of the parameters
+are in them and no loss can mix the images of a batch; the network is not wrapped for that and keeps its names. And
+which images are drawn, and the noise, come from the site's secret stream: who knew the draws would see more than the
+accountant reckons with. How many images a site has is not hidden: the rate and the number of steps follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from medfl.contract import Site
+from medfl.errors import SettingsError
+from medfl.networks.norms import buffer_names, has_batch_norm, norm_names
+from medfl.privacy.composition import Part, calibrate, opacus
+from medfl.settings import Settings
+
+if TYPE_CHECKING:
+    from medfl.training import Batch
+
+CHUNK_NUMBERS = 1 << 26
+"""Numbers in the gradients of single images that are in memory at once (256 MB)."""
+
+
+def schedule(settings: Settings, images: int) -> tuple[float, int]:
+    """With what probability a step draws an image, and the steps of a round.
+
+    A batch has `batch_size` images on average, and there are as many steps as without privacy, ceil(images /
+    batch_size) an epoch.
+
+    Args:
+        settings: epochs or steps, batch_size.
+        images: The site's training images, >= 1.
+    """
+    rate = min(1.0, settings.batch_size / images)
+    return rate, settings.steps or settings.epochs * math.ceil(images / settings.batch_size)
+
+
+def releases(settings: Settings, images: int) -> Part:
+    """What a site's training releases in the whole run, for it may be asked in every round, with the noise for that.
+
+    Args:
+        settings: With a privacy setting for the unit ``sample``.
+        images: The site's training images, >= 1.
+
+    Returns:
+        The steps of all rounds. If there are none, the noise is infinite.
+    """
+    privacy = settings.privacy
+    assert privacy is not None
+    rate, steps = schedule(settings, images)
+    count = settings.rounds * steps
+    if not count:
+        return Part(math.inf, 0, rate)
+    return Part(calibrate(privacy.epsilon, count, rate, privacy.delta, privacy.adjacency), count, rate)
+
+
+def check_samples(settings: Settings, networks: Sequence[nn.Module]) -> None:
+    """Refuse what can't be trained with DP-SGD.
+
+    Args:
+        settings: With a privacy setting for the unit ``sample``.
+        networks: All networks that are trained.
+
+    Raises:
+        SettingsError: If a network mixes the images of a batch, or a setting looks at the labels of a site.
+    """
+    if settings.balance != "none":
+        raise SettingsError(
+            f"Privacy with the unit 'sample' needs balance 'none', got '{settings.balance}': class sizes of a site are "
+            "no secret then. Leave 'balance' out."
+        )
+    for network in networks:
+        statistics = norm_names(network, ("batch", "instance")) & buffer_names(network)
+        if has_batch_norm(network) or statistics:
+            raise SettingsError(
+                f"Privacy with the unit 'sample' can't train {type(network).__name__}: batch norm, and running "
+                "statistics of any norm, mix the images of a batch, so no image's influence is bounded. Use group norm "
+                "(for the networks of medfl: norm 'group'), or no norm."
+            )
+
+
+class PrivateSteps:
+    """DP-SGD in place of the plain steps of `medfl.training.train`.
+
+    Args:
+        model: On the task's device.
+        optimizer: Over the parameters to train.
+        site: Its settings have a privacy setting for the unit ``sample``; its secret gives draws and noise.
+        payload: A hash of what the training starts from.
+        gradient_clip: As in `medfl.training.train`: it acts on the noised mean and costs no privacy.
+        sigma: Noise multiplier; None reckons it from the settings.
+
+    Raises:
+        SettingsError: If Opacus is missing, or the budget can't be kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        site: Site,
+        payload: str,
+        gradient_clip: float | None = None,
+        sigma: float | None = None,
+    ) -> None:
+        privacy = site.settings.privacy
+        assert privacy is not None
+        self._rate, self._steps = schedule(site.settings, len(site.train))
+        sigma = releases(site.settings, len(site.train)).sigma if sigma is None else sigma
+        self._std = sigma * privacy.clip
+        what = f"of dp-sgd {sigma!r} {privacy.clip!r} {self._rate!r}"  # another noise is never this one, scaled
+        self._draws, self._noise = (site.secret_rng(f"{kind} {what}", payload) for kind in ("draws", "noise"))
+        self._model, self._optimizer, self._gradient_clip = model, optimizer, gradient_clip
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._parameters = {name: p for name, p in model.named_parameters() if id(p) in trained}
+        self._private: Any = opacus("optimizers").DPOptimizer(
+            optimizer,
+            noise_multiplier=sigma,
+            max_grad_norm=privacy.clip,
+            expected_batch_size=self._rate * len(site.train),
+        )
+
+    def batches(self, n: int) -> Iterator[torch.Tensor]:
+        """The rows of each batch, drawn anew each time; there may be none."""
+        for _ in range(self._steps if n else 0):
+            yield (self._draws.uniform((n,)) < self._rate).nonzero().squeeze(1)
+
+    def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
+        """Step by the noised mean of the clipped gradients; without images by the noise alone.
+
+        Args:
+            loss: Maps a batch to a scalar; it is called for one image at a time.
+            batch: The images, or None.
+
+        Returns:
+            The mean loss of the images.
+        """
+        self._private.zero_grad(set_to_none=True)
+        values = [torch.zeros(0)]
+        if batch is None:
+            self._add({name: p.detach().new_zeros(0, *p.shape) for name, p in self._parameters.items()})
+        else:
+            chunk = max(1, CHUNK_NUMBERS // sum(p.numel() for p in self._parameters.values()))
+            values = [self._one_by_one(loss, part) for part in _split(batch, chunk)]
+        for parameter in self._parameters.values():
+            summed: torch.Tensor = parameter.summed_grad  # type: ignore[attr-defined]
+            noise = self._std * self._noise.normal(tuple(parameter.shape)).to(summed.device)
+            parameter.grad = (summed.double() + noise).to(parameter.dtype).view_as(parameter)
+        self._private.scale_grad()
+        if self._gradient_clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._gradient_clip)
+        self._optimizer.step()
+        return torch.cat(values).sum() / max(1, sum(len(value) for value in values))
+
+    def _one_by_one(self, loss: Callable[[Batch], torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Add the clipped gradient of each image to the sum; the losses, shape (B,)."""
+        alone = _Alone(self._model, loss, batch)
+        parameters = {f"model.{name}": p.detach() for name, p in self._parameters.items()}
+        parts = {name: value[:, None] for name, value in _tensors(batch).items()}
+
+        def of_one(trained: dict[str, torch.Tensor], one: dict[str, torch.Tensor]) -> torch.Tensor:
+            value: torch.Tensor = functional_call(alone, trained, (one,))
+            return value
+
+        try:
+            gradients, values = vmap(grad_and_value(of_one), in_dims=(None, 0), randomness="different")(
+                parameters, parts
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise SettingsError(
+                f"Privacy with the unit 'sample' needs the loss of each image alone, and this one can't be had: "
+                f"{error} Choose another method or loss, or the unit 'site'."
+            ) from error
+        self._add({name: gradients[f"model.{name}"] for name in self._parameters})
+        found: torch.Tensor = values.detach().float().cpu()
+        return found
+
+    def _add(self, gradients: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.grad_sample = gradients[name]  # type: ignore[attr-defined]
+        self._private.clip_and_accumulate()
+
+
+class _Alone(nn.Module):
+    """A method's loss as a module around the network, so that `functional_call` reaches the network's parameters."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Batch], torch.Tensor], like: Batch) -> None:
+        super().__init__()
+        self.model = model
+        self._loss, self._like = loss, like
+
+    def forward(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self._loss(dataclasses.replace(self._like, **tensors))
+
+
+def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(batch).items() if value is not None}
+
+
+def _split(batch: Batch, size: int) -> Iterator[Batch]:
+    for start in range(0, len(batch.labels), size):
+        part = {name: value[start : start + size] for name, value in _tensors(batch).items()}
+        yield dataclasses.replace(batch, **part)

@@ -1,0 +1,119 @@
+"""What a run promises, in words: unit, adjacency, delta, releases, epsilon, accountant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from medfl.errors import SettingsError
+from medfl.privacy.gaussian import SENSITIVITY, epsilon, noise_multiplier
+from medfl.settings import Privacy
+
+WHAT = {"add_remove": "added or removed", "replace": "replaced by any other"}
+"""Adjacency to what happens to a unit."""
+
+
+def describe(privacy: Privacy, releases: int) -> str:
+    """One sentence for the report: what is promised to whom, and by which reckoning.
+
+    Args:
+        privacy: The privacy settings of the run.
+        releases: How many updates a site sends at most.
+
+    Returns:
+        Names the unit, both adjacencies with their epsilon, delta, the number of releases and the accountant.
+    """
+    return _samples(privacy, releases) if privacy.unit == "sample" else _site(privacy, releases)
+
+
+def _site(privacy: Privacy, releases: int) -> str:
+    sigma = noise_multiplier(privacy, releases)
+    budgets = {name: epsilon(sigma, releases, privacy.delta, far) for name, far in SENSITIVITY.items()}
+    chosen = privacy.adjacency
+    other = next(name for name in SENSITIVITY if name != chosen)
+    return (
+        f"Unit {privacy.unit}: each update is clipped to L2 norm {privacy.clip:g} and carries Gaussian noise of "
+        f"standard deviation {sigma * privacy.clip:.4g} ({sigma:.4g} times the bound), so that {releases} releases "
+        f"together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon {budgets[chosen]:.4g} for a "
+        f"{privacy.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
+        f"{budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by exact Gaussian composition (accountant "
+        f"'{privacy.accountant}'); this covers the updates, not the scores that are reported."
+    )
+
+
+def _samples(privacy: Privacy, releases: int) -> str:
+    chosen = privacy.adjacency
+    bound, delta = other_bound(privacy)
+    other = f"at most epsilon {bound:.4g} with delta {delta:.3g}"
+    name = next(name for name in SENSITIVITY if name != chosen)
+    return (
+        f"Unit sample: sites train by DP-SGD, which draws the images of each step at random, clips the gradient of "
+        f"each to L2 norm {privacy.clip:g} and adds Gaussian noise to their sum, so much at each site that its "
+        f"trainings in {releases} rounds together are (epsilon, delta)-private with delta {privacy.delta:g} and "
+        f"epsilon at most {privacy.epsilon:.4g} for an image that is {WHAT[chosen]} ('{chosen}', the adjacency of this "
+        f"run), or {other} for one that is {WHAT[name]} ('{name}'), by numerical composition (accountant "
+        f"'{privacy.accountant}'); a patient with m images is protected like m images at once, and how many images a "
+        "site has is not hidden; this covers the trained models, not the scores that are reported."
+    )
+
+
+def other_bound(privacy: Privacy) -> tuple[float, float]:
+    """What a promise for single images implies for the adjacency that it does not name: epsilon and delta, at most.
+
+    A replacement is a removal and an addition, so (epsilon, delta) becomes (2 epsilon, (1 + e^epsilon) delta). The
+    other way the same numbers hold: an image that is removed moves a training by no more than one that is replaced.
+    """
+    if privacy.adjacency == "replace":
+        return privacy.epsilon, privacy.delta
+    return 2 * privacy.epsilon, min(1.0, privacy.delta * (1 + math.exp(min(privacy.epsilon, 700))))
+
+
+def describe_accounts(accounts: Mapping[str, Mapping[str, Any]]) -> str:
+    """One or two sentences for the report: what was released, and what that is together with the runs before.
+
+    Args:
+        accounts: Site to `medfl.ledger.Account.facts`.
+    """
+    most = max(accounts.values(), key=lambda facts: (facts["releases"], facts["planned"]))
+    unit = "updates" if most["unit"] == "site" else "trainings"
+    text = f"Released were at most {most['releases']} of {most['planned']} planned {unit} of a site"
+    text += f", epsilon {_worst(accounts, 'epsilon')} ('{most['adjacency']}')."
+    runs = max(facts["runs"] for facts in accounts.values())
+    if any(facts["ledger"] for facts in accounts.values()):
+        total = most["total_epsilon"]
+        text += (
+            f" The ledgers of the sites hold up to {runs} {'run' if runs == 1 else 'runs'} on the same data: composed "
+            f"epsilon {_worst(accounts, 'composed')} with delta {most['delta']:g}"
+            + (f" of a total of {total:g}." if total is not None else "; no total is set.")
+        )
+    return text
+
+
+def _worst(accounts: Mapping[str, Mapping[str, Any]], key: str) -> str:
+    """The largest value with its site; None stands for no bound."""
+    site = max(accounts, key=lambda name: math.inf if accounts[name][key] is None else accounts[name][key])
+    value = accounts[site][key]
+    return f"{'not bounded' if value is None else format(value, '.4g')} at {site}"
+
+
+def check_delta(privacy: Privacy, units: int, where: str) -> None:
+    """Refuse a delta that permits what privacy forbids.
+
+    A mechanism that publishes one unit in n, drawn at random, is (0, 1/n)-private: from there on delta means nothing.
+
+    Args:
+        privacy: The privacy settings.
+        units: How many units there are, >= 1.
+        where: Whose they are, for the message.
+
+    Raises:
+        SettingsError: If delta is 1 / units or more.
+    """
+    if privacy.delta * units >= 1:
+        kind = "sites" if privacy.unit == "site" else "training images"
+        raise SettingsError(
+            f"A privacy delta of {privacy.delta:g} is too large for {where} with {units} {kind}: expected less than "
+            f"1/{units} = {1 / units:.3g}, for a delta that large permits to publish one of them outright. Choose "
+            "1e-5, or less."
+        )

@@ -1,0 +1,227 @@
+"""One student from several teachers, on public data: contrast between its images, and distillation from the teachers.
+
+It begins when the federation's training is over, and happens at the server alone.
+
+Source: Shadin et al., PFedCDP, equations 14 to 19, with the supervised contrastive loss of Khosla et al., NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+from torch.nn import functional as F
+
+from medfl.contract import Dataset
+from medfl.data.in_memory import TensorData
+from medfl.evaluation import logits
+from medfl.losses.distillation import distillation
+from medfl.losses.supcon import supcon
+from medfl.metrics import METRICS
+from medfl.networks.norms import has_batch_norm
+from medfl.networks.parts import body_and_head, features_of, mlp
+from medfl.settings import Settings, Strict
+from medfl.shapley import shapley_values
+from medfl.training import row_batches
+
+PROJECTION = (128, 64)
+"""Widths of the projection whose output the contrastive loss compares; it is thrown away afterwards."""
+
+Views = Callable[[torch.Tensor], torch.Tensor]
+"""Changes a batch of images at random."""
+
+
+class Refinement(Strict):
+    """How the student learns.
+
+    Attributes:
+        losses: ``scl`` the contrastive loss, ``kd`` distillation, or both.
+        alpha: With both: the weight of distillation, in [0, 1]; the contrastive loss has the rest.
+        tau: Temperature of the distillation, > 0; its square weighs the term.
+        contrast_tau: Temperature of the contrastive loss, > 0.
+        epochs: Passes over the public images, >= 1; each takes two views of every image.
+        probe_epochs: Passes in the end in which only the student's head learns, from the labels; 0 for none.
+        batch_size: Images in a batch, >= 2.
+        lr: Of Adam, > 0.
+        teachers: What the teachers' predictions weigh: ``shapley`` by what each adds to the balanced accuracy of all on
+            public images that no classifier was trained on; ``equal``; ``literal`` as the paper's equation 19, which
+            weighs them equally and multiplies the loss by the mean absolute SHAP value of a pixel.
+        student: Name of the student's network in the task; None means the task's default.
+        explain: Public images of each class that the report explains by SHAP values for each teacher; 0 for none.
+    """
+
+    losses: Literal["scl+kd", "kd", "scl"] = "scl+kd"
+    alpha: float = Field(0.5, ge=0, le=1)
+    tau: float = Field(4.0, gt=0, allow_inf_nan=False)
+    contrast_tau: float = Field(0.1, gt=0, allow_inf_nan=False)
+    epochs: int = Field(50, ge=1)
+    probe_epochs: int = Field(10, ge=0)
+    batch_size: int = Field(64, ge=2)
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    teachers: Literal["shapley", "equal", "literal"] = "shapley"
+    student: str | None = None
+    explain: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _head_learns(self) -> Refinement:
+        if self.probe_epochs == 0 and (self.losses == "scl" or (self.losses == "scl+kd" and self.alpha == 0)):
+            raise ValueError(
+                "the contrastive loss alone trains no head: expected probe_epochs >= 1, or 'kd' with alpha > 0"
+            )
+        return self
+
+
+def held_out(labels: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Rows of a class-balanced part of some labels: as many of each class as `share` of the rarest, at least one.
+
+    A class of one image gives none: it is needed for training. Classes without images count for nothing.
+
+    Args:
+        labels: Shape (n,).
+        share: In [0, 1).
+        generator: Which rows.
+
+    Returns:
+        Sorted rows; empty where there are too few images.
+    """
+    rows = [(labels == one).nonzero(as_tuple=True)[0] for one in labels.unique().tolist()]
+    rows = [found for found in rows if len(found) > 1]
+    if not rows:
+        return torch.empty(0, dtype=torch.int64)
+    count = max(1, int(share * min(len(found) for found in rows)))
+    drawn = [found[torch.randperm(len(found), generator=generator)[:count]] for found in rows]
+    return torch.cat(drawn).sort().values
+
+
+def teacher_values(
+    logits: Sequence[torch.Tensor], labels: torch.Tensor, num_classes: int
+) -> tuple[list[float], dict[frozenset[int], float]]:
+    """Exact Shapley values of teachers: what each adds to the balanced accuracy of their mean logits.
+
+    Nobody's worth is 1 / num_classes, guessing.
+
+    Args:
+        logits: Of each teacher, shape (n, num_classes).
+        labels: Shape (n,).
+        num_classes: Classes of the task.
+
+    Returns:
+        The values, which sum to the worth of all minus that of nobody; and the worth of each group of teachers.
+    """
+    worth = {frozenset[int](): 1 / num_classes}
+
+    def value(who: frozenset[int]) -> float:
+        if who not in worth:
+            mean = torch.stack([logits[one] for one in sorted(who)]).mean(dim=0)
+            worth[who] = METRICS["balanced_accuracy"](mean.softmax(dim=1), labels, num_classes)
+        return worth[who]
+
+    return shapley_values(value, len(logits)), worth
+
+
+def refine(
+    student: nn.Module,
+    teachers: Sequence[nn.Module],
+    weights: Sequence[float],
+    data: Dataset,
+    how: Refinement,
+    settings: Settings,
+    generator: torch.Generator,
+    device: str = "cpu",
+    views: Views | None = None,
+    scale: float = 1.0,
+) -> dict[str, float]:
+    """Train the student in place.
+
+    Args:
+        student: With `body` and `head`, on `device`.
+        teachers: On `device`; they stay as they are.
+        weights: Of their logits, summing to 1.
+        data: Public images with labels.
+        how: Losses, temperatures, epochs.
+        settings: Of the run, for the precision.
+        generator: The stream of the batches.
+        device: Where all models are.
+        views: Makes a view of a batch of images; None takes the images themselves as both views.
+        scale: Multiplies the loss (the literal equation 19).
+
+    Returns:
+        Mean losses of the last epoch, by name.
+    """
+    for teacher in teachers:
+        teacher.eval().requires_grad_(False)
+    student.requires_grad_(True).train()
+    body, head = body_and_head(student)
+    project = mlp(features_of(student, how.student or "student"), PROJECTION[:1], PROJECTION[1], norm=False).to(device)
+    optimizer = torch.optim.Adam([*student.parameters(), *project.parameters()], lr=how.lr)
+    sums: dict[str, float] = {}
+    for _ in range(how.epochs):
+        sums = {"contrast": 0.0, "distillation": 0.0}
+        for rows in row_batches(len(data), how.batch_size, generator, 1):
+            images, labels = data.batch(rows)
+            first, second = (images if views is None else views(images) for _ in range(2))
+            first, second, labels = first.to(device), second.to(device), labels.to(device)
+            shown = body(torch.cat([first, second]))
+            contrast = supcon(project(shown), labels.repeat(2), how.contrast_tau)
+            with torch.no_grad():
+                said = sum(weight * teacher(first) for weight, teacher in zip(weights, teachers, strict=True))
+            taught = distillation(head(shown[: len(labels)]), said, how.tau).mean()
+            optimizer.zero_grad(set_to_none=True)
+            (scale * _mixed(how, contrast, taught)).backward()
+            optimizer.step()
+            sums["contrast"] += float(contrast.detach()) * len(labels)
+            sums["distillation"] += float(taught.detach()) * len(labels)
+    if how.probe_epochs:
+        probe(student, data, how, settings, generator, device)
+    return {name: total / len(data) for name, total in sums.items()}
+
+
+def _mixed(how: Refinement, contrast: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    if how.losses == "kd":
+        return taught
+    return contrast if how.losses == "scl" else (1 - how.alpha) * contrast + how.alpha * taught
+
+
+def probe(
+    student: nn.Module, data: Dataset, how: Refinement, settings: Settings, generator: torch.Generator, device: str
+) -> None:
+    """Train the student's head on its frozen features, by cross-entropy with the labels."""
+    body, head = body_and_head(student)
+    known = TensorData(logits(body, data, settings, device), data.labels)
+    train_head(head, known, how.probe_epochs, how.batch_size, how.lr, generator, device)
+
+
+def train_head(
+    head: nn.Module,
+    features: TensorData,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    generator: torch.Generator,
+    device: str,
+) -> None:
+    """Train a classifier on features in place, by cross-entropy and Adam.
+
+    Args:
+        head: On `device`.
+        features: With labels.
+        epochs: Passes over them.
+        batch_size: Rows in a batch; a batch of one is skipped where the head has batch norm (rule G-6).
+        lr: Learning rate.
+        generator: The stream of the batches.
+        device: Where `head` is.
+    """
+    head.train()
+    optimizer = torch.optim.Adam(head.parameters(), lr=lr)
+    smallest = 2 if has_batch_norm(head) else 1
+    for rows in row_batches(len(features), batch_size, generator, epochs):
+        if len(rows) < smallest:
+            continue
+        shown, labels = features.batch(rows)
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(head(shown.to(device)), labels.to(device)).backward()
+        optimizer.step()
+    head.eval()

@@ -1,0 +1,139 @@
+"""Which scanning centres gain: for each centre the area under the ROC curve, with a method against a baseline.
+
+A site may hold images of several centres. The folds of a seed are pooled at each site as in `medfl.report.fairness`, so
+that every person counts once, and a score is its rank among those of the site in its fold. The images of a centre are
+then taken together. A centre whose images are all of one class has no area; its images are counted, and it is left out.
+
+Source: Weng et al. 2025, FedSKD, figure 5a.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medfl.metrics.auc import auc
+from medfl.report.fairness import pool_ranks
+from medfl.report.formats import known
+from medfl.report.gains import Comparison, Gain, Pair, Sets, gain_row, mean_known, mean_row, pair_up, worst_row
+from medfl.report.groups import Group
+from medfl.report.pools import by_seed
+from medfl.report.statistics import paired_bootstrap
+from medfl.report.tested import Tested
+
+METRIC = "auc"
+"""By which centres are compared."""
+
+FEWEST = 5
+"""Images of a class that a centre needs for an interval: resamples of fewer hardly differ, and promise too much."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A centre without an area.
+
+    Attributes:
+        name: Of the centre.
+        images: Of each class, in their order.
+    """
+
+    name: str
+    images: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What two methods say of the same images.
+
+    Attributes:
+        before: (N, C), float64: ranks of the baseline's scores within a site and fold.
+        after: (N, C), float64: the same of the other method.
+        labels: (N,), int64.
+        centre: Of each image, "" where it is not known.
+    """
+
+    before: torch.Tensor
+    after: torch.Tensor
+    labels: torch.Tensor
+    centre: tuple[str, ...]
+
+    def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ranks of both and labels of a centre."""
+        chosen = torch.tensor([one == name for one in self.centre], dtype=torch.bool)
+        return self.before[chosen], self.after[chosen], self.labels[chosen]
+
+
+def centre_gains(group: Group, base: Group, tested: Mapping[str, Sets]) -> tuple[Comparison, list[LeftOut]] | None:
+    """Centre by centre, a group against a baseline, and the centres that are left out.
+
+    Args:
+        group: Runs of a method.
+        base: Runs of the baseline.
+        tested: Run folder, as text, to its test sets.
+
+    Returns:
+        None without runs of both on the same data, or without predictions that tell the centre.
+    """
+    seeds = [
+        one
+        for runs in by_seed(group).values()
+        if (one := _answers(pair_up(base, Group(group.label, tuple(runs))), tested)) is not None
+    ]
+    if not seeds:
+        return None
+    names = sorted({name for one in seeds for name in one.centre} - {""})
+    found = {name: _centre(name, seeds) for name in names}
+    rows = [row for row in found.values() if row is not None]
+    left = [LeftOut(name, _counts(name, seeds[0])) for name, row in found.items() if row is None]
+    ends = (way(METRIC, rows, "centre") for way in (mean_row, worst_row))
+    return Comparison(METRIC, group.label, rows, *ends), left
+
+
+def _answers(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Answers | None:
+    """The pooled predictions of a seed, of the sites and folds that have them from both on the same images."""
+    parts = []
+    for pair in pairs:
+        before, after = tested[str(pair.alone.folder)], tested[str(pair.other.folder)]
+        both = [(before[site], after[site]) for site in sorted(before.keys() & after.keys())]
+        parts += [sides for sides in both if _usable(*sides)]
+    if not parts:
+        return None
+    (ranks, labels), (others, _) = (pool_ranks(side) for side in zip(*parts, strict=True))
+    return Answers(ranks, others, labels, tuple(name.strip() for one, _ in parts for name in one.centre))
+
+
+def _usable(before: Tested, after: Tested) -> bool:
+    return before.defined and after.defined and before.same_images(after) and len(before.centre) == len(before.labels)
+
+
+def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
+    """The row of a centre; None unless its area is defined in every seed."""
+    parts = [one.of(name) for one in seeds]
+    classes = seeds[0].before.shape[1]
+    sides = [[known(auc(part[side], part[2], classes)) for part in parts] for side in (0, 1)]
+    if None in sides[0]:
+        return None
+    alone, other = map(mean_known, sides)
+    images = max(len(labels) for *_, labels in parts)
+    found = [
+        paired_bootstrap(METRIC, after, before, labels, classes) for before, after, labels in parts if _many(labels)
+    ]
+    intervals = [one for one in found if one is not None]
+    if len(intervals) == len(parts):
+        return gain_row(METRIC, name, images, (alone, other), intervals)
+    gap = None if alone is None or other is None else other - alone
+    return Gain(name, images, alone, other, gap, verdict="no interval: few images")
+
+
+def _many(labels: torch.Tensor) -> bool:
+    """Whether each class that is there has enough images for an interval."""
+    counts = torch.bincount(labels)
+    return int(counts[counts > 0].min()) >= FEWEST
+
+
+def _counts(name: str, answers: Answers) -> tuple[int, ...]:
+    counts = Counter(answers.of(name)[2].tolist())
+    return tuple(counts[label] for label in range(answers.before.shape[1]))

@@ -1,0 +1,65 @@
+"""The student of a federation's clusters: weighing its teachers, training it, and showing what they look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from medfl.averaging import cpu_state
+from medfl.contract import Findings, Server, Tensors
+from medfl.evaluation import logits
+from medfl.explain import Explained, explain
+from medfl.refinement import Refinement, Views, refine, teacher_values
+from medfl.server_classifier import weighing_rows
+from medfl.shapley import as_weights
+from medfl.streams import generator
+
+
+def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Module]) -> tuple[Tensors, Findings]:
+    """Train the student on the server's public data.
+
+    Args:
+        server: Has the public data.
+        how: How it learns.
+        teachers: Network's name to the cluster's model.
+
+    Returns:
+        The student's tensors, and what was found out about its teachers: ``teachers`` (each one's Shapley value and
+        weight), ``groups`` (the balanced accuracy of each group of teachers), ``losses`` of the last epoch, and the
+        tensors of `medfl.explain.Explained`.
+    """
+    assert server.public is not None
+    task, public, settings, names = server.task, server.public, server.settings, list(teachers)
+    rows = weighing_rows(server)
+    said = [logits(teacher, public, settings, task.device)[rows] for teacher in teachers.values()]
+    values, worth = teacher_values(said, public.labels[rows], task.num_classes)
+    weights = as_weights(values) if how.teachers == "shapley" else [1 / len(names)] * len(names)
+    shown = explained(server, how, teachers)
+    network = how.student or task.network
+    student = task.load(task.initial(settings.seed, network, "student"), network)
+    augment = task.augment(server.rng("views"))
+    views: Views | None = None if augment is None else lambda images: augment(images)[0]
+    scale = shown.mean_size if how.teachers == "literal" and shown is not None else 1.0
+    models = list(teachers.values())
+    losses = refine(student, models, weights, public, how, settings, server.rng("student"), task.device, views, scale)
+    meta = {
+        "teachers": {
+            name: {"value": value, "weight": weight} for name, value, weight in zip(names, values, weights, strict=True)
+        },
+        "groups": {"+".join(names[one] for one in sorted(who)): value for who, value in worth.items()},
+        "weighed_on": len(rows),
+        "how": how.teachers,
+        "losses": losses,
+    }
+    return cpu_state(student), Findings(meta, {} if shown is None else shown.tensors())
+
+
+def explained(server: Server, how: Refinement, teachers: Mapping[str, nn.Module]) -> Explained | None:
+    """SHAP values of the teachers on public images, where they are asked for."""
+    per_class = how.explain or (1 if how.teachers == "literal" else 0)
+    if not per_class:
+        return None
+    assert server.public is not None
+    rng = generator(server.settings.seed, server.name, "explained")
+    return explain(teachers, server.public, per_class, rng, server.task.device)

@@ -1,0 +1,139 @@
+"""Made-up copies of mini-MIAS: layout, table and counts of the real one, other pixels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+FILMS = 322
+HEAD = b"P5\n# CREATOR: GIMP PNM Filter Version 1.1\n%d %d\n255\n"
+"""The head of every real file, which has 1,048,632 bytes with its 1024 x 1024 pixels."""
+
+PROSE = """\
+               THE mini-MIAS DATABASE OF MAMMOGRAMS
+               ====================================
+INFORMATION:
+
+This file lists the films in the MIAS database and provides details, where
+these are given, of the locations of any abnormalities that may be present.
+The database contains 322 films, mdb001 to mdb322, in pairs of one patient.
+
+        1st column:     MIAS database reference number.
+        2nd column:     Character of background tissue: F, G, D
+        3rd column:     Class of abnormality present
+        4th column:     Severity of abnormality: B, M
+        5th, 6th columns: x,y image-coordinates of centre of abnormality.
+        7th column:     Approximate radius (in pixels) of a circle.
+
+NOTES
+=====
+    2)  The coordinate system origin is the bottom-left corner.
+    4)  In some cases calcifications are widely distributed throughout the image
+        rather than concentrated at a single site.
+
+"""
+
+KNOWN: dict[int, Sequence[str]] = {
+    1: ["G CIRC B 535 425 197"],
+    2: ["G CIRC B 522 280 69"],
+    3: ["D NORM"],
+    5: ["F CIRC B 477 133 30", "F CIRC B 500 168 26"],
+    59: ["F CIRC B"],
+    132: ["F CIRC B 252 788 52", "F CIRC B 335 766 18"],
+    144: ["F MISC B 233 994 29", "F MISC M 313 540 27"],
+    212: ["G CALC B 687 882 3"],
+    214: ["G CALC B 582 916 11"],
+    216: ["D CALC M *NOTE 3*"],
+    223: ["D CALC B 523 482 29", "D CALC B 591 529 6"],
+    226: ["D CALC B 287 610 7", "D CALC B 329 550 25", "D CALC B 531 721 8"],
+    233: ["G CALC M *NOTE 3*"],
+    239: ["D CALC M 645 755 40", "D CALC M 567 808 25"],
+    245: ["F CALC M *NOTE 3*"],
+    249: ["D CALC M 544 508 48", "D CALC M 575 639 64"],
+}
+"""Films whose rows are odd in some way, and the first ones."""
+
+SOME = [1, 2, 3, 4, 5, 6, 59, 60, 143, 144, 215, 216, 239, 240]
+"""Films of seven patients: of all diagnoses, with several rows, with a note, without coordinates."""
+
+
+SOME_ROWS = {number: KNOWN.get(number, ["G NORM"]) for number in SOME}
+"""Seven normal films, four benign and three malignant ones."""
+
+KINDS = {"NORM": 207, "CALC": 30, "CIRC": 25, "ARCH": 19, "SPIC": 19, "MISC": 15, "ASYM": 15}
+TISSUES = {"D": 117, "F": 109, "G": 104}
+SEVERITIES = {"B": 69, "M": 54}
+"""Published numbers of rows."""
+
+
+def official_rows() -> dict[int, list[str]]:
+    """Rows of each film: those of `KNOWN`, and others such that all published numbers come out."""
+    rows = {number: list(KNOWN.get(number, [])) for number in range(1, FILMS + 1)}
+    words = [row.split() for known in KNOWN.values() for row in known]
+    rng = np.random.default_rng(3)
+    rest = [number for number in rows if not rows[number]]
+    kinds = rng.permutation(_rest(KINDS, [word[1] for word in words]))
+    tissues = rng.permutation(_rest(TISSUES, [word[0] for word in words]))
+    severities = iter(rng.permutation(_rest(SEVERITIES, [word[2] for word in words if len(word) > 2])))
+    for number, kind, tissue in zip(rest, kinds, tissues, strict=True):
+        x, y = rng.integers(60, 960, 2)
+        place = "" if kind == "NORM" else f" {next(severities)} {x} {y} {rng.integers(3, 150)}"
+        rows[number] = [f"{tissue} {kind}{place}"]
+    return rows
+
+
+def write_table(path: Path, rows: dict[int, list[str]], bare: bool = False) -> None:
+    """Write ``Info.txt``: as released, or as others copied it, with the table and a line of names only."""
+    lines = [f"mdb{number:03d} {row}{' ' * (number % 3)}" for number, found in rows.items() for row in found]
+    head = ["REFNUM BG CLASS SEVERITY X Y RADIUS"] if bare else PROSE.splitlines()
+    path.write_bytes("\n".join([*head, *lines, ""]).replace("\n", "\n" if bare else "\r\n").encode())
+
+
+def make_release(
+    folder: Path, films: Collection[int] = range(1, FILMS + 1), edge: int = 8, rows: dict[int, list[str]] | None = None
+) -> Path:
+    """Write ``all-mias`` into a folder.
+
+    Args:
+        folder: Where to write.
+        films: Numbers of the films to write; the table has all of `rows`.
+        edge: Of the films; the real ones have 1024 pixels, and only on these are there lesions.
+        rows: Of the table; None means `official_rows`.
+    """
+    release = folder / "all-mias"
+    release.mkdir(parents=True)
+    rows = rows or official_rows()
+    write_table(release / "Info.txt", rows)
+    (release / "Licence.txt").write_text("MAMMOGRAPHIC IMAGE ANALYSIS SOCIETY\nDIGITAL MAMMOGRAM DATABASE\n")
+    (release / "README").write_text(PROSE)
+    for number in films:
+        write_film(release, number, rows[number], edge)
+    return release
+
+
+def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int = 8) -> Path:
+    """A film whose chest wall is white, with a stripe of 100 + number % 100, and lesions of 150 with a core of 250."""
+    pixels = np.zeros((edge, edge), np.uint8)
+    chest, stripe = (slice(-(edge // 4), None), slice(0, edge // 4))
+    if number % 2 == 0:
+        chest, stripe = slice(0, edge // 4), slice(-(edge // 4), None)
+    pixels[:, chest], pixels[: edge // 4, stripe] = 255, 100 + number % 100
+    if edge == 1024:
+        down, right = np.mgrid[:edge, :edge]
+        for words in (row.split() for row in rows):
+            if words[-1].isdecimal():
+                x, y, radius = map(int, words[-3:])
+                distance = np.hypot(right - x, down - (1023 - y))
+                pixels[distance <= radius] = 150
+                pixels[distance <= radius / 2] = 250
+    path = release / f"mdb{number:03d}.pgm"
+    path.write_bytes(HEAD % (edge, edge) + pixels.tobytes())
+    return path
+
+
+def _rest(published: dict[str, int], used: Sequence[str]) -> list[str]:
+    """What is left to be dealt, one entry for each row."""
+    return list((Counter(published) - Counter(used)).elements())

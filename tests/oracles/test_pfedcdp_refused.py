@@ -1,0 +1,124 @@
+"""What PFedCDP refuses, before anybody trains, and says of it."""
+
+import dataclasses
+import re
+import sys
+
+import pytest
+from pfedcdp_toys import ALONE, REGISTRY, SHORT, run
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.settings import Settings
+from medfl.simulation import Run, simulate
+from medfl.testing.cohort import SmallNet, make_sites, make_task
+
+
+class Headless(SmallNet):
+    def __init__(self):
+        super().__init__()
+        self.classifier = self.head
+        del self.head
+
+    def forward(self, images):
+        return self.classifier(self.body(images))
+
+
+class Deep(SmallNet):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(self.head)
+
+
+class Bodyless(SmallNet):
+    def __init__(self):
+        super().__init__()
+        self.features = self.body
+        del self.body
+
+    def forward(self, images):
+        return self.head(self.features(images))
+
+
+TASK = dataclasses.replace(
+    make_task(), networks=make_task().networks | {"headless": Headless, "deep": Deep, "bodyless": Bodyless}
+)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"server_classifier": "none"},
+        {"server_classifier": "none", "lam": 0.0},
+        {"server_classifier": "none", "refine": None},
+    ],
+)
+def test_without_a_server_classifier_nobody_teaches(args):
+    with pytest.raises(SettingsError, match="nobody teaches: expected lam = 0 and refine = null"):
+        REGISTRY.make_method("pfedcdp", args)
+    REGISTRY.make_method("pfedcdp", args | ALONE)
+
+
+@pytest.mark.parametrize("refine", [{"losses": "scl", "probe_epochs": 0}, {"alpha": 0.0, "probe_epochs": 0}])
+def test_a_student_whose_head_nothing_trains(refine):
+    with pytest.raises(SettingsError, match="the contrastive loss alone trains no head: expected probe_epochs >= 1"):
+        REGISTRY.make_method("pfedcdp", {"refine": refine})
+
+
+def test_a_mistyped_setting_of_the_student():
+    with pytest.raises(SettingsError, match=r"unknown option 'refine.epoch'. Did you mean 'epochs'"):
+        REGISTRY.make_method("pfedcdp", {"refine": {"epoch": 3}})
+
+
+@pytest.mark.parametrize(
+    ("networks", "refine", "words"),
+    [
+        ({"site-1": "headless"}, None, "Network 'headless' (Headless) has no `head`"),
+        ({"site-1": "deep"}, None, "Network 'deep' (Deep): expected a module `body` that gives features and a linear"),
+        ({"site-1": "bodyless"}, None, "Network 'bodyless' (Bodyless): expected a module `body`"),
+        ({}, {"student": "headless"}, "Network 'headless' (Headless) has no `head`"),
+        ({}, {"student": "deep"}, "got a head of type Sequential"),
+        ({}, {"student": "bodyless"}, "Network 'bodyless' (Bodyless): expected a module `body`"),
+        ({}, {"student": "plane"}, "unknown network 'plane'. Did you mean 'plain'"),
+    ],
+)
+def test_networks_that_have_no_parts(tmp_path, networks, refine, words):
+    args = {"refine": refine and SHORT | refine}
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        run(tmp_path, args, task=TASK, networks=networks)
+    assert not (tmp_path / "state" / "site-1").exists()
+
+
+@pytest.mark.parametrize("refine", [{"explain": 1}, {"teachers": "literal"}])
+def test_shap_is_needed_where_pixels_are_explained(tmp_path, monkeypatch, refine):
+    monkeypatch.setitem(sys.modules, "shap", None)
+    with pytest.raises(SettingsError, match=r"needs shap: `pip install 'medfl\[explain\]'`"):
+        run(tmp_path / "1", {"refine": SHORT | refine})
+    assert not (tmp_path / "1" / "state" / "site-1").exists()
+    assert run(tmp_path / "2", {"refine": SHORT}, rounds=1).outcome.status == "finished"
+
+
+def test_without_public_data(tmp_path):
+    made = Run("pfedcdp", lambda: REGISTRY.make_method("pfedcdp", {}), TASK, Settings(rounds=1), make_sites(), tmp_path)
+    with pytest.raises(SettingsError, match="Method 'pfedcdp' needs public data; name their folder with --public"):
+        simulate(made)
+
+
+def test_under_privacy_running_statistics_can_not_be_shared(tmp_path):
+    privacy = {"epsilon": 5.0, "clip": 1.0}
+    with pytest.raises(SettingsError, match="running statistics of normalisation layers can't be shared"):
+        run(tmp_path, privacy=privacy)
+    assert run(tmp_path / "2", privacy=privacy, norm_sync="params", rounds=1).outcome.status == "finished"
+
+
+def test_privacy_of_single_images_is_refused(tmp_path):
+    """The Fisher mask and the teacher look at the images, too, and not through the loss."""
+    privacy = {"unit": "sample", "epsilon": 5.0, "clip": 1.0, "delta": 1e-5}
+    with pytest.raises(SettingsError, match="method 'pfedcdp' does not say, by `by_sample`"):
+        run(tmp_path, task=make_task("plain"), privacy=privacy)
+
+
+def test_limits_are_told(tmp_path, caplog):
+    args = {"personal_share": 1.0, "head_share": 0.0, "lam": 0.0}
+    run(tmp_path, args, task=make_task("plain"), rounds=1)
+    assert "on a network without batch-norm layers, 'pfedcdp' is 'local'" in caplog.text

@@ -1,0 +1,223 @@
+"""The account of a data set: nothing is missed, nothing counted twice, and what is spent is spent."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from medfl.errors import RefusedError, SettingsError, StoreError
+from medfl.ledger import Account, fingerprint, open_account
+from medfl.locks import held
+from medfl.privacy import gaussian
+from medfl.privacy.composition import Part, epsilon
+from medfl.settings import Privacy, Settings, read_settings
+from medfl.testing.cohort import make_data
+
+GIVEN = {"epsilon": 4.0, "clip": 1.0, "adjacency": "add_remove"}
+
+
+def account(folder: Path, run: str = "one", planned: int = 3, step: Part | None = None, **privacy: object) -> Account:
+    given = Privacy(**(GIVEN | {"ledger": folder} | privacy))
+    if step is None:
+        step = Part(gaussian.noise_multiplier(given, planned), 1)
+    return Account(folder / "data.json", "north", run, given, step, planned)
+
+
+def spend(one: Account, count: int | None = None) -> Account:
+    one.check()
+    for number in range(one.planned if count is None else count):
+        one.release(f"{one.run} {number}")
+    return one
+
+
+def test_one_run_composes_to_its_budget(tmp_path: Path) -> None:
+    one = spend(account(tmp_path))
+    facts = one.facts()
+    assert (facts["releases"], facts["planned"], facts["runs"]) == (3, 3, 1)
+    assert facts["epsilon"] == facts["composed"] == pytest.approx(4.0, rel=1e-9)
+    assert spend(account(tmp_path, "two"), 1).facts()["epsilon"] < 4.0, "one of three releases costs less"
+
+
+def test_gaussian_runs_compose_exactly(tmp_path: Path) -> None:
+    spend(account(tmp_path))
+    two = spend(account(tmp_path, "two", planned=5, epsilon=2.0))
+    mus = [gaussian.calibrate(budget, 1, 1e-5) for budget in (4.0, 2.0)]
+    expected = gaussian.epsilon((sum(sigma**-2 for sigma in mus)) ** -0.5, 1, 1e-5)
+    assert two.facts()["composed"] == pytest.approx(expected, rel=1e-6)
+    assert 4.0 < expected < 6.0, "less than the sum"
+    assert two.facts()["runs"] == 2
+    replaced = account(tmp_path, "two", planned=5, step=two.step, epsilon=2.0, adjacency="replace").facts()["composed"]
+    assert replaced > 1.9 * expected, "the same noise, for another promise"
+
+
+def test_what_would_exceed_the_total_is_refused_with_numbers(tmp_path: Path) -> None:
+    spend(account(tmp_path, total_epsilon=5.0))
+    other = account(tmp_path, "two", total_epsilon=5.0)
+    with pytest.raises(SettingsError) as refusal:
+        other.check()
+    for part in (
+        "site 'north' is spent",
+        "holds 4 of a total epsilon of 5",
+        "'add_remove', delta 1e-05",
+        "from 1 run on",
+        "epsilon 4 would make it 5.9",
+        "Lower epsilon, or raise 'total_epsilon'",
+    ):
+        assert part in str(refusal.value)
+    account(tmp_path, "two", total_epsilon=5.0, epsilon=1.0).check()
+    account(tmp_path, "two", total_epsilon=6.0).check()
+    account(tmp_path, "two").check()
+
+
+def test_a_run_that_goes_on_pays_once(tmp_path: Path) -> None:
+    spend(account(tmp_path, total_epsilon=4.0), 2)
+    again = spend(account(tmp_path, total_epsilon=4.0))
+    again.release("one 0")
+    assert again.facts()["releases"] == 3
+    assert again.facts()["composed"] == pytest.approx(4.0, rel=1e-9)
+
+
+def test_two_runs_at_once_can_not_both_spend_the_rest(tmp_path: Path) -> None:
+    pair = [account(tmp_path, run, total_epsilon=5.0) for run in ("one", "two")]
+    for one in pair:
+        one.check()  # each would fit alone
+    refusals = []
+    for number in range(3):
+        for one in pair:
+            try:
+                one.release(str(number))
+            except RefusedError as error:
+                refusals.append(str(error))
+    assert 0 < len(refusals) < 6
+    assert all("site 'north' is spent" in refusal for refusal in refusals)
+    assert pair[0].facts()["composed"] <= 5.0
+
+
+def test_a_kill_never_loses_a_release(tmp_path: Path) -> None:
+    here, there = multiprocessing.Pipe()
+
+    def release_for_ever() -> None:
+        one = account(tmp_path, planned=10**6)
+        for number in range(one.planned):
+            one.release(str(number))
+            there.send(number)
+
+    process = multiprocessing.get_context("fork").Process(target=release_for_ever)
+    process.start()
+    done = [here.recv() for _ in range(20)]
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    while here.poll():
+        done.append(here.recv())
+    (written,) = [entry["releases"] for entry in json.loads((tmp_path / "data.json").read_text())["runs"].values()]
+    assert written[: len(done)] == [str(number) for number in done]
+    assert len(written) <= len(done) + 1, "one too many at most"
+    account(tmp_path, planned=10**6).release("after the kill")
+
+
+def test_no_more_than_planned(tmp_path: Path) -> None:
+    one = spend(account(tmp_path))
+    with pytest.raises(RefusedError, match="spread over 3 releases, and all were made"):
+        one.release("once more")
+    assert one.facts()["releases"] == 3
+
+
+def test_releases_at_the_same_time_are_all_written(tmp_path: Path) -> None:
+    accounts = [account(tmp_path, run, planned=4) for run in ("one", "two", "three")]
+    threads = [threading.Thread(target=spend, args=(one,)) for one in accounts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.facts()["releases"] for one in accounts] == [4, 4, 4]
+
+
+def test_a_ledger_that_is_held_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("medfl.ledger.PATIENCE", 0.05)
+    with held(tmp_path / "data.lock"), pytest.raises(StoreError, match="Another process holds the privacy ledger"):
+        account(tmp_path).release("a")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "runs": {"a": {}}}', "damage"])
+def test_a_damaged_ledger_stops_everything_and_stays(tmp_path: Path, content: str) -> None:
+    one = spend(account(tmp_path, total_epsilon=9.0), 1)
+    if content == "damage":
+        content = one.path.read_text().replace('"version": 1', '"version": 2')
+    one.path.write_text(content)
+    for act in (one.check, one.facts, lambda: one.release("b")):
+        with pytest.raises(StoreError, match=r"data.json' of site 'north' can't be read .*put it back from a copy"):
+            act()
+    assert one.path.read_text() == content
+
+
+def test_a_ledger_that_can_not_be_written_stops_the_release(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="Could not write the privacy ledger.*Nothing is released"):
+        account(tmp_path / "file").release("a")
+
+
+def test_units_do_not_mix_for_free(tmp_path: Path) -> None:
+    def of_images(run: str) -> Account:
+        return account(tmp_path, run, unit="sample", accountant="prv", step=Part(3.0, 4, 0.2))
+
+    drawn = spend(of_images("one"))
+    alone = drawn.facts()["composed"]
+    assert alone == pytest.approx(epsilon((Part(3.0, 12, 0.2),), 1e-5), rel=1e-9)
+    by_site = spend(account(tmp_path, "two", epsilon=1.0))
+    assert by_site.facts()["composed"] is None, "trainings that hide images promise a site nothing"
+    with pytest.raises(SettingsError, match="ledger holds more than can be bounded of a total epsilon of 90"):
+        account(tmp_path, "three", total_epsilon=90.0).check()
+    doubled = Part(by_site.step.sigma / 2, 3)  # an image moves a clipped update by twice the bound at most
+    expected = epsilon((Part(3.0, 12, 0.2), doubled), 1e-5)
+    assert of_images("one").facts()["composed"] == pytest.approx(expected, rel=1e-9)
+    assert expected > alone
+
+
+def test_a_data_set_is_known_by_its_content(tmp_path: Path) -> None:
+    data = make_data(9, "x")
+    settings = Settings(rounds=3, privacy=GIVEN | {"ledger": tmp_path})
+    path = open_account(settings, data, "", "a", "run", tmp_path / "elsewhere").path
+    assert path == open_account(settings, make_data(9, "x"), "", "b", "other", tmp_path).path
+    assert path.parent == tmp_path
+    changed = replace_label(data)
+    assert fingerprint(changed) != fingerprint(data) == path.stem
+    assert open_account(settings, data, "given", "a", "run", tmp_path).path == tmp_path / "given.json"
+    private = Settings(rounds=3, privacy=GIVEN)
+    assert open_account(private, data, "given", "a", "run", tmp_path / "a").path == tmp_path / "a" / "privacy.json"
+    assert open_account(private, make_data(0, "x"), "", "a", "run", tmp_path) is None
+    assert open_account(Settings(rounds=3), data, "", "a", "run", tmp_path) is None
+
+
+def replace_label(data):
+    changed = make_data(9, "x")
+    changed.labels[4] = (changed.labels[4] + 1) % 3
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"total_epsilon": 9.0}, "needs 'ledger', a folder that they share"),
+        ({"total_epsilon": 3.0, "ledger": "x"}, "total_epsilon 3 is less than this run's epsilon 4"),
+        (
+            {"unit": "sample", "accountant": "gaussian"},
+            "unit 'sample' is accounted by 'prv', got accountant 'gaussian'",
+        ),
+        ({"accountant": "prv"}, "unit 'site' is accounted by 'gaussian', got accountant 'prv'"),
+    ],
+)
+def test_settings_that_do_not_fit_together(given: dict, problem: str) -> None:
+    with pytest.raises(SettingsError, match=f"'privacy': .*{problem}"):
+        read_settings(Settings, {"rounds": 1, "privacy": GIVEN | given}, "the run")
+
+
+def test_the_ledger_is_no_part_of_what_a_run_is() -> None:
+    privacy = Privacy(**GIVEN, ledger=Path("somewhere"), total_epsilon=9.0)
+    assert privacy.model_dump(mode="json") == Privacy(**GIVEN).model_dump(mode="json")

@@ -1,0 +1,220 @@
+"""Runs that hide single images: which methods can, what they end in, and what is said of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from medfl.averaging import Averaging
+from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
+from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
+from medfl.privacy.statements import describe, describe_accounts, other_bound
+from medfl.settings import Privacy, Settings
+from medfl.simulation import Run, simulate
+from medfl.store import Store
+from medfl.testing.cohort import Case, SmallNet, bits, make_sites, make_task
+from medfl.wire import tensors_equal
+
+PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}
+"""With batches of all images the noise is reckoned exactly, and quickly."""
+
+
+def case(method: str = "fedavg", **args: object) -> Case:
+    return Case(load_plugins(), method, args, {"rounds": 2, "batch_size": 25, "epochs": 2})
+
+
+def run(folder: Path, method: str = "fedavg", args: dict | None = None, **settings: object):
+    return case(method, **(args or {})).run(folder, task=make_task("plain"), **({"privacy": PRIVACY} | settings))
+
+
+METHODS = [
+    ("fedavg", {}),
+    ("fedprox", {"mu": 0.1}),
+    ("fedbn", {"norm_types": ("group",)}),
+    ("fedkper", {"lambda_scope": "sample"}),
+    ("fedkper", {"distill": False}),
+    ("local", {"optimizer_state": "persistent"}),
+]
+
+
+@pytest.mark.parametrize(("method", "args"), METHODS, ids=lambda value: str(value))
+def test_methods_with_a_loss_of_single_images_run(tmp_path: Path, method: str, args: dict) -> None:
+    private, plain = run(tmp_path / "a", method, args), run(tmp_path / "b", method, args, privacy=None)
+    assert private.outcome.status == "finished"
+    noise = max(
+        float((tensors[name] - bits(plain)[key][name]).abs().max())
+        for key, tensors in bits(private).items()
+        for name in tensors
+    )
+    assert 0.01 < noise < 100
+    assert not [name for tensors in bits(private).values() for name in tensors if "_module" in name]
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [("fedprox", {"mu": 0.5}), ("fedkper", {"lambda_scope": "sample", "aggregation": "size"}), ("local", {})],
+    ids=lambda value: str(value),
+)
+def test_without_noise_to_speak_of_it_is_the_plain_run(tmp_path: Path, method: str, args: dict) -> None:
+    faint = PRIVACY | {"epsilon": 1e13, "clip": 1e3}
+    sites = {"site-1": make_sites()["site-1"]}  # one site, since sizes stay at home
+    plain, private = (
+        run(tmp_path / str(number), method, args, sites=sites, privacy=privacy)
+        for number, privacy in enumerate((None, faint))
+    )
+    assert private.summary["privacy"]["site-1"]["sigma"] < 1e-5
+    for key, tensors in bits(plain).items():
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(bits(private)[key][name], tensor, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [("fedkper", {}), ("fedkper", {"lambda_scope": "client"})],
+    ids=["lambda of a batch", "lambda of a site"],
+)
+def test_a_loss_that_looks_at_other_images_is_refused(tmp_path: Path, method: str, args: dict) -> None:
+    with pytest.raises(SettingsError, match="unit 'sample' covers .*'fedkper' does not say, by `by_sample`.*'site'"):
+        run(tmp_path, method, args)
+
+
+@pytest.mark.parametrize("method", ["fedskd", "fedcross", "centralized"])
+def test_methods_that_send_more_than_updates_stay_refused(tmp_path: Path, method: str) -> None:
+    with pytest.raises(SettingsError, match=f"Privacy covers updates only, and method '{method}'"):
+        run(tmp_path, method)
+
+
+def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> None:
+    class Parent(Averaging):
+        """It says so."""
+
+        by_sample: ClassVar[bool] = True
+
+    class Child(Parent):
+        """It doesn't."""
+
+    settings = Settings(rounds=1, batch_size=25, privacy=PRIVACY)
+    for kind in (Parent, Child):
+        one = Run(kind.__name__, kind, make_task("plain"), settings, make_sites(), tmp_path / kind.__name__)
+        if kind is Parent:
+            assert simulate(one).outcome.status == "finished"
+        else:
+            with pytest.raises(SettingsError, match="method 'Child' does not say"):
+                simulate(one)
+
+
+def test_batch_norm_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="can't train SmallNet: batch norm.*Use group norm"):
+        case().run(tmp_path / "run", task=make_task("norm"), privacy=PRIVACY, norm_sync="params")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "where"),
+    [
+        (PRIVACY | {"delta": 0.125}, "delta of 0.125 is too large for site 'site-3' with 8 training images.*1/8"),
+        ({"epsilon": 1.0, "clip": 1.0, "delta": 0.4}, "delta of 0.4 is too large for a federation with 3 sites"),
+    ],
+)
+def test_a_delta_that_permits_to_publish_one_is_refused(tmp_path: Path, privacy: dict, where: str) -> None:
+    with pytest.raises(SettingsError, match=where):
+        run(tmp_path, privacy=privacy)
+
+
+def test_stopped_and_continued_ends_in_the_same_bits_and_pays_once(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+
+    class StoppedError(Exception):
+        """Stands for a kill."""
+
+    def stop(site: str, step: int) -> bool:
+        if (site, step) == ("site-2", 2):
+            raise StoppedError
+        return False
+
+    with pytest.raises(StoppedError):
+        case().run(tmp_path / "run", task=make_task("plain"), privacy=PRIVACY, absent=stop)
+    continued = run(tmp_path / "run")
+    again = case().run(tmp_path / "workers", task=make_task("plain"), privacy=PRIVACY, workers=2)
+    for other in (continued, again):
+        assert all(tensors_equal(tensors, bits(other)[key]) for key, tensors in bits(whole).items())
+        assert other.summary["privacy"] == whole.summary["privacy"]
+        assert other.summary["privacy"]["site-1"]["releases"] == 2
+
+
+def test_drawn_batches_are_stated_by_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "medfl"):
+        result = run(tmp_path, batch_size=4, epochs=1, sites={"a": make_sites({"a": 16})["a"]})
+    claim = next(text for text in caplog.messages if text.startswith("Unit sample"))
+    for part in (
+        "L2 norm 0.5",
+        "2 rounds",
+        "delta 1e-05",
+        "epsilon at most 8 for an image that is added or removed",
+        "at most epsilon 16 with delta 0.0298",
+        "'replace'",
+        "accountant 'prv'",
+        "a patient with m images",
+    ):
+        assert part in claim
+    facts = result.summary["privacy"]["a"]
+    assert (facts["rate"], facts["steps"], facts["releases"], facts["planned"]) == (0.25, 4, 2, 2)
+    assert facts["epsilon"] == pytest.approx(epsilon((Part(facts["sigma"], 8, 0.25),), 1e-5))
+    assert 7.9 < facts["epsilon"] <= facts["stated_epsilon"] == 8.0
+    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["a"] == facts
+
+
+def test_updates_leave_as_they_are_and_sizes_stay(tmp_path: Path) -> None:
+    run(tmp_path, rounds=1)
+    record = Store(tmp_path / "state" / "site-1").load(1)
+    assert record.meta["reply"] == {}
+    sent = {name for name in record.tensors if name.startswith("reply/")}
+    assert sent == {f"reply/model/{name}" for name in SmallNet(norm=False).state_dict()}
+
+
+def test_accounts_in_words(tmp_path: Path) -> None:
+    ledger = {"ledger": tmp_path / "ledger", "total_epsilon": 30.0}
+    run(tmp_path / "first", seed=3, privacy=PRIVACY | ledger)
+    text = describe_accounts(run(tmp_path / "run", privacy=PRIVACY | ledger).summary["privacy"])
+    for part in (
+        "at most 2 of 2 planned trainings of a site, epsilon 8 at site-1 ('add_remove')",
+        "hold up to 2 runs on the same data: composed epsilon 12.",
+        "with delta 1e-05 of a total of 30.",
+    ):
+        assert part in text
+    by_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5})
+    expected = "Released were at most 2 of 2 planned updates of a site, epsilon 5 at site-1 ('replace')."
+    assert describe_accounts(by_site.summary["privacy"]) == expected
+    unbounded = by_site.summary["privacy"]["site-2"] | {"composed": None, "ledger": True}
+    told = describe_accounts(by_site.summary["privacy"] | {"site-2": unbounded})
+    assert "composed epsilon not bounded at site-2 with delta 1e-05; no total is set." in told
+
+
+@pytest.mark.parametrize(("rate", "count"), [(1.0, 6), (0.3, 20)])
+@pytest.mark.parametrize(("adjacency", "other"), [("add_remove", "replace"), ("replace", "add_remove")])
+def test_what_is_said_of_the_other_adjacency_holds(adjacency: str, other: str, rate: float, count: int) -> None:
+    privacy = Privacy(**(PRIVACY | {"epsilon": 3.0, "adjacency": adjacency}))
+    part = Part(calibrate(3.0, count, rate, 1e-5, adjacency), count, rate)
+    bound, delta = other_bound(privacy)
+    assert epsilon((part,), delta, other) <= bound + RESOLUTION
+    assert f"at most epsilon {bound:g} with delta" in describe(privacy, 2)
+
+
+def test_group_norm_trains(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        made = SmallNet(norm=False)
+        made.body.insert(1, nn.GroupNorm(2, 6))
+        return made
+
+    task = dataclasses.replace(make_task("plain"), networks={"plain": network})
+    result = case().run(tmp_path, task=task, privacy=PRIVACY, sites={"a": make_sites()["site-1"]})
+    assert result.outcome.status == "finished"
+    assert "body.1.weight" in bits(result)["server/global"]

@@ -1,0 +1,143 @@
+"""Clusters on the page: machines as they were placed, medians and curves by numpy."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from make_runs import make_run
+from read_page import section, words
+
+from medfl.capability import Capability, Profile, place
+from medfl.report.clusters import clusters_of, scores_by_cluster
+from medfl.report.clusters_section import _curves, clusters_section
+from medfl.report.groups import group_runs
+from medfl.report.runs import read_run
+
+NETWORKS = {"high": "cnn_a", "medium": "cnn_b", "low": "cnn_c"}
+
+
+def names(count):
+    return [f"site-{number:02d}" for number in range(1, count + 1)]
+
+
+def machines(sites, seed=0):
+    """Cards and networks of sites, as a run writes them."""
+    placed = place(sites, Capability(networks=NETWORKS), seed)
+    cards = {site: spot._asdict() | {"profile": spot.profile._asdict()} for site, spot in placed.items()}
+    return placed, {
+        "sites": sites,
+        "capability": cards,
+        "settings": {"networks": {site: spot.network for site, spot in placed.items()}},
+        "model": "personal",
+        "state": False,
+        "images": 12,
+    }
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(*runs):
+        folders = [make_run(tmp_path / name, re.split("[-/]", name)[0], **options) for name, options in runs]
+        return section("clusters", clusters_section(group_runs([read_run(folder) for folder in folders])))
+
+    return write
+
+
+def test_each_site_stands_in_its_cluster_with_its_machine(page):
+    placed, options = machines(names(6))
+    rows = page(("pfedcdp", options)).tables["Clusters"][1:]
+    heads = [words(row[0]) for row in rows if len(row) == 1]
+    assert [head.split(" 2 sites")[0] for head in heads] == ["high (cnn_a)", "medium (cnn_b)", "low (cnn_c)"]
+    shown = {row[0]: row[1:] for row in rows if len(row) > 1}
+    assert set(shown) == set(placed)
+    for site, spot in placed.items():
+        profile = spot.profile
+        assert shown[site] == [
+            f"{profile.cpu_mhz:.0f} of {profile.cpu_max_mhz:.0f} MHz",
+            f"{profile.memory_free_gb:.1f} of {profile.memory_gb:.0f} GB",
+            f"{profile.battery_percent:.0f} %",
+            f"{profile.latency_ms:.0f} of {profile.latency_max_ms:.0f} ms",
+            f"{spot.score:.3f}",
+        ]
+    order = [placed[site].score for site in shown]
+    assert order == sorted(order, reverse=True), "thirds by score"
+    assert f"scores {order[1]:.3f} to {order[0]:.3f}" in heads[0]
+
+
+def test_of_many_sites_the_medians_are_shown(page, tmp_path):
+    placed, options = machines(names(14))
+    found = page(("pfedcdp", options))
+    head, *rows = found.tables["Clusters"]
+    assert [row[:2] for row in rows] == [["high (cnn_a)", "5"], ["medium (cnn_b)", "5"], ["low (cnn_c)", "4"]]
+    for row, one in zip(rows, clusters_of(read_run(tmp_path / "pfedcdp")), strict=True):
+        median = Profile(*np.median([placed[spot.site].profile for spot in one.spots], axis=0))
+        assert row[2] == f"{median.cpu_mhz:.0f} of {median.cpu_max_mhz:.0f} MHz"
+        assert row[3] == f"{median.memory_free_gb:.1f} of {median.memory_gb:.0f} GB"
+        scores = [placed[spot.site].score for spot in one.spots]
+        assert row[6] == f"{min(scores):.3f} to {max(scores):.3f}"
+        assert ", ".join(spot.site for spot in one.spots) in found.sections["clusters"]
+
+
+def scored():
+    """Four sites of two networks, the last of which has no accuracy."""
+    sites = names(4)
+    return {
+        "sites": sites,
+        "settings": {"networks": dict(zip(sites, ("b", "a", "b", "b"), strict=True))},
+        "scores": {"accuracy": dict(zip(sites, (0.9, 0.5, 0.6, None), strict=True))},
+        "metrics": ("accuracy",),
+        "model": "personal",
+        "bundles": False,
+        "state": False,
+    }
+
+
+def test_scores_are_averaged_over_the_sites_that_have_one(page):
+    found = page(("pfedcdp", scored()))
+    spread = np.std([0.9, 0.6], ddof=1)
+    head, row = found.tables["Scores by cluster"]
+    assert head == ["run", "a", "b"]
+    assert row == ["pfedcdp", "0.500", f"0.750 ± {spread:.3f}"]
+    labels = [given["aria-label"] for tag, given in found.tags if tag == "svg" and given.get("role") == "img"]
+    assert [label for label in labels if "a: 0.500 after round 3; b: 0.750 after round 3." in label]
+
+
+def test_bands_are_one_standard_deviation(tmp_path):
+    run = read_run(make_run(tmp_path / "run", **scored()))
+    alone, several = _curves(scores_by_cluster([run], "accuracy"), ["a", "b"])
+    shares = np.array([1, 2, 3]) / 3
+    np.testing.assert_allclose(several.middle, 0.75 * shares)
+    spread = np.std([0.9, 0.6], ddof=1) * shares
+    np.testing.assert_allclose(several.low, 0.75 * shares - spread)
+    np.testing.assert_allclose(several.high, np.minimum(0.75 * shares + spread, 1.0))
+    np.testing.assert_allclose(alone.low, alone.high, err_msg="one site has no spread")
+
+
+def test_a_network_of_the_settings_wins_over_that_of_the_cluster(tmp_path):
+    _, options = machines(names(3))
+    site = next(name for name, card in options["capability"].items() if card["cluster"] == "low")
+    options["settings"] = {"networks": options["settings"]["networks"] | {site: "cnn_a"}}
+    run = read_run(make_run(tmp_path / "run", "pfedcdp", **options))
+    assert [one.name for one in clusters_of(run)] == ["high (cnn_a)", "medium (cnn_b)", "low (cnn_a)"]
+
+
+def test_with_one_network_and_no_machines_there_is_no_section(page):
+    assert not page(("fedavg", {})).sections["clusters"]
+
+
+def test_seeds_whose_sites_were_placed_unlike_have_a_table_each(page):
+    runs = []
+    for seed in (0, 1):
+        _, options = machines(names(4), seed)
+        runs.append((f"pfedcdp-{seed}", options | {"seed": seed, "settings": {"networks": {}}}))
+    found = page(*runs)
+    assert found.tables["Clusters, seed 0"] != found.tables["Clusters, seed 1"]
+
+
+def test_a_run_without_scores_says_so(page):
+    _, options = machines(names(3))
+    found = page(("pfedcdp", options | {"status": "running", "done": 0}))
+    assert "No curves of pfedcdp: fewer than two rounds have scores." in found.sections["clusters"]
+    assert set(found.tables["Scores by cluster"][1][1:]) == {"–"}
