@@ -129,6 +129,7 @@ def ingest(
         journal = Journal(work, stamps, (len(items), *shape), np.dtype(dtype), dict(recipe))
         failed = _fill(journal, items, load, workers, what, say)
         if not journal.done:
+            shutil.rmtree(work, ignore_errors=True)
             raise DataError(f"none of the {len(items)} {what} can be read: {told(failed)}. Download them again.")
         kept = sorted(journal.done)
         if failed:

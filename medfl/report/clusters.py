@@ -42,7 +42,7 @@ class Spot:
     @property
     def order(self) -> tuple[int, str, float, str]:
         """Where it stands in a table: strong clusters first, in each the highest score first."""
-        rank = CLUSTERS.index(self.cluster) if self.cluster in CLUSTERS else len(CLUSTERS)  # type: ignore[arg-type]
+        rank = CLUSTERS.index(self.cluster) if self.cluster in CLUSTERS else len(CLUSTERS)
         return rank, self.network, -(self.score or 0.0), self.site
 
 

@@ -96,7 +96,9 @@ def _row(image: torch.Tensor, maps: Mapping[str, torch.Tensor], label: str, numb
     return {
         "label": label,
         "full": f"{full:#.2g}",
-        "image": tile(grey.shape, f'<g id="{id_}">{grey_layer(grey)}</g>', f"Public image {number} of the class {label}"),
+        "image": tile(
+            grey.shape, f'<g id="{id_}">{grey_layer(grey)}</g>', f"Public image {number} of the class {label}"
+        ),
         "tiles": [
             _over(behind, values, full, f"SHAP values of {teacher} over public image {number} of the class {label}")
             for teacher, values in planes.items()

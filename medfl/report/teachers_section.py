@@ -12,7 +12,7 @@ from medfl.report.figures import gains_figure, svg
 from medfl.report.formats import listed, signed
 from medfl.report.groups import Group, several
 from medfl.report.runs import RunRecord
-from medfl.report.scores import value_over
+from medfl.report.scores import Value, value_over
 from medfl.report.selection import key_metrics
 
 WAYS = {
@@ -21,6 +21,9 @@ WAYS = {
     "literal": "weighed equally, with the loss multiplied by the mean absolute SHAP value of a pixel",
 }
 """How teachers were weighed, in words."""
+
+SETS = {"mean": "mean of sites", "global_test": "global test", "public_test": "public test"}
+"""What a summary calls a score of the student to what a table does."""
 
 Findings = Mapping[str, Meta]
 """Run folder, as text, to the meta of its findings."""
@@ -40,7 +43,7 @@ def teachers_section(groups: Sequence[Group], findings: Findings) -> Meta | None
         "groups": [_group(group, findings) for group in parts],
         "picture": _picture(parts, findings),
         "several": several(parts),
-        "scores": [row for metric in key_metrics(parts) for row in _scores(parts, metric)],
+        "scores": _scores(parts),
     }
 
 
@@ -57,7 +60,7 @@ def _group(group: Group, findings: Findings) -> Meta:
     return {
         "label": group.label,
         "images": " or ".join(map(str, images)),
-        "how": listed(sorted({WAYS.get(one["how"], one["how"]) for one in found})),
+        "how": listed(sorted({WAYS.get(how, how) for how in (str(one["how"]) for one in found)})),
         "teachers": [
             {
                 "name": name,
@@ -104,12 +107,24 @@ def _picture(groups: Sequence[Group], findings: Findings) -> Markup:
     return svg(figure, "teachers", f"Shapley values of the teachers. {told}.")
 
 
-def _scores(groups: Sequence[Group], metric: str) -> list[Meta]:
-    """The student's scores by a metric: it is the run's global model."""
-    rows = []
-    for group in groups:
-        found = [run.summary.get("scores", {}).get("global", {}).get("test", {}).get(metric, {}) for run in group.runs]
-        cells = [value_over([one.get(key) for one in found]) for key in ("mean", "global_test", "public_test")]
-        if any(cell.mean is not None for cell in cells):
-            rows.append({"metric": metric, "label": group.label, "cells": cells})
-    return rows
+def _scores(groups: Sequence[Group]) -> Meta:
+    """The student's scores, as columns that have any and the rows of each metric: it is the run's global model."""
+    rows: dict[str, list[tuple[str, list[Value]]]] = {}
+    for metric in key_metrics(groups):
+        for group in groups:
+            tests = [run.summary.get("scores", {}).get("global", {}).get("test", {}) for run in group.runs]
+            cells = [value_over([test.get(metric, {}).get(key) for test in tests]) for key in SETS]
+            if any(cell.mean is not None for cell in cells):
+                rows.setdefault(metric, []).append((group.label, cells))
+    filled = [
+        place
+        for place in range(len(SETS))
+        if any(cells[place].mean is not None for found in rows.values() for _, cells in found)
+    ]
+    return {
+        "columns": [list(SETS.values())[place] for place in filled],
+        "metrics": {
+            metric: [(label, [cells[place] for place in filled]) for label, cells in found]
+            for metric, found in rows.items()
+        },
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -159,6 +160,19 @@ def test_a_journal_whose_last_line_was_cut_is_believed_up_to_it(tmp_path, items)
     assert calls(tmp_path) == ["08"], "what was added after the cut line counts, too"
 
 
+def children(number: int) -> list[int]:
+    """The processes that a process started, on Linux; none elsewhere."""
+    path = Path(f"/proc/{number}/task/{number}/children")
+    return [int(child) for child in path.read_text().split()] if path.exists() else []
+
+
+def running(number: int) -> bool:
+    """Whether a process is there and has not ended (a dead one may wait for the system to remove it)."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def test_killed_and_continued(tmp_path, items):
     """The process is killed in the middle; its workers end with it, and the same call goes on."""
     code = (
@@ -176,13 +190,14 @@ def test_killed_and_continued(tmp_path, items):
     end = time.monotonic() + 60
     while not (journal.exists() and len(journal.read_text().splitlines()) > 3) and time.monotonic() < end:
         time.sleep(0.005)
+    workers = children(process.pid)
     process.kill()
     process.wait()
+    while any(map(running, workers)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(map(running, workers)), "workers end with the process that started them"
     done = len(journal.read_text().splitlines()) - 1
     assert 2 < done < 9
-    with held(work_folder(tmp_path / "P") / LOCK, patience=10) as free:
-        assert free, "no worker holds the folder"
-    time.sleep(0.3)
     calls(tmp_path)
     run(tmp_path, items)
     assert len(calls(tmp_path)) == 9 - done
@@ -211,6 +226,7 @@ def test_nothing_readable_is_an_error_with_its_reasons(tmp_path, items):
     items[0].path.write_text("nor")
     with pytest.raises(DataError, match="none of the 9 images can be read: 8 x expected a number, got no; 1 x .* nor"):
         run(tmp_path, items)
+    assert not work_folder(tmp_path / "P").exists()
 
 
 def test_what_the_options_may_be(tmp_path, items):
