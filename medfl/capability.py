@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from medfl import streams
 from medfl.errors import SettingsError
-from medfl.settings import Strict
+from medfl.settings import Strict, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,12 @@ class Thresholds(Strict):
 
     high: float = Field(0.6, ge=0, le=1)
     medium: float = Field(0.4, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Thresholds:
+        if self.high < self.medium:
+            raise ValueError(f"expected high >= medium, got {self.high} and {self.medium}")
+        return self
 
 
 class Capability(Strict):
@@ -137,6 +143,15 @@ def place(sites: Sequence[str], asked: Capability, seed: int) -> dict[str, Place
     return {site: Placed(profiles[site], scores[site], found[site], asked.networks[found[site]]) for site in profiles}
 
 
+def place_sites(sites: Sequence[str], given: Mapping[str, Any] | None, seed: int) -> dict[str, Placed]:
+    """`place` with settings as a user gives them; nothing where there are none.
+
+    Raises:
+        SettingsError: If they are not valid, or as `place`.
+    """
+    return {} if given is None else place(sites, read_settings(Capability, dict(given), "capability"), seed)
+
+
 def score(profile: Profile, weights: Sequence[float]) -> float:
     """The weighted sum of a machine's four shares, in [0, 1]."""
     return math.fsum(weight * share for weight, share in zip(weights, profile.shares, strict=True))
@@ -152,10 +167,6 @@ def clusters(scores: Mapping[str, float], thresholds: Literal["tertiles"] | Thre
             counts as the larger.
     """
     if isinstance(thresholds, Thresholds):
-        if thresholds.high < thresholds.medium:
-            raise SettingsError(
-                f"expected thresholds with high >= medium, got high {thresholds.high} and medium {thresholds.medium}."
-            )
 
         def of(value: float) -> Cluster:
             return "high" if value >= thresholds.high else "medium" if value >= thresholds.medium else "low"

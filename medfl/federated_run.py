@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from monai.bundle import ConfigParser
 
-from medfl.capability import Capability, Placed, place
+from medfl.capability import place_sites
 from medfl.console import end, show_log, show_scores
 from medfl.contract import Meta
 from medfl.data.leaks import check_leaks
@@ -180,8 +180,9 @@ class FederatedRun:
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self._load()
-        placed = self._place(data, settings)
-        settings = settings.model_copy(update={"networks": _networks(placed) | settings.networks})
+        placed = place_sites(list(data.sites), self.capability, settings.seed)
+        by_machine = {name: spot.network for name, spot in placed.items()}
+        settings = settings.model_copy(update={"networks": by_machine | settings.networks})
         leaks = check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
         record = run_record(
             self.task,
@@ -223,13 +224,6 @@ class FederatedRun:
         run.take_home = lambda result: export(result, run, home)
         return run
 
-    def _place(self, data: Loaded, settings: Settings) -> dict[str, Placed]:
-        """Each site's cluster by its machine, where that is asked for."""
-        if self.capability is None:
-            return {}
-        asked = read_settings(Capability, dict(self.capability), "capability")
-        return place(list(data.sites), asked, settings.seed)
-
     def _tell_start(self, registry: Registry, record: Meta) -> None:
         values = {name: facts["value"] for name, facts in record["settings"].items()}
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)
@@ -255,10 +249,6 @@ class FederatedRun:
                 f"{sorted(shapes)}. Prepare them again with one --size."
             )
         return data
-
-
-def _networks(placed: Mapping[str, Placed]) -> dict[str, str]:
-    return {name: spot.network for name, spot in placed.items()}
 
 
 def warn_of_handlers(bundle: Meta) -> None:

@@ -1,4 +1,4 @@
-"""Looking through nested settings and configurations."""
+"""Looking through nested settings and configurations, and putting them together."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for part in value:
             yield from texts(part)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested mappings as one: what `above` says wins, and what it leaves out stands as in `below`."""
+    both = dict(below)
+    for key, value in above.items():
+        inner = both.get(key)
+        both[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return both

@@ -24,6 +24,7 @@ import pluggy
 
 from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.hooks import HOOKS, RECORDS, Hooks, Kind, MethodRecord, NetworkRecord, PartitionRecord, Record, hookimpl
+from medfl.nested import merged
 
 __all__ = ["MethodRecord", "NetworkRecord", "PartitionRecord", "Registry", "hookimpl", "load_plugins"]
 
@@ -103,7 +104,7 @@ class Registry:
             if preset not in list(presets):
                 hint = did_you_mean(str(preset), presets)
                 raise SettingsError(f"Method '{name}' has no preset {preset!r} (option 'preset'). {hint}")
-            values = {**presets[preset], **values}
+            values = merged(presets[preset], values)
         return read_settings(kind, values, where=f"method '{name}'")
 
     def notify(self, event: str, **facts: Any) -> None:

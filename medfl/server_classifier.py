@@ -15,7 +15,9 @@ from torch import nn
 from medfl import streams
 from medfl.contract import SERVER, Server, Tensors
 from medfl.data.in_memory import TensorData
+from medfl.errors import SettingsError
 from medfl.evaluation import logits
+from medfl.networks.norms import buffer_names, norm_names
 from medfl.networks.parts import Split, body_and_head, features_of, mlp
 from medfl.refinement import held_out, train_head
 from medfl.task import Task
@@ -34,6 +36,25 @@ def make(task: Task, network: str, kind: Kind) -> nn.Module:
     if kind == "average":
         return copy.deepcopy(body_and_head(model)[1])
     return mlp(features, (2 * features, features), task.num_classes, dropout=DROPOUT)
+
+
+def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
+    """Refuse a body whose running statistics the server does not get: its classifier would see other features.
+
+    Args:
+        model: The network.
+        network: Its name, for the message.
+        shared: State-dict names that the server gets.
+
+    Raises:
+        SettingsError: If it has any.
+    """
+    missing = sorted(norm_names(model) & buffer_names(model) - set(shared))
+    if missing:
+        raise SettingsError(
+            f"The server's classifier needs the running statistics of network '{network}' ({missing[:2]}), which stay "
+            "at the sites here. Set norm_sync to 'all', or use networks with group norm or none."
+        )
 
 
 def first(task: Task, network: str, kind: Kind, seed: int) -> Tensors:

@@ -187,7 +187,7 @@ def check(run: Run, method: Method) -> None:
         )
     if run.settings.precision == "bf16" and run.task.device == "cpu" and not cpu_has_bf16():
         logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
-    if method.needs_public and run.public is None:
+    if method.needs_public and not (run.public is not None and len(run.public)):
         raise SettingsError(f"Method '{run.method}' needs public data; name their folder with --public.")
     _check_labels(run)
     networks = [run.task.build(name) for name in used]
@@ -217,16 +217,19 @@ def _check_labels(run: Run) -> None:
         raise DataError(f"No site has training data: expected at least one image at one of {sorted(run.sites)}.")
     if empty:
         logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
-    for name, data in sorted(run.sites.items()):
-        for split in ("train", "val", "test"):
-            labels = getattr(data, split).labels
-            wrong = int(((labels < 0) | (labels >= run.task.num_classes)).sum()) if len(labels) else 0
-            if wrong:
-                raise DataError(
-                    f"Site '{name}', split '{split}': {wrong} labels are out of range, expected 0 to "
-                    f"{run.task.num_classes - 1}, got up to {int(labels.max())} and down to {int(labels.min())}. "
-                    "Check num_classes and the site's datalist."
-                )
+    splits = {
+        f"Site '{name}', split '{split}'": getattr(data, split)
+        for name, data in sorted(run.sites.items())
+        for split in ("train", "val", "test")
+    }
+    for where, data in (splits | {"Public data": run.public, "Public test data": run.public_test}).items():
+        labels = torch.empty(0) if data is None else data.labels
+        wrong = int(((labels < 0) | (labels >= run.task.num_classes)).sum()) if len(labels) else 0
+        if wrong:
+            raise DataError(
+                f"{where}: {wrong} labels are out of range, expected 0 to {run.task.num_classes - 1}, got up to "
+                f"{int(labels.max())} and down to {int(labels.min())}. Check num_classes and the datalist."
+            )
 
 
 def _warn_of_limits(run: Run, method: Method, models: list[nn.Module]) -> None:

@@ -33,7 +33,9 @@ def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Modu
     task, public, settings, names = server.task, server.public, server.settings, list(teachers)
     rows = weighing_rows(server)
     said = [logits(teacher, public, settings, task.device)[rows] for teacher in teachers.values()]
-    values, worth = teacher_values(said, public.labels[rows], task.num_classes)
+    values, worth = [0.0] * len(names), dict[frozenset[int], float]()
+    if len(rows):
+        values, worth = teacher_values(said, public.labels[rows], task.num_classes)
     weights = as_weights(values) if how.teachers == "shapley" else [1 / len(names)] * len(names)
     shown = explained(server, how, teachers)
     network = how.student or task.network

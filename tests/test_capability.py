@@ -22,6 +22,7 @@ from medfl.capability import (
     synthetic,
 )
 from medfl.errors import SettingsError
+from medfl.settings import read_settings
 
 HALF = Profile(1500, 3000, 4, 16, 80, 50, 200)  # shares 1/2, 1/4, 4/5, 3/4
 EQUAL = (0.25, 0.25, 0.25, 0.25)
@@ -70,8 +71,9 @@ def test_thresholds_belong_to_the_better_cluster():
 
 
 def test_thresholds_that_cross_are_refused():
-    with pytest.raises(SettingsError, match="expected thresholds with high >= medium, got high 0.3 and medium 0.4"):
-        clusters({"a": 0.5}, Thresholds(high=0.3))
+    asked = {"networks": dict.fromkeys(CLUSTERS, "a"), "thresholds": {"high": 0.3}}
+    with pytest.raises(SettingsError, match="expected high >= medium, got 0.3 and 0.4"):
+        read_settings(Capability, asked, "capability")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.data.in_memory import TensorData
+from medfl.losses.supcon import supcon
 from medfl.networks.parts import mlp
 from medfl.refinement import Refinement, held_out, probe, refine, teacher_values, train_head
 from medfl.settings import Settings
@@ -184,6 +185,17 @@ def test_the_distillation_term_is_from_the_weighted_mean_logits():
         said = start.train()(torch.cat([DATA.images, DATA.images]))[:60]
     expected = 4 * F.kl_div((said / 2).log_softmax(1), (aim / 2).softmax(1), reduction="batchmean")
     assert losses["distillation"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_the_contrastive_term_is_over_both_views_of_all_images(monkeypatch):
+    """Of the first step, by hand, with features in the place of their projection."""
+    monkeypatch.setattr("medfl.refinement.mlp", lambda *widths, **how: nn.Identity())
+    start = small()
+    _, losses = made([taught()], student=copy.deepcopy(start), epochs=1, batch_size=60, losses="scl", contrast_tau=0.5)
+    with torch.no_grad():
+        shown = start.train().body(torch.cat([DATA.images, DATA.images]))
+    expected = supcon(shown, torch.cat([DATA.labels, DATA.labels]), 0.5)
+    assert losses["contrast"] == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_a_teacher_without_weight_teaches_nothing():

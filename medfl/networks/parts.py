@@ -35,13 +35,20 @@ def features_of(model: nn.Module, network: str) -> int:
     """Number of features that a network's body gives: what its linear head takes.
 
     Raises:
-        SettingsError: If it has no body, or its head is not linear.
+        SettingsError: If it has no body, its head is not linear, or there are parameters in neither.
     """
-    head_names(model, network)
+    head = head_names(model, network)
     if not isinstance(getattr(model, "body", None), nn.Module) or not isinstance(model.head, nn.Linear):
         raise SettingsError(
             f"Network '{network}' ({type(model).__name__}): expected a module `body` that gives features and a linear "
             f"`head`, got a head of type {type(model.head).__name__}. Choose a network that has them."
+        )
+    inside = {id(parameter) for parameter in body_and_head(model)[0].parameters()}
+    outside = [name for name, p in model.named_parameters() if name not in set(head) and id(p) not in inside]
+    if outside:
+        raise SettingsError(
+            f"Network '{network}' ({type(model).__name__}) has parameters in neither `body` nor `head`: "
+            f"{outside[:3]}. Expected logits to be head(body(images)). Choose another network."
         )
     return model.head.in_features
 

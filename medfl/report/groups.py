@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -
         SettingsError: If a group has two runs with the same seed and fold, or a seed with unlike numbers of folds.
     """
     members: dict[str, list[RunRecord]] = {}
-    for run, key in zip(runs, labels or [json.dumps(_facts(run), sort_keys=True) for run in runs], strict=True):
+    for run, key in zip(runs, labels or _keys(runs), strict=True):
         members.setdefault(key, []).append(run)
     names = list(members) if labels else _labels([found[0] for found in members.values()])
     groups = [
@@ -156,15 +157,29 @@ def data_per(runs: Sequence[RunRecord]) -> str:
     return ""
 
 
-def _facts(run: RunRecord) -> Meta:
-    """All that tells two groups apart, by dotted name."""
-    identity = run.run["identity"]
+def _keys(runs: Sequence[RunRecord]) -> list[str]:
+    """What the runs of a group share. Networks by machines that were made up for a seed tell only those of it apart."""
+    loose = [json.dumps(_facts(run, drawn=False), sort_keys=True) for run in runs]
+    found = Counter((key, run.seed, run.fold) for key, run in zip(loose, runs, strict=True))
+    clashing = {key for (key, *_), times in found.items() if times > 1}
+    return [
+        json.dumps(_facts(run), sort_keys=True) if key in clashing else key
+        for key, run in zip(loose, runs, strict=True)
+    ]
+
+
+def _facts(run: RunRecord, drawn: bool = True) -> Meta:
+    """All that tells two groups apart, by dotted name; networks that sites have by their machine only with `drawn`."""
+    identity, machines = run.run["identity"], run.run.get("capability") or {}
+    settings = identity["settings"]
+    networks = settings.get("networks") or {}
+    kept = {site: name for site, name in networks.items() if drawn or name != machines.get(site, {}).get("network")}
     optimizer, brace, defaults = str(identity["task"]["optimizer"]).partition("{")
     return _flat(
         {
             "method": run.method,
             "method_args": identity["method_args"],
-            "settings": {name: value for name, value in identity["settings"].items() if name != "seed"},
+            "settings": {name: value for name, value in settings.items() if name != "seed"} | {"networks": kept},
             "task": identity["task"] | {"optimizer": optimizer},
             "optimizer": json.loads(brace + defaults or "{}"),
             "sites": identity["sites"],
@@ -187,7 +202,10 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
     """
     labels = []
     for run in runs:
-        facts, others = _facts(run), [_facts(other) for other in runs if other.method == run.method]
+        same = [other for other in runs if other.method == run.method]
+        loose = [_facts(other, drawn=False) for other in same]
+        drawn = any(loose.count(one) > 1 for one in loose)  # nothing else tells them apart
+        facts, others = _facts(run, drawn), [_facts(other, drawn) for other in same]
         names = sorted({name for other in others for name in other.keys() | facts.keys()})
         unlike = [name for name in names if any(other.get(name) != facts.get(name) for other in others)]
         parts = [_told(name, facts, others) for name in unlike if not _is_long(name)]

@@ -82,7 +82,7 @@ def _other(privacy: Privacy, rounds: int, other: str) -> tuple[str, str]:
         sigma = noise_multiplier(privacy, rounds)
         return f"{epsilon(sigma, rounds, privacy.delta, SENSITIVITY[other]):.4g}", ""
     bound, delta = other_bound(privacy)
-    return f"{bound:.4g}", f"{delta:.3g}"
+    return f"at most {bound:.4g}", "" if delta == privacy.delta else f"{delta:.3g}"
 
 
 def _sigma(privacy: Privacy, rounds: int, accounts: Accounts) -> str:

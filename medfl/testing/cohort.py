@@ -120,11 +120,13 @@ class Case:
         workers: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,
         make_method: Callable[[], Method] | None = None,
+        public: TensorData | None = None,
         **settings: Any,
     ) -> Result:
         """Run the federation in `folder`."""
         data = sites or make_sites()
-        public = make_data(12, "public") if self.kind.needs_public else None
+        if public is None and self.kind.needs_public:
+            public = make_data(12, "public")
         return simulate(
             Run(
                 method=self.name,

@@ -12,6 +12,7 @@ from torch import nn
 
 from medfl.averaging import PREFIX, Averaging, add_update, mean_update, normalised, refuse_noisy_statistics, subtract
 from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.errors import SettingsError
 from medfl.explain import check_installed
 from medfl.fisher import Estimator, fisher, split_mask
 from medfl.fit import Fit, Fitted
@@ -19,7 +20,7 @@ from medfl.losses.distillation import distillation
 from medfl.networks.parts import Split, body_and_head, features_of, head_names
 from medfl.participation import sample
 from medfl.refinement import Refinement
-from medfl.server_classifier import assemble, first, learn
+from medfl.server_classifier import assemble, check_statistics, first, learn, weighing_rows
 from medfl.student import make_student
 from medfl.teacher import Teacher
 from medfl.training import Batch
@@ -122,6 +123,11 @@ class PFedCDP(Averaging):
             if self.refine.explain or self.refine.teachers == "literal":
                 check_installed()
             features_of(server.task.build(self.student(server)), self.student(server))
+            if self.refine.teachers == "shapley" and not len(weighing_rows(server)):
+                raise SettingsError(
+                    "Shapley values weigh teachers by public images that no classifier was trained on: expected public "
+                    "data with two images of a class, got none. Give more, or set refine.teachers to 'equal'."
+                )
         for network in networks(server):
             classifier = first(server.task, network, self.server_classifier, server.settings.seed)
             tensors = server.task.initial(server.settings.seed, network)
@@ -129,6 +135,8 @@ class PFedCDP(Averaging):
             names = self.shared(model, server.settings.norm_sync)
             if server.settings.privacy is not None:
                 refuse_noisy_statistics(model, names)
+            if self.server_classifier != "none":
+                check_statistics(model, network, names)
             server.state.tensors |= prefixed({name: tensors[name] for name in names}, f"{CLUSTER}{network}/{PREFIX}")
             server.state.tensors |= prefixed(classifier, f"{CLUSTER}{network}/{TEACHER}")
             self.teach_classifier(server, network)
@@ -159,10 +167,9 @@ class PFedCDP(Averaging):
             metas = {name: meta for name, meta in replies.meta.items() if network_of(server, name) == network}
             if metas:
                 weights = normalised({name: self.weight(meta) for name, meta in metas.items()}, metas)
-                for kind in (PREFIX, TEACHER):
-                    for name, update in mean_update(replies, weights, kind).items():
-                        key = f"{CLUSTER}{network}/{kind}{name}"
-                        state.tensors[key] = add_update(state.tensors[key], update)
+                for name, update in mean_update(replies, weights, "").items():
+                    key = f"{CLUSTER}{network}/{name}"
+                    state.tensors[key] = add_update(state.tensors[key], update)
                 self.teach_classifier(server, network)
 
     def refines(self, server: Server) -> bool:

@@ -5,13 +5,14 @@ import re
 import sys
 
 import pytest
+import torch
 from pfedcdp_toys import ALONE, REGISTRY, SHORT, run
 from torch import nn
 
-from medfl.errors import SettingsError
+from medfl.errors import MedflError, SettingsError
 from medfl.settings import Settings
 from medfl.simulation import Run, simulate
-from medfl.testing.cohort import SmallNet, make_sites, make_task
+from medfl.testing.cohort import SmallNet, make_data, make_sites, make_task
 
 
 class Headless(SmallNet):
@@ -108,7 +109,28 @@ def test_under_privacy_running_statistics_can_not_be_shared(tmp_path):
     privacy = {"epsilon": 5.0, "clip": 1.0}
     with pytest.raises(SettingsError, match="running statistics of normalisation layers can't be shared"):
         run(tmp_path, privacy=privacy)
-    assert run(tmp_path / "2", privacy=privacy, norm_sync="params", rounds=1).outcome.status == "finished"
+    assert run(tmp_path / "2", privacy=privacy, task=make_task("plain"), rounds=1).outcome.status == "finished"
+
+
+def test_the_servers_classifier_needs_running_statistics(tmp_path):
+    with pytest.raises(SettingsError, match="needs the running statistics of network 'norm'"):
+        run(tmp_path, norm_sync="params")
+    alone = {"server_classifier": "none", "lam": 0.0, "refine": None}
+    assert run(tmp_path / "2", alone, norm_sync="params", rounds=1).outcome.status == "finished"
+
+
+def test_shapley_weights_need_public_images_that_no_classifier_saw(tmp_path):
+    public = make_data(3, "public", torch.arange(3))  # one image of each class
+    with pytest.raises(SettingsError, match="two images of a class"):
+        run(tmp_path, {"refine": {"epochs": 1}}, public=public)
+
+
+@pytest.mark.parametrize(("labels", "wrong"), [([], "needs public data"), ([0, 7], "Public data: 1 labels are out of")])
+def test_public_data_that_can_not_be_used(tmp_path, labels, wrong):
+    public = make_data(len(labels), "public", torch.tensor(labels, dtype=torch.int64) % 3)
+    public.labels = torch.tensor(labels, dtype=torch.int64)
+    with pytest.raises(MedflError, match=wrong):
+        run(tmp_path, public=public)
 
 
 def test_privacy_of_single_images_is_refused(tmp_path):

@@ -141,3 +141,15 @@ def test_a_run_without_scores_says_so(page):
     found = page(("pfedcdp", options | {"status": "running", "done": 0}))
     assert "No curves of pfedcdp: fewer than two rounds have scores." in found.sections["clusters"]
     assert set(found.tables["Scores by cluster"][1][1:]) == {"–"}
+
+
+def test_seeds_with_machines_of_their_own_are_one_group(tmp_path):
+    """Two ways to place the same seed's machines are two."""
+    made = {seed: machines(names(6), seed)[1] for seed in (0, 1)}
+    assert made[0]["settings"] != made[1]["settings"]
+    one, two = (read_run(make_run(tmp_path / str(n), "pfedcdp", n, **options)) for n, options in made.items())
+    assert [group.label for group in group_runs([one, two])] == ["pfedcdp"]
+    other = read_run(make_run(tmp_path / "other", "pfedcdp", 0, **made[1]))
+    labels = [group.label for group in group_runs([one, other])]
+    assert len(set(labels)) == 2
+    assert all(label.startswith("pfedcdp (networks.site-0") for label in labels)

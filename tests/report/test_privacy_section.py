@@ -97,7 +97,7 @@ def test_single_images_have_bounds_for_the_other_adjacency(page):
     (row,) = table(page(("fedavg", private(SAMPLES, accounts=held))))
     widened = 1e-5 * (1 + 2.718281828**5)
     assert (row[1], row[3]) == ("image", "1 to 1.5clipped to 2.5")
-    assert row[6] == f"10replaced by any otherwith delta {widened:.3g}"
+    assert row[6] == f"at most 10replaced by any otherwith delta {widened:.3g}"
 
 
 def test_a_run_that_is_not_over_says_what_it_promises(page):
