@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from medfl.data.sites import GLOBAL, NO_SITES
+from medfl.data.sites import GLOBAL, NO_SITES, PUBLIC
 from medfl.report.figures import Curve, Look, looks
 from medfl.report.groups import Group
 from medfl.report.selection import ALONE
@@ -46,11 +46,25 @@ def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
     return _curve(group.label, pd.concat(tables), band)
 
 
-def global_curve(group: Group, metric: str) -> Curve | None:
-    """Score on the server's test set after each round; None if fewer than two rounds were scored."""
+def global_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None:
+    """Score of the global model after each round on test images of no site; None if fewer than two rounds were scored.
+
+    Args:
+        group: The runs.
+        metric: Name of the score.
+        where: The server's test set, or the public one.
+    """
     rows = pd.concat([run.metrics for run in group.runs])
-    rows = rows[(rows["site"] == GLOBAL) & (rows["model"] == "global") & (rows["moment"] == "aggregated")]
+    rows = rows[(rows["site"] == where) & (rows["model"] == "global") & (rows["moment"] == "aggregated")]
     return _curve(group.label, rows[(rows["split"] == "test") & (rows["metric"] == metric)], band=False)
+
+
+def public_metrics(groups: Sequence[Group]) -> list[str]:
+    """The scores that several rounds have on public test images, in the order of the runs' tables."""
+    tables = [run.metrics for group in groups for run in group.runs]
+    rows = pd.concat([table[(table["site"] == PUBLIC) & (table["split"] == "test")] for table in tables])
+    rounds = rows.groupby("metric", sort=False)["round"].nunique()
+    return [str(metric) for metric, count in rounds.items() if count > 1]
 
 
 def loss_curve(group: Group, band: bool) -> Curve | None:

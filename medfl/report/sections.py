@@ -9,8 +9,9 @@ import matplotlib
 from markupsafe import Markup
 
 from medfl.contract import Meta
+from medfl.data.sites import PUBLIC
 from medfl.report import facts
-from medfl.report.curves import ends, global_curve, group_looks, loss_curve, score_curve
+from medfl.report.curves import ends, global_curve, group_looks, loss_curve, public_metrics, score_curve
 from medfl.report.figures import EMBEDDED, Curve, curves_figure, reliability_figure, svg
 from medfl.report.formats import listed, score, sentence
 from medfl.report.gains import Sets
@@ -112,6 +113,9 @@ def curves(groups: Sequence[Group]) -> Meta:
     for metric in key_metrics(groups)[:1]:
         found = [global_curve(group, metric) for group in groups]
         plans.append((f"{metric_words(metric)}, global test", found, "on the server's test images", True))
+    for metric in public_metrics(groups):
+        found = [global_curve(group, metric, PUBLIC) for group in groups]
+        plans.append((f"{metric_words(metric)}, public test", found, "on public test images", True))
     losses = [loss_curve(group, band) for group in groups]
     plans.append(("training loss", losses, "of the sites that trained in a round", False))
     pictures, sentences = [], []

@@ -1,0 +1,41 @@
+"""Curves of the global model on public test images, for all scores that the runs have there."""
+
+import pandas as pd
+from make_runs import make_run
+
+from medfl.evaluation import Row, csv_lines
+from medfl.report.curves import global_curve, public_metrics
+from medfl.report.groups import group_runs
+from medfl.report.runs import read_run
+
+VALUES = {"accuracy": [0.5, 0.75, 0.25], "auc": [0.6, 0.7, 0.9], "f1": [0.4]}
+
+
+def groups(folder):
+    """A run whose global model is scored on public images: twice in three rounds, once in the last one only."""
+    make_run(folder)
+    rows = [
+        Row(round_ if len(values) > 1 else 3, "public", "global", "test", "aggregated", metric, value)
+        for metric, values in VALUES.items()
+        for round_, value in enumerate(values, start=1)
+    ]
+    with (folder / "metrics.csv").open("a") as file:
+        file.write(csv_lines(rows))
+    return group_runs([read_run(folder)])
+
+
+def test_scores_of_several_rounds_are_drawn(tmp_path):
+    (group,) = groups(tmp_path / "run")
+    assert public_metrics([group]) == ["accuracy", "auc"]
+    for metric in ("accuracy", "auc"):
+        curve = global_curve(group, metric, "public")
+        assert list(curve.rounds) == [1, 2, 3]
+        assert list(curve.middle) == VALUES[metric]
+    assert global_curve(group, "f1", "public") is None
+
+
+def test_public_images_are_no_sites(tmp_path):
+    (group,) = groups(tmp_path / "run")
+    table = pd.concat([run.metrics for run in group.runs])
+    assert "public" in set(table["site"])
+    assert "public" not in group.runs[0].summary["scores"]["global"]["test"]["accuracy"]["sites"]
