@@ -1,4 +1,4 @@
-"""What holds for all tests: their order, and files that nobody waits for."""
+"""What holds for all tests: their order, one thread, and a disk that nobody waits for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 LONG = ("test_readme.py", "test_wheel.py", "test_site_bundles.py")
 """Files that take longest."""
@@ -14,6 +15,12 @@ LONG = ("test_readme.py", "test_wheel.py", "test_site_bundles.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that workers that share the files end at about the same time."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """As in a run. Two threads only wait for each other on small tensors where other processes compute, too."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

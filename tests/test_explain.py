@@ -19,14 +19,6 @@ def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Linear(nn.Module):
     """Logits w x + b of two channels of 3 x 4 pixels."""
 

@@ -17,14 +17,6 @@ from medfl.testing.cohort import SmallNet, make_data
 from medfl.wire import tensors_equal
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def linear(inputs=4, classes=3):
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes)).double()

@@ -17,7 +17,6 @@ KINDS = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
 }
-torch.set_num_threads(1)
 IMAGES = torch.randn(4, 5, 1, 6, 6, generator=torch.Generator().manual_seed(3))
 
 

@@ -29,14 +29,6 @@ def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def small(seed=0, norm=True):
     torch.manual_seed(seed)
     return SmallNet(norm=norm)

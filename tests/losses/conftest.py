@@ -1,18 +1,8 @@
-"""For all tests of losses: one thread, and matrices of few rows make several tiles and chunks."""
+"""For all tests of losses: matrices of few rows make several tiles and chunks."""
 
 import pytest
-import torch
 
 from medfl.losses import columns, small, tiles
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Two threads only wait for each other on small matrices where other processes compute, too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

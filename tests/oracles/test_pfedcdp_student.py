@@ -23,14 +23,6 @@ from medfl.wire import tensors_equal
 PUBLIC = make_data(60, "public")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def server_of(public=PUBLIC, round_=1):
     return Server("server", round_, State(), make_task(), Settings(rounds=2, seed=7), sites=["a"], public=public)
 
