@@ -87,7 +87,7 @@ def _images(run: RunRecord) -> str:
 def make_notices(groups: Sequence[Group]) -> list[Notice]:
     """All notices, the worst first."""
     runs = named_runs(groups)
-    found = [*_endings(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(runs)]
+    found = [*_endings(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(groups)]
     return sorted(found, key=lambda notice: ("bad", "warn", "info").index(notice.level))
 
 
@@ -145,16 +145,16 @@ def _no_test(runs: Sequence[Named]) -> list[Notice]:
     return [Notice("warn", f"There are no test scores of {listed(names)}: no site had test images that were scored.")]
 
 
-def _privacy(runs: Sequence[Named]) -> list[Notice]:
+def _privacy(groups: Sequence[Group]) -> list[Notice]:
     """What private runs promise, in short, and who promises nothing; the section on privacy has the rest."""
     promises: dict[str, list[str]] = {}
     without = []
-    for name, run in runs:
-        settings = run.run["identity"]["settings"].get("privacy")
+    for group in groups:
+        settings = group.runs[0].run["identity"]["settings"].get("privacy")
         if settings is None:
-            without.append(name)
+            without.append(group.label)
         else:
-            promises.setdefault(_promise(Privacy.model_validate(settings)), []).append(name)
+            promises.setdefault(_promise(Privacy.model_validate(settings)), []).append(group.label)
     if not promises:
         return [Notice("info", "No differential privacy was used.")]
     found = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
