@@ -25,9 +25,9 @@ class Augmentation:
     """Changes each training image anew whenever it is visited.
 
     The transforms are those that the bundle's own trainer uses, MONAI's dictionary transforms. In a federation they
-    draw from a stream that depends on (seed, site, round), so a run that was stopped goes on with the same images.
-    Region labels of the task change with the image: give such transforms both keys, with the mode ``nearest`` for the
-    labels.
+    draw from a stream that depends on (seed, site, round), so a run that was stopped goes on with the same images; in a
+    run that hides single images it depends on the site's secret in place of the seed. Region labels of the task change
+    with the image: give such transforms both keys, with the mode ``nearest`` for the labels.
 
     Args:
         transform: Maps a dictionary with `IMAGE`, and `REGIONS` where the task has them, to one with the same shapes.

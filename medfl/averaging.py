@@ -38,7 +38,8 @@ class Averaging(BaseModel):
 
     A class that says ``by_sample = True`` itself, not by its parent, promises that all that its updates hold of a
     site's data comes in through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients
-    private and nothing else. A class that overrides more than `loss` and the server's side should think twice.
+    private and nothing else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the
+    server's side should think twice.
 
     Attributes:
         gradient_clip: Largest L2 norm of a batch's gradient, over all parameters jointly, > 0; a longer one is scaled

@@ -1,11 +1,12 @@
 """What stands between a method and the way out of a site.
 
 Every reply and parcel passes here before a carrier sees it: names are checked against what the method declares, numbers
-against being finite and against the norm bound. Updates are then clipped, noised and quantised, in this order, as the
-run's settings say; noise on clipped numbers is what the accountant reckons with, and quantising afterwards can't weaken
-it. The order is not a setting: bits of an update that is noised later would be no post-processing. No method takes part
-in this, so any method that replies with updates runs under any of it. Where the unit of privacy is ``sample``, the
-noise is in the training (`medfl.privacy.samples`) and updates are neither clipped nor noised here.
+against being finite and against the norm bound. Where the update of a whole site is hidden, the norm bound is left to
+the clip, for a refusal is seen by all. Updates are then clipped, noised and quantised, in this order, as the settings
+say; noise on clipped numbers is what the accountant reckons with, and quantising afterwards can't weaken it. The order
+is not a setting: bits of an update that is noised later would be no post-processing. No method takes part in this, so
+any method that replies with updates runs under any of it. Where the unit of privacy is ``sample``, the noise is in the
+training (`medfl.privacy.samples`) and updates are neither clipped nor noised here.
 
 Under a privacy setting integer and bool tensors of an update, such as a batch counter, stay at the site: they can't be
 noised, and averaging leaves what is absent as it is. Private meta keys stay, too. Parcels are checked but never
@@ -15,14 +16,14 @@ quantised. The guarantee is one for real numbers: rounding to float32 after the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from medfl import wire
 from medfl.compression.quantise import dequantise, pack, quantise, unpack
-from medfl.contract import Kind, Meta, Tensors
+from medfl.contract import Kind, Meta, Parcel, Tensors
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.clip import clip_by_norm, l2_norm
 from medfl.privacy.gaussian import noise_multiplier
@@ -31,6 +32,8 @@ from medfl.streams import SecretStream
 
 CODEC = "_codec"
 """Meta key beside quantised tensors: bits, and for each tensor its minimum, maximum, dtype and shape."""
+
+DIVERGED = "The training diverged; lower the learning rate."
 
 StreamFactory = Callable[[str], SecretStream]
 """From the hash of a payload to the secret stream that its noise is drawn from."""
@@ -139,10 +142,13 @@ class Filters:
         for name in sorted(tensors):
             if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
                 raise RefusedError(
-                    f"Site '{site}' refuses to send '{name}': expected finite numbers, got NaN or infinity. "
-                    "The training diverged; lower the learning rate."
+                    f"Site '{site}' refuses to send '{name}': expected finite numbers, got NaN or infinity. {DIVERGED}"
                 )
         norm, bound = l2_norm(tensors), math.inf if self._norm_bound is None else self._norm_bound
+        if self._sigma is not None:  # a norm is no noised number; clipping bounds it
+            if math.isinf(norm):
+                raise RefusedError(f"Site '{site}' refuses to send a payload whose norm overflows. {DIVERGED}")
+            return
         if math.isinf(norm) or norm > bound:
             raise RefusedError(
                 f"Site '{site}' refuses to send a payload of L2 norm {norm:.6g}: expected a finite norm, at most "
@@ -236,6 +242,27 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
         raise SettingsError(
             f"Compression quantises updates, and method '{name}' sends none, only {', '.join(other)}: the setting "
             "would do nothing. Leave 'compression' out."
+        )
+
+
+def check_parcels(parcels: Sequence[Parcel], allowed: bool, site: str, peers: Collection[str] | None) -> None:
+    """Refuse parcels that a method may not post.
+
+    Args:
+        parcels: What a site would post.
+        allowed: Whether the method says `posts_parcels`.
+        site: Who posts, for the message.
+        peers: Sites that parcels can be sent to; None checks no names.
+
+    Raises:
+        ContractError: If there may be none, a receiver is unknown, or gets two.
+    """
+    receivers = sorted(parcel.to for parcel in parcels)
+    unknown = sorted(set(receivers) - set(receivers if peers is None else peers))
+    if parcels and not allowed or unknown or len(set(receivers)) != len(receivers):
+        raise ContractError(
+            f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "
+            f"unless the method says `posts_parcels` (it says {allowed})."
         )
 
 

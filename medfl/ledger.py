@@ -3,7 +3,8 @@
 The budget of a run is spent again by the next run on the same data, so a site that means a promise writes down what
 left it. A release is written, flushed to the disk, before it leaves; so a kill at any moment can count one too many,
 never one too few. A release is known by a hash of what it was made of. One that is made again after a kill has the
-same noise, is the same release, and is not counted twice.
+same noise, is the same release, and is not counted twice. The site's folder of the run has a copy of the run's entry,
+so a run that goes on with another ledger, or without the one it had, takes along what it has released.
 
 The file is found by a fingerprint of the data list, not by its place. A list that was changed is another data set with
 a new account: someone who splits the same patients anew has to add up themselves.
@@ -14,11 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.locks import held
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.gaussian import noise_multiplier
+from medfl.privacy.ledger_file import ledger_of, load_entries, part_of
 from medfl.privacy.samples import releases, schedule
 from medfl.settings import Privacy, Settings
 from medfl.store import write_json
@@ -47,6 +48,7 @@ class Account:
         privacy: The run's privacy setting.
         step: What one release is made of: noise multiplier, number of noised steps in it, rate.
         planned: Releases in the whole run, at most.
+        copy: A file in the site's folder of the run, with this run's entry; None if `path` is that file.
     """
 
     path: Path
@@ -55,11 +57,13 @@ class Account:
     privacy: Privacy
     step: Part
     planned: int
+    copy: Path | None = None
 
     @property
     def key(self) -> str:
         """Name of this run's entry."""
-        text = json.dumps([self.run, self.privacy.unit, self.step.sigma, self.step.count, self.step.rate, self.planned])
+        step = [self.step.sigma, self.step.count, self.step.rate, self.planned]
+        text = json.dumps([self.site, self.run, self.privacy.unit, *step])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(self) -> None:
@@ -103,14 +107,56 @@ class Account:
             if len(entry["releases"]) >= self.planned:
                 raise RefusedError(
                     f"Site '{self.site}' refuses to release more: its privacy budget was spread over {self.planned} "
-                    "releases, and all were made. The method sends more often than once a round."
+                    "releases, and all were made. Either this run was computed before, here or after a kill, with "
+                    "other last bits (another device, number of threads or version), which counts anew: compute it as "
+                    "before, or start a run of another seed, which has a budget of its own. Or the method sends more "
+                    "often than once a round."
                 )
             try:
                 self.check()  # another run may have spent since
             except SettingsError as error:
                 raise RefusedError(str(error)) from error
             entry["releases"].append(made_of)
-            write_json(self.path, {"version": 1, "runs": runs | {self.key: entry}})
+            self._write(runs | {self.key: entry})
+
+    def restore(self) -> None:
+        """Take into the ledger what only the copy in the run's folder knows, and the other way round.
+
+        Raises:
+            SettingsError: If the run began with another ledger, which would miss what the run still releases.
+            StoreError: If a file can't be read or written.
+        """
+        entry = self._read().get(self.key)
+        if entry is None:
+            return
+        began = ledger_of(self.copy or self.path)
+        if began not in (None, self.path) and began.exists() and len(entry["releases"]) < self.planned:
+            raise SettingsError(
+                f"The run began with the privacy ledger '{began.parent}' for site '{self.site}', which would miss what "
+                "it still releases: give the same 'ledger', or remove it from there once it has moved."
+            )
+        paths = [path for path in (self.path, self.copy) if path is not None]
+        if any(load_entries(path, self.site).get(self.key) != entry for path in paths):
+            with self._alone():
+                self._write(self._read())
+
+    def check_holds(self, made: Collection[str]) -> None:
+        """Refuse to go on where releases of this run are missing.
+
+        Args:
+            made: What stored steps released.
+
+        Raises:
+            StoreError: If the account lacks one of them.
+        """
+        known = self._read().get(self.key, self._entry(0))["releases"]
+        if missing := len(set(made) - set(known)):
+            raise StoreError(
+                f"The privacy account '{self.path}' of site '{self.site}' lacks {missing} of the releases that the "
+                "stored steps of this run made. Either the file was changed or removed: put it back from a copy. Or "
+                "the images, their normalisation or the network are not those the run began with: put them back, or "
+                "name another folder with --output_dir."
+            )
 
     def facts(self) -> Meta:
         """Numbers for the summary: this run's releases, and the composed epsilon of all runs; None is no bound."""
@@ -157,32 +203,29 @@ class Account:
         """
         parts = []
         for entry in runs.values():
-            part = _part(entry)
+            part = part_of(entry)
             if entry["unit"] != self.privacy.unit and part.count:
                 if self.privacy.unit == "site":
                     return math.inf
-                part = Part(part.sigma / 2, part.count, part.rate)
+                if self.privacy.adjacency == "add_remove":  # 'replace' reckons with twice the bound already
+                    part = Part(part.sigma / 2, part.count, part.rate)
             parts.append(part)
         return epsilon(tuple(parts), self.privacy.delta, self.privacy.adjacency)
 
     def _read(self) -> dict[str, Meta]:
-        try:
-            content: Any = json.loads(self.path.read_bytes())
-            runs: dict[str, Meta] = content["runs"]
-            known = content["version"] == 1 and all(_part(entry) and entry["unit"] for entry in runs.values())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(self._lost(type(error).__name__)) from error
-        if not known:
-            raise StoreError(self._lost("of another version of medfl"))
+        """All entries; this run's has the releases of both files."""
+        runs = load_entries(self.path, self.site)
+        mine = load_entries(self.copy, self.site).get(self.key) if self.copy is not None else None
+        if mine is not None:
+            known = runs.get(self.key, mine)["releases"]
+            runs[self.key] = mine | {"releases": list(dict.fromkeys([*known, *mine["releases"]]))}
         return runs
 
-    def _lost(self, why: str) -> str:
-        return (
-            f"The privacy ledger '{self.path}' of site '{self.site}' can't be read ({why}). Without it nobody knows "
-            "what was released: put it back from a copy. Nothing is released until then."
-        )
+    def _write(self, runs: Mapping[str, Meta]) -> None:
+        if self.copy is not None:
+            mine = load_entries(self.copy, self.site) | {self.key: runs[self.key]}
+            write_json(self.copy, {"version": 1, "runs": mine, "ledger": str(self.path)})
+        write_json(self.path, {"version": 1, "runs": runs})
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -209,7 +252,7 @@ def open_account(
 ) -> Account | None:
     """The account of a site's training data in a run, checked; None without privacy, or where nothing is trained.
 
-    It is in the ledger, or without one in the site's own folder of the run.
+    It is in the site's own folder of the run, and in the ledger if there is one.
 
     Args:
         settings: The run's settings.
@@ -221,6 +264,7 @@ def open_account(
 
     Raises:
         SettingsError: If the budget of the data is spent, or can't be reached.
+        StoreError: If a file can't be read or written.
     """
     privacy = settings.privacy
     if privacy is None or not len(data):
@@ -230,23 +274,19 @@ def open_account(
     else:
         rate, count = schedule(settings, len(data))
         step = Part(releases(settings, len(data)).sigma, count, rate)
-    path = folder / "privacy.json"
+    path, copy = folder / "privacy.json", None
     if privacy.ledger is not None:
-        path = privacy.ledger / f"{data_digest or fingerprint(data)}.json"
-    account = Account(path, site, run, privacy, step, settings.rounds)
+        path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
+    account = Account(path, site, run, privacy, step, settings.rounds, copy)
+    account.restore()
     account.check()
     return account
 
 
 def fingerprint(data: Dataset) -> str:
-    """SHA-256 over images and labels in their order, for data without a list that has a hash already."""
+    """SHA-256 over images, as a network sees them, and labels in their order; it reads all of them once."""
     parts = (data.batch(rows) for rows in torch.arange(len(data)).split(256))
     return hashlib.sha256("".join(digest({"x": x, "y": y}) for x, y in parts).encode()).hexdigest()
-
-
-def _part(entry: Mapping[str, Any]) -> Part:
-    """The noised steps of an entry."""
-    return Part(float(entry["sigma"]), int(entry["steps"]) * len(entry["releases"]), float(entry["rate"]))
 
 
 def _number(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from medfl.errors import SettingsError, did_you_mean
 
@@ -20,7 +20,7 @@ class Privacy(Strict):
     """Differential privacy of what leaves a site, applied by the site itself.
 
     Attributes:
-        unit: Whose presence is hidden. ``site``: each update is clipped and noised as it leaves. ``sample``: each image
+        unit: Whose data are hidden. ``site``: each update is clipped and noised as it leaves. ``sample``: each image
             of a site, by DP-SGD in its training (Abadi et al., CCS 2016); a patient with several images is hidden less.
         adjacency: Neighbouring data: one unit added or removed, or replaced (twice the sensitivity).
         epsilon: Budget over all releases of the run, > 0.
@@ -28,9 +28,9 @@ class Privacy(Strict):
         clip: L2 bound, over all tensors together, > 0: of an update, or of the gradient of one image.
         accountant: ``gaussian`` composes Gaussian releases exactly, for the unit ``site``; ``prv`` composes numerically
             what is drawn at random and noised (Gopi, Lee, Wutschitz, NeurIPS 2021), for ``sample``.
-        ledger: Folder in which each site keeps account of what was released of its data, over all runs; None keeps
-            account of this run alone, in its own folder. Like `total_epsilon` it is the site's affair and no part of
-            what makes two runs the same run.
+        ledger: Folder in which each site keeps account of what was released of its data, over all runs. With None, as
+            always, the run's folder has an account of this run alone. Like `total_epsilon` it is the site's affair and
+            no part of what makes two runs the same run.
         total_epsilon: Budget over all runs in the ledger, >= `epsilon`; None only keeps account.
     """
 
@@ -49,6 +49,11 @@ class Privacy(Strict):
         if isinstance(values, dict) and values.get("unit") == "sample":
             return {"accountant": "prv"} | values
         return values
+
+    @field_validator("ledger")
+    @classmethod
+    def _absolute(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else folder.resolve()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

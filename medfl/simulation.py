@@ -117,6 +117,8 @@ def simulate(run: Run) -> Result:
         hosts, viewers = _hosts(run, method, named)  # a site may refuse; then the folder stays free
         execution = run.execution.model_dump() | {"device": run.task.device}
         claim(run.folder, named, run.settings, execution, run.record)
+        for host in hosts.values():
+            host.check_account()
         run.on_start()
         _forget_summary(run.folder)
         carrier = LocalCarrier(

@@ -17,10 +17,11 @@ import torch
 
 from medfl import streams, wire
 from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors
-from medfl.errors import ContractError, RefusedError, StoreError
+from medfl.errors import RefusedError, StoreError
 from medfl.evaluation import Row, rows_of, score
-from medfl.filters import Filters, plain_bytes
-from medfl.ledger import open_account
+from medfl.filters import Filters, check_parcels, plain_bytes
+from medfl.ledger import fingerprint, open_account
+from medfl.privacy.secret_site import SecretSite, secret_run_id
 from medfl.settings import Settings
 from medfl.store import Inbox, Record, Store
 from medfl.task import Task
@@ -99,8 +100,22 @@ class SiteHost:
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(data.train.labels) if settings.balance == "loss" else task
         self.run_id, self._post = run_id, post
+        self.secret = hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
+        self._hides_images = settings.privacy is not None and settings.privacy.unit == "sample" and len(data.train) > 0
+        if self._hides_images:
+            self.run_id = secret_run_id(run_id, fingerprint(data.train), task, settings.networks.get(name))
         self.store, self.inbox = Store(folder), Inbox(folder)
-        self.account = open_account(settings, data.train, data.digest, name, run_id, folder)
+        self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
+
+    def check_account(self) -> None:
+        """Refuse to go on where the account lacks what stored steps released.
+
+        Raises:
+            StoreError: If it does; else the run's summary would say too little.
+        """
+        if self.account is not None:
+            records = [self.store.latest(before=step + 1) for step in self.store.steps()]
+            self.account.check_holds({one for record in records if record for one in record.meta.get("released", [])})
 
     def describe(self) -> Meta:
         """What this site tells about itself; beyond ``trainable`` only what the run's `describe` lists."""
@@ -156,25 +171,23 @@ class SiteHost:
 
     def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str) -> Record:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
-        site, before = self._view(round_, last.state()), _copy(last.state())
+        site, before = self._view(round_, last.state(), digest), _copy(last.state())
         site.inbox = self.inbox.read(last.step, step)
         filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
         refused: str | None = None
+        released: list[str] = []
         reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
         try:
-            if self.account is not None and self.account.privacy.unit == "sample":
-                self.account.release(f"{round_} {digest}")  # a training is noised from its first step on
-            with streams.pinned(self.settings.seed, self.name, round_, "global"):
-                reply = method.work(site, order)
+            reply = self._work(method, site, order, digest, released)
             sent, meta = filters.outgoing(
                 reply.tensors,
                 reply.meta,
                 site=self.name,
-                stream_factory=lambda payload: self._noise(site, payload),
+                stream_factory=lambda payload: self._noise(site, payload, released),
             )
             tensors |= wire.prefixed(sent, "reply/")
-            self._check_parcels(method, reply.parcels)
+            check_parcels(reply.parcels, method.posts_parcels, self.name, self._peers)
             parcels = []
             for index, parcel in enumerate(reply.parcels):
                 posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)
@@ -187,26 +200,36 @@ class SiteHost:
             reply.log["bytes_up_plain"] = plain_bytes(wire.select(tensors, "reply/"), meta)
         rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
         content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
-        content["rows"] = [list(row) for row in rows]
+        content |= {"rows": [list(row) for row in rows]} | ({"released": released} if released else {})
         self.store.save(step, site.state, content, tensors)
         kept = self.store.steps()
         self.inbox.forget(kept[0] if len(kept) > 1 else 0)
         return Record(step, tensors, content)
 
-    def _noise(self, site: Site, payload: str) -> streams.SecretStream:
+    def _work(self, method: Method, site: Site, order: Order, digest: str, released: list[str]) -> Reply:
+        """The method's work. Where single images are hidden it is in the account before anything of it leaves."""
+        if not isinstance(site, SecretSite):
+            with streams.pinned(self.settings.seed, self.name, site.round, "global"):
+                return method.work(site, order)
+        start = f"{site.round} {digest} {wire.digest(site.state.tensors, site.state.meta)}"
+        try:
+            with streams.pinned("secret", site.secret_seed("global")):
+                reply = method.work(site, order)
+        except RefusedError:
+            self._release(f"{start} refused", released)  # that it refuses says something, too
+            raise
+        self._release(f"{start} {wire.digest(reply.tensors)} {wire.digest(site.state.tensors)}", released)
+        return reply
+
+    def _noise(self, site: Site, payload: str, released: list[str]) -> streams.SecretStream:
         """The noise of an update; it is in the account before it is drawn, and so before the update leaves."""
-        assert self.account is not None
-        self.account.release(f"{site.round} {payload}")
+        self._release(f"{site.round} {payload}", released)
         return site.secret_rng("noise", payload)
 
-    def _check_parcels(self, method: Method, parcels: list[Parcel]) -> None:
-        receivers = sorted(parcel.to for parcel in parcels)
-        unknown = sorted(set(receivers) - set(receivers if self._peers is None else self._peers))
-        if parcels and not method.posts_parcels or unknown or len(set(receivers)) != len(receivers):
-            raise ContractError(
-                f"Site '{self.name}' posts parcels to {receivers}: expected one at most for each site of the run, and "
-                f"none unless the method says `posts_parcels` (it says {method.posts_parcels})."
-            )
+    def _release(self, made_of: str, released: list[str]) -> None:
+        assert self.account is not None
+        self.account.release(made_of)
+        released.append(made_of)
 
     def _rows(
         self, method: Method, reply: Reply, order: Order, sent: Tensors, round_: int, seconds: float
@@ -225,21 +248,13 @@ class SiteHost:
                 rows += rows_of(scores, round_, self.name, "personal", split, "trained")
         return rows
 
-    def _view(self, round_: int, state: State) -> Site:
+    def _view(self, round_: int, state: State, order: str = "") -> Site:
         """The method's view of this site with a given state."""
-        secret = hashlib.sha256(f"{self.settings.seed}/{self.name}/simulated secret".encode()).digest()
-        return Site(
-            self.name,
-            round_,
-            state,
-            self.task,
-            self.settings,
-            self.store,
-            train=self.data.train,
-            val=self.data.val,
-            secret=secret,
-            run_id=self.run_id,
-        )
+        site = Site(self.name, round_, state, self.task, self.settings, self.store)
+        if self._hides_images:
+            site = SecretSite(self.name, round_, state, self.task, self.settings, self.store, order=order)
+        site.train, site.val, site.secret, site.run_id = self.data.train, self.data.val, self.secret, self.run_id
+        return site
 
     def evaluate(
         self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]

@@ -98,6 +98,12 @@ class SecretStream:
             parts.append(((np.frombuffer(block, dtype="<u8") >> 11).astype(np.float64) + 0.5) * 2.0**-53)
         return np.concatenate(parts) if parts else np.empty(0)
 
+    def seed(self) -> int:
+        """A seed in [0, 2**63) for generators that can't be cryptographic, such as torch's own."""
+        block = hashlib.shake_256(self._key + self._counter.to_bytes(8, "big")).digest(8)
+        self._counter += 1
+        return int.from_bytes(block, "big") >> 1
+
     def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Uniform numbers in (0, 1), float64, of the given shape."""
         return torch.from_numpy(self._uniform64(int(np.prod(shape)))).reshape(shape)

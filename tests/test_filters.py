@@ -99,6 +99,19 @@ def test_norm_bound_goes_over_all_tensors_together():
         Filters(SENDS, TELLS, run(norm_bound=4.9), 1).outgoing_parcel(tensors, {}, site="a")
 
 
+def test_a_refusal_says_no_number_of_an_update_that_is_hidden():
+    large = {"model/w": torch.tensor([3.0, 4.0])}
+    leave(large, norm_bound=4.9, privacy=PRIVATE)  # whether a site refuses would be told, and the clip bounds it anyway
+    overflow = {"model/w": torch.full((2,), 1.2e200, dtype=torch.float64)}
+    for tensors in (overflow, {"model/w": torch.tensor([math.nan])}):
+        with pytest.raises(RefusedError) as refusal:
+            leave(tensors, privacy=PRIVATE)
+        assert not any(letter.isdigit() for letter in str(refusal.value))
+    by_sample = Privacy(epsilon=5.0, clip=0.1, unit="sample")
+    with pytest.raises(RefusedError, match="at most 4.9"):
+        leave(large, norm_bound=4.9, privacy=by_sample)  # it is noised already
+
+
 def test_a_norm_that_overflows_is_refused():
     with pytest.raises(RefusedError, match="norm inf"):
         leave({"model/w": torch.full((2,), 1e200, dtype=torch.float64)})

@@ -91,18 +91,19 @@ def calibrate(budget: float, count: int, rate: float, delta: float, adjacency: s
     """
     if rate == 1:
         return gaussian.calibrate(budget, count, delta, gaussian.SENSITIVITY[adjacency])
+    added, added_delta = budget, delta  # what to keep for an image that is added or removed
     if adjacency == "replace":
-        budget, delta = budget / 2, delta / (1 + math.exp(min(budget / 2, 700)))
-    if budget < SMALLEST:
+        added, added_delta = budget / 2, delta / (1 + math.exp(min(budget / 2, 700)))
+    if added < SMALLEST:
         raise SettingsError(
-            f"A privacy budget of epsilon {budget:g} for an image that is added or removed can't be reached: the "
+            f"A privacy budget of epsilon {added:g} for an image that is added or removed can't be reached: the "
             f"accountant 'prv' is exact to {RESOLUTION:g} only. Choose an epsilon of at least {SMALLEST:g} for "
             f"'add_remove', or {2 * SMALLEST:g} for 'replace'."
         )
     # in the limit of many small steps all is one Gaussian release of mu = rate sqrt(count (e^(1 / sigma^2) - 1))
-    mu = 1 / gaussian.calibrate(budget, 1, delta)
+    mu = 1 / gaussian.calibrate(added, 1, added_delta)
     guess = math.log1p((mu / rate) ** 2 / count) ** -0.5
-    return _smallest(lambda sigma: _numerical((Part(sigma, count, rate),), delta), budget, guess)
+    return _smallest(lambda sigma: epsilon((Part(sigma, count, rate),), delta, adjacency), budget, guess)
 
 
 def _smallest(spent: Callable[[float], float], budget: float, guess: float) -> float:
@@ -138,7 +139,7 @@ def _replaced(added: Callable[[float], float], delta: float) -> float:
             return 2 * found
         ratio = min(missing / step, 0.9) if step else 0.0
         step = missing
-        found += missing / (1 - ratio) + RESOLUTION / 4
+        found += missing / (1 - ratio) + min(RESOLUTION / 4, found / 1000)
     return math.inf
 
 

@@ -6,12 +6,16 @@ leave the site, and everything computed from it, too. Clipping and summing are O
 gradients are those of a method's whole loss for one image at a time (`torch.func`), so that terms of the parameters
 are in them and no loss can mix the images of a batch; the network is not wrapped for that and keeps its names. And
 which images are drawn, and the noise, come from the site's secret stream: who knew the draws would see more than the
-accountant reckons with. How many images a site has is not hidden: the rate and the number of steps follow from it.
+accountant reckons with. For the same reason dropout and random changes of images draw from the secret
+(`medfl.privacy.secret_site`). The noise of a step is keyed by the sum that it hides, too, so two sums never share it,
+whatever they were computed from. How many images a site has is not hidden: the rate and the number of steps follow
+from it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +28,7 @@ from medfl.contract import Site
 from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, has_batch_norm, norm_names
 from medfl.privacy.composition import Part, calibrate, opacus
+from medfl.privacy.secret_site import SecretSite
 from medfl.settings import Settings
 
 if TYPE_CHECKING:
@@ -104,6 +109,7 @@ class PrivateSteps:
 
     Raises:
         SettingsError: If Opacus is missing, or the budget can't be kept.
+        ContractError: If it is the second training of a step.
     """
 
     def __init__(
@@ -117,11 +123,14 @@ class PrivateSteps:
     ) -> None:
         privacy = site.settings.privacy
         assert privacy is not None
+        if isinstance(site, SecretSite):
+            site.count_training()
         self._rate, self._steps = schedule(site.settings, len(site.train))
         sigma = releases(site.settings, len(site.train)).sigma if sigma is None else sigma
         self._std = sigma * privacy.clip
-        what = f"of dp-sgd {sigma!r} {privacy.clip!r} {self._rate!r}"  # another noise is never this one, scaled
-        self._draws, self._noise = (site.secret_rng(f"{kind} {what}", payload) for kind in ("draws", "noise"))
+        self._what = f"of dp-sgd {sigma!r} {privacy.clip!r} {self._rate!r}"  # another noise is never this one, scaled
+        self._site, self._payload, self._done = site, payload, 0
+        self._draws = site.secret_rng(f"draws {self._what}", payload)
         self._model, self._optimizer, self._gradient_clip = model, optimizer, gradient_clip
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._parameters = {name: p for name, p in model.named_parameters() if id(p) in trained}
@@ -154,15 +163,28 @@ class PrivateSteps:
         else:
             chunk = max(1, CHUNK_NUMBERS // sum(p.numel() for p in self._parameters.values()))
             values = [self._one_by_one(loss, part) for part in _split(batch, chunk)]
-        for parameter in self._parameters.values():
-            summed: torch.Tensor = parameter.summed_grad  # type: ignore[attr-defined]
-            noise = self._std * self._noise.normal(tuple(parameter.shape)).to(summed.device)
-            parameter.grad = (summed.double() + noise).to(parameter.dtype).view_as(parameter)
+        self._add_noise()
         self._private.scale_grad()
         if self._gradient_clip is not None:
             torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self._gradient_clip)
         self._optimizer.step()
         return torch.cat(values).sum() / max(1, sum(len(value) for value in values))
+
+    def _add_noise(self) -> None:
+        """The sum of the clipped gradients with its noise; the same sum in the same step has the same noise."""
+        sums: dict[str, torch.Tensor] = {
+            name: parameter.summed_grad.detach().double()  # type: ignore[attr-defined]
+            for name, parameter in self._parameters.items()
+        }
+        hashed = hashlib.sha256()
+        for value in sums.values():
+            hashed.update(value.cpu().contiguous().numpy().tobytes())
+        key = f"{self._payload} {self._done} {hashed.hexdigest()}"
+        stream = self._site.secret_rng(f"noise {self._what}", key)
+        self._done += 1
+        for name, parameter in self._parameters.items():
+            noise = self._std * stream.normal(tuple(parameter.shape)).to(parameter.device)
+            parameter.grad = (sums[name] + noise).to(parameter.dtype).view_as(parameter)
 
     def _one_by_one(self, loss: Callable[[Batch], torch.Tensor], batch: Batch) -> torch.Tensor:
         """Add the clipped gradient of each image to the sum; the losses, shape (B,)."""
@@ -190,8 +212,13 @@ class PrivateSteps:
         return found
 
     def _add(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Clip and sum; an image whose gradient is not finite counts as none, or it alone would stop the training."""
+        flat = [value.reshape(len(value), math.prod(value.shape[1:])) for value in gradients.values()]
+        finite = torch.stack([torch.isfinite(value).all(dim=1) for value in flat]).all(dim=0)
         for name, parameter in self._parameters.items():
-            parameter.grad_sample = gradients[name]  # type: ignore[attr-defined]
+            value = gradients[name]
+            value = torch.where(finite.view(-1, *[1] * (value.dim() - 1)), value, torch.zeros_like(value))
+            parameter.grad_sample = value  # type: ignore[attr-defined]
         self._private.clip_and_accumulate()
 
 

@@ -38,7 +38,8 @@ def _site(privacy: Privacy, releases: int) -> str:
         f"together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon {budgets[chosen]:.4g} for a "
         f"{privacy.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
         f"{budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by exact Gaussian composition (accountant "
-        f"'{privacy.accountant}'); this covers the updates, not the scores that are reported."
+        f"'{privacy.accountant}'); this covers the updates, not the scores, training "
+        "losses and numbers of images in this report, nor whether a site replies."
     )
 
 
@@ -54,7 +55,8 @@ def _samples(privacy: Privacy, releases: int) -> str:
         f"epsilon at most {privacy.epsilon:.4g} for an image that is {WHAT[chosen]} ('{chosen}', the adjacency of this "
         f"run), or {other} for one that is {WHAT[name]} ('{name}'), by numerical composition (accountant "
         f"'{privacy.accountant}'); a patient with m images is protected like m images at once, and how many images a "
-        "site has is not hidden; this covers the trained models, not the scores that are reported."
+        "site has is not hidden; this covers the trained models, not the scores, training losses and numbers "
+        "of images in this report."
     )
 
 

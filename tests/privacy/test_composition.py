@@ -105,6 +105,9 @@ def test_drawing_helps_and_replacing_costs():
         (5.0, 200, 0.1, "add_remove"),
         (4.0, 15, 5 / 21, "replace"),
         (0.05, 20, 0.2, "add_remove"),
+        (0.1, 20, 0.2, "replace"),
+        (0.2, 100, 0.1, "replace"),
+        (1.0, 600, 0.02, "replace"),
         (5.0, 20, 1.0, "replace"),
     ],
 )

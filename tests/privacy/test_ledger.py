@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -124,8 +125,14 @@ def test_a_kill_never_loses_a_release(tmp_path: Path) -> None:
 
 def test_no_more_than_planned(tmp_path: Path) -> None:
     one = spend(account(tmp_path))
-    with pytest.raises(RefusedError, match="spread over 3 releases, and all were made"):
+    with pytest.raises(RefusedError, match="spread over 3 releases, and all were made") as refusal:
         one.release("once more")
+    for cause in (
+        "another device, number of threads or version",
+        "start a run of another seed",
+        "more often than once",
+    ):
+        assert cause in str(refusal.value)
     assert one.facts()["releases"] == 3
 
 
@@ -193,6 +200,52 @@ def test_a_data_set_is_known_by_its_content(tmp_path: Path) -> None:
     assert open_account(private, data, "given", "a", "run", tmp_path / "a").path == tmp_path / "a" / "privacy.json"
     assert open_account(private, make_data(0, "x"), "", "a", "run", tmp_path) is None
     assert open_account(Settings(rounds=3), data, "", "a", "run", tmp_path) is None
+
+
+def test_sites_with_the_same_data_each_pay(tmp_path: Path) -> None:
+    spend(account(tmp_path))
+    other = dataclasses.replace(account(tmp_path), site="south")
+    assert spend(other).facts()["runs"] == 2
+
+
+def test_an_image_moves_a_replaced_update_by_twice_the_bound_and_no_more(tmp_path: Path) -> None:
+    by_site = spend(account(tmp_path, epsilon=1.0, adjacency="replace"))
+    of_images = account(tmp_path, "two", unit="sample", accountant="prv", step=Part(3.0, 4), adjacency="replace")
+    assert of_images.facts()["composed"] == pytest.approx(1.0, rel=1e-9)
+    expected = epsilon((Part(by_site.step.sigma, 3), Part(3.0, 12)), 1e-5, "replace")
+    assert spend(of_images).facts()["composed"] == pytest.approx(expected, rel=1e-9)
+
+
+def in_run(tmp_path: Path, ledger: Path | None, **more: object) -> Account:
+    settings = Settings(rounds=3, privacy=GIVEN | {"ledger": ledger} | more)
+    return open_account(settings, make_data(9, "x"), "list", "a", "run", tmp_path / "state")
+
+
+def test_another_ledger_takes_along_what_was_released(tmp_path: Path) -> None:
+    spend(in_run(tmp_path, None), 2)
+    assert in_run(tmp_path, tmp_path / "L").facts()["releases"] == 2
+    stored = json.loads((tmp_path / "L" / "list.json").read_text())["runs"]
+    assert [len(entry["releases"]) for entry in stored.values()] == [2], "at once, for the runs to come"
+    (tmp_path / "L" / "list.json").unlink()
+    assert spend(in_run(tmp_path, tmp_path / "L")).facts()["releases"] == 3, "a lost one, too"
+    (tmp_path / "L").rename(tmp_path / "moved")
+    assert in_run(tmp_path, tmp_path / "moved").facts()["releases"] == 3
+    assert in_run(tmp_path, None).facts()["releases"] == 3
+
+
+@pytest.mark.parametrize("ledger", [None, "other"])
+def test_a_run_does_not_leave_its_ledger_behind(tmp_path: Path, ledger: str | None) -> None:
+    given = ledger and tmp_path / ledger
+    spend(in_run(tmp_path, tmp_path / "L"), 2)
+    with pytest.raises(SettingsError, match="began with the privacy ledger '.*L' for site 'a'.*give the same"):
+        in_run(tmp_path, given)
+    spend(in_run(tmp_path, tmp_path / "L"))
+    assert in_run(tmp_path, given).facts()["releases"] == 3, "nothing more is released"
+
+
+def test_a_ledger_is_the_same_folder_wherever_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Privacy(**GIVEN, ledger="L").ledger == tmp_path.resolve() / "L"
 
 
 def replace_label(data):

@@ -163,6 +163,7 @@ def test_drawn_batches_are_stated_by_site(tmp_path: Path, caplog: pytest.LogCapt
         "'replace'",
         "accountant 'prv'",
         "a patient with m images",
+        "not the scores, training losses and numbers of images in this report",
     ):
         assert part in claim
     facts = result.summary["privacy"]["a"]

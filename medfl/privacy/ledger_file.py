@@ -1,0 +1,56 @@
+"""The file of a ledger: version, and for each run an entry with its noise and its releases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medfl.contract import Meta
+from medfl.errors import StoreError
+from medfl.privacy.composition import Part
+
+
+def load_entries(path: Path, site: str) -> dict[str, Meta]:
+    """The entries of a file by run; none if it isn't there.
+
+    Args:
+        path: The file.
+        site: The site's name, for messages.
+
+    Raises:
+        StoreError: If it can't be read.
+    """
+    try:
+        content: Any = json.loads(path.read_bytes())
+        runs: dict[str, Meta] = content["runs"]
+        known = content["version"] == 1 and all(part_of(entry) and entry["unit"] for entry in runs.values())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(_lost(path, site, type(error).__name__)) from error
+    if not known:
+        raise StoreError(_lost(path, site, "of another version of medfl"))
+    return runs
+
+
+def ledger_of(path: Path) -> Path | None:
+    """The ledger that a file in a run's folder is a copy from; None for an account without a ledger, or no file."""
+    try:
+        found = json.loads(path.read_bytes()).get("ledger")
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Path(found)
+
+
+def part_of(entry: Mapping[str, Any]) -> Part:
+    """The noised steps of an entry."""
+    return Part(float(entry["sigma"]), int(entry["steps"]) * len(entry["releases"]), float(entry["rate"]))
+
+
+def _lost(path: Path, site: str, why: str) -> str:
+    return (
+        f"The privacy ledger '{path}' of site '{site}' can't be read ({why}). Without it nobody knows what was "
+        "released: put it back from a copy. Nothing is released until then."
+    )
