@@ -137,6 +137,13 @@ def _debugging(debug: bool) -> Iterator[None]:
             os.environ["MEDFL_DEBUG"] = before
 
 
+def _known(error: BaseException | None) -> MedflError | None:
+    """The error of medfl's own behind one that MONAI raised while it evaluated a configuration, if there is any."""
+    while error is not None and not isinstance(error, MedflError):
+        error = error.__cause__
+    return error
+
+
 def _run_command(arguments: list[str], debug: bool) -> NoReturn:
     command = typer.main.get_command(app)
     try:
@@ -145,6 +152,9 @@ def _run_command(arguments: list[str], debug: bool) -> NoReturn:
         _report(error, f"error: {error}", debug)
         sys.exit(2)
     except Exception as error:
+        if (known := _known(error)) is not None:
+            _report(error, f"error: {known}", debug)
+            sys.exit(2)
         hint = "" if debug else " (run again with --debug for the traceback)"
         _report(error, f"unexpected error: {type(error).__name__}: {error}{hint}", debug)
         sys.exit(1)
