@@ -14,6 +14,7 @@ from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, StoreError
 from medfl.plugins import load_plugins
 from medfl.study.cohorts import check_data, make_data
+from medfl.study.jobs import expand, public_dir
 from medfl.study.schema import read_study
 
 REGISTRY = load_plugins()
@@ -79,3 +80,28 @@ def test_a_release_or_an_atlas_that_is_not_there_is_told_before_anything_is_made
     shutil.copytree(source, tmp_path / "other", ignore=shutil.ignore_patterns("*.csv"))
     with pytest.raises(DataError, match="expected 'Phenotypic_V1_0b_preprocessed1.csv' in .* there is none"):
         check_data(read_study(study_file(tmp_path), "full"), tmp_path / "other", tmp_path / "out", REGISTRY)
+
+
+def test_public_data_are_prepared_at_the_scales_size_and_given_to_every_run(source, tmp_path):
+    content = yaml.safe_load(study_file(tmp_path).read_text())
+    content["data"]["abide"]["public"] = content["data"]["abide"]["prep"]
+    path = tmp_path / "public.yaml"
+    path.write_text(yaml.safe_dump(content))
+    study, out = read_study(path, "cpu"), tmp_path / "out"
+    check_data(study, source, out, REGISTRY)
+    make_data(study, source, out, REGISTRY, lambda _: None)
+    public = public_dir(out, "abide")
+    images = np.load(public / read_datalist(public).image_array, mmap_mode="r")
+    assert images.shape[1:] == (8, 8, 8, 1)
+    jobs = expand(study, Path("bundle"), source, out)
+    assert [job.options["public"] for job in jobs] == [str(public.resolve())] * 2
+
+
+@pytest.mark.parametrize("dataset", ["cbis_ddsm", "mias"])
+def test_a_release_that_is_looked_for_in_its_own_folder(tmp_path, dataset):
+    content = yaml.safe_load(study_file(tmp_path).read_text())
+    content["data"]["abide"]["prep"] = {"dataset": dataset}
+    path = tmp_path / "mammograms.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(DataError, match=f"expected the folder '.*{dataset}', there is none"):
+        check_data(read_study(path), tmp_path, tmp_path / "out", REGISTRY)
