@@ -21,11 +21,10 @@ from medfl.evaluation import logits
 from medfl.losses.distillation import distillation
 from medfl.losses.supcon import supcon
 from medfl.metrics import METRICS
-from medfl.networks.norms import has_batch_norm
 from medfl.networks.parts import body_and_head, features_of, mlp
 from medfl.settings import Settings, Strict
 from medfl.shapley import shapley_values
-from medfl.training import row_batches
+from medfl.training import Batch, row_batches, train
 
 PROJECTION = (128, 64)
 """Widths of the projection whose output the contrastive loss compares; it is thrown away afterwards."""
@@ -214,14 +213,11 @@ def train_head(
         generator: The stream of the batches.
         device: Where `head` is.
     """
-    head.train()
+    settings = Settings(rounds=1, epochs=epochs, batch_size=batch_size)
     optimizer = torch.optim.Adam(head.parameters(), lr=lr)
-    smallest = 2 if has_batch_norm(head) else 1
-    for rows in row_batches(len(features), batch_size, generator, epochs):
-        if len(rows) < smallest:
-            continue
-        shown, labels = features.batch(rows)
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(head(shown.to(device)), labels.to(device)).backward()
-        optimizer.step()
+
+    def loss(batch: Batch) -> torch.Tensor:
+        return F.cross_entropy(head(batch.images), batch.labels)
+
+    train(head, features, loss, optimizer, settings, generator, device)
     head.eval()
