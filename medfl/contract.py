@@ -206,6 +206,10 @@ class Holder:
         """A generator that depends on (run seed, name, round, label) only: not on the step, the method or the past."""
         return streams.generator(self.settings.seed, self.name, self.round, label)
 
+    def network_of(self, site: str) -> str:
+        """The network that a site trains: its own by ``settings.networks``, otherwise the task's default."""
+        return self.settings.networks.get(site, self.task.network)
+
     def keep_blob(self, name: str, tensors: Tensors) -> None:
         """Write a large constant once; later steps name it by hash instead of saving it again."""
         if self.blobs is None:
@@ -265,8 +269,8 @@ class Site(Holder):
 
     @property
     def network(self) -> str:
-        """The network this site trains: its own by ``settings.networks``, otherwise the task's default."""
-        return self.settings.networks.get(self.name, self.task.network)
+        """The network this site trains."""
+        return self.network_of(self.name)
 
     def secret_rng(self, label: str, payload: str) -> streams.SecretStream:
         """Randomness that nobody else can predict, for privacy noise.

@@ -149,7 +149,7 @@ class PFedCDP(Averaging):
             return Plan(server.round, [])
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: select(server.state.tensors, f"{CLUSTER}{network}/") for network in networks(server)}
-        orders = [Order(name, "fit", lent[network_of(server, name)]) for name in chosen]
+        orders = [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
         quorum = min(server.settings.min_replies, max(len(orders), 1))
         return Plan(server.round, orders, ends_round=not self.refines(server), quorum=quorum)
 
@@ -164,7 +164,7 @@ class PFedCDP(Averaging):
         if self.refines(server):
             state.meta["refine_in"] = server.round
         for network in networks(server):
-            metas = {name: meta for name, meta in replies.meta.items() if network_of(server, name) == network}
+            metas = {name: meta for name, meta in replies.meta.items() if server.network_of(name) == network}
             if metas:
                 weights = normalised({name: self.weight(meta) for name, meta in metas.items()}, metas)
                 for name, update in mean_update(replies, weights, "").items():
@@ -285,12 +285,7 @@ class PFedCDP(Averaging):
 
 def networks(server: Server) -> list[str]:
     """The networks of the sites that have training data, one for each cluster, sorted."""
-    return sorted({network_of(server, name) for name in server.trainable()})
-
-
-def network_of(server: Server, site: str) -> str:
-    """The network of a site."""
-    return server.settings.networks.get(site, server.task.network)
+    return sorted({server.network_of(name) for name in server.trainable()})
 
 
 def budget(site: Site) -> int:
