@@ -1,13 +1,12 @@
 """The base of most methods: sites train from the server's model and reply with updates; the server averages them.
 
 A method overrides what it changes: `shared` (what is exchanged), `loss`, `before_fit`, `after_batch`, `after_fit`,
-`weight`, `server_update`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
+`row_weights`, `weight`,
+`weights_of`, `server_update`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
 """
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
+from medfl.aggregation import PREFIX, add_update, mean_update, normalised, subtract
 from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.errors import SettingsError
 from medfl.fit import Fit, Fitted
@@ -26,9 +26,8 @@ from medfl.task import Task
 from medfl.training import Batch, Steps, train
 from medfl.wire import digest, prefixed, select
 
-logger = logging.getLogger(__name__)
-
-PREFIX = "model/"
+KEPT = "server/"
+"""What the names of tensors begin with that the server's state holds and nobody gets, such as an optimiser's memory."""
 
 
 class Averaging(BaseModel):
@@ -80,15 +79,24 @@ class Averaging(BaseModel):
     def after_fit(self, fit: Fit) -> None:
         """Called after the training and before the update is taken."""
 
+    def row_weights(self, fit: Fit) -> torch.Tensor | None:
+        """How often each training image is drawn, shape (n,), >= 0, with replacement; None leaves it to the run."""
+        return None
+
     def weight(self, meta: Meta) -> float:
         """Weight of a reply before normalisation, >= 0; `meta` lacks what a site's policy keeps at home."""
         return float(meta.get("size", 1.0))
+
+    def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
+        """Weights of all replies before normalisation, by site; for a method whose weights hang on each other."""
+        return {name: self.weight(meta) for name, meta in metas.items()}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """The new shared tensors from the old ones and the mean update; plain averaging adds the two.
 
         Args:
-            server: Its state may keep what a server optimiser needs; its meta lists the trainable ``parameters``.
+            server: Its state's tensors may keep, under names that begin with `KEPT`, what a server optimiser needs; its
+                meta lists the trainable ``parameters``.
             old: The shared tensors that the sites started from.
             mean: Mean update, float64 for floating tensors; for integer buffers the largest update.
         """
@@ -129,13 +137,12 @@ class Averaging(BaseModel):
         """Weighted mean of the updates, then `server_update`."""
         if not len(replies):
             return
-        weights = normalised({name: self.weight(meta) for name, meta in replies.meta.items()}, replies.meta)
-        mean = mean_update(replies, weights)
-        server.state.tensors = self.server_update(server, server.state.tensors, mean)
+        weights = normalised(self.weights_of(server, replies.meta), replies.meta)
+        server.state.tensors |= self.server_update(server, shared_of(server), mean_update(replies, weights))
 
     def publish(self, server: Server) -> Tensors:
         """The shared tensors."""
-        return prefixed(server.state.tensors, PREFIX)
+        return prefixed(shared_of(server), PREFIX)
 
     def findings(self, server: Server) -> Findings:
         """Nothing beside the scores."""
@@ -145,7 +152,7 @@ class Averaging(BaseModel):
         """The server's model where all of it is shared; otherwise each site's own."""
         if isinstance(holder, Server):
             complete = holder.state.meta.get("complete", False)
-            return {"global": Model(holder.task.network, holder.state.tensors)} if complete else {}
+            return {"global": Model(holder.task.network, shared_of(holder))} if complete else {}
         received = select(holder.published, PREFIX)
         tensors = self.full_state(holder, received)
         kind = "global" if len(received) == len(tensors) else "personal"
@@ -196,6 +203,7 @@ class Averaging(BaseModel):
             site.settings,
             site.rng("batches" + phase),
             site.task.device,
+            weights=self.row_weights(fit),
             after_batch=lambda: self.after_batch(fit),
             gradient_clip=self.gradient_clip,
             augment=site.task.augment(site.rng("augment" + phase)),
@@ -210,6 +218,11 @@ class Averaging(BaseModel):
         if site.settings.privacy is None or site.settings.privacy.unit != "sample":
             return None
         return PrivateSteps(model, optimizer, site, digest(cpu_state(model)), self.gradient_clip)
+
+
+def shared_of(server: Server) -> Tensors:
+    """The tensors of the server's state that the sites get."""
+    return {name: tensor for name, tensor in server.state.tensors.items() if not name.startswith(KEPT)}
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:
@@ -232,61 +245,3 @@ def cpu_state(model: nn.Module) -> Tensors:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in model.state_dict().items()
     }
-
-
-def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """The update of a tensor; a boolean one is replaced, not subtracted."""
-    return after.clone() if after.dtype is torch.bool else after - before
-
-
-def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """Old plus update, summed in the update's precision and returned in the old one's."""
-    return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
-
-
-def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
-    """Weights that sum to 1 (rule G-5).
-
-    A weight vector that is all zero or holds a negative or non-finite value falls back to the sizes, with a warning.
-
-    Args:
-        weights: Site to weight.
-        fallback: Site to meta with ``size``; sites without it count 1. Unusable sizes count alike.
-    """
-    if not _usable(weights):
-        logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
-        weights = {name: float(meta.get("size", 1.0)) for name, meta in fallback.items()}
-    if not _usable(weights):
-        weights = dict.fromkeys(weights, 1.0)
-    total = math.fsum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
-
-
-def _usable(weights: dict[str, float]) -> bool:
-    total = sum(weights.values())  # not finite if any weight is not
-    return math.isfinite(total) and total > 0 and min(weights.values()) >= 0
-
-
-def mean_update(replies: Replies, weights: dict[str, float], prefix: str = PREFIX) -> Tensors:
-    """The weighted mean of updates in float64, one reply in memory at a time, in name order.
-
-    Args:
-        replies: Those of sites that `weights` doesn't name are left out.
-        weights: Sum to 1.
-        prefix: Only tensors under it.
-
-    Returns:
-        Name to float64 mean; integer and boolean buffers take the largest value (rule G-2).
-    """
-    mean: Tensors = {}
-    for site, tensors in replies:
-        if site not in weights:
-            continue
-        for name, tensor in select(tensors, prefix).items():
-            if not tensor.is_floating_point():
-                mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
-            elif name in mean:
-                mean[name].add_(tensor.double(), alpha=weights[site])
-            else:
-                mean[name] = tensor.double() * weights[site]
-    return mean

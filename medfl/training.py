@@ -168,6 +168,7 @@ def train(
     settings: Settings,
     generator: torch.Generator,
     device: str = "cpu",
+    weights: torch.Tensor | None = None,
     after_batch: Callable[[], None] | None = None,
     gradient_clip: float | None = None,
     augment: Augment | None = None,
@@ -183,6 +184,7 @@ def train(
         settings: epochs or steps, batch_size, norm_sync, balance, precision.
         generator: The stream of the batches.
         device: Where `model` is.
+        weights: How often each image is drawn, shape (n,), as in `row_batches`; None leaves it to ``balance``.
         after_batch: Called after each optimiser step.
         gradient_clip: Largest L2 norm of a batch's gradient over all parameters jointly, > 0; None clips nothing.
         augment: Changes each batch's images at random (`Task.augment`); None leaves them as they are.
@@ -203,7 +205,8 @@ def train(
     model.train()
     if settings.norm_sync == "frozen":
         freeze_norms(model)
-    weights = sampling_weights(data.labels) if settings.balance == "sampling" else None
+    if weights is None and settings.balance == "sampling":
+        weights = sampling_weights(data.labels)
     steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip)
 
     def priced(batch: Batch) -> torch.Tensor:

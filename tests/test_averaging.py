@@ -9,7 +9,8 @@ from hypothesis import strategies as some
 from torch import nn
 
 from medfl import streams
-from medfl.averaging import Averaging, Fit, add_update, mean_update, normalised, subtract
+from medfl.aggregation import add_update, mean_update, normalised, subtract
+from medfl.averaging import Averaging, Fit
 from medfl.contract import Site, State
 from medfl.plugins import load_plugins
 from medfl.report.runs import read_metrics

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from medfl.averaging import PREFIX, subtract
+from medfl.aggregation import PREFIX, subtract
 from medfl.contract import Holder, Model, Order, Reply, Server, Site
 from medfl.parcels import as_host
 from medfl.wire import prefixed, select

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.averaging import PREFIX, Averaging, add_update, mean_update, normalised, refuse_noisy_statistics, subtract
+from medfl.aggregation import PREFIX, add_update, mean_update, normalised, subtract
+from medfl.averaging import Averaging, refuse_noisy_statistics
 from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.errors import SettingsError
 from medfl.explain import check_installed
@@ -19,6 +19,7 @@ from medfl.fit import Fit, Fitted
 from medfl.losses.distillation import distillation
 from medfl.networks.parts import Split, body_and_head, features_of, head_names
 from medfl.participation import sample
+from medfl.phases import budget, two_phases
 from medfl.refinement import Refinement
 from medfl.server_classifier import assemble, check_statistics, first, learn, weighing_rows
 from medfl.student import make_student
@@ -215,7 +216,7 @@ class PFedCDP(Averaging):
         received = select(order.tensors, PREFIX)
         extra = {"teacher": Teacher(self.teacher(site, site.network, order.tensors), site)} if self.lam else {}
         start = self.mixed(site, received)
-        whole, head = self.phases(site)
+        whole, head = two_phases(site, self.head_share)
         done = self.fit(whole, start, extra=extra)
         if budget(head):
             alone = self.fit(head, done.after, extra=extra | {"alone": True}, phase="head")
@@ -243,15 +244,6 @@ class PFedCDP(Averaging):
         personal, _ = split_mask(information, self.personal_share)
         mixed = {name: torch.where(personal[name].cpu(), own[name], received[name]) for name in names}
         return own | received | mixed
-
-    def phases(self, site: Site) -> tuple[Site, Site]:
-        """The site with the epochs (or steps) of the whole model's training, and with those of its classifier alone."""
-        settings = site.settings
-        unit = "epochs" if settings.steps is None else "steps"
-        total = settings.epochs if settings.steps is None else settings.steps
-        alone = total if self.head_share == 1 else min(int(self.head_share * total + 0.5), max(total - 1, 0))
-        head = settings.model_copy(update={unit: alone, "norm_sync": "frozen"})
-        return replace(site, settings=settings.model_copy(update={unit: total - alone})), replace(site, settings=head)
 
     def before_fit(self, fit: Fit) -> None:
         """Freeze the body where the classifier is trained alone."""
@@ -286,8 +278,3 @@ class PFedCDP(Averaging):
 def networks(server: Server) -> list[str]:
     """The networks of the sites that have training data, one for each cluster, sorted."""
     return sorted({server.network_of(name) for name in server.trainable()})
-
-
-def budget(site: Site) -> int:
-    """Epochs, or steps, of a training."""
-    return site.settings.epochs if site.settings.steps is None else site.settings.steps

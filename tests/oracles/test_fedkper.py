@@ -9,7 +9,8 @@ from hypothesis import strategies as some
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.averaging import Fit, normalised
+from medfl.aggregation import normalised
+from medfl.averaging import Fit
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
 from medfl.losses.distillation import distillation

@@ -1,0 +1,75 @@
+"""Updates and their weighted mean: what servers do with replies."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+import torch
+
+from medfl.contract import Meta, Replies, Tensors
+from medfl.wire import select
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "model/"
+"""What the names of a model's shared tensors begin with in messages."""
+
+
+def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The update of a tensor; a boolean one is replaced, not subtracted."""
+    return after.clone() if after.dtype is torch.bool else after - before
+
+
+def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """Old plus update, summed in the update's precision and returned in the old one's."""
+    return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
+
+
+def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
+    """Weights that sum to 1 (rule G-5).
+
+    A weight vector that is all zero or holds a negative or non-finite value falls back to the sizes, with a warning.
+
+    Args:
+        weights: Site to weight.
+        fallback: Site to meta with ``size``; sites without it count 1. Unusable sizes count alike.
+    """
+    if not _usable(weights):
+        logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
+        weights = {name: float(meta.get("size", 1.0)) for name, meta in fallback.items()}
+    if not _usable(weights):
+        weights = dict.fromkeys(weights, 1.0)
+    total = math.fsum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def _usable(weights: dict[str, float]) -> bool:
+    total = sum(weights.values())  # not finite if any weight is not
+    return math.isfinite(total) and total > 0 and min(weights.values()) >= 0
+
+
+def mean_update(replies: Replies, weights: dict[str, float], prefix: str = PREFIX) -> Tensors:
+    """The weighted mean of updates in float64, one reply in memory at a time, in name order.
+
+    Args:
+        replies: Those of sites that `weights` doesn't name are left out.
+        weights: Sum to 1.
+        prefix: Only tensors under it.
+
+    Returns:
+        Name to float64 mean; integer and boolean buffers take the largest value (rule G-2).
+    """
+    mean: Tensors = {}
+    for site, tensors in replies:
+        if site not in weights:
+            continue
+        for name, tensor in select(tensors, prefix).items():
+            if not tensor.is_floating_point():
+                mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
+            elif name in mean:
+                mean[name].add_(tensor.double(), alpha=weights[site])
+            else:
+                mean[name] = tensor.double() * weights[site]
+    return mean
