@@ -8,14 +8,14 @@ A method overrides what it changes: `shared` (what is exchanged), `loss`, `befor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from medfl.aggregation import PREFIX, add_update, mean_update, normalised, subtract
-from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors, Told
 from medfl.errors import SettingsError
 from medfl.fit import Fit, Fitted
 from medfl.networks.norms import buffer_names, norm_names
@@ -48,7 +48,7 @@ class Averaging(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update"}
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private"}
+    tells: ClassVar[Mapping[str, Told]] = {"size": "private"}
     unlike_networks: ClassVar[bool] = False
     posts_parcels: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False

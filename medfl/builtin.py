@@ -37,4 +37,9 @@ def medfl_partitions() -> list[PartitionRecord]:
             "subset", "medfl.partition.subset:subset", "nearly all of a site's images are of one class (share)"
         ),
         PartitionRecord("by_site", "medfl.partition.by_site:by_site", "a site for each value of a column (--column)"),
+        PartitionRecord(
+            "by_source",
+            "medfl.partition.by_source:by_source",
+            "small sites from each value of a column, with a few classes (--column, sites_per_source, min_classes)",
+        ),
     ]

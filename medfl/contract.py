@@ -41,6 +41,10 @@ Meta = dict[str, Any]
 Kind = Literal["update", "weights", "statistic", "samples"]
 """What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
 
+Told = Literal["public", "private", "needed"]
+"""What a fact in a reply's meta is. Under a privacy setting only ``public`` ones leave a site; a method that can't do
+without one that is not says that it is ``needed``, and is refused then."""
+
 SERVER = "server"
 """The name of the server among participants; no site may have it."""
 
@@ -81,7 +85,10 @@ class Parcel:
 
 @dataclass
 class Model:
-    """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it."""
+    """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it.
+
+    The fact ``head`` is the head that stands in place of the network's own (`medfl.head_pool`).
+    """
 
     network: str
     tensors: Tensors
@@ -229,8 +236,9 @@ class Server(Holder):
 
     Attributes:
         sites: Names, sorted as strings.
-        facts: What each site told about itself at the start, as far as its policy allows: ``trainable`` always,
-            ``size`` and ``label_counts`` when shared.
+        facts: What each site told about itself at the start, as far as its policy allows: ``trainable`` and
+            ``validates``, whether it has training and validation images, always; ``size`` and ``label_counts`` when
+            shared.
         rounds_done: How many rounds are over.
         public: Public data, if the run has any; no site sees them.
     """
@@ -302,8 +310,8 @@ class Method(Protocol):
     sends: ClassVar[Mapping[str, Kind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
 
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]]
-    """Meta keys that a reply may carry. Under a privacy setting only the public ones leave."""
+    tells: ClassVar[Mapping[str, Told]]
+    """Meta keys that a reply may carry, and what they are."""
 
     unlike_networks: ClassVar[bool]
     """Whether sites may have different networks."""

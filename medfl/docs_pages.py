@@ -145,7 +145,7 @@ def _leaves(kind: Any) -> list[str]:
         receiver = "To the server, or in parcels past it to other sites," if kind.posts_parcels else "To the server"
         parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
     if kind.tells:
-        notes = {"public": "", "private": " (not in a run with a privacy setting)"}
+        notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
         facts = [f"`{key}`{notes[who]}" for key, who in sorted(kind.tells.items())]
         parts.append(f"Facts that go beside them: {', '.join(facts)}.")
     if kind.posts_parcels:
@@ -157,6 +157,7 @@ def _leaves(kind: Any) -> list[str]:
 
 def _needs(kind: Any) -> list[str]:
     private = not kind.pools_data and not kind.posts_parcels and set(kind.sends.values()) <= {"update"}
+    private = private and "needed" not in kind.tells.values()
     return [
         "Networks: " + ("sites may have unlike ones." if kind.unlike_networks else "the same one at every site."),
         "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),

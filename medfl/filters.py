@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from medfl import wire
 from medfl.compression.quantise import dequantise, pack, quantise, unpack
-from medfl.contract import Kind, Meta, Parcel, Tensors
+from medfl.contract import Kind, Meta, Parcel, Tensors, Told
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.clip import clip_by_norm, l2_norm
 from medfl.privacy.gaussian import noise_multiplier
@@ -55,7 +55,7 @@ class Filters:
     def __init__(
         self,
         sends: Mapping[str, Kind],
-        tells: Mapping[str, Literal["public", "private"]],
+        tells: Mapping[str, Told],
         settings: Settings,
         releases: int,
     ) -> None:
@@ -220,8 +220,9 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
         name: What the user calls the method; by default the name of its class.
 
     Raises:
-        SettingsError: If the run asks for privacy and the method sends anything but updates, posts parcels, or pools
-            data; or if the run asks for compression and the method sends things of which none is an update.
+        SettingsError: If the run asks for privacy and the method sends anything but updates, posts parcels, pools
+            data, or needs facts that stay at home; or if the run asks for compression and the method sends things of
+            which none is an update.
     """
     name = name or (method if isinstance(method, type) else type(method)).__name__
     sends: Mapping[str, Kind] = method.sends
@@ -230,6 +231,11 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
         other.append("parcels from site to site")
     if getattr(method, "pools_data", False):
         other.append("the sites' raw data")
+    other += [
+        f"'{fact}' (a fact that it can't do without)"
+        for fact, kind in getattr(method, "tells", {}).items()
+        if kind == "needed"
+    ]
     if settings.privacy is not None and other:
         raise SettingsError(_not_private(f"method '{name}'", ", ".join(other)))
     if settings.privacy is not None and settings.privacy.unit == "sample" and not _trains_by_sample(method):

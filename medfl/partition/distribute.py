@@ -67,7 +67,7 @@ class Distribution:
         self.units = find_units(subjects_of(self.records), [hashes[row] for row in rows])
         self.owner = np.full(self.units.max(initial=-1) + 1, NOBODY, dtype=np.int64)
         self.names: list[str] = []
-        self.notes = Notes()
+        self.notes = Notes(warnings=_warnings_before(source))
         self._compare_labels(rows)
 
     def hold(self) -> None:
@@ -233,6 +233,12 @@ def distribute(source: Datalist, hashes: Sequence[bytes], plan: Plan, scheme: Sc
     steps.deal(scheme)
     steps.part_from_test()
     return steps.splits(), steps.notes
+
+
+def _warnings_before(source: Datalist) -> list[str]:
+    """What the preparation of the pooled data set wants said, wherever its images go."""
+    found = source.extra.get("warnings", [])
+    return [str(sentence) for sentence in found] if isinstance(found, list) else []
 
 
 def _check_rows(source: Datalist, images: int) -> None:

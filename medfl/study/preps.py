@@ -10,6 +10,7 @@ from pydantic import Field
 
 from medfl.errors import DataError
 from medfl.settings import Strict
+from medfl.study.cell_preps import Acevedo, BloodCells, Bodzas, Matek
 
 Say = Callable[[str], None]
 
@@ -191,7 +192,41 @@ class Mias(Strict):
         prepare(self.find(source), pool, size=(self.size, self.size), say=say, **how)  # type: ignore[arg-type]
 
 
-Prep = Annotated[MedMNIST | Abide | Derm7pt | CbisDdsm | Mias, Field(discriminator="dataset")]
+class Ham10000(Strict):
+    """HAM10000; the arguments of `medfl.data.ham10000.prepare`.
+
+    Attributes:
+        dataset: ``ham10000``.
+        size: Height and width in pixels.
+        preset: ``medfl``: images of a lesion stay together; ``paper``: they do not.
+        crop_lesion: Whether to cut the lesion out.
+    """
+
+    dataset: Literal["ham10000"]
+    size: int = Field(224, ge=1)
+    preset: Literal["medfl", "paper"] = "medfl"
+    crop_lesion: bool = False
+
+    def find(self, source: Path) -> Path:
+        """The release: ``ham10000/`` of the study's source folder.
+
+        Raises:
+            DataError: If it is not there.
+        """
+        return _folder(source, "ham10000")
+
+    def make(self, source: Path, pool: Path, say: Say) -> None:
+        """Prepare the pooled data set."""
+        from medfl.data.ham10000 import prepare
+
+        size = (self.size, self.size)
+        prepare(self.find(source), pool, size=size, preset=self.preset, crop_lesion=self.crop_lesion, say=say)
+
+
+Prep = Annotated[
+    MedMNIST | Abide | Derm7pt | CbisDdsm | Mias | Ham10000 | Acevedo | Matek | Bodzas | BloodCells,
+    Field(discriminator="dataset"),
+]
 """What a study file may say under ``prep``."""
 
 

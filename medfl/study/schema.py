@@ -14,8 +14,8 @@ from medfl.nested import texts
 from medfl.partition.plan import Plan
 from medfl.report.claims import CLAIMABLE
 from medfl.settings import Strict, read_settings
+from medfl.strict_yaml import read_yaml
 from medfl.study.preps import Prep
-from medfl.study.strict_yaml import read_yaml
 
 FULL = "full"
 """The scale of the file as it stands."""
@@ -169,7 +169,7 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
     Raises:
         SettingsError: If the file or the scale is not as expected; all problems of a kind at once.
     """
-    study = read_settings(Study, read_yaml(path), f"the study '{path}'")
+    study = read_settings(Study, read_yaml(path, "study file"), f"the study '{path}'")
     if FULL in study.scales:
         raise SettingsError(f"a scale of the study '{path}' is called '{FULL}', which is the file as it stands.")
     if scale != FULL and scale not in study.scales:

@@ -116,3 +116,15 @@ def test_a_download_becomes_a_pooled_data_set(medfl, source, tmp_path):
     status, _, err = medfl(*given)
     assert status == 2
     assert "--force" in err
+
+
+def test_every_data_set_has_a_command_and_a_script(medfl):
+    import re
+    from pathlib import Path
+
+    status, out, _ = medfl("prep", "--help")
+    assert status == 0
+    listed = re.findall(r"^  (\w+)  ", out.split("Commands:")[1], flags=re.MULTILINE)
+    scripts = {path.stem for path in (Path(__file__).parents[2] / "data_prep").glob("*.py")}
+    assert set(listed) == scripts
+    assert (listed[0], listed[-1]) == ("medmnist", "folder"), "the ready-made one first, one's own last"

@@ -121,6 +121,32 @@ def test_sites_that_were_prepared_apart_may_use_the_same_numbers(cohort, images)
     assert find_leaks(cohort, NAMES) == [Leak("pixels", 1, ("site-01/training", "site-02/training"))]
 
 
+def hospital(folder: Path, images: np.ndarray, training: int) -> None:
+    """A site that prepared its own images; the first ones are for training."""
+    folder.mkdir()
+    np.save(folder / "images.npy", images)
+    splits = {
+        "training": make_records(range(training), [0] * training, "subject"),
+        "test": make_records(range(training, len(images)), [0] * (len(images) - training), "other"),
+    }
+    write_datalist(folder, Datalist("own", "images.npy", 2, splits=splits))
+
+
+@pytest.mark.parametrize(("row", "split"), [(2, "training"), (8, "test")])
+def test_an_image_that_two_hospitals_hold_stops_a_run(tmp_path, images, row, split):
+    """Each has an array of its own, and the second one's are floating."""
+    others = images[20:30] / np.float32(255)
+    hospital(tmp_path / "north", images[:10], 6)
+    hospital(tmp_path / "south", others, 6)
+    assert check_leaks(tmp_path, ["north", "south"]) == [], "equal running numbers are no leak"
+    others[row] = images[3] / np.float32(255)
+    np.save(tmp_path / "south" / "images.npy", others)
+    sentence = f"pixels: 1 identical image in both north/training and south/{split}"
+    with pytest.raises(DataError, match=sentence):
+        check_leaks(tmp_path, ["north", "south"])
+    assert check_leaks(tmp_path, ["north", "south"], allow=["pixels"]) == [sentence]
+
+
 @pytest.mark.parametrize("way", ["../site-01/../images.npy", "{folder}/images.npy", "link.npy", "copy.npy"])
 def test_another_way_to_the_same_array_is_still_one_pool(cohort, way):
     path = cohort / "site-02" / "datalist.json"

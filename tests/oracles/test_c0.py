@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from quadratic_toys import quadratic
 from torch import nn
 
 from medfl import circulating, relay, streams
@@ -30,47 +31,11 @@ ARGS = {
 # ---- one parameter, three quadratic losses: the closed form
 
 
-class Scalar(nn.Module):
-    """w, in float64; the 'logits' of an image of value c are (w - c, 0)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
-    def forward(self, images):
-        distance = self.w - images.flatten(1)[:, 0].double()
-        return torch.stack([distance, torch.zeros_like(distance)], 1)
-
-
-class HalfSquare(nn.Module):
-    def forward(self, logits, labels):
-        return 0.5 * logits[:, 0].square().mean()
-
-
 class WithoutTheHalf(FedProx):
     """FedProx as it is often written wrongly."""
 
     def loss(self, fit, batch):
         return fit.ce(batch) + self.mu * squared_distance(fit)
-
-
-QUADRATIC = Task(
-    {"scalar": Scalar}, "scalar", HalfSquare(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), 2, ("accuracy",)
-)
-
-
-def quadratic_sites():
-    def site(centre, n):
-        images = torch.full((n, 1, 1, 1), float(centre))
-        return Splits(TensorData(images, torch.zeros(n, dtype=torch.int64)), Empty(), Empty())
-
-    return {"a": site(0, 1), "b": site(1, 1), "c": site(4, 2)}
-
-
-def quadratic(folder, make_method, rounds):
-    settings = Settings(rounds=rounds, epochs=5)
-    result = simulate(Run("toy", make_method, QUADRATIC, settings, quadratic_sites(), folder))
-    return result.outcome.models["global"].tensors["w"].item()
 
 
 def method(name, **args):

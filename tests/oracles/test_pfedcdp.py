@@ -15,6 +15,7 @@ from medfl.contract import Server, Site, State
 from medfl.data.in_memory import TensorData
 from medfl.errors import SettingsError
 from medfl.fit import Fit
+from medfl.phases import budget, two_phases
 from medfl.refinement import Refinement
 from medfl.settings import Settings
 from medfl.task import Task
@@ -193,8 +194,8 @@ def test_information_is_from_so_many_images_drawn_anew_each_round(monkeypatch):
 def test_the_phases_share_a_rounds_budget(unit, share, total, expected):
     """What is neither 0 nor 1 leaves at least one epoch for the whole model."""
     settings = {unit: total} if total or unit == "epochs" else {"epochs": 0}
-    whole, head = PFedCDP(head_share=share).phases(site_of({}, **settings))
-    assert (module.budget(whole), module.budget(head)) == expected
+    whole, head = two_phases(site_of({}, **settings), share)
+    assert (budget(whole), budget(head)) == expected
     assert (whole.settings.norm_sync, head.settings.norm_sync) == ("all", "frozen")
     assert (whole.name, whole.round, whole.train.labels.tolist()) == (head.name, head.round, head.train.labels.tolist())
 

@@ -97,7 +97,7 @@ def test_public_data_are_prepared_at_the_scales_size_and_given_to_every_run(sour
     assert [job.options["public"] for job in jobs] == [str(public.resolve())] * 2
 
 
-@pytest.mark.parametrize("dataset", ["cbis_ddsm", "mias"])
+@pytest.mark.parametrize("dataset", ["cbis_ddsm", "mias", "ham10000"])
 def test_a_release_that_is_looked_for_in_its_own_folder(tmp_path, dataset):
     content = yaml.safe_load(study_file(tmp_path).read_text())
     content["data"]["abide"]["prep"] = {"dataset": dataset}

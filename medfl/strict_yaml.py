@@ -27,8 +27,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """Read a YAML file that holds one mapping. Nothing in it is executed.
+
+    Args:
+        path: The file.
+        what: What it is, for messages, for example ``study file``.
 
     Raises:
         SettingsError: If the file is missing, is no YAML, names a key twice, or holds something else.
@@ -36,9 +40,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise SettingsError(f"expected a study file at '{path}': {error.strerror}. Check the path.") from None
+        raise SettingsError(f"expected a {what} at '{path}': {error.strerror}. Check the path.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the study file '{path}' is no valid YAML: {error}") from None
+        raise SettingsError(f"the {what} '{path}' is no valid YAML: {error}") from None
     if not isinstance(content, dict):
-        raise SettingsError(f"expected keys and values in the study file '{path}', got {type(content).__name__}.")
+        raise SettingsError(f"expected keys and values in the {what} '{path}', got {type(content).__name__}.")
     return content

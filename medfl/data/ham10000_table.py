@@ -1,0 +1,167 @@
+"""The metadata of HAM10000: a row for each image, as Kaggle and Harvard Dataverse have it.
+
+Columns on Kaggle::
+
+    lesion_id,image_id,dx,dx_type,age,sex,localization
+
+Dataverse adds ``dataset``, the collection that an image comes from; its file has the ending ``.tab`` or none, and is
+separated by tabs or commas. A lesion may have several images. Messages number rows as a spreadsheet shows them
+(`medfl.data.table`) and name no image and no lesion.
+
+Source: Tschandl, Rosendahl and Kittler, Scientific Data 5:180161 (2018).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medfl.data.table import Table, read_table, row_list
+from medfl.errors import DataError, did_you_mean
+
+OFFICIAL = {"akiec": 327, "bcc": 514, "bkl": 1099, "df": 115, "mel": 1113, "nv": 6705, "vasc": 142}
+"""Diagnosis, in the order of the labels, to its images in the release: 10,015 in all."""
+
+LESIONS = 7470
+"""Lesions of the release."""
+
+UNKNOWN = {"age": 57, "sex": 57, "localization": 234}
+"""Column to the number of images for which the release does not know it."""
+
+COLLECTIONS = {"rosendahl": 2259, "vidir_modern": 3363, "vidir_molemax": 3954, "vienna_dias": 439}
+"""What the column ``dataset`` holds in the release, to its images."""
+
+FACTS = ("age", "sex", "localization", "dataset")
+"""Columns that are kept, where the table has them."""
+
+_NOT_KNOWN = ("", "unknown", "na", "nan")
+_IMAGE_ID = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """A table that was read; all lists have one entry for each image, in its order.
+
+    Attributes:
+        table: The file.
+        images: ``image_id``: the name of the image file without its ending.
+        lesions: ``lesion_id``; None if the table has no such column.
+        labels: Place of the diagnosis in `OFFICIAL`.
+        facts: What is known of `FACTS`: None where the table says that it is not; the age is in years.
+    """
+
+    table: Table
+    images: list[str]
+    lesions: list[str] | None
+    labels: list[int]
+    facts: list[dict[str, str | float | None]]
+
+    def deviations(self) -> list[str]:
+        """How this table differs from the release: sentences, none if it does not."""
+        classes = list(OFFICIAL)
+        counts = Counter(classes[label] for label in self.labels)
+        found = []
+        if counts != OFFICIAL:
+            found.append(f"{_in_words({name: counts[name] for name in OFFICIAL})}; HAM10000 has {_in_words(OFFICIAL)}")
+        if self.lesions is not None and len(set(self.lesions)) != LESIONS:
+            found.append(f"{len(set(self.lesions))} lesions; HAM10000 has {LESIONS}")
+        found += [f"the table has no column '{column}'" for column in UNKNOWN if column not in self.table.columns]
+        for column, expected in UNKNOWN.items():
+            missing = sum(fact.get(column, "") is None for fact in self.facts)
+            if column in self.table.columns and missing != expected:
+                found.append(f"the {column} of {missing} images is not known; in HAM10000 that of {expected}")
+        collections = Counter(fact["dataset"] for fact in self.facts if "dataset" in fact)
+        if collections and collections != COLLECTIONS:
+            found.append("the column 'dataset' does not hold the four collections of HAM10000 with their numbers")
+        several = self._lesions_with_several_diagnoses()
+        if several:
+            found.append(f"{several} lesions have images with different diagnoses; in HAM10000 there are none")
+        return found
+
+    def _lesions_with_several_diagnoses(self) -> int:
+        held = defaultdict(set)
+        for lesion, label in zip(self.lesions or [], self.labels, strict=False):
+            held[lesion].add(label)
+        return sum(len(labels) > 1 for labels in held.values())
+
+
+def read_metadata(path: Path, need_lesions: bool = True) -> Metadata:
+    """Read and check the table.
+
+    Args:
+        path: The file, of Kaggle or of Dataverse.
+        need_lesions: Whether it must say which images are of one lesion.
+
+    Raises:
+        DataError: If columns are missing, a diagnosis is unknown, or an image has no name, no lesion or several rows.
+    """
+    table = read_table(path)
+    table.require(["image_id", "dx"])
+    if need_lesions and "lesion_id" not in table.columns:
+        raise DataError(
+            f"expected the column 'lesion_id' in {path}, which says which images are of one lesion, missing. Take the "
+            "metadata of the release; or have each image count as a lesion of its own (--groups image), but then "
+            "images of one lesion may be in training and in the test set."
+        )
+    return Metadata(
+        table=table,
+        images=_image_ids(table),
+        lesions=table.column("lesion_id", filled=need_lesions) if "lesion_id" in table.columns else None,
+        labels=_labels(table),
+        facts=[_facts(row) for row in table.rows],
+    )
+
+
+def _image_ids(table: Table) -> list[str]:
+    names = table.column("image_id")
+    wrong = [number for number, name in zip(table.numbers, names, strict=True) if not _IMAGE_ID.fullmatch(name)]
+    if wrong:
+        raise DataError(
+            f"expected names like ISIC_0024306, without ending or folder, in the column 'image_id' of {table.path}, "
+            f"{len(wrong)} of {len(names)} rows hold something else: {row_list(wrong)}. Correct them."
+        )
+    counts = Counter(names)
+    twice = [number for number, name in zip(table.numbers, names, strict=True) if counts[name] > 1]
+    if twice:
+        raise DataError(
+            f"expected one row for each image in {table.path}, {len(twice)} of {len(names)} rows share their image_id "
+            f"with another: {row_list(twice)}. Keep one row of each image."
+        )
+    return names
+
+
+def _labels(table: Table) -> list[int]:
+    classes = {name: label for label, name in enumerate(OFFICIAL)}
+    found = [diagnosis.lower() for diagnosis in table.column("dx")]
+    unknown = [place for place, diagnosis in enumerate(found) if diagnosis not in classes]
+    if unknown:
+        first = found[unknown[0]]
+        raise DataError(
+            f"unknown diagnosis '{first[:40]}' in the column 'dx' of {table.path}; {len(unknown)} of {len(found)} rows "
+            f"have an unknown one: {row_list([table.numbers[place] for place in unknown])}. "
+            f"{did_you_mean(first, classes)}"
+        )
+    return [classes[diagnosis] for diagnosis in found]
+
+
+def _facts(row: Mapping[str, str]) -> dict[str, str | float | None]:
+    known = {
+        column: row[column] if row[column].lower() not in _NOT_KNOWN else None for column in FACTS if column in row
+    }
+    return known | ({"age": _years(row["age"])} if "age" in known else {})
+
+
+def _years(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,3}(\.\d+)?", text) else None
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    return f"{sum(counts.values())} images ({', '.join(f'{name} {count}' for name, count in counts.items())})"
+
+
+def shared_lesions(lesions: Sequence[str]) -> int:
+    """How many images are of a lesion that has other images as well."""
+    return sum(count for count in Counter(lesions).values() if count > 1)
