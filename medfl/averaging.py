@@ -50,6 +50,7 @@ class Averaging(BaseModel):
     sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update"}
     tells: ClassVar[Mapping[str, Told]] = {"size": "private"}
     unlike_networks: ClassVar[bool] = False
+    unlike_heads: ClassVar[bool] = False
     posts_parcels: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False

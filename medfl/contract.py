@@ -316,6 +316,9 @@ class Method(Protocol):
     unlike_networks: ClassVar[bool]
     """Whether sites may have different networks."""
 
+    unlike_heads: ClassVar[bool]
+    """Whether sites may have networks with different heads on bodies that are alike."""
+
     posts_parcels: ClassVar[bool]
     """Whether sites send parcels to each other."""
 

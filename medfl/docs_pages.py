@@ -159,10 +159,16 @@ def _needs(kind: Any) -> list[str]:
     private = not kind.pools_data and not kind.posts_parcels and set(kind.sends.values()) <= {"update"}
     private = private and "needed" not in kind.tells.values()
     return [
-        "Networks: " + ("sites may have unlike ones." if kind.unlike_networks else "the same one at every site."),
+        f"Networks: {_networks(kind)}",
         "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),
         "Privacy setting (`--privacy`): " + ("possible." if private else "refused."),
     ]
+
+
+def _networks(kind: Any) -> str:
+    if kind.unlike_networks:
+        return "sites may have unlike ones."
+    return "the same one at every site" + (", but for the head." if kind.unlike_heads else ".")
 
 
 def _settings(kind: Any) -> list[str]:

@@ -92,7 +92,7 @@ def _write(target: Path, home: Home, model: Model, values: Meta) -> None:
         if (home.bundle_root / "LICENSE").exists():
             shutil.copy(home.bundle_root / "LICENSE", target / "LICENSE")
         for config in sorted((target / "configs").glob("*.json")):
-            _settle(config, home, home.values | values | {"network_name": model.network})
+            _settle(config, home, home.values | values | {"network_name": model.network}, model.meta.get("head"))
         _introduce(target / "docs" / "README.md", home, model)
         torch.save(model.tensors, target / "models" / "model.pt")
     except OSError as error:
@@ -115,13 +115,19 @@ def _introduce(readme: Path, home: Home, model: Model) -> None:
     write_atomic(readme, (about + rest).encode())
 
 
-def _settle(config: Path, home: Home, values: Meta) -> None:
-    """Write the run's values into a configuration, where it has such ids, so that nobody needs to give them again."""
+def _settle(config: Path, home: Home, values: Meta, head: Meta | None) -> None:
+    """Write the run's values into a configuration, where it has such ids, so that nobody needs to give them again.
+
+    A head that the model has in place of its network's own stands around the network's definition.
+    """
     content = json.loads(config.read_text(encoding="utf-8"))
     if config.name == "metadata.json":
         _describe(content, home)
     else:
         content |= {name: value for name, value in values.items() if name in content}
+        if head is not None and "network_def" in content:
+            around = {"_target_": "medfl.networks.parts.with_head", "network": content["network_def"], "head": head}
+            content["network_def"] = around
     write_atomic(config, (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode())
 
 

@@ -204,7 +204,7 @@ class Federation:
 
     def _pending(self, server: Server, last: Committed) -> Evaluation | None:
         """The last finished round, if it is due and its scores are not committed yet."""
-        due = last.rounds_done % self._settings.evaluate_every == 0 or last.rounds_done >= self._settings.rounds
+        due = self._settings.due(last.rounds_done)
         if not due or last.rounds_done <= last.evaluated or last.round > last.rounds_done:
             return None
         return Evaluation(last.rounds_done, last.step, self._make_method().publish(server))

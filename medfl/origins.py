@@ -63,6 +63,7 @@ def run_record(
     names = {"networks": "networks_by_site"}
     run = {names.get(name, name): value for name, value in run.items()}
     facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
+    facts |= {} if task.weights is None else {"weights": task.weights.path.name}
     optimizer, written = _optimizer(task, bundle.get("optimizer", {}))
     own = {name: value for name, value in bundle.items() if not _computed(value)}
     own["loss"] = str(own.get("loss", {}).get("_target_", "")).rpartition(".")[2]

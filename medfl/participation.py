@@ -5,8 +5,13 @@ from __future__ import annotations
 import torch
 
 
+def participants(candidates: int, fraction: float) -> int:
+    """How many of K candidates take part in a round: max(1, floor(fraction * K)); 0 of none (rule G-3)."""
+    return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 0.1 * 30 is 3, whatever floating point says
+
+
 def sample(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:
-    """max(1, floor(fraction * K)) of K names without replacement (rule G-3).
+    """`participants` of the names without replacement (rule G-3).
 
     Args:
         names: Candidates, sorted as strings.
@@ -18,6 +23,5 @@ def sample(names: list[str], fraction: float, generator: torch.Generator) -> lis
     """
     if not names:
         return []
-    count = max(1, int(fraction * len(names) + 1e-9))  # 0.1 * 30 is 3, whatever floating point says
-    chosen = torch.randperm(len(names), generator=generator)[:count]
+    chosen = torch.randperm(len(names), generator=generator)[: participants(len(names), fraction)]
     return sorted(names[index] for index in chosen.tolist())

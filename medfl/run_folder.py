@@ -107,8 +107,9 @@ def identity(
 
 
 def _inputs(task: Task) -> Meta:
-    """What a task does with its images before a network sees them, where it does anything."""
+    """What a task does with its images before a network sees them, and the file that the network starts from."""
     found: Meta = {} if task.augmentation is None else {"augmentation": task.augmentation.facts}
+    found |= {} if task.weights is None else {"weights": task.weights.sha256}
     return found | ({} if task.regions is None else {"regions": wire.digest({"regions": task.regions})[:16]})
 
 

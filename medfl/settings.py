@@ -119,6 +119,10 @@ class Settings(Strict):
     privacy: Privacy | None = None
     compression: Compression | None = None
 
+    def due(self, round_: int) -> bool:
+        """Whether models are evaluated after a round."""
+        return round_ % self.evaluate_every == 0 or round_ >= self.rounds
+
 
 class Execution(Strict):
     """Where and how a run computes. Changing these may change the last bits, never the meaning.

@@ -182,7 +182,7 @@ def check(run: Run, method: Method) -> None:
     if unknown:
         raise SettingsError(f"'networks' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.")
     used = sorted({run.settings.networks.get(name, run.task.network) for name in run.sites})
-    if len(used) > 1 and not method.unlike_networks:
+    if len(used) > 1 and not method.unlike_networks and not method.unlike_heads:
         raise SettingsError(
             f"Method '{run.method}' needs one architecture at all sites; got {used}. Give all sites the same network, "
             "or choose a method that allows unlike ones (`medfl list methods`)."
@@ -192,9 +192,18 @@ def check(run: Run, method: Method) -> None:
     if method.needs_public and not (run.public is not None and len(run.public)):
         raise SettingsError(f"Method '{run.method}' needs public data; name their folder with --public.")
     _check_labels(run)
+    _check_weights(run.task, used)
     networks = [run.task.build(name) for name in used]
     _check_privacy(run, method, networks)
     _warn_of_limits(run, method, networks)
+
+
+def _check_weights(task: Task, networks: list[str]) -> None:
+    if task.weights is None:
+        return
+    task.weights.body_of(task.build(), task.network)
+    if others := sorted(set(networks) - {task.network}):
+        logger.warning("'weights' is for network '%s'; drawn anew begin: %s.", task.network, ", ".join(others))
 
 
 def _check_privacy(run: Run, method: Method, networks: list[nn.Module]) -> None:

@@ -118,9 +118,9 @@ class SiteHost:
             self.account.check_holds({one for record in records if record for one in record.meta.get("released", [])})
 
     def describe(self) -> Meta:
-        """What this site tells about itself; beyond ``trainable`` only what the run's `describe` lists."""
+        """What this site tells about itself: ``trainable``, ``validates``, and what the run's `describe` lists."""
         labels = self.data.train.labels
-        facts: Meta = {"trainable": len(labels) > 0}
+        facts: Meta = {"trainable": len(labels) > 0, "validates": len(self.data.val) > 0}
         if self.settings.privacy is None:
             if "size" in self.settings.describe:
                 facts["size"] = len(labels)

@@ -18,6 +18,7 @@ from medfl.errors import SettingsError, did_you_mean
 
 if TYPE_CHECKING:
     from medfl.augment import Augment, Augmentation
+    from medfl.networks.pretrained import Pretrained
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -64,6 +65,7 @@ class Task:
         regions: Labels of the regions of an image, (*spatial), integers, 0 for the background; None without any. For
             methods that look at features region by region.
         augmentation: Changes training images at random; None leaves them as they are.
+        weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -75,10 +77,11 @@ class Task:
     device: str = "cpu"
     regions: torch.Tensor | None = field(default=None, compare=False)
     augmentation: Augmentation | None = None
+    weights: Pretrained | None = None
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
-        """The initial tensors of a network: a function of (seed, network, owner), never of the method (G-13).
+        """The initial tensors of a network: a function of seed, network, owner and `weights`, not of the method (G-13).
 
         Args:
             seed: The run's seed.
@@ -87,10 +90,16 @@ class Task:
 
         Returns:
             The state dict: parameters and buffers, on the CPU, contiguous.
+
+        Raises:
+            SettingsError: If `weights` don't fit the network.
         """
         name = network or self.network
         with streams.pinned(seed, "initial", name, owner):
-            state = self.build(name).state_dict()
+            model = self.build(name)
+        state = model.state_dict()
+        if self.weights is not None and name == self.network:
+            state |= self.weights.body_of(model, name)
         return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
 
     def names(self, network: str | None = None) -> list[str]:
@@ -108,6 +117,10 @@ class Task:
             labels: The site's training labels, shape (n,).
         """
         return replace(self, loss=weighted_loss(self.loss, labels, self.num_classes, self.device))
+
+    def with_network(self, name: str, build: Callable[[], nn.Module]) -> Task:
+        """The same task with another network under a name."""
+        return replace(self, networks={**self.networks, name: build}, _names={})
 
     def augment(self, generator: torch.Generator) -> Augment | None:
         """What changes the images of a training, drawing from `generator`; None where nothing does."""

@@ -32,16 +32,18 @@ def head_names(model: nn.Module, network: str) -> list[str]:
 
 
 def features_of(model: nn.Module, network: str) -> int:
-    """Number of features that a network's body gives: what its linear head takes.
+    """Number of features that a network's body gives: what the first linear layer of its head takes.
 
     Raises:
-        SettingsError: If it has no body, its head is not linear, or there are parameters in neither.
+        SettingsError: If it has no body, its head has no linear layer, or there are parameters in neither.
     """
     head = head_names(model, network)
-    if not isinstance(getattr(model, "body", None), nn.Module) or not isinstance(model.head, nn.Linear):
+    parts = model.head.modules() if isinstance(model.head, nn.Module) else ()
+    first = next((part for part in parts if isinstance(part, nn.Linear)), None)
+    if not isinstance(getattr(model, "body", None), nn.Module) or first is None:
         raise SettingsError(
-            f"Network '{network}' ({type(model).__name__}): expected a module `body` that gives features and a linear "
-            f"`head`, got a head of type {type(model.head).__name__}. Choose a network that has them."
+            f"Network '{network}' ({type(model).__name__}): expected a module `body` that gives features and a `head` "
+            f"with a linear layer, got a head of type {type(model.head).__name__}. Choose a network that has them."
         )
     inside = {id(parameter) for parameter in body_and_head(model)[0].parameters()}
     outside = [name for name, p in model.named_parameters() if name not in set(head) and id(p) not in inside]
@@ -50,7 +52,7 @@ def features_of(model: nn.Module, network: str) -> int:
             f"Network '{network}' ({type(model).__name__}) has parameters in neither `body` nor `head`: "
             f"{outside[:3]}. Expected logits to be head(body(images)). Choose another network."
         )
-    return model.head.in_features
+    return first.in_features
 
 
 class Split(nn.Module):
@@ -74,6 +76,35 @@ class Split(nn.Module):
 def body_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The two parts of a network that has them."""
     return model.body, model.head  # type: ignore[return-value]
+
+
+def with_head(network: nn.Module, head: nn.Module) -> nn.Module:
+    """The network with another head in place of its own, under the same name.
+
+    Raises:
+        SettingsError: If it has no head.
+    """
+    own = getattr(network, "head", None)
+    for module in network.modules():
+        for name, child in module.named_children():
+            if child is own:
+                setattr(module, name, head)
+                return network
+    raise SettingsError(f"expected a network with a `head`, got a {type(network).__name__} without one")
+
+
+def head_path(model: nn.Module, network: str) -> str:
+    """What the state-dict names of a network's head begin with, for example ``fc.``.
+
+    Args:
+        model: Has a `head`.
+        network: Its name, for the message.
+
+    Raises:
+        SettingsError: If it has none.
+    """
+    head_names(model, network)  # says what is wrong where there is none
+    return next(f"{path}." for path, module in model.named_modules() if module is model.head)
 
 
 def mlp(

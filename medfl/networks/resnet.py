@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from monai.networks.layers.factories import Conv, Pool
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfl.errors import SettingsError
+from medfl.networks.heads import Activation, TwoLayerHead, xavier
 from medfl.networks.resnet_blocks import BasicBlock, Bottleneck, LayerSpec, act_layer, norm_layer
 
 DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
@@ -33,7 +34,8 @@ class ResNet(nn.Module):
 
     The stem is one convolution, then max-pooling with stride 2. Its defaults are MONAI's. For images of about 28 pixels
     take ``stem_kernel=3, stem_pool=False``; ``stem_stride=2`` is the original network, at a quarter (3-D: an eighth)
-    of the work.
+    of the work. With ``stem_stride=2`` and else the defaults it is torchvision's network of that depth, too, and takes
+    its ImageNet weights (`medfl.networks.pretrained`); the shortcuts' biases, which torchvision lacks, are then zero.
 
     Args:
         depth: 10, 18 or 34 (basic blocks), or 50 (bottleneck blocks).
@@ -48,6 +50,11 @@ class ResNet(nn.Module):
         stem_pool: Whether max-pooling follows the first convolution.
         size: Edge of an image in pixels, or all its edges. It changes nothing: if given, images that are too small for
             the network are refused here.
+        head_share: Width of a layer between features and logits, as a share of the features, in (0, 1]; None makes the
+            classifier one linear layer.
+        head_dropout: Share of that layer that is dropped in training, in [0, 1).
+        head_activation: After that layer: "none" as in FedSDC, or "relu".
+        dropout: Share of the features that is dropped in training, in [0, 1); it belongs to the body.
 
     Attributes:
         body: Maps images (B, in_channels, *size) to features (B, 8 * width; four times as many at depth 50).
@@ -73,6 +80,10 @@ class ResNet(nn.Module):
         stem_stride: int = 1,
         stem_pool: bool = True,
         size: int | Sequence[int] | None = None,
+        head_share: float | None = None,
+        head_dropout: float = 0.2,
+        head_activation: Activation = "none",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if depth not in DEPTHS:
@@ -83,6 +94,7 @@ class ResNet(nn.Module):
         _check_least(stem_kernel=(stem_kernel, 3), stem_stride=(stem_stride, 1))
         if stem_kernel % 2 == 0:
             raise SettingsError(f"ResNet expected an odd stem_kernel, got {stem_kernel}")
+        _check_rates(head_dropout=head_dropout, dropout=dropout)
         conv = Conv[Conv.CONV, spatial_dims]
         self.conv1 = conv(in_channels, width, stem_kernel, stride=stem_stride, padding=stem_kernel // 2, bias=False)
         self.bn1 = norm_layer(norm, spatial_dims, width)
@@ -101,17 +113,20 @@ class ResNet(nn.Module):
                 channels = width * 2**stage * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.avgpool = Pool[Pool.ADAPTIVEAVG, spatial_dims](1)
-        self.fc = nn.Linear(channels, num_classes)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.fc: nn.Module = nn.Linear(channels, num_classes)
         self._initialise()
+        if head_share is not None:  # after all else is drawn: the body begins the same with any classifier
+            self.fc = _two_layers(channels, num_classes, head_share, head_dropout, head_activation)
 
     @property
     def body(self) -> nn.Sequential:
         """Everything before the classifier, sharing its modules with the network."""
         stem = (self.conv1, self.bn1, self.act, self.maxpool)
-        return nn.Sequential(*stem, *self.feature_layers, self.avgpool, nn.Flatten())
+        return nn.Sequential(*stem, *self.feature_layers, self.avgpool, nn.Flatten(), self.dropout)
 
     @property
-    def head(self) -> nn.Linear:
+    def head(self) -> nn.Module:
         """The classifier, in the state dict under MONAI's name ``fc``."""
         return self.fc
 
@@ -124,7 +139,7 @@ class ResNet(nn.Module):
         """Logits (B, num_classes) of images (B, in_channels, *size)."""
         x = self.maxpool(self.act(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # type: ignore[operator]
-        logits: torch.Tensor = self.fc(self.avgpool(x).flatten(1))
+        logits: torch.Tensor = self.fc(self.dropout(self.avgpool(x).flatten(1)))
         return logits
 
     def _initialise(self) -> None:
@@ -132,7 +147,7 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(self.fc.bias)
+        nn.init.zeros_(self.fc.bias)  # type: ignore[arg-type]
 
     def _check_size(self, size: int | Sequence[int], spatial_dims: int, total_stride: int) -> None:
         """Every stride has something to halve, and instance normalisation more than one pixel to average over."""
@@ -145,6 +160,21 @@ class ResNet(nn.Module):
                 f"ResNet expected images of at least {least} pixels along each edge (its strides multiply to "
                 f"{total_stride}), got size {edges}. Use larger images, a smaller stem_stride or stem_pool=False."
             )
+
+
+def _two_layers(features: int, num_classes: int, share: float, dropout: float, activation: Activation) -> nn.Module:
+    """A classifier of two layers, with Xavier's normal distribution and no biases to begin with."""
+    if not 0 < share <= 1:
+        raise SettingsError(f"ResNet expected head_share above 0 and at most 1, or None, got {share!r}")
+    if activation not in get_args(Activation):
+        raise SettingsError(f"ResNet expected head_activation 'none' or 'relu', got {activation!r}")
+    return xavier(TwoLayerHead(features, max(int(share * features), 1), num_classes, dropout, activation))
+
+
+def _check_rates(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise SettingsError(f"ResNet expected {name} to be at least 0 and below 1, got {value!r}")
 
 
 def _check_least(**values: tuple[int, int]) -> None:

@@ -19,12 +19,14 @@ from medfl.report import (
     fairness_section,
     forgetting_section,
     formats,
+    heads_section,
     looks_section,
     matrix,
     notices,
     privacy_section,
     savings,
     sections,
+    sweep,
     teachers_section,
     words,
 )
@@ -50,12 +52,14 @@ SECTIONS = (
 """Id, which is also the name of the template, and heading of each section."""
 
 EXTRAS = (
+    ("sweep", "One setting, several values"),
     ("centres", "Which centres gain"),
     ("classes", "Which classes gain"),
     ("matrix", "Every model at every site"),
     ("fairness", "By sex"),
     ("clusters", "Clusters"),
     ("teachers", "Teachers of the student"),
+    ("heads", "Who held which head"),
     ("looks", "What the teachers look at"),
     ("privacy", "Privacy"),
     ("atlas", "Regions of the atlas"),
@@ -116,7 +120,9 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, ba
         "fairness": fairness_section.fairness_section(groups, tested),
         "clusters": clusters_section.clusters_section(groups),
         "teachers": teachers_section.teachers_section(groups, {run: one.meta for run, one in findings.items()}),
+        "heads": heads_section.heads_section(groups, findings),
         "looks": looks_section.looks_section(groups, findings),
+        "sweep": sweep.sweep_section(groups),
         "privacy": privacy_section.privacy_section(groups),
     }
     return (

@@ -61,7 +61,7 @@ def grey_layer(levels: np.ndarray) -> str:
     """An image of `shades`, as SVG; the most frequent shade is the ground of all others."""
     ground = int(np.bincount(levels.ravel()).argmax())
     height, width = levels.shape
-    paths = [_path(levels == level, _grey(level)) for level in range(GREYS) if level != ground]
+    paths = [strips(levels == level, _grey(level)) for level in range(GREYS) if level != ground]
     return f'<path d="M0 0h{width}v{height}h-{width}z" fill="{_grey(ground)}"/>' + "".join(paths)
 
 
@@ -69,7 +69,7 @@ def colour_layer(levels: np.ndarray) -> str:
     """Values of `strengths`, as SVG that lets what is behind shine through."""
     signs = [(level, colour) for level in range(1, STEPS + 1) for colour in (FOR, AGAINST)]
     return "".join(
-        _path(levels == (level if colour == FOR else -level), colour, f"{0.8 * level / STEPS:.2g}")
+        strips(levels == (level if colour == FOR else -level), colour, f"{0.8 * level / STEPS:.2g}")
         for level, colour in signs
     )
 
@@ -93,8 +93,14 @@ def _grey(level: int) -> str:
     return "#" + f"{round(255 * level / (GREYS - 1)):02x}" * 3
 
 
-def _path(mask: np.ndarray, colour: str, opacity: str = "") -> str:
-    """The cells of a mask as horizontal lines as wide as a cell; nothing for none."""
+def strips(mask: np.ndarray, colour: str, opacity: str = "") -> str:
+    """The cells of a mask as SVG, as horizontal lines as wide as a cell; nothing for none.
+
+    Args:
+        mask: Shape (rows, columns), of booleans.
+        colour: Of the lines.
+        opacity: Theirs; empty for full.
+    """
     lines = []
     for row, cells in enumerate(mask):
         steps = np.flatnonzero(np.diff(np.concatenate([[0], cells.astype(int), [0]])))

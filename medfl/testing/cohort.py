@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,14 @@ class Case:
         name: The method.
         args: Its settings.
         settings: Settings of the run that differ from the suite's.
+        home: Where the folder of `reference` is; the system's temporary folder otherwise.
     """
 
     registry: Registry
     name: str
     args: Meta = field(default_factory=dict)
     settings: Meta = field(default_factory=dict)
+    home: Path | None = None
 
     def settings_of(self, **changes: Any) -> Settings:
         """The run's settings with changes."""
@@ -110,6 +113,12 @@ class Case:
     def make_method(self) -> Method:
         """The method, made anew."""
         return self.registry.make_method(self.name, self.args)
+
+    @cached_property
+    def reference(self) -> tuple[Result, Path]:
+        """The run without any change, and its folder: made once, for checks that only look at it."""
+        folder = Path(tempfile.mkdtemp(dir=self.home)) / "reference"
+        return self.run(folder), folder
 
     def run(
         self,

@@ -11,7 +11,7 @@ import torch
 
 from medfl.contract import Tensors
 from medfl.plugins import load_plugins
-from medfl.testing.cohort import Case
+from medfl.testing.cohort import Case, folders
 from medfl.wire import tensors_equal
 
 CHECKS: dict[str, Callable[[Case], None]] = {}
@@ -29,17 +29,20 @@ def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[st
     Raises:
         AssertionError: Naming each promise that is not kept, and how that showed.
     """
-    case = Case(load_plugins(files=list(plugins)), name, args or {})
+    registry = load_plugins(files=list(plugins))
     logger = logging.getLogger("medfl")
     level = logger.level
     logger.setLevel(logging.ERROR)
     failures = []
     try:
-        for title, check in CHECKS.items():
-            try:
-                check(case)
-            except Exception as error:  # every failure is reported below, none is lost
-                failures.append(f"{title}: {type(error).__name__}: {error}")
+        with folders(1) as (home,):
+            home.mkdir()
+            case = Case(registry, name, args or {}, home=home)
+            for title, check in CHECKS.items():
+                try:
+                    check(case)
+                except Exception as error:  # every failure is reported below, none is lost
+                    failures.append(f"{title}: {type(error).__name__}: {error}")
     finally:
         logger.setLevel(level)
     if failures:

@@ -70,8 +70,7 @@ class FedCross(Relay):
 
     def closing(self, server: Server) -> list[str]:
         """Copies are shared after a round that is evaluated."""
-        due = server.round % server.settings.evaluate_every == 0 or server.round >= server.settings.rounds
-        return ["share", "keep"] if due else []
+        return ["share", "keep"] if server.settings.due(server.round) else []
 
     def close(self, site: Site, order: Order) -> Reply:
         """Post copies of the models that this site holds, or keep the copies that came."""

@@ -17,7 +17,7 @@ from medfl.explain import check_installed
 from medfl.fisher import Estimator, fisher, split_mask
 from medfl.fit import Fit, Fitted
 from medfl.losses.distillation import distillation
-from medfl.networks.parts import Split, body_and_head, features_of, head_names
+from medfl.networks.parts import Split, body_and_head, features_of, head_names, head_path
 from medfl.participation import sample
 from medfl.phases import budget, two_phases
 from medfl.refinement import Refinement
@@ -260,9 +260,8 @@ class PFedCDP(Averaging):
 
     def classifier_update(self, site: Site, own: Tensors, received: Tensors) -> Tensors:
         """The own classifier less the server's, by the classifier's own names."""
-        names = head_names(site.task.build(site.network), site.network)
-        ends = {name: name.rpartition(".")[2] for name in names}  # the head is one linear layer
-        return prefixed({ends[name]: own[name] - received[ends[name]] for name in names}, TEACHER)
+        path = head_path(site.task.build(site.network), site.network)
+        return prefixed({name: tensor - received[name] for name, tensor in select(own, path).items()}, TEACHER)
 
     def models(self, holder: Server | Site) -> dict[str, Model]:
         """A personal model at each site; once it is there, the student as the global one."""

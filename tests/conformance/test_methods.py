@@ -8,7 +8,7 @@ import pytest
 from medfl.plugins import load_plugins
 from medfl.testing import CHECKS, check_method, suite
 
-SHORTER = {"pfedcdp": {"refine": {"epochs": 2, "probe_epochs": 1}}}
+SHORTER = {"pfedcdp": {"refine": {"epochs": 2, "probe_epochs": 1}}, "isfl": {"probe": 3}}
 """Settings that spare time and leave out no part of a method."""
 
 

@@ -10,9 +10,10 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.networks.cnn import CNN4
 from medfl.networks.convnet import ConvNet
-from medfl.networks.parts import Split, body_and_head, features_of, head_names, mlp
+from medfl.networks.heads import TwoLayerHead
+from medfl.networks.parts import Split, body_and_head, features_of, head_names, head_path, mlp
 from medfl.networks.resnet import ResNet
-from medfl.testing.cohort import SmallNet
+from medfl.testing.cohort import CLASSES, SmallNet
 
 
 class Named(nn.Module):
@@ -104,15 +105,26 @@ def test_a_network_without_a_head_is_refused(kind, ask):
         ask(kind(), "bare")
 
 
-def test_a_body_that_is_missing_and_a_head_of_several_layers_are_refused():
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_features_are_what_the_first_layer_of_a_head_takes(activation):
+    model = SmallNet()
+    model.head = TwoLayerHead(24, 7, CLASSES, activation=activation)
+    assert features_of(model, "it") == 24
+    assert head_path(model, "it") == "head."
+    assert features_of(Named(), "named") == 6
+
+
+def test_a_body_that_is_missing_and_a_head_without_a_linear_layer_are_refused():
     bodyless = SmallNet()
     bodyless.features = bodyless.body
     del bodyless.body
-    words = "Network 'it' (SmallNet): expected a module `body` that gives features and a linear `head`"
+    words = "Network 'it' (SmallNet): expected a module `body` that gives features and a `head` with a linear layer"
     with pytest.raises(SettingsError, match=re.escape(words)):
         features_of(bodyless, "it")
+    unlinear = SmallNet()
+    unlinear.head = nn.Sequential(nn.ReLU())
     with pytest.raises(SettingsError, match="got a head of type Sequential"):
-        features_of(Named(), "named")
+        features_of(unlinear, "it")
 
 
 def test_another_head_on_the_same_body_shares_its_tensors():

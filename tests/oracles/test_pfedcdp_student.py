@@ -1,5 +1,7 @@
 """PFedCDP's server: its classifiers, what teachers weigh, and the student that is the run's global model."""
 
+import dataclasses
+
 import pytest
 import torch
 from pfedcdp_toys import REGISTRY, classifier, run
@@ -9,6 +11,7 @@ from medfl.contract import Server, State
 from medfl.data.in_memory import TensorData
 from medfl.data.pooled import Empty
 from medfl.findings import read_findings
+from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
 from medfl.refinement import Refinement
 from medfl.server_classifier import assemble, first, learn, weighing_rows
@@ -17,7 +20,7 @@ from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
 from medfl.student import make_student
 from medfl.task import Task
-from medfl.testing.cohort import SmallNet, make_data, make_task
+from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
 from medfl.wire import tensors_equal
 
 PUBLIC = make_data(60, "public")
@@ -93,10 +96,19 @@ def test_which_classifiers_change(tmp_path, kind, changes):
     assert tensors_equal(classifier(tmp_path), first(make_task(), "norm", kind, 7)) != changes
 
 
-def test_the_average_is_of_the_sites_own_classifiers(tmp_path):
-    result = run(tmp_path, {"server_classifier": "average", "lam": 0.0}, rounds=1)
+class TwoLayers(SmallNet):
+    def __init__(self):
+        super().__init__()
+        self.head = TwoLayerHead(24, 5, CLASSES, dropout=0.0)
+
+
+@pytest.mark.parametrize("kind", [SmallNet, TwoLayers])
+def test_the_average_is_of_the_sites_own_classifiers(tmp_path, kind):
+    task = dataclasses.replace(make_task(), networks={"norm": kind})
+    result = run(tmp_path, {"server_classifier": "average", "lam": 0.0}, rounds=1, task=task)
     sizes = {"site-1": 21, "site-2": 13, "site-3": 8}
-    for name in ("weight", "bias"):
+    assert set(classifier(tmp_path)) == set(kind().head.state_dict())
+    for name in classifier(tmp_path):
         heads = {site: result.models[site]["personal"].tensors[f"head.{name}"].double() for site in sizes}
         expected = sum(n / 42 * heads[site] for site, n in sizes.items())
         torch.testing.assert_close(classifier(tmp_path)[name].double(), expected, atol=1e-6, rtol=0)

@@ -1,0 +1,67 @@
+"""Heads that are dealt to sites: a network with another head, or with several that answer together.
+
+A head is written down as JSON: ``_target_`` names what makes it, as in MONAI's configurations, the rest are arguments.
+The bundle that a site takes home holds the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medfl.contract import Meta, Tensors
+from medfl.networks.heads import HeadKind, make_head
+from medfl.networks.parts import features_of, with_head
+from medfl.networks.voting import Together, VotingHead
+from medfl.task import Task
+
+VOTING = "medfl.networks.voting.VotingHead"
+SINGLE = "medfl.networks.heads.make_head"
+
+
+def single(kind: HeadKind, task: Task, network: str) -> Meta:
+    """A head of a kind for a network, as JSON."""
+    return {"_target_": SINGLE, **_sizes(task, network), **kind._asdict()}
+
+
+def several(kinds: Sequence[HeadKind], task: Task, network: str, together: Together) -> Meta:
+    """Heads of kinds that differ in width only, which answer together, as JSON."""
+    return {
+        "_target_": VOTING,
+        **_sizes(task, network),
+        "widths": [kind.width for kind in kinds],
+        "together": together,
+        "dropout": kinds[0].dropout,
+        "activation": kinds[0].activation,
+    }
+
+
+def _sizes(task: Task, network: str) -> Meta:
+    return {"features": features_of(task.build(network), network), "num_classes": task.num_classes}
+
+
+def headed(task: Task, network: str, head: Mapping[str, Any]) -> Task:
+    """The task with another head on a network.
+
+    Args:
+        task: Has the network.
+        network: Its name, which the new one has, too.
+        head: From `single` or `several`.
+    """
+    arguments = {name: value for name, value in head.items() if name != "_target_"}
+    make = VotingHead if head["_target_"] == VOTING else make_head
+    return task.with_network(network, lambda: with_head(task.networks[network](), make(**arguments)))
+
+
+def width_of(head: Tensors) -> int:
+    """Width between the two layers of a head, told from its tensors; 0 for a single layer."""
+    return len(head["hidden.weight"]) if "hidden.weight" in head else 0
+
+
+def grouped(heads: Tensors) -> list[Tensors]:
+    """Tensors named ``HEAD/NAME``, head by head, sorted by its name."""
+    found: dict[str, Tensors] = {}
+    for name in sorted(heads):
+        head, _, part = name.partition("/")
+        found.setdefault(head, {})[part] = heads[name]
+    return list(found.values())

@@ -1,0 +1,76 @@
+"""FedRep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from medfl.body_sharing import BodySharing
+from medfl.contract import Meta, Site, Tensors
+from medfl.fit import Fitted
+from medfl.phases import budget, two_phases
+
+
+class FedRep(BodySharing):
+    """A common body, and at each site a head of its own; a site trains first its head, then the body.
+
+    In the first phase the received body is frozen and in evaluation mode, so that its running statistics stay too; in
+    the second the head is. Each phase has a fresh optimiser over what it trains. A round has the batches of a method
+    without phases, and `head_share` of them are the head's. With a share between 0 and 1 each phase has at least one
+    batch; a site that has one batch in a round gets it in both.
+
+    ``head_share = 0`` never trains a head: every site keeps the one it began with. ``head_share = 1`` never trains the
+    body, which is then the same in all rounds. With ``global_head = average``, and only then, a site also sends how its
+    head differs from the mean head (``head/``), from which the shares of its classes can often be told.
+
+    When to use it: Where `fedper` is of use, sites hold enough images to fit a head to, and a round is several epochs
+    long: the body is trained for heads that suit the received body already. With one epoch a round or few images at a
+    site, `fedper` makes more of the same time.
+
+    Attributes:
+        head_share: Share of a round's batches in which the head is trained, in [0, 1]. The paper's 10 epochs for the
+            head and 1 for the body are 10/11 in a run with ``epochs = 11``.
+        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the mean head of the
+            round's participants, weighted as their bodies, and the body are the run's global model; sites go on with
+            their own heads. It needs one network at all sites.
+
+    Source: Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, Algorithm 1.
+    """
+
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"head_share": 10 / 11}, "medfl": {}}
+
+    head_share: float = Field(0.5, ge=0, le=1)
+
+    def fit(
+        self,
+        site: Site,
+        tensors: Tensors,
+        optimizer: Tensors | None = None,
+        extra: Mapping[str, Any] | None = None,
+        phase: str = "",
+    ) -> Fitted:
+        """Train the head, then the body."""
+        start, log, tells = tensors, {}, {}
+        body, head = self.phases(site)
+        if budget(head):
+            alone = super().fit(head, tensors, optimizer, {**(extra or {}), "part": "head"}, phase + "head")
+            start, tells = alone.after, alone.tells
+            log = {f"head_{name}": value for name, value in alone.log.items()}
+        done = super().fit(body, start, optimizer, {**(extra or {}), "part": "body"}, phase)
+        return Fitted(tensors, done.after, done.log | log, tells | done.tells)
+
+    def phases(self, site: Site) -> tuple[Site, Site]:
+        """The site with the batches of the body's training, and with those of the head's."""
+        settings, share = site.settings, self.head_share
+        total = settings.steps or settings.epochs * math.ceil(len(site.train) / settings.batch_size)
+        if 0 < share < 1 and total:
+            total = max(total, 2)
+            share = max(share, 1 / total)
+        counted = replace(site, settings=settings.model_copy(update={"steps": total}))
+        body, head = two_phases(counted, share)
+        alone = head.settings.model_copy(update={"norm_sync": settings.norm_sync})  # the head may have norms of its own
+        return body, replace(head, settings=alone)

@@ -1,0 +1,299 @@
+"""FedSDC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from medfl import streams
+from medfl.aggregation import PREFIX, add_update
+from medfl.averaging import KEPT, Averaging, shared_of
+from medfl.contract import Findings, Holder, Kind, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.errors import SettingsError
+from medfl.head_judgement import judge, kept_count, opinions, rank, total
+from medfl.head_pool import grouped, headed, several, single, width_of
+from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
+from medfl.networks.parts import body_and_head, features_of, head_names, head_path
+from medfl.participation import participants, sample
+from medfl.server_optimizer import momentum_step
+from medfl.task import Task
+from medfl.wire import prefixed, select
+
+HEAD = "head/"
+"""The head that a site trained, in its reply."""
+
+HEADS = "heads/"
+"""The heads of the pool, in what is published and, after `KEPT`, in the server's state."""
+
+
+class FedSDC(Averaging):
+    """One body that all sites share, and many unlike heads that are dealt anew to the sites in each round.
+
+    There are as many heads as participants in a round. A site trains the body with the head that it gets, by the task's
+    loss, and sends back the changes of both. The server adds the mean change of the body with momentum, and each head's
+    to that head. The heads vote on the shared body; tied classes go by the sum of probabilities. The vote is the run's
+    global model, and what every site takes home.
+
+    With ``gamma`` below 1 (FedSDC+) the best ceil(gamma H) of H heads vote, by their accuracy on the union of the
+    sites' validation images. With one participant in a round, ``beta = 0`` and ``diversity = false`` this trains as
+    `fedavg` does with that participant; with ``beta = 0``, ``diversity = false`` and ``shuffle = false`` as `fedper`.
+
+    When to use it: Where sites hold unlike shares of the classes and one classifier would be pulled to and fro between
+    them. It needs a body that serves all heads, and gains nothing where sites are alike.
+
+    Attributes:
+        beta: Momentum of the body at the server, in [0, 1). 0 makes its aggregation that of FedAvg.
+        diversity: Whether heads have two linear layers, each of another width; otherwise all are like the network's
+            own, and begin with its initial tensors.
+        shuffle: Whether heads are dealt anew in each round; otherwise each site with training images has its own.
+        rho: Smallest and largest width between the two layers, as a share of the body's features, in (0, 1].
+        dropout: Between the two layers, in [0, 1).
+        head_activation: ``none`` leaves the two layers linear as the paper does; ``relu`` stands between them.
+        gamma: Share of the heads that answer, in (0, 1]; rounded up.
+        ensemble: ``vote``; ``prob_mean`` for the largest mean probability; ``single_best`` for the best head alone.
+        select_on: Where not all heads answer, what they are compared on: ``validation`` or ``training`` images.
+        heads: Number of heads. It is that of the participants in a round, and any other is refused; None states none.
+
+    Source: Gao, Lan, Liu, Wang, Fan: Shuffle-Diversity Collaborative Federated Learning for Imbalanced Medical Image
+    Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
+    """
+
+    sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update", HEAD: "update"}
+    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private", "judged": "private"}
+    presets: ClassVar[Mapping[str, Meta]] = {
+        "paper": {},
+        "code": {"gamma": 0.3, "select_on": "training"},
+        "medfl": {},
+    }
+
+    beta: float = Field(0.5, ge=0, lt=1)
+    diversity: bool = True
+    shuffle: bool = True
+    rho: tuple[float, float] = (0.4, 1.0)
+    dropout: float = Field(0.2, ge=0, lt=1)
+    head_activation: Activation = "none"
+    gamma: float = Field(1.0, gt=0, le=1)
+    ensemble: Literal["vote", "prob_mean", "single_best"] = "vote"
+    select_on: Literal["validation", "training"] = "validation"
+    heads: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> FedSDC:
+        if not 0 < self.rho[0] <= self.rho[1] <= 1:
+            raise ValueError(f"expected rho as 0 < smallest <= largest <= 1, got {list(self.rho)}")
+        return self
+
+    # ---- the server
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """The body's tensors."""
+        head = set(head_names(model, type(model).__name__))
+        return [name for name in super().shared(model, norm_sync) if name not in head]
+
+    def setup(self, server: Server) -> None:
+        """The first body and the pool of heads."""
+        super().setup(server)
+        count = participants(len(server.trainable()), server.settings.fraction if self.shuffle else 1.0)
+        if self.heads not in (None, count):
+            raise SettingsError(
+                f"FedSDC has as many heads as sites take part in a round: expected heads {count}, got {self.heads}. "
+                "Leave 'heads' out, or change the number of sites or 'fraction'."
+            )
+        if self.selects:
+            self.check_choice(server)
+        for slot, head in enumerate(self.first_heads(server, count)):
+            server.state.tensors |= prefixed(head, slot_name(slot))
+
+    def first_heads(self, server: Server, count: int) -> list[Tensors]:
+        """The heads as they begin: functions of seed, network and place in the pool."""
+        task, network, seed = server.task, server.task.network, server.settings.seed
+        model, found = task.build(network), list[Tensors]()
+        features = features_of(model, network)
+        if not self.diversity:
+            kind_of(body_and_head(model)[1])
+            return [select(task.initial(seed, network), head_path(model, network))] * count
+        for slot, width in enumerate(unlike_widths(count, features, *self.rho, server.rng("widths"))):
+            with streams.pinned(seed, "initial head", network, str(slot)):
+                head = xavier(make_head(features, width, task.num_classes))
+            found.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
+        return found
+
+    def plan(self, server: Server) -> Plan | None:
+        """This round's participants train with the heads dealt to them; then heads are judged where that is due."""
+        if server.rounds_done >= server.settings.rounds:
+            return None
+        left = judgements_left(server)
+        if left:
+            tensors, meta = published(server, range(len(pool(server)))), {"ranking": server.state.meta.get("ranking")}
+            orders = [Order(name, "judge", tensors, meta) for name in self.judges(server)]
+            return Plan(server.round, orders, ends_round=left == 1, quorum=int(self.selects))
+        path = PREFIX + head_path(server.task.build(), server.task.network)
+        body, heads = prefixed(shared_of(server), PREFIX), pool(server)
+        orders = [Order(name, "fit", body | prefixed(heads[slot], path)) for name, slot in self.dealt(server).items()]
+        quorum = min(server.settings.min_replies, max(len(orders), 1))
+        return Plan(server.round, orders, ends_round=not self.judgements(server), quorum=quorum)
+
+    def dealt(self, server: Server) -> dict[str, int]:
+        """Site to head of this round's participants."""
+        sites = server.trainable()
+        chosen = sample(sites, server.settings.fraction, server.shared_rng("participation"))
+        if not self.shuffle:
+            return {name: sites.index(name) for name in chosen}
+        return dict(zip(chosen, torch.randperm(len(chosen), generator=server.rng("heads")).tolist(), strict=True))
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """The body's step with momentum and each head's change; or what the sites found out about the heads."""
+        left = judgements_left(server)
+        if left:
+            if len(replies):
+                found = total(told["judged"] for told in replies.meta.values())
+                server.state.meta |= {"judged": found, "ranking": rank(found["right"])}
+            server.state.meta["judge"] = [server.round, left - 1]
+            return
+        super().fold(server, replies)
+        heads, dealt = pool(server), self.dealt(server)
+        for name, tensors in replies:
+            change, slot = select(tensors, HEAD), dealt[name]
+            new = {part: add_update(tensor, change[part].double()) for part, tensor in heads[slot].items()}
+            server.state.tensors |= prefixed(new, slot_name(slot))
+        server.state.meta["judge"] = [server.round, self.judgements(server)]
+
+    def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
+        """A step with momentum."""
+        return momentum_step(server, old, mean, server.state.meta["parameters"], self.beta)
+
+    def publish(self, server: Server) -> Tensors:
+        """The body, and the heads that answer."""
+        return published(server, self.kept(server))
+
+    # ---- which heads answer
+
+    @property
+    def selects(self) -> bool:
+        """Whether some heads may not answer."""
+        return self.gamma < 1 or self.ensemble == "single_best"
+
+    def judges(self, server: Server) -> list[str]:
+        """The sites that compare heads."""
+        if self.select_on == "training":
+            return server.trainable()
+        return [name for name in server.sites if server.facts.get(name, {}).get("validates")]
+
+    def judgements(self, server: Server) -> int:
+        """How often heads are judged in this round: once to choose, and in the end again, for the votes by rank."""
+        if server.settings.privacy is not None or not self.judges(server) or not server.settings.due(server.round):
+            return 0
+        return 2 if server.round >= server.settings.rounds else int(self.selects)
+
+    def check_choice(self, server: Server) -> None:
+        """Refuse a choice among heads that nobody can make."""
+        if server.settings.privacy is not None:
+            raise SettingsError(
+                "FedSDC chooses heads by counts from the sites (gamma below 1, or ensemble 'single_best'), and these "
+                "stay at home under a privacy setting. Set gamma to 1 and ensemble to 'vote' or 'prob_mean'."
+            )
+        if not self.judges(server):
+            raise SettingsError(
+                "FedSDC chooses heads on validation images (gamma below 1, or ensemble 'single_best'), and no site has "
+                "any. Partition with --val-fraction 0.1, or set select_on to 'training'."
+            )
+
+    def kept(self, server: Server) -> list[int]:
+        """The heads that answer; all before they were judged."""
+        count, ranking = len(pool(server)), server.state.meta.get("ranking")
+        if not self.selects or ranking is None:
+            return list(range(count))
+        return sorted(ranking[: 1 if self.ensemble == "single_best" else kept_count(self.gamma, count)])
+
+    def findings(self, server: Server) -> Findings:
+        """Who held which head when (-1: none), and what the sites found out about the heads."""
+        held = torch.full((server.rounds_done, len(server.sites)), -1, dtype=torch.int16)
+        for round_ in range(1, server.rounds_done + 1):
+            for name, slot in self.dealt(replace(server, round=round_)).items():
+                held[round_ - 1, server.sites.index(name)] = slot
+        known: Meta = {name: server.state.meta[name] for name in ("judged", "ranking") if name in server.state.meta}
+        known |= {"widths": [width_of(head) for head in pool(server)], "kept": self.kept(server)}
+        return Findings({"heads": known | {"sites": server.sites, "judged_on": self.select_on}}, {"held": held})
+
+    # ---- a site
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """Train body and head and reply with the changes of both; or judge all heads."""
+        if order.op == "judge":
+            data = site.val if self.select_on == "validation" else site.train
+            assert data is not None
+            said = opinions(self.predictor(site.task, [self.voting(site, order.tensors)]), data, site)
+            return Reply(meta={"judged": judge(said, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")})
+        with torch.random.fork_rng(devices=[]):  # a look at networks takes no numbers from the training's dropout
+            path = PREFIX + head_path(site.task.build(site.network), site.network)
+            head = single(self.kind(site.task, site.network, select(order.tensors, path)), site.task, site.network)
+        reply = super().work(replace(site, task=headed(site.task, site.network, head)), order)
+        changes = select(reply.tensors, path)
+        body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
+        assert reply.trained is not None
+        trained = Model(site.network, reply.trained.tensors, {"head": head})
+        return replace(reply, tensors=body | prefixed(changes, HEAD), trained=trained)
+
+    def kind(self, task: Task, network: str, head: Tensors) -> HeadKind:
+        """How a head is made that has these tensors."""
+        if not self.diversity:
+            return kind_of(body_and_head(task.build(network))[1])
+        return HeadKind(width_of(head), self.dropout, self.head_activation)
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """The body with the heads that answer: the run's global model, but where normalisation stays at the sites."""
+        if isinstance(holder, Server):
+            return {"global": self.voting(holder, self.publish(holder))} if self.whole(holder) else {}
+        return {"global" if self.whole(holder) else "personal": self.voting(holder, holder.published)}
+
+    def voting(self, holder: Server | Site, published: Tensors) -> Model:
+        """A body with all the heads that are published beside it."""
+        network = holder.task.network
+        body, heads = select(published, PREFIX), grouped(select(published, HEADS))
+        if isinstance(holder, Site) and not self.whole(holder):
+            body = self.full_state(holder, body)
+        path = head_path(holder.task.build(network), network)
+        tensors = {name: tensor for name, tensor in body.items() if not name.startswith(path)}
+        for number, head in enumerate(heads):
+            tensors |= prefixed(head, f"{path}heads.{number}.")
+        kinds = [self.kind(holder.task, network, head) for head in heads]
+        together: Literal["vote", "prob_mean"] = "prob_mean" if self.ensemble == "prob_mean" else "vote"
+        return Model(network, tensors, {"head": several(kinds, holder.task, network, together)})
+
+    def whole(self, holder: Holder) -> bool:
+        """Whether all of the body is shared."""
+        network = holder.task.build()
+        return self.shared(network, holder.settings.norm_sync) == self.shared(network, "all")
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        """The network with the model's heads in place of its own."""
+        return super().predictor(headed(task, models[0].network, models[0].meta["head"]), models)
+
+
+def slot_name(slot: int) -> str:
+    """What the names of a head's tensors begin with in the server's state; they sort as the numbers do."""
+    return f"{KEPT}{HEADS}{slot:03d}/"
+
+
+def pool(server: Server) -> list[Tensors]:
+    """All heads, in their order."""
+    return grouped(select(server.state.tensors, KEPT + HEADS))
+
+
+def published(server: Server, slots: Iterable[int]) -> Tensors:
+    """The body and some heads."""
+    tensors, heads = prefixed(shared_of(server), PREFIX), pool(server)
+    for slot in slots:
+        tensors |= prefixed(heads[slot], slot_name(slot).removeprefix(KEPT))
+    return tensors
+
+
+def judgements_left(server: Server) -> int:
+    """How often heads are still to be judged in this round."""
+    round_, left = server.state.meta.get("judge", (0, 0))
+    return int(left) if round_ == server.round else 0
