@@ -13,6 +13,7 @@ from medfl.contract import Dataset, Meta, Site
 from medfl.evaluation import logits
 from medfl.networks.parts import body_and_head
 from medfl.networks.voting import elected
+from medfl.training import autocast
 
 
 def opinions(model: nn.Module, data: Dataset, site: Site) -> torch.Tensor:
@@ -25,7 +26,7 @@ def opinions(model: nn.Module, data: Dataset, site: Site) -> torch.Tensor:
     """
     body, head = body_and_head(model.eval())
     features = logits(body, data, site.settings, site.task.device).to(site.task.device)
-    with torch.no_grad():
+    with torch.no_grad(), autocast(site.settings, site.task.device):
         said = [one(features).double().softmax(dim=1).cpu() for one in head.heads]  # type: ignore[union-attr]
     return torch.stack(said)
 

@@ -1,4 +1,4 @@
-"""Heads that are dealt to sites: a network with another head, or with several that answer together.
+"""Heads that are dealt to sites: the server's pool, and networks with one of them or with several that answer together.
 
 A head is written down as JSON: ``_target_`` names what makes it, as in MONAI's configurations, the rest are arguments.
 The bundle that a site takes home holds the same.
@@ -6,14 +6,20 @@ The bundle that a site takes home holds the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from medfl.contract import Meta, Tensors
+from medfl.aggregation import PREFIX
+from medfl.averaging import KEPT, shared_of
+from medfl.contract import Meta, Server, Tensors
 from medfl.networks.heads import HeadKind, make_head
 from medfl.networks.parts import features_of, with_head
 from medfl.networks.voting import Together, VotingHead
 from medfl.task import Task
+from medfl.wire import prefixed, select
+
+HEADS = "heads/"
+"""The heads of the pool, in what is published and, after `KEPT`, in the server's state."""
 
 VOTING = "medfl.networks.voting.VotingHead"
 SINGLE = "medfl.networks.heads.make_head"
@@ -65,3 +71,24 @@ def grouped(heads: Tensors) -> list[Tensors]:
         head, _, part = name.partition("/")
         found.setdefault(head, {})[part] = heads[name]
     return list(found.values())
+
+
+# ---- the server's pool
+
+
+def slot_name(slot: int) -> str:
+    """What the names of a head's tensors begin with in the server's state; they sort as the numbers do."""
+    return f"{KEPT}{HEADS}{slot:06d}/"
+
+
+def pool(server: Server) -> list[Tensors]:
+    """All heads, in their order."""
+    return grouped(select(server.state.tensors, KEPT + HEADS))
+
+
+def published(server: Server, slots: Iterable[int]) -> Tensors:
+    """The body and some heads."""
+    tensors, heads = prefixed(shared_of(server), PREFIX), pool(server)
+    for slot in slots:
+        tensors |= prefixed(heads[slot], slot_name(slot).removeprefix(KEPT))
+    return tensors

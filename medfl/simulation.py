@@ -182,10 +182,11 @@ def check(run: Run, method: Method) -> None:
     if unknown:
         raise SettingsError(f"'networks' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.")
     used = sorted({run.settings.networks.get(name, run.task.network) for name in run.sites})
-    if len(used) > 1 and not method.unlike_networks and not method.unlike_heads:
+    if used != [run.task.network] and not method.unlike_networks and not method.unlike_heads:
         raise SettingsError(
-            f"Method '{run.method}' needs one architecture at all sites; got {used}. Give all sites the same network, "
-            "or choose a method that allows unlike ones (`medfl list methods`)."
+            f"Method '{run.method}' needs one architecture at all sites; got {used}. Give all sites the "
+            f"network of the task ('{run.task.network}' now), or choose a method that allows unlike ones (`medfl list "
+            "methods`)."
         )
     if run.settings.precision == "bf16" and run.task.device == "cpu" and not cpu_has_bf16():
         logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")

@@ -19,8 +19,8 @@ class VotingHead(nn.Module):
 
     In evaluation the softmax of its logits is, for ``vote``, (votes + mean probability) / (heads + 1). So the class
     with most votes has the largest one; among tied classes that with the largest sum of probabilities; among sums that
-    are equal to six digits the first. For ``prob_mean`` it is the mean probability. In training it is the mean
-    probability for both: votes have no gradient.
+    are equal to about six digits the first. In training, for ``prob_mean``, and of a single head, it is the mean
+    probability: votes have no gradient.
 
     Args:
         features: Of the body, >= 1.
@@ -48,7 +48,7 @@ class VotingHead(nn.Module):
         """Logits (B, num_classes) of features (B, features)."""
         said = torch.stack([head(features).float().softmax(dim=1) for head in self.heads])
         together = said.mean(dim=0)
-        if self.vote and not self.training:
+        if self.vote and not self.training and len(said) > 1:
             together = (votes(said) + together) / (len(said) + 1)
         return together.clamp_min(1e-12).log()
 

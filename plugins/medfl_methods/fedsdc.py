@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -12,11 +12,11 @@ from torch import nn
 
 from medfl import streams
 from medfl.aggregation import PREFIX, add_update
-from medfl.averaging import KEPT, Averaging, shared_of
+from medfl.averaging import Averaging, shared_of
 from medfl.contract import Findings, Holder, Kind, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.errors import SettingsError
 from medfl.head_judgement import judge, kept_count, opinions, rank, total
-from medfl.head_pool import grouped, headed, several, single, width_of
+from medfl.head_pool import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import body_and_head, features_of, head_names, head_path
 from medfl.participation import participants, sample
@@ -26,9 +26,6 @@ from medfl.wire import prefixed, select
 
 HEAD = "head/"
 """The head that a site trained, in its reply."""
-
-HEADS = "heads/"
-"""The heads of the pool, in what is published and, after `KEPT`, in the server's state."""
 
 
 class FedSDC(Averaging):
@@ -67,7 +64,7 @@ class FedSDC(Averaging):
     tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private", "judged": "private"}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
-        "code": {"gamma": 0.3, "select_on": "training"},
+        "code": {"gamma": 0.3, "select_on": "training"},  # where heads are compared by their balanced accuracy
         "medfl": {},
     }
 
@@ -148,12 +145,13 @@ class FedSDC(Averaging):
 
     def fold(self, server: Server, replies: Replies) -> None:
         """The body's step with momentum and each head's change; or what the sites found out about the heads."""
-        left = judgements_left(server)
+        meta, left = server.state.meta, judgements_left(server)
         if left:
             if len(replies):
                 found = total(told["judged"] for told in replies.meta.values())
-                server.state.meta |= {"judged": found, "ranking": rank(found["right"])}
-            server.state.meta["judge"] = [server.round, left - 1]
+                first = left == self.judgements(server)  # the second looks at the votes by the first one's ranking
+                meta |= {"ranking": rank(found["right"])} if first else {"judged": found}
+            meta["judge"] = [server.round, left - 1]
             return
         super().fold(server, replies)
         heads, dealt = pool(server), self.dealt(server)
@@ -161,7 +159,9 @@ class FedSDC(Averaging):
             change, slot = select(tensors, HEAD), dealt[name]
             new = {part: add_update(tensor, change[part].double()) for part, tensor in heads[slot].items()}
             server.state.tensors |= prefixed(new, slot_name(slot))
-        server.state.meta["judge"] = [server.round, self.judgements(server)]
+        meta["judge"] = [server.round, self.judgements(server)]
+        if replies.missing:
+            meta.setdefault("away", {})[str(server.round)] = list(replies.missing)
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """A step with momentum."""
@@ -211,11 +211,12 @@ class FedSDC(Averaging):
         return sorted(ranking[: 1 if self.ensemble == "single_best" else kept_count(self.gamma, count)])
 
     def findings(self, server: Server) -> Findings:
-        """Who held which head when (-1: none), and what the sites found out about the heads."""
+        """Who trained which head when (-1: none), and what the sites found out about the heads in the end."""
         held = torch.full((server.rounds_done, len(server.sites)), -1, dtype=torch.int16)
         for round_ in range(1, server.rounds_done + 1):
+            away = server.state.meta.get("away", {}).get(str(round_), [])
             for name, slot in self.dealt(replace(server, round=round_)).items():
-                held[round_ - 1, server.sites.index(name)] = slot
+                held[round_ - 1, server.sites.index(name)] = -1 if name in away else slot
         known: Meta = {name: server.state.meta[name] for name in ("judged", "ranking") if name in server.state.meta}
         known |= {"widths": [width_of(head) for head in pool(server)], "kept": self.kept(server)}
         return Findings({"heads": known | {"sites": server.sites, "judged_on": self.select_on}}, {"held": held})
@@ -273,24 +274,6 @@ class FedSDC(Averaging):
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """The network with the model's heads in place of its own."""
         return super().predictor(headed(task, models[0].network, models[0].meta["head"]), models)
-
-
-def slot_name(slot: int) -> str:
-    """What the names of a head's tensors begin with in the server's state; they sort as the numbers do."""
-    return f"{KEPT}{HEADS}{slot:03d}/"
-
-
-def pool(server: Server) -> list[Tensors]:
-    """All heads, in their order."""
-    return grouped(select(server.state.tensors, KEPT + HEADS))
-
-
-def published(server: Server, slots: Iterable[int]) -> Tensors:
-    """The body and some heads."""
-    tensors, heads = prefixed(shared_of(server), PREFIX), pool(server)
-    for slot in slots:
-        tensors |= prefixed(heads[slot], slot_name(slot).removeprefix(KEPT))
-    return tensors
 
 
 def judgements_left(server: Server) -> int:
