@@ -13,29 +13,47 @@ DEMO ?= demo
 DEMO_OPTIONS ?=
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint clean
+# pip compiles none of the thousands of modules that nobody imports; what is imported is compiled once, for all processes.
+PIP = $(BIN)/python -m pip install -q --no-compile
+export PYTHONDONTWRITEBYTECODE =
+# Freed memory is kept for the next step of training: no large array is mapped and cleared anew.
+KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
+
+.PHONY: demo test lint style types compiled clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
 
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.ready-dev
+	$(MAKE) -j 2 types compiled style
+	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-lint: $(VENV)/.ready-dev
+lint: style types
+
+types: $(VENV)/.ready-dev
+	$(BIN)/mypy
+
+style: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+compiled: $(VENV)/.ready-dev
+	$(BIN)/python -c "import medfl.workflow"
+
 $(VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(BIN)/python -m pip install -q -e .
+	$(call install,.)
 	touch $@
 
-$(VENV)/.ready-dev: $(VENV)/.ready
-	$(BIN)/python -m pip install -q -e ".[dev]"
-	touch $@
+$(VENV)/.ready-dev: pyproject.toml
+	$(call install,.[dev])
+	touch $(VENV)/.ready $@
+
+define install
+$(PYTHON) -m venv $(VENV)
+$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+$(PIP) -e "$(1)"
+endef
 
 clean:
 	rm -rf $(VENV) demo build *.egg-info .mypy_cache .ruff_cache .import_linter_cache

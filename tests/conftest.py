@@ -8,7 +8,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-LONG = ("test_readme.py", "test_wheel.py", "test_site_bundles.py")
+LONG = (
+    "test_benchmarks.py",
+    "test_docs.py",
+    "test_methods.py",
+    "test_readme.py",
+    "test_site_bundles.py",
+    "test_wheel.py",
+    "test_workflow.py",
+)
 """Files that take longest."""
 
 

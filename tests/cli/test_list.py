@@ -77,7 +77,7 @@ def test_bundles_are_listed_with_their_task_and_folder(medfl_command):
     assert code == 0
     told = "".join(line.strip() for line in out.splitlines())  # a long path is folded
     assert " medmnist_classification Classification of small medical images" in words(out)
-    assert told.endswith("/bundles/medmnist_classification")
+    assert "/bundles/medmnist_classification" in told
     assert "fedavg" not in out
 
 
