@@ -1,8 +1,7 @@
 """The base of most methods: sites train from the server's model and reply with updates; the server averages them.
 
 A method overrides what it changes: `shared` (what is exchanged), `loss`, `before_fit`, `after_batch`, `after_fit`,
-`row_weights`, `weight`,
-`weights_of`, `server_update`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
+`row_weights`, `weight`, `weights_of`, `server_update`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from medfl.averaging import KEPT, Averaging, refuse_noisy_statistics
 from medfl.contract import Kind, Model, Order, Replies, Reply, Server, Site, Tensors
 from medfl.errors import SettingsError
 from medfl.fit import Fit
-from medfl.networks.parts import head_names
+from medfl.networks.parts import head_names, without_head
 from medfl.training import Batch
 from medfl.wire import prefixed, select
 
@@ -44,8 +44,7 @@ class BodySharing(Averaging):
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
         """The body's tensors."""
-        head = set(head_names(model, type(model).__name__))
-        return [name for name in super().shared(model, norm_sync) if name not in head]
+        return without_head(model, super().shared(model, norm_sync))
 
     # ---- the contract
 

@@ -18,9 +18,9 @@ LUMA = (0.299, 0.587, 0.114)
 class RandColourd(RandomizableTransform, MapTransform):
     """Changes brightness, contrast and saturation at random, and takes the colour away from some images.
 
-    Each of the first three factors is uniform in [1 - strength, 1 + strength] and applied in this order, as in
-    torchvision's ``ColorJitter``: brightness multiplies, contrast scales around the image's mean brightness, saturation
-    around each pixel's own brightness. Between them images are in [0, 1] and stay there.
+    Each of the first three factors is uniform in [1 - strength, 1 + strength]. As in torchvision's ``ColorJitter``,
+    brightness multiplies, contrast scales around the image's mean brightness, saturation around each pixel's own
+    brightness; the order is this one, where torchvision draws it. Between them images are in [0, 1] and stay there.
 
     Args:
         keys: Of images (C, *spatial), normalised; with other than three channels, brightness is their mean.

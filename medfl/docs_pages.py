@@ -30,8 +30,8 @@ KINDS = {
 """What each kind of tensor is, for someone who decides whether it may leave."""
 
 ALWAYS = (
-    "As in every run, sites also report scores, training losses, times and counts of bytes, and at the start what the "
-    "run's `describe` names: by default their numbers of images."
+    "As in every run, sites also report scores, training losses, times and counts of bytes, and at the start whether "
+    "they have training and validation images, and what the run's `describe` names: by default their numbers of images."
 )
 """What leaves a site whatever the method."""
 

@@ -204,7 +204,7 @@ def _check_weights(task: Task, networks: list[str]) -> None:
         return
     task.weights.body_of(task.build(), task.network)
     if others := sorted(set(networks) - {task.network}):
-        logger.warning("'weights' is for network '%s'; drawn anew begin: %s.", task.network, ", ".join(others))
+        logger.warning("'weights' is for network '%s'; others begin as drawn: %s.", task.network, ", ".join(others))
 
 
 def _check_privacy(run: Run, method: Method, networks: list[nn.Module]) -> None:

@@ -8,7 +8,6 @@ file are one subject.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,14 +23,11 @@ from medfl.data.bloodcell_release import Cell, Listing, Release
 from medfl.data.bloodcell_split import choose_test, find_copies
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
-from medfl.data.images import read_image
 from medfl.data.ingest import QUARANTINE, Loaded, ingest, work_folder, write_quarantine
 from medfl.data.new_array import keep_rows
 from medfl.data.own_labels import number_subjects
+from medfl.data.rgb import read_rgb, resize
 from medfl.errors import DataError, SettingsError
-
-MIN_EDGE = 8
-"""An image with fewer pixels along an edge shows no cell."""
 
 NO_PATIENTS = (
     "warning: {} does not say which cells are of one patient: each image counts as a patient of its own, and cells of "
@@ -149,24 +145,10 @@ def read_cell(path: Path, size: int) -> Loaded:
     Raises:
         DataError: If it can't be read, or is of another kind.
     """
-    edge = _smallest_edge(path)
-    if edge is not None and edge < MIN_EDGE:
-        raise DataError(f"expected {MIN_EDGE} pixels or more along each edge, got {edge}. Download it again.")
-    pixels = read_image(path, (size, size), 3)
-    if pixels.dtype != np.uint8:
-        raise DataError("expected an image of 8 bits a channel, got more. Download it again, or save it with 8 bits.")
+    pixels = resize(read_rgb(path), (size, size))
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Loaded(pixels, {"digest": digest})
-
-
-def _smallest_edge(path: Path) -> int | None:
-    """Of an image, by its head; None if that can't be read, for `read_image` to say why."""
-    from PIL import Image
-
-    with contextlib.suppress(Exception), Image.open(path) as image:
-        return min(image.size)
-    return None
 
 
 def _told(releases: Sequence[Release], listings: Sequence[Listing], say: Say) -> list[str]:

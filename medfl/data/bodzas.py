@@ -1,7 +1,7 @@
 """Bodzas-23: 16,027 images of normal and pathological white blood cells in, a pooled data set out.
 
 The release has a folder for each of nine classes with files ``0.bmp``, ``1.bmp``, ... that begin anew in each. Folders
-are known in any case, in the singular and plural, with the English or the Czech ending (``Basophile``), and by some
+are known in any case, in the singular and plural, with or without an ``e`` at the end (``Basophile``), and by some
 other names.
 """
 

@@ -15,6 +15,7 @@ IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019); the gro
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,9 +168,10 @@ def group_diagnoses(table: Table) -> list[str]:
     if unknown:
         first = diagnoses[unknown[0]]
         alike = [table.numbers[place] for place in unknown if diagnoses[place] == first]
+        shown = f" '{first}'" if re.fullmatch("[a-z ]{0,40}", first) else ""  # all else may name a case
         others = len({diagnoses[place] for place in unknown}) - 1
         raise DataError(
-            f"unknown diagnosis '{first[:40]}' in the column 'diagnosis' of {table.path} ({row_list(alike)})"
+            f"unknown diagnosis{shown} in the column 'diagnosis' of {table.path} ({row_list(alike)})"
             f"{f', and {others} other unknown ones' if others else ''}. {did_you_mean(first, _GROUP_OF)}"
         )
     return [_GROUP_OF[diagnosis] for diagnosis in diagnoses]

@@ -25,6 +25,7 @@ import numpy as np
 
 from medfl.data.images import read_picture
 from medfl.data.ingest import Loaded
+from medfl.data.rgb import read_rgb, resize
 from medfl.errors import DataError
 
 TABLE = "HAM10000_metadata"
@@ -32,9 +33,6 @@ TABLE = "HAM10000_metadata"
 
 MARGIN = 0.1
 """What surrounds a lesion in its crop on each side, as a share of the longer edge of its bounding box."""
-
-MIN_EDGE = 8
-"""An image with fewer pixels along an edge shows no lesion."""
 
 MASK = "_segmentation"
 """How the name of a mask ends, after that of its image."""
@@ -117,18 +115,11 @@ def read_part(part: Part, size: tuple[int, int]) -> Loaded:
     Raises:
         DataError: If a file can't be read, the image is deeper or too small, or image and mask do not fit.
     """
-    from PIL import Image
-
-    pixels = read_picture(part.path)
-    if pixels.dtype != np.uint8:
-        raise DataError("expected an image of 8 bits a channel, got more. Take the JPEG files of the release.")
-    if min(pixels.shape[:2]) < MIN_EDGE:
-        raise DataError(f"expected an image of {MIN_EDGE} x {MIN_EDGE} pixels or more, got a smaller one.")
+    pixels = read_rgb(part.path)
     if part.mask is not None:
         top, bottom, left, right = _lesion_box(read_picture(part.mask), (pixels.shape[0], pixels.shape[1]))
         pixels = np.ascontiguousarray(pixels[top:bottom, left:right])
-    colour = Image.fromarray(pixels).convert("RGB")
-    return Loaded(np.asarray(colour.resize((size[1], size[0]), Image.Resampling.BILINEAR)))
+    return Loaded(resize(pixels, size))
 
 
 def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:

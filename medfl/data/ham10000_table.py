@@ -139,8 +139,9 @@ def _labels(table: Table) -> list[int]:
     unknown = [place for place, diagnosis in enumerate(found) if diagnosis not in classes]
     if unknown:
         first = found[unknown[0]]
+        shown = f" '{first}'" if re.fullmatch("[a-z ]{1,40}", first) else ""  # all else may name an image or a lesion
         raise DataError(
-            f"unknown diagnosis '{first[:40]}' in the column 'dx' of {table.path}; {len(unknown)} of {len(found)} rows "
+            f"unknown diagnosis{shown} in the column 'dx' of {table.path}; {len(unknown)} of {len(found)} rows "
             f"have an unknown one: {row_list([table.numbers[place] for place in unknown])}. "
             f"{did_you_mean(first, classes)}"
         )

@@ -31,6 +31,16 @@ def head_names(model: nn.Module, network: str) -> list[str]:
     return [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in held]
 
 
+def without_head(model: nn.Module, names: list[str]) -> list[str]:
+    """Those of a model's state-dict names that are not of its head.
+
+    Raises:
+        SettingsError: If it has none.
+    """
+    head = set(head_names(model, type(model).__name__))
+    return [name for name in names if name not in head]
+
+
 def features_of(model: nn.Module, network: str) -> int:
     """Number of features that a network's body gives: what the first linear layer of its head takes.
 

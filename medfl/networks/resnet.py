@@ -94,6 +94,8 @@ class ResNet(nn.Module):
         _check_least(stem_kernel=(stem_kernel, 3), stem_stride=(stem_stride, 1))
         if stem_kernel % 2 == 0:
             raise SettingsError(f"ResNet expected an odd stem_kernel, got {stem_kernel}")
+        if not isinstance(stem_pool, bool):  # the text "false" is true
+            raise SettingsError(f"ResNet expected stem_pool True or False, got {stem_pool!r}")
         _check_rates(head_dropout=head_dropout, dropout=dropout)
         conv = Conv[Conv.CONV, spatial_dims]
         self.conv1 = conv(in_channels, width, stem_kernel, stride=stem_stride, padding=stem_kernel // 2, bias=False)
@@ -164,7 +166,7 @@ class ResNet(nn.Module):
 
 def _two_layers(features: int, num_classes: int, share: float, dropout: float, activation: Activation) -> nn.Module:
     """A classifier of two layers, with Xavier's normal distribution and no biases to begin with."""
-    if not 0 < share <= 1:
+    if not isinstance(share, int | float) or not 0 < share <= 1:
         raise SettingsError(f"ResNet expected head_share above 0 and at most 1, or None, got {share!r}")
     if activation not in get_args(Activation):
         raise SettingsError(f"ResNet expected head_activation 'none' or 'relu', got {activation!r}")

@@ -35,7 +35,25 @@ class Cells(Strict):
         return How(self.size, self.test_share)
 
 
-class Acevedo(Cells):
+class OneRelease(Cells):
+    """A release alone.
+
+    Attributes:
+        dataset: Its name.
+    """
+
+    dataset: str
+
+    def find(self, source: Path) -> Path:
+        """The release: the folder of its name in the study's source folder, or that itself.
+
+        Raises:
+            DataError: If it is in neither, or is not as expected.
+        """
+        return _find(source, self.dataset)
+
+
+class Acevedo(OneRelease):
     """Acevedo-20; the arguments of `medfl.data.acevedo.prepare`.
 
     Attributes:
@@ -48,14 +66,6 @@ class Acevedo(Cells):
     preset: Literal["medfl", "paper"] = "medfl"
     labels: Literal["class", "subclass"] | None = None
 
-    def find(self, source: Path) -> Path:
-        """The release: ``acevedo/`` of the study's source folder, or that itself.
-
-        Raises:
-            DataError: If it is in neither, or is not as expected.
-        """
-        return _find(source, self.dataset)
-
     def make(self, source: Path, pool: Path, say: Say) -> None:
         """Prepare the pooled data set."""
         from medfl.data.acevedo import prepare
@@ -63,7 +73,7 @@ class Acevedo(Cells):
         prepare(self.find(source), pool, self.how(), preset=self.preset, labels=self.labels, say=say)
 
 
-class Matek(Cells):
+class Matek(OneRelease):
     """Matek-19; the arguments of `medfl.data.matek.prepare`.
 
     Attributes:
@@ -72,10 +82,6 @@ class Matek(Cells):
 
     dataset: Literal["matek"]
 
-    def find(self, source: Path) -> Path:
-        """As of `Acevedo`, with its own name."""
-        return _find(source, self.dataset)
-
     def make(self, source: Path, pool: Path, say: Say) -> None:
         """Prepare the pooled data set."""
         from medfl.data.matek import prepare
@@ -83,7 +89,7 @@ class Matek(Cells):
         prepare(self.find(source), pool, self.how(), say=say)
 
 
-class Bodzas(Cells):
+class Bodzas(OneRelease):
     """Bodzas-23; the arguments of `medfl.data.bodzas.prepare`.
 
     Attributes:
@@ -91,10 +97,6 @@ class Bodzas(Cells):
     """
 
     dataset: Literal["bodzas"]
-
-    def find(self, source: Path) -> Path:
-        """As of `Acevedo`, with its own name."""
-        return _find(source, self.dataset)
 
     def make(self, source: Path, pool: Path, say: Say) -> None:
         """Prepare the pooled data set."""

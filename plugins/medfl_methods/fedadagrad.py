@@ -24,7 +24,7 @@ class FedAdagrad(AdaptiveServer):
     second moment to tune. It slows down from round to round. A pre-trained network wants a smaller ``eta``, say 0.01.
 
     Attributes:
-        eta: Learning rate of the server, > 0.
+        eta: Learning rate of the server, > 0; larger by default than in `fedadam`, since steps only shrink here.
         beta1: How much of the last direction is kept, in [0, 1).
 
     Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, ICLR 2021, Algorithm 2. The paper tunes

@@ -18,7 +18,7 @@ class FedAvgM(Averaging):
     v starts at 0, so the first round is FedAvg's. It is no moving average: the mean update is not scaled by 1 - beta,
     and a steady update moves the model 1 / (1 - beta) times as far as in FedAvg. Momentum acts on trainable parameters
     only; the statistics of normalisation layers are averaged as in FedAvg. ``beta = 0`` with ``server_lr = 1`` makes
-    this FedAvg.
+    this FedAvg; so it is in the preset ``flower``, whose library begins without momentum.
 
     When to use it: When few or unlike sites take part in each round, so that FedAvg's model swings from round to round:
     momentum evens out whose turn it was. With a large ``beta`` the model may overshoot; then lower ``beta`` or the
@@ -35,7 +35,7 @@ class FedAvgM(Averaging):
     Classification, arXiv 1909.06335, 2019.
     """
 
-    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 0.9}, "medfl": {"beta": 0.9}}
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 0.9}, "flower": {"beta": 0.0}, "medfl": {"beta": 0.9}}
     limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"beta": 0.0, "server_lr": 1.0}),)
 
     by_sample: ClassVar[bool] = True

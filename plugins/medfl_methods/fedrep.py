@@ -32,8 +32,8 @@ class FedRep(BodySharing):
     site, `fedper` makes more of the same time.
 
     Attributes:
-        head_share: Share of a round's batches in which the head is trained, in [0, 1]. The paper's 10 epochs for the
-            head and 1 for the body are 10/11 in a run with ``epochs = 11``.
+        head_share: Share of a round's batches in which the head is trained, in [0, 1]. A half suits rounds of few
+            epochs; the paper's 10 epochs for the head and 1 for the body are 10/11 in a run with ``epochs = 11``.
         global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the mean head of the
             round's participants, weighted as their bodies, and the body are the run's global model; sites go on with
             their own heads. It needs one network at all sites.

@@ -13,12 +13,12 @@ from torch import nn
 from medfl import streams
 from medfl.aggregation import PREFIX, add_update
 from medfl.averaging import Averaging, shared_of
-from medfl.contract import Findings, Holder, Kind, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.contract import Findings, Holder, Kind, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors, Told
 from medfl.errors import SettingsError
 from medfl.head_judgement import judge, kept_count, opinions, rank, total
 from medfl.head_pool import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
-from medfl.networks.parts import body_and_head, features_of, head_names, head_path
+from medfl.networks.parts import body_and_head, features_of, head_path, without_head
 from medfl.participation import participants, sample
 from medfl.server_optimizer import momentum_step
 from medfl.task import Task
@@ -34,7 +34,8 @@ class FedSDC(Averaging):
     There are as many heads as participants in a round. A site trains the body with the head that it gets, by the task's
     loss, and sends back the changes of both. The server adds the mean change of the body with momentum, and each head's
     to that head. The heads vote on the shared body; tied classes go by the sum of probabilities. The vote is the run's
-    global model, and what every site takes home.
+    global model, and what every site takes home. In the end sites with validation images count how often each head is
+    right, each two agree, and the best ones together are right (``judged``), unless the run has a privacy setting.
 
     With ``gamma`` below 1 (FedSDC+) the best ceil(gamma H) of H heads vote, by their accuracy on the union of the
     sites' validation images. With one participant in a round, ``beta = 0`` and ``diversity = false`` this trains as
@@ -61,7 +62,7 @@ class FedSDC(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update", HEAD: "update"}
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private", "judged": "private"}
+    tells: ClassVar[Mapping[str, Told]] = {"size": "private", "judged": "private"}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gamma": 0.3, "select_on": "training"},  # where heads are compared by their balanced accuracy
@@ -89,8 +90,7 @@ class FedSDC(Averaging):
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
         """The body's tensors."""
-        head = set(head_names(model, type(model).__name__))
-        return [name for name in super().shared(model, norm_sync) if name not in head]
+        return without_head(model, super().shared(model, norm_sync))
 
     def setup(self, server: Server) -> None:
         """The first body and the pool of heads."""
@@ -228,11 +228,13 @@ class FedSDC(Averaging):
         if order.op == "judge":
             data = site.val if self.select_on == "validation" else site.train
             assert data is not None
-            said = opinions(self.predictor(site.task, [self.voting(site, order.tensors)]), data, site)
+            voting = self.voting(site, order.tensors, site.task.build())
+            said = opinions(self.predictor(site.task, [voting]), data, site)
             return Reply(meta={"judged": judge(said, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")})
         with torch.random.fork_rng(devices=[]):  # a look at networks takes no numbers from the training's dropout
-            path = PREFIX + head_path(site.task.build(site.network), site.network)
-            head = single(self.kind(site.task, site.network, select(order.tensors, path)), site.task, site.network)
+            model = site.task.build(site.network)
+            path, features = PREFIX + head_path(model, site.network), features_of(model, site.network)
+            head = single(self.kind(model, select(order.tensors, path)), features, site.task.num_classes)
         reply = super().work(replace(site, task=headed(site.task, site.network, head)), order)
         changes = select(reply.tensors, path)
         body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
@@ -240,36 +242,37 @@ class FedSDC(Averaging):
         trained = Model(site.network, reply.trained.tensors, {"head": head})
         return replace(reply, tensors=body | prefixed(changes, HEAD), trained=trained)
 
-    def kind(self, task: Task, network: str, head: Tensors) -> HeadKind:
-        """How a head is made that has these tensors."""
+    def kind(self, model: nn.Module, head: Tensors) -> HeadKind:
+        """How a head is made that has these tensors, in a network like `model`."""
         if not self.diversity:
-            return kind_of(body_and_head(task.build(network))[1])
+            return kind_of(body_and_head(model)[1])
         return HeadKind(width_of(head), self.dropout, self.head_activation)
 
     def models(self, holder: Server | Site) -> dict[str, Model]:
         """The body with the heads that answer: the run's global model, but where normalisation stays at the sites."""
+        model = holder.task.build()
         if isinstance(holder, Server):
-            return {"global": self.voting(holder, self.publish(holder))} if self.whole(holder) else {}
-        return {"global" if self.whole(holder) else "personal": self.voting(holder, holder.published)}
+            return {"global": self.voting(holder, self.publish(holder), model)} if self.whole(holder, model) else {}
+        kind = "global" if self.whole(holder, model) else "personal"
+        return {kind: self.voting(holder, holder.published, model)}
 
-    def voting(self, holder: Server | Site, published: Tensors) -> Model:
-        """A body with all the heads that are published beside it."""
+    def voting(self, holder: Server | Site, published: Tensors, model: nn.Module) -> Model:
+        """A body with all the heads that are published beside it; `model` is a network like it."""
         network = holder.task.network
         body, heads = select(published, PREFIX), grouped(select(published, HEADS))
-        if isinstance(holder, Site) and not self.whole(holder):
+        if isinstance(holder, Site) and not self.whole(holder, model):
             body = self.full_state(holder, body)
-        path = head_path(holder.task.build(network), network)
+        path = head_path(model, network)
         tensors = {name: tensor for name, tensor in body.items() if not name.startswith(path)}
         for number, head in enumerate(heads):
             tensors |= prefixed(head, f"{path}heads.{number}.")
-        kinds = [self.kind(holder.task, network, head) for head in heads]
+        kinds, features = [self.kind(model, head) for head in heads], features_of(model, network)
         together: Literal["vote", "prob_mean"] = "prob_mean" if self.ensemble == "prob_mean" else "vote"
-        return Model(network, tensors, {"head": several(kinds, holder.task, network, together)})
+        return Model(network, tensors, {"head": several(kinds, features, holder.task.num_classes, together)})
 
-    def whole(self, holder: Holder) -> bool:
-        """Whether all of the body is shared."""
-        network = holder.task.build()
-        return self.shared(network, holder.settings.norm_sync) == self.shared(network, "all")
+    def whole(self, holder: Holder, model: nn.Module) -> bool:
+        """Whether all of the body is shared, in a network like `model`."""
+        return self.shared(model, holder.settings.norm_sync) == self.shared(model, "all")
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """The network with the model's heads in place of its own."""

@@ -17,7 +17,7 @@ from medfl.explain import check_installed
 from medfl.fisher import Estimator, fisher, split_mask
 from medfl.fit import Fit, Fitted
 from medfl.losses.distillation import distillation
-from medfl.networks.parts import Split, body_and_head, features_of, head_names, head_path
+from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
 from medfl.participation import sample
 from medfl.phases import budget, two_phases
 from medfl.refinement import Refinement
@@ -113,8 +113,7 @@ class PFedCDP(Averaging):
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
         """The body's tensors."""
-        head = set(head_names(model, type(model).__name__))
-        return [name for name in super().shared(model, norm_sync) if name not in head]
+        return without_head(model, super().shared(model, norm_sync))
 
     # ---- the server
 

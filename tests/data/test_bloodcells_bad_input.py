@@ -170,7 +170,7 @@ def changed(folder, change):
         (lambda map_: map_["classes"].remove("basophil"), "lacks 'basophil', which a kind of cell belongs to"),
         (lambda map_: map_["classes"].append("mast cell"), "no kind of cell that belongs to the classes mast cell"),
         (lambda map_: map_["classes"].append("basophil"), "a class stands twice"),
-        (lambda map_: map_.update(source={}), "'source': unknown|source"),
+        (lambda map_: map_.update(source={}), "unknown option 'source'. Did you mean 'sources'"),
         (lambda map_: map_["sources"]["bodzas"].update(basophil=3), r"sources.bodzas.basophil"),
     ],
 )

@@ -216,6 +216,7 @@ def test_it_trains_in_a_federation(tmp_path, method, norm):
         ({"width": 7.5}, "width to be a whole number >= 1, got 7.5"),
         ({"stem_kernel": 4}, "odd stem_kernel, got 4"),
         ({"stem_stride": 0}, "stem_stride to be a whole number >= 1"),
+        ({"stem_pool": "false"}, "stem_pool True or False, got 'false'"),
         ({"norm": "batsh"}, "norm to be 'batch', 'group', 'instance'.* got 'batsh'"),
         ({"norm": ["group", {"num_groups": 5}]}, "suits 8 channels, got .*divisible"),
         ({"act": "rellu"}, "act to be MONAI's name.* got 'rellu'"),

@@ -76,6 +76,7 @@ def test_the_layer_between_is_dropped_in_training_only():
     [
         ({"head_share": 0.0}, "head_share above 0 and at most 1, or None, got 0.0"),
         ({"head_share": 1.1}, "head_share above 0 and at most 1, or None, got 1.1"),
+        ({"head_share": "null"}, "head_share above 0 and at most 1, or None, got 'null'"),
         ({"head_share": 0.5, "head_activation": "tanh"}, "head_activation 'none' or 'relu', got 'tanh'"),
         ({"head_dropout": 1.0}, "head_dropout to be at least 0 and below 1, got 1.0"),
         ({"dropout": -0.1}, "dropout to be at least 0 and below 1, got -0.1"),
