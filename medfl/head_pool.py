@@ -13,7 +13,7 @@ from medfl.aggregation import PREFIX
 from medfl.averaging import KEPT, shared_of
 from medfl.contract import Meta, Server, Tensors
 from medfl.networks.heads import HeadKind, make_head
-from medfl.networks.parts import features_of, with_head
+from medfl.networks.parts import with_head
 from medfl.networks.voting import Together, VotingHead
 from medfl.task import Task
 from medfl.wire import prefixed, select
@@ -25,25 +25,22 @@ VOTING = "medfl.networks.voting.VotingHead"
 SINGLE = "medfl.networks.heads.make_head"
 
 
-def single(kind: HeadKind, task: Task, network: str) -> Meta:
-    """A head of a kind for a network, as JSON."""
-    return {"_target_": SINGLE, **_sizes(task, network), **kind._asdict()}
+def single(kind: HeadKind, features: int, num_classes: int) -> Meta:
+    """A head of a kind for a body with this number of features, as JSON."""
+    return {"_target_": SINGLE, "features": features, "num_classes": num_classes, **kind._asdict()}
 
 
-def several(kinds: Sequence[HeadKind], task: Task, network: str, together: Together) -> Meta:
+def several(kinds: Sequence[HeadKind], features: int, num_classes: int, together: Together) -> Meta:
     """Heads of kinds that differ in width only, which answer together, as JSON."""
     return {
         "_target_": VOTING,
-        **_sizes(task, network),
+        "features": features,
+        "num_classes": num_classes,
         "widths": [kind.width for kind in kinds],
         "together": together,
         "dropout": kinds[0].dropout,
         "activation": kinds[0].activation,
     }
-
-
-def _sizes(task: Task, network: str) -> Meta:
-    return {"features": features_of(task.build(network), network), "num_classes": task.num_classes}
 
 
 def headed(task: Task, network: str, head: Mapping[str, Any]) -> Task:

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
+Run = Callable[[str, list[str]], tuple[str, dict[str, float]]]
 
-def test_the_round_loop_prints_ratios(tmp_path: Path) -> None:
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """What a benchmark prints, and the figures that it writes; in this process, which has imported torch."""
+
+    def run(script: str, options: list[str]) -> tuple[str, dict[str, float]]:
+        monkeypatch.syspath_prepend(FOLDER)
+        monkeypatch.setattr(sys, "argv", [script, *options, "--json", str(tmp_path / "figures.json")])
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+        return capsys.readouterr().out, json.loads((tmp_path / "figures.json").read_text())
+
+    return run
+
+
+def test_the_round_loop_prints_ratios(run: Run) -> None:
     size = ["--rounds", "2", "--sites", "4", "--fraction", "0.5", "--images", "240", "--test", "40"]
-    said, figures = run("round_loop.py", size, tmp_path)
+    said, figures = run("round_loop.py", size)
     for name in ("ratio of CPU (medfl / plain)", "ratio of wall (medfl / plain)"):
         assert name in said
         assert figures[name] > 0
 
 
-def test_the_cost_of_a_method_is_a_ratio_to_fedavg(tmp_path: Path) -> None:
-    said, ratios = run("method_cost.py", ["fedkper", "--repetitions", "2", "--images", "80"], tmp_path)
+def test_the_cost_of_a_method_is_a_ratio_to_fedavg(run: Run) -> None:
+    said, ratios = run("method_cost.py", ["fedkper", "--repetitions", "2", "--images", "80"])
     assert list(ratios) == ["fedkper"]
     assert ratios["fedkper"] > 0
     assert f"{ratios['fedkper']:.2f} times fedavg" in said
 
 
-def test_the_similarity_loss_is_timed_in_each_form(tmp_path: Path) -> None:
-    said, figures = run("similarity_loss.py", ["--sizes", "90x6", "--repetitions", "2", "--no-memory"], tmp_path)
+def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
+    said, figures = run("similarity_loss.py", ["--sizes", "90x6", "--repetitions", "2", "--no-memory"])
     assert "| 90 | 6 |" in said
     for form in ("direct", "n x n", "k x k"):
         assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
@@ -34,14 +53,14 @@ def test_the_similarity_loss_is_timed_in_each_form(tmp_path: Path) -> None:
 
 def test_ingestion_is_timed_against_bare_pydicom(tmp_path: Path) -> None:
     size = ["--images", "2", "--shape", "64x40", "--size", "16", "--repetitions", "2", "--workers", "1", "--bits", "12"]
-    said, figures = run("ingest.py", size, tmp_path)
+    said, figures = run_alone("ingest.py", size, tmp_path)
     assert said.startswith("2 images of 64 x 40, 12 bits, to 16")
     assert all(value > 0 for value in figures.values())
     assert {"CPU per image, medfl / bare", "cores used by 1 workers", "MiB at the peak, medfl"} <= set(figures)
 
 
-def run(script: str, options: list[str], folder: Path) -> tuple[str, dict[str, float]]:
-    """What a benchmark prints, and the figures that it writes."""
+def run_alone(script: str, options: list[str], folder: Path) -> tuple[str, dict[str, float]]:
+    """The same in a process of its own, for a benchmark that starts processes and looks at their memory."""
     command = [sys.executable, FOLDER / script, *options, "--json", folder / "figures.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from pydantic import Field
 from medfl.errors import DataError
 from medfl.settings import Strict
 from medfl.study.cell_preps import Acevedo, BloodCells, Bodzas, Matek
+from medfl.study.tpf_preps import LC25000, CelebA
 
 Say = Callable[[str], None]
 
@@ -224,7 +225,7 @@ class Ham10000(Strict):
 
 
 Prep = Annotated[
-    MedMNIST | Abide | Derm7pt | CbisDdsm | Mias | Ham10000 | Acevedo | Matek | Bodzas | BloodCells,
+    MedMNIST | Abide | Derm7pt | CbisDdsm | Mias | Ham10000 | Acevedo | Matek | Bodzas | BloodCells | LC25000 | CelebA,
     Field(discriminator="dataset"),
 ]
 """What a study file may say under ``prep``."""

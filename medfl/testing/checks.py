@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from medfl import wire
-from medfl.contract import SERVER, Method
+from medfl.contract import SERVER, Method, Tensors
 from medfl.errors import MedflError, SettingsError
 from medfl.siteside import Splits
 from medfl.store import Store
@@ -75,26 +76,25 @@ class _StopError(Exception):
 
 @promise
 def it_resumes_at_every_step(case: Case) -> None:
-    """Stopped before a step's work or before its commit, at any step, it ends in the same bits and scores."""
-    worked: set[int] = set()
+    """Stopped before a step's work or before its commit, at any step, it ends in the same bits and scores.
 
-    def present(site: str, step: int) -> bool:
-        worked.add(step)
-        return False
-
-    with folders(1) as (whole,):
-        expected = bits(case.run(whole, absent=present))
-        wanted, last = scores(whole), Store(whole / "state" / SERVER).steps()[-1]
+    One run is stopped again and again; from each stop a copy of it goes on to the end.
+    """
+    result, whole = case.reference
+    expected, wanted, last = bits(result), scores(whole), Store(whole / "state" / SERVER).steps()[-1]
+    with folders(1) as (stopped,):
         for stop in range(1, last):
-            for where in ("work", "fold") if stop in worked else ("fold",):  # the server may have a step of its own
-                folder = whole.with_name(f"{where}-{stop}")
-                _run_until(case, folder, stop, where)
-                same(expected, bits(case.run(folder)), f"stopped in {where} of step {stop}")
-                expect(wanted == scores(folder), f"stopped in {where} of step {stop}: other rows in metrics.csv")
+            for where in ("work", "fold") if stop in case.worked else ("fold",):  # the server may have its own step
+                _run_until(case, stopped, stop, where)
+                copy = stopped.with_name(f"{where}-{stop}")
+                shutil.copytree(stopped, copy)
+                same(expected, bits(case.run(copy)), f"stopped in {where} of step {stop}")
+                expect(wanted == scores(copy), f"stopped in {where} of step {stop}: other rows in metrics.csv")
 
 
 def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
-    folds = 0
+    """Run from wherever the folder stands to a step's work or fold."""
+    folds = max(Store(folder / "state" / SERVER).steps(), default=0)
 
     def absent(site: str, step: int) -> bool:
         if where == "work" and step == stop:
@@ -224,13 +224,16 @@ def test_data_decide_nothing(case: Case) -> None:
 @promise
 def limit_cases_hold(case: Case) -> None:
     """Each declared limit case gives the bits of the method that it names."""
+    others: dict[str, dict[str, Tensors]] = {}  # several cases may name the same run
     for limit in case.kind.limits:
         for network in ("plain",) if limit.only_without_norms else ("norm", "plain"):
+            named = repr((limit.equals, limit.equals_args, limit.equals_settings, network))
             with folders(2) as (mine, theirs):
                 left = Case(case.registry, case.name, case.args | limit.args).run(mine, task=make_task(network))
-                other = Case(case.registry, limit.equals, limit.equals_args)
-                right = other.run(theirs, task=make_task(network), **limit.equals_settings)
-                same(bits(left), bits(right), f"{limit.args} against {limit.equals} on '{network}'")
+                if named not in others:
+                    other = Case(case.registry, limit.equals, limit.equals_args)
+                    others[named] = bits(other.run(theirs, task=make_task(network), **limit.equals_settings))
+                same(bits(left), others[named], f"{limit.args} against {limit.equals} on '{network}'")
 
 
 @promise
@@ -242,13 +245,15 @@ def equal_models_average_to_themselves(case: Case) -> None:
     """
     with folders(1) as (still,):
         start = make_task().initial(case.settings_of().seed)
-        models = bits(case.run(still, epochs=0))
-        for key, model in models.items():
-            if key.endswith("/global") and not case.kind.needs_public:
-                begun = {name: t for name, t in start.items() if name in model or not name.startswith("head.")}
-                same({key: {name: t for name, t in model.items() if name in start}}, {key: begun}, "no local training")
-    for key, model in bits(case.reference[0]).items():
-        for name, tensor in model.items():
+        result = case.run(still, epochs=0)
+        for holder, found in {"server": result.outcome.models, **result.models}.items():
+            if "global" in found and not case.kind.needs_public:
+                model, key = found["global"], f"{holder}/global"
+                begun = {n: t for n, t in start.items() if "head" not in model.meta or not n.startswith("head.")}
+                kept = {n: t for n, t in model.tensors.items() if n in begun}
+                same({key: kept}, {key: begun}, "no local training")
+    for key, tensors in bits(case.reference[0]).items():
+        for name, tensor in tensors.items():
             expect(not name.endswith("running_var") or bool((tensor > 0).all()), f"{key}: {name} is not positive")
 
 

@@ -93,6 +93,7 @@ class Case:
         args: Its settings.
         settings: Settings of the run that differ from the suite's.
         home: Where the folder of `reference` is; the system's temporary folder otherwise.
+        worked: The steps of `reference` in which sites had work to do.
     """
 
     registry: Registry
@@ -100,6 +101,7 @@ class Case:
     args: Meta = field(default_factory=dict)
     settings: Meta = field(default_factory=dict)
     home: Path | None = None
+    worked: set[int] = field(default_factory=set)
 
     def settings_of(self, **changes: Any) -> Settings:
         """The run's settings with changes."""
@@ -118,7 +120,11 @@ class Case:
     def reference(self) -> tuple[Result, Path]:
         """The run without any change, and its folder: made once, for checks that only look at it."""
         folder = Path(tempfile.mkdtemp(dir=self.home)) / "reference"
-        return self.run(folder), folder
+        return self.run(folder, absent=self._present), folder
+
+    def _present(self, site: str, step: int) -> bool:
+        self.worked.add(step)
+        return False
 
     def run(
         self,

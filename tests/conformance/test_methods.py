@@ -8,7 +8,11 @@ import pytest
 from medfl.plugins import load_plugins
 from medfl.testing import CHECKS, check_method, suite
 
-SHORTER = {"pfedcdp": {"refine": {"epochs": 2, "probe_epochs": 1}}, "isfl": {"probe": 3}}
+SHORTER = {
+    "fedskd": {"p2p_scale": 1},  # a limit case and fedcross_star train N times as long
+    "isfl": {"probe": 3},
+    "pfedcdp": {"refine": {"epochs": 2, "probe_epochs": 1}},
+}
 """Settings that spare time and leave out no part of a method."""
 
 

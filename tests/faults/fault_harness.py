@@ -78,7 +78,8 @@ class Faults:
 
     Args:
         act: Called with (number of the call from 1, what it is, path or ""); may raise, kill, or return "half" for a
-            write of which only the first half shall happen before it is called again with the word "rest".
+            write of which only the first half shall happen before it is called again, with the same number and the
+            word "rest"; where that returns, the other half follows.
     """
 
     def __init__(self, act: Callable[[int, str, str], str | None]) -> None:
@@ -97,11 +98,11 @@ class Faults:
         for name in ("fsync", "replace", "unlink"):
             setattr(os, name, self._wrapped(name, getattr(os, name)))
 
-    def _point(self, what: str, path: object) -> str | None:
+    def _point(self, what: str, path: object) -> tuple[int, str | None]:
         with self._count.get_lock():
             self._count.value += 1
             number = self._count.value
-        return self._act(number, what, str(path))
+        return number, self._act(number, what, str(path))
 
     def _wrapped(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -124,11 +125,13 @@ class _File:
         self._file, self._path, self._faults = file, path, faults
 
     def write(self, data: Any) -> None:
-        if self._faults._point("write", self._path) == "half":
-            self._file.write(data[: len(data) // 2])
+        written = 0
+        number, said = self._faults._point("write", self._path)
+        if said == "half":
+            written = self._file.write(data[: len(data) // 2])
             self._file.flush()
-            self._faults._act(0, "rest", str(self._path))
-        self._file.write(data)
+            self._faults._act(number, "rest", str(self._path))
+        self._file.write(data[written:])
 
     def __enter__(self) -> _File:
         return self

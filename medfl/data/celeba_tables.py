@@ -1,0 +1,219 @@
+"""The tables of CelebA, in the authors' form (txt, columns separated by blanks) or that of Kaggle (csv).
+
+::
+
+    list_attr_celeba.txt          202599                             number of images
+                                  5_o_Clock_Shadow Arched_Eyebrows ...      40 names
+                                  000001.jpg -1  1  1 -1 ...         1: the attribute is there, -1: it is not
+    list_attr_celeba.csv          image_id,5_o_Clock_Shadow,...      and rows 000001.jpg,-1,1,1,-1,...
+    list_eval_partition.txt       000001.jpg 0                       0 training, 1 validation, 2 test
+    list_eval_partition.csv       image_id,partition                 and rows as above
+    identity_CelebA.txt           000001.jpg 2880                    number of the person
+
+Images go by their names without ending. Messages count lines of the file from 1 and name no image and no person.
+Source: Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from medfl.data.datalists import SPLITS
+from medfl.errors import DataError, SettingsError, did_you_mean
+
+SHOWN = 10
+"""Numbers of lines that a message gives at most."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute of all images; the lists have an entry for each image.
+
+    Attributes:
+        name: As the table writes it.
+        images: Names without ending.
+        present: 1 where the attribute is there, 0 where it is not.
+        lines: Where the image stands in the table.
+        known: How many attributes the table has.
+    """
+
+    name: str
+    images: list[str]
+    present: list[int]
+    lines: list[int]
+    known: int
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One column of a table; the lists have an entry for each row.
+
+    Attributes:
+        path: The table.
+        columns: Names of all columns but the first; none if the table has no names.
+        names: The first cell: the name of an image.
+        values: The cell of the column.
+        lines: Where the row is.
+    """
+
+    path: Path
+    columns: list[str]
+    names: list[str]
+    values: list[str]
+    lines: list[int]
+
+
+def read_attribute(path: Path, attribute: str) -> Attribute:
+    """Read one attribute.
+
+    Args:
+        path: ``list_attr_celeba.txt`` or ``.csv``.
+        attribute: Its name; capitals and small letters count as equal.
+
+    Raises:
+        DataError: If the table is cut off or damaged, names an image twice, or has another value than -1 and 1.
+        SettingsError: If there is no such attribute.
+    """
+    lines = _lines(path)
+    count = _count(path, lines) if path.suffix.lower() == ".txt" else None
+    rows = _rows(path, lines, attribute)
+    if count is not None and count != len(rows.names):
+        raise DataError(
+            f"expected {count} images in {path}, as its first line says, got {len(rows.names)}. Download it again."
+        )
+    name = rows.columns[_place(rows.columns, attribute) - 1]
+    present = _values(rows, {"1": 1, "-1": 0}, f"1 or -1 for the attribute '{name}'")
+    return Attribute(name, _images(rows), present, rows.lines, len(rows.columns))
+
+
+def read_splits(path: Path) -> dict[str, str]:
+    """Read the official split.
+
+    Args:
+        path: ``list_eval_partition.txt`` or ``.csv``.
+
+    Returns:
+        Image to one of `medfl.data.datalists.SPLITS`.
+
+    Raises:
+        DataError: If the table is damaged, names an image twice, or has another value than 0, 1 and 2.
+    """
+    rows = _pairs(path)
+    known = {str(number): split for number, split in enumerate(SPLITS)}
+    return dict(zip(_images(rows), _values(rows, known, "0, 1 or 2 for training, validation or test"), strict=True))
+
+
+def read_identities(path: Path) -> dict[str, str]:
+    """Read who is in which image.
+
+    Args:
+        path: ``identity_CelebA.txt`` or ``.csv``.
+
+    Returns:
+        Image to the number of a person.
+
+    Raises:
+        DataError: If the table is damaged or names an image twice.
+    """
+    rows = _pairs(path)
+    wrong = [line for line, number in zip(rows.lines, rows.values, strict=True) if not number.isdecimal()]
+    _refuse(rows.path, wrong, len(rows.names), "the number of a person")
+    return dict(zip(_images(rows), rows.values, strict=True))
+
+
+def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
+    """What a table says of each image.
+
+    Raises:
+        DataError: If an image is not in it.
+    """
+    missing = sum(image not in table for image in images)
+    if missing:
+        raise DataError(
+            f"{missing} of {len(images)} images of the attribute table are not in {path}. The files do not belong "
+            "together: take all of one release."
+        )
+    return [table[image] for image in images]
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Lines that are not empty, with their numbers."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"the table {path} can't be read: {error.strerror}. Download it again.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"expected a table in UTF-8, {path} is not. Download it again.") from None
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _count(path: Path, lines: list[tuple[int, str]]) -> int:
+    """Take the number of images off the first line."""
+    first = lines.pop(0)[1].strip() if lines else ""
+    if not first.isdecimal():
+        raise DataError(f"expected the number of images in the first line of {path}, it is no number. Download again.")
+    return int(first)
+
+
+def _pairs(path: Path) -> _Rows:
+    """A table of two columns; only csv names them."""
+    return _rows(path, _lines(path), None)
+
+
+def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _Rows:
+    """Read the column of an attribute, or with None the second of two; a line with names lacks the first one in txt."""
+    is_csv = path.suffix.lower() == ".csv"
+    split: Callable[[str], list[str]] = (lambda line: next(csv.reader([line]))) if is_csv else str.split
+    header = is_csv or attribute is not None
+    columns = [name.strip() for name in split(lines.pop(0)[1])[is_csv:]] if header and lines else []
+    place, width = (1, 2) if attribute is None else (_place(columns, attribute), 1 + len(columns))
+    names, values, wrong = [], [], []
+    for number, line in lines:
+        cells = split(line)
+        if len(cells) == width:
+            names.append(cells[0].strip())
+            values.append(cells[place].strip())
+        else:
+            wrong.append(number)
+    _refuse(path, wrong, len(lines), f"{width} cells")
+    if not names:
+        raise DataError(f"expected rows of images in {path}, there are none. Download it again.")
+    return _Rows(path, columns, names, values, [number for number, _ in lines])
+
+
+def _place(columns: Sequence[str], attribute: str) -> int:
+    """The place of an attribute in a row, from 1."""
+    places = {name.lower(): place for place, name in enumerate(columns, 1)}
+    if attribute.lower() not in places:
+        raise SettingsError(f"unknown attribute '{attribute}'. {did_you_mean(attribute, columns)}")
+    return places[attribute.lower()]
+
+
+def _images(rows: _Rows) -> list[str]:
+    images = [PurePosixPath(name).stem for name in rows.names]
+    counts = Counter(images)
+    twice = [line for line, image in zip(rows.lines, images, strict=True) if counts[image] > 1]
+    _refuse(rows.path, twice, len(images), "another image than in all other rows")
+    return images
+
+
+def _values(rows: _Rows, known: dict[str, T], what: str) -> list[T]:
+    wrong = [line for line, value in zip(rows.lines, rows.values, strict=True) if value not in known]
+    _refuse(rows.path, wrong, len(rows.values), what)
+    return [known[value] for value in rows.values]
+
+
+def _refuse(path: Path, wrong: Sequence[int], rows: int, what: str) -> None:
+    if wrong:
+        shown = ", ".join(map(str, wrong[:SHOWN])) + (", ..." if len(wrong) > SHOWN else "")
+        raise DataError(
+            f"expected {what} in each row of {path}, {len(wrong)} of {rows} rows have something else: "
+            f"line{'s' if len(wrong) > 1 else ''} {shown}. Correct them, or download the table again."
+        )
