@@ -182,7 +182,8 @@ def test_the_tutorial_quotes_its_own_code():
 
 
 def test_links_lead_somewhere():
-    for page in DOCS.rglob("*.md"):
+    pages = [*DOCS.rglob("*.md"), *(DOCS.parent / "bundles").rglob("*.md"), *DOCS.parent.glob("*/README.md")]
+    for page in pages:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
