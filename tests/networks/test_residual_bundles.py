@@ -128,7 +128,7 @@ def test_one_site_trains_from_the_file_with_plain_monai(made: Made, tmp_path: Pa
         ({}, lambda net: net.dropout.p == 0.1),
         ({"head_share": 0.4}, lambda net: isinstance(net.head, TwoLayerHead) and net.head.out.in_features == 204),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_the_options_of_the_network(name: str, options: dict[str, Any], expected: Callable[[ResNet], bool]) -> None:
     parser = parsed(BUNDLES / name, **options)
