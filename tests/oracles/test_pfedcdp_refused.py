@@ -25,10 +25,12 @@ class Headless(SmallNet):
         return self.classifier(self.body(images))
 
 
-class Deep(SmallNet):
+class Curved(SmallNet):
+    """Its head has no linear layer."""
+
     def __init__(self):
         super().__init__()
-        self.head = nn.Sequential(self.head)
+        self.head = nn.Sequential(nn.Unflatten(1, (24, 1)), nn.Conv1d(24, 3, 1), nn.Flatten())
 
 
 class Bodyless(SmallNet):
@@ -42,7 +44,7 @@ class Bodyless(SmallNet):
 
 
 TASK = dataclasses.replace(
-    make_task(), networks=make_task().networks | {"headless": Headless, "deep": Deep, "bodyless": Bodyless}
+    make_task(), networks=make_task().networks | {"headless": Headless, "curved": Curved, "bodyless": Bodyless}
 )
 
 
@@ -75,10 +77,10 @@ def test_a_mistyped_setting_of_the_student():
     ("networks", "refine", "words"),
     [
         ({"site-1": "headless"}, None, "Network 'headless' (Headless) has no `head`"),
-        ({"site-1": "deep"}, None, "Network 'deep' (Deep): expected a module `body` that gives features and a linear"),
+        ({"site-1": "curved"}, None, "Network 'curved' (Curved): expected a module `body` that gives features and a"),
         ({"site-1": "bodyless"}, None, "Network 'bodyless' (Bodyless): expected a module `body`"),
         ({}, {"student": "headless"}, "Network 'headless' (Headless) has no `head`"),
-        ({}, {"student": "deep"}, "got a head of type Sequential"),
+        ({}, {"student": "curved"}, "`head` with a linear layer, got a head of type Sequential"),
         ({}, {"student": "bodyless"}, "Network 'bodyless' (Bodyless): expected a module `body`"),
         ({}, {"student": "plane"}, "unknown network 'plane'. Did you mean 'plain'"),
     ],
