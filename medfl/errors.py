@@ -6,7 +6,7 @@ A message says what was expected, what came, where, and what to do; it never nam
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class MedflError(Exception):
@@ -55,3 +55,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean '{close[0]}'? " if close else ""
     return f"{hint}Known: {', '.join(names) if names else 'none'}."
+
+
+def check_choice(what: str, given: str, known: Collection[str]) -> None:
+    """Refuse a choice that there is not.
+
+    Args:
+        what: What is chosen, for the message.
+        given: What was typed.
+        known: What would have been accepted.
+
+    Raises:
+        SettingsError: With the nearest known one, and all of them.
+    """
+    if given not in known:
+        raise SettingsError(f"unknown {what} '{given}'. {did_you_mean(given, known)}")

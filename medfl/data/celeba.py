@@ -22,7 +22,7 @@ from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.data.ingest import QUARANTINE, ingest, work_folder, write_quarantine
 from medfl.data.own_labels import number_subjects
-from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.errors import DataError, SettingsError, check_choice
 
 LICENCE = "non-commercial research only; images may not be passed on"
 """Terms of use."""
@@ -92,8 +92,7 @@ def prepare(
         DataError: If a table is wrong or missing, no image of a class is left, or `out` may not be written.
         SettingsError: If there is no such attribute, or an option is impossible.
     """
-    if split not in SPLIT:
-        raise SettingsError(f"unknown split '{split}'. {did_you_mean(split, SPLIT)}")
+    check_choice("split", split, SPLIT)
     if min(size) < 1 or min_images < 1:
         raise SettingsError(f"expected a size and a number of images >= 1, got {size[0]}, {size[1]} and {min_images}")
     check_free(out, force, [source])

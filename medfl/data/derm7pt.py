@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.derm7pt_release import GROUPS, Release, read_release
 from medfl.data.folders import check_free, written_whole
 from medfl.data.own_labels import Columns
-from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.errors import DataError, check_choice
 
 LICENCE = "academic research only; the images may not be redistributed (see README.txt of the release)"
 """Terms of use."""
@@ -80,8 +80,8 @@ def prepare(
         DataError: If the release is incomplete or wrong, or `out` may not be written.
         SettingsError: If there is no such view or split, or the size is impossible.
     """
-    _check_choice("view", view, VIEWS)
-    _check_choice("split", split, SPLITTINGS)
+    check_choice("view", view, VIEWS)
+    check_choice("split", split, SPLITTINGS)
     check_free(out, force, [source])
     name, say = "derm7pt" if view == "derm" else f"derm7pt-{view}", _once(say)
     say(f"{name}: licence {LICENCE}")
@@ -113,11 +113,6 @@ def prepare(
         datalist = replace(datalist, modality=VIEWS[view], extra=extra)
         write_datalist(folder, datalist)
     return datalist
-
-
-def _check_choice(what: str, given: str, known: Collection[str]) -> None:
-    if given not in known:
-        raise SettingsError(f"unknown {what} '{given}'. {did_you_mean(given, known)}")
 
 
 def _once(say: Say) -> Say:

@@ -14,7 +14,7 @@ The table and the files are described in `medfl.data.ham10000_table` and `medfl.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from medfl.data.ham10000_files import Files, Part, find_files, read_part
 from medfl.data.ham10000_table import OFFICIAL, Metadata, read_metadata, shared_lesions
 from medfl.data.ingest import QUARANTINE, ingest, told, work_folder, write_quarantine
 from medfl.data.own_labels import number_subjects
-from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.errors import DataError, SettingsError, check_choice
 
 LICENCE = "CC BY-NC 4.0"
 """Terms of use."""
@@ -96,9 +96,9 @@ def prepare(
         DataError: If the table or the files are wrong, no image of a class is left, or `out` may not be written.
         SettingsError: If an option is impossible.
     """
-    _check_choice("preset", preset, PRESETS)
+    check_choice("preset", preset, PRESETS)
     groups = groups or PRESETS[preset]
-    _check_choice("groups", groups, GROUPS)
+    check_choice("groups", groups, GROUPS)
     if min(size) < 1:
         raise SettingsError(f"expected a height and a width >= 1, got {size[0]} and {size[1]}")
     check_free(out, force, [source] if metadata is None else [source, metadata])
@@ -138,11 +138,6 @@ def prepare(
         datalist.extra |= {"deviations": unlike, "warnings": warnings}
         write_datalist(folder, datalist)
     return datalist
-
-
-def _check_choice(what: str, given: str, known: Collection[str]) -> None:
-    if given not in known:
-        raise SettingsError(f"unknown {what} '{given}'. {did_you_mean(given, known)}")
 
 
 def _by_image(found: Metadata) -> list[str]:

@@ -12,7 +12,7 @@ kept. No name of a file is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from medfl.data.ingest import QUARANTINE, Ingested, ingest, work_folder, write_q
 from medfl.data.lc25000_copies import group_copies
 from medfl.data.lc25000_files import CLASSES, OFFICIAL, SIZE, find_files, read_tile, thumbnail
 from medfl.data.own_labels import number_subjects
-from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.errors import DataError, SettingsError, check_choice
 
 LICENCE = "offered for free download to researchers by its authors; for terms see the release"
 """Terms of use: neither the paper nor the page of the release names a licence."""
@@ -90,7 +90,7 @@ def prepare(
         SettingsError: If an option is impossible.
     """
     classes = classes_of(organ)
-    _check_choice("groups", groups, GROUPS)
+    check_choice("groups", groups, GROUPS)
     if size < 1:
         raise SettingsError(f"expected a size >= 1, got {size}")
     check_free(out, force, [source])
@@ -136,13 +136,8 @@ def classes_of(organ: str) -> list[str]:
     Raises:
         SettingsError: If there is no such organ.
     """
-    _check_choice("organ", organ, ORGANS)
+    check_choice("organ", organ, ORGANS)
     return [key for key, tissue in CLASSES.items() if organ in ("both", tissue.organ)]
-
-
-def _check_choice(what: str, given: str, known: Collection[str]) -> None:
-    if given not in known:
-        raise SettingsError(f"unknown {what} '{given}'. {did_you_mean(given, known)}")
 
 
 def _deviations(kept: Sequence[str], classes: Sequence[str], done: Ingested) -> list[str]:

@@ -29,7 +29,7 @@ from medfl.data.mias_choice import NO_FILE, Chosen, choose
 from medfl.data.mias_films import find_films, find_table, read_part
 from medfl.data.mias_table import FILE, FINDINGS, NORMAL, SEVERITIES, TISSUES, Film, deviations, read_films
 from medfl.data.own_labels import number_subjects
-from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.errors import DataError, SettingsError, check_choice
 from medfl.partition.holdouts import holdout
 
 LICENCE = "research only; no redistribution (see Licence.txt of the release)"
@@ -141,9 +141,9 @@ def prepare(
 
 def _check_options(size: tuple[int, int], view: str, labels: str | None, test_share: float, crop_breast: bool) -> str:
     """Refuse what is impossible; which labels are meant."""
-    _check_choice("view", view, VIEWS)
+    check_choice("view", view, VIEWS)
     labels = labels or ("three-class" if view == "full" else "benign-malignant")
-    _check_choice("labels", labels, LABELS)
+    check_choice("labels", labels, LABELS)
     if view == "crop" and labels != "benign-malignant":
         raise SettingsError(
             f"expected --labels benign-malignant for --view crop, got {labels}: a normal film has no abnormality to "
@@ -156,11 +156,6 @@ def _check_options(size: tuple[int, int], view: str, labels: str | None, test_sh
     if not 0 <= test_share < 1:
         raise SettingsError(f"expected 0 <= test share < 1, got {test_share}")
     return labels
-
-
-def _check_choice(what: str, given: str, known: Collection[str]) -> None:
-    if given not in known:
-        raise SettingsError(f"unknown {what} '{given}'. {did_you_mean(given, known)}")
 
 
 def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
