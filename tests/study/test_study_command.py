@@ -18,7 +18,9 @@ import yaml
 from study_toys import contents
 
 from medfl.cli.main import main
+from medfl.contract import State
 from medfl.data.phantoms import make_cohort
+from medfl.journal import Committed, Journal
 from medfl.study.study import load_study, run_study
 
 STUDY = {
@@ -146,11 +148,24 @@ def as_a_command(command: list[str], log: Path) -> None:
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    hold_still_after_round_3()
     try:
         main(command[3:])
     except SystemExit as end:  # a fork of a thread can't end in the usual way: it would wait for that thread
         sys.stdout.flush()
         os._exit(int(end.code or 0))
+
+
+def hold_still_after_round_3() -> None:
+    """So that the run is killed at work, however fast it is. It holds in this process only, a fork."""
+    commit = Journal.commit
+
+    def commit_and_wait(self: Journal, state: State, now: Committed) -> None:
+        commit(self, state, now)
+        if now.rounds_done == 3:
+            time.sleep(600)
+
+    Journal.commit = commit_and_wait  # type: ignore[method-assign]
 
 
 def wait_until(reached, work: multiprocessing.Process, seconds: float = 120) -> None:
