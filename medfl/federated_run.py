@@ -28,7 +28,7 @@ from medfl.report.page import write_report
 from medfl.settings import Execution, Settings, read_settings
 from medfl.simulation import Result, Run, simulate
 from medfl.siteside import Splits
-from medfl.task import Task
+from medfl.task import Scale, Task
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +203,9 @@ class FederatedRun:
         run = Run(
             method=self.method,
             make_method=lambda: registry.make_method(self.method, self.method_args),
-            task=dataclasses.replace(self.task, device=pick_device(execution.device)),
+            task=dataclasses.replace(
+                self.task, device=pick_device(execution.device), scale=Scale(data.first.shape, self.mean, self.std)
+            ),
             settings=settings,
             sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
             folder=self.output_dir,

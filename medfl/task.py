@@ -51,6 +51,37 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """Shape and normalisation of a task's images: what a network sees is (image - mean) / std, image in [0, 1].
+
+    Attributes:
+        shape: (C, *spatial).
+        mean: One number, or one for each channel.
+        std: One number, or one for each channel, > 0.
+    """
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def raw(self, images: torch.Tensor) -> torch.Tensor:
+        """Images in [0, 1] of what a network sees, (B, C, *spatial)."""
+        return images * self._per_channel(self.std, images) + self._per_channel(self.mean, images)
+
+    def seen(self, images: torch.Tensor) -> torch.Tensor:
+        """What a network sees of images in [0, 1], (B, C, *spatial)."""
+        return (images - self._per_channel(self.mean, images)) / self._per_channel(self.std, images)
+
+    def seen_difference(self, differences: torch.Tensor) -> torch.Tensor:
+        """What a network sees of the difference of two images in [0, 1], (B, C, *spatial): the means cancel."""
+        return differences / self._per_channel(self.std, differences)
+
+    @staticmethod
+    def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
+        return images.new_tensor(values).view(1, -1, *[1] * (images.dim() - 2))
+
+
+@dataclass(frozen=True)
 class Task:
     """Networks, loss, optimiser and metrics of one learning problem.
 
@@ -66,6 +97,7 @@ class Task:
             methods that look at features region by region.
         augmentation: Changes training images at random; None leaves them as they are.
         weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
+        scale: Shape and normalisation of the images; None where nobody said. For methods that generate images.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -78,6 +110,7 @@ class Task:
     regions: torch.Tensor | None = field(default=None, compare=False)
     augmentation: Augmentation | None = None
     weights: Pretrained | None = None
+    scale: Scale | None = None
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:

@@ -21,7 +21,7 @@ from medfl.settings import Execution, Settings
 from medfl.simulation import Result, Run, simulate
 from medfl.siteside import Splits
 from medfl.store import Store
-from medfl.task import Task
+from medfl.task import Scale, Task
 
 CLASSES = 3
 
@@ -60,6 +60,7 @@ def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         num_classes=CLASSES,
         metrics=("accuracy",),
+        scale=Scale((1, 6, 6), (0.5,), (0.5,)),
     )
 
 
