@@ -25,8 +25,9 @@ from medfl.task import Task
 from medfl.training import Batch, Steps, train
 from medfl.wire import digest, prefixed, select
 
-KEPT = "server/"
-"""What the names of tensors begin with that the server's state holds and nobody gets, such as an optimiser's memory."""
+KEPT = "kept/"
+"""What the names of tensors begin with that a holder's state has beside its model, such as an optimiser's memory: they
+go nowhere."""
 
 
 class Averaging(BaseModel):
@@ -128,7 +129,8 @@ class Averaging(BaseModel):
         """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
         received = select(order.tensors, PREFIX)
         done = self.fit(site, self.full_state(site, received))
-        site.state.tensors = {name: done.after[name] for name in done.after if name not in received}
+        personal = {name: done.after[name] for name in done.after if name not in received}
+        site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
         update = prefixed({name: subtract(done.after[name], done.before[name]) for name in received}, PREFIX)
         tells = {"size": len(site.train)} | done.tells
         return Reply(update, tells, log=done.log, trained=Model(site.network, done.after))
@@ -166,7 +168,7 @@ class Averaging(BaseModel):
 
     def full_state(self, site: Site, received: Tensors) -> Tensors:
         """All tensors of a site's model: the received ones over its own, or over the initial ones at first."""
-        own = site.state.tensors
+        own = shared_of(site)
         if not own and len(received) < len(site.task.names(site.network)):
             own = site.task.initial(site.settings.seed, site.network)
         return own | received
@@ -220,9 +222,9 @@ class Averaging(BaseModel):
         return PrivateSteps(model, optimizer, site, digest(cpu_state(model)), self.gradient_clip)
 
 
-def shared_of(server: Server) -> Tensors:
-    """The tensors of the server's state that the sites get."""
-    return {name: tensor for name, tensor in server.state.tensors.items() if not name.startswith(KEPT)}
+def shared_of(holder: Server | Site) -> Tensors:
+    """The tensors of a holder's model: at the server those that the sites get, at a site its personal ones."""
+    return {name: tensor for name, tensor in holder.state.tensors.items() if not name.startswith(KEPT)}
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:

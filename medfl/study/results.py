@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from medfl.errors import MedflError
+from medfl.findings import read_findings
+from medfl.privacy.gaussian import SENSITIVITY
 from medfl.report.claims import check_claim, claims_markdown
 from medfl.report.compare import compare, to_markdown
 from medfl.report.forgetting import forgetting_metric, forgetting_table
+from medfl.report.formats import listed
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.rounds_markdown import rounds_markdown
 from medfl.report.runs import read_run
 from medfl.store import write_atomic
+from medfl.study.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown, table_lines
 from medfl.study.cohorts import Say
 from medfl.study.jobs import Job
 from medfl.study.runner import Outcome
@@ -22,14 +26,17 @@ OVER = ("finished", "diverged", "incomplete")
 """Statuses of runs that have scores to compare."""
 
 
-def write_tables(study: Study, outcome: Outcome, data: str, out: Path) -> None:
-    """Write ``results/<data>.md``, ``<data>.csv`` and ``<data>-rounds.csv`` from the runs that are over.
+def write_tables(
+    study: Study, outcome: Outcome[Job], data: str, out: Path, attacked: Outcome[AttackJob] | None = None
+) -> None:
+    """Write ``results/<data>.md``, ``.csv``, ``-rounds.csv`` and ``-attacks.csv`` from the runs that are over.
 
     Args:
         study: The study.
         outcome: How its runs stand.
         data: Name of a data set.
         out: Folder of the study.
+        attacked: How the attacks on them stand, once they have begun.
     """
     jobs = {job: status for job, status in outcome.status.items() if job.data == data}
     over = _over(study, outcome, data)
@@ -37,12 +44,14 @@ def write_tables(study: Study, outcome: Outcome, data: str, out: Path) -> None:
     try:
         if over:
             parts += _tables(study, data, over, out)
+            parts += [_releases(over), _attacks(study, data, over, out)]
     except MedflError as error:
         parts.append(f"No table: {error}\n")
+    parts.append(_failed(attacked, data))
     write_atomic(_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
 
 
-def write_page(study: Study, outcome: Outcome, data: str, out: Path, say: Say) -> None:
+def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: Say) -> None:
     """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none."""
     over = _over(study, outcome, data)
     try:
@@ -52,7 +61,7 @@ def write_page(study: Study, outcome: Outcome, data: str, out: Path, say: Say) -
         say(f"no page about {data}: {error}")
 
 
-def _over(study: Study, outcome: Outcome, data: str) -> list[Job]:
+def _over(study: Study, outcome: Outcome[Job], data: str) -> list[Job]:
     """The runs with scores to compare, in the order of the rows."""
     order = list(study.rows)
     over = [job for job, status in outcome.status.items() if job.data == data and status in OVER]
@@ -80,6 +89,49 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
         return [to_markdown(last), claims_markdown(claims)]
     write_atomic(_path(out, data, "-rounds.csv"), rounds.to_csv(index=False).encode())
     return [to_markdown(last), rounds_markdown(rounds), claims_markdown(claims)]
+
+
+def _attacks(study: Study, data: str, jobs: list[Job], out: Path) -> str:
+    """Write what the attacks found on the runs that are over, and say it in Markdown."""
+    table = attack_table(attack_jobs(study, jobs))
+    if not table.empty:
+        write_atomic(_path(out, data, "-attacks.csv"), table.to_csv(index=False).encode())
+    return attacks_markdown(table)
+
+
+def _failed(attacked: Outcome[AttackJob] | None, data: str) -> str:
+    """A line for each attack that was tried and gave nothing."""
+    tried = attacked.status.items() if attacked else ()
+    failed = [(one, status) for one, status in tried if one.run.data == data and status.startswith("failed")]
+    lines = [f"- {one.kind} of {one.run.row}, {one.run.repetition}: {status}; see {one.log}" for one, status in failed]
+    return "\n".join(["Attacks that failed:\n", *lines]) + "\n" if lines else ""
+
+
+def _releases(jobs: list[Job]) -> str:
+    """What is promised for the images that sites released, a line for each row and promise; empty if none did."""
+    found = {(job.row, *cells): None for job in jobs if (cells := _release(job.folder))}
+    if not found:
+        return ""
+    head = ["method", "noise", "variance", "clip", "epsilon, add or remove", "epsilon, replace"]
+    return f"### Privacy of released images\n\n{table_lines([head, *map(list, found)])}\n"
+
+
+def _release(folder: Path) -> list[str]:
+    """Noise, variance, clip and both epsilons of what a run released of each image; empty if it released none."""
+    from medfl.privacy.release import Release, epsilon_together
+
+    found = read_findings(folder).meta.get("sharing", {}).get("release")
+    if not found:
+        return []
+    copies = [Release.from_meta(meta) for meta in (found if isinstance(found, list) else [found])]
+    columns: list[list[str]] = [
+        [one.noise for one in copies],
+        ["-" if one.noise == "none" else f"{one.variance:g}" for one in copies],
+        ["none" if one.clip is None else f"{one.norm.upper()} {one.clip:g}" for one in copies],
+    ]
+    epsilons = [epsilon_together(copies, adjacency) for adjacency in SENSITIVITY]
+    promised = ["no differential privacy" if epsilon is None else f"{epsilon:.2f}" for epsilon in epsilons]
+    return [*(listed(list(dict.fromkeys(column))) for column in columns), *promised]
 
 
 def _standing(jobs: dict[Job, str]) -> str:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from medfl.errors import StoreError
 from medfl.locks import LOCK, being_written, held
 from medfl.report.formats import duration
 from medfl.study.cohorts import Say
-from medfl.study.jobs import Job
 
 Launch = Callable[[list[str], Path], int]
 """Runs a command line, adds what it says to a log file, and returns its status."""
@@ -28,19 +28,50 @@ PATIENCE = 10.0
 """Seconds that an interrupted run gets to end by itself."""
 
 
+class Work(Protocol):
+    """What a process carries out: a run, or an attack on one."""
+
+    @property
+    def title(self) -> str:
+        """How to call it."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, in which it writes."""
+
+    @property
+    def log(self) -> Path:
+        """Where its messages go."""
+
+    def command(self) -> list[str]:
+        """The words of its command line."""
+
+    def status(self) -> str:
+        """``finished``, ``not run``, or another word of its own."""
+
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+
+    def stamp(self) -> None:
+        """Note that it is over."""
+
+
+W = TypeVar("W", bound=Work)
+
+
 @dataclass
-class Outcome:
-    """How the runs of a study stand.
+class Outcome(Generic[W]):
+    """How the runs of a study, or its attacks, stand.
 
     Attributes:
-        status: Job to ``finished``, ``diverged`` or ``incomplete`` as in its ``summary.json``; ``failed (N)`` if its
+        status: Run to ``finished``, ``diverged`` or ``incomplete`` as in its ``summary.json``; ``failed (N)`` if its
             process ended with status N; ``not run``.
     """
 
-    status: dict[Job, str]
+    status: dict[W, str]
 
-    def unfinished(self) -> list[Job]:
-        """The runs that are not finished."""
+    def unfinished(self) -> list[W]:
+        """Those that are not finished."""
         return [job for job, status in self.status.items() if status != "finished"]
 
 
@@ -89,20 +120,22 @@ class Processes:
 
 
 def run_jobs(
-    jobs: list[Job],
+    jobs: list[W],
     say: Say,
-    after: Callable[[Outcome, Job], None],
+    after: Callable[[Outcome[W], W], None],
     start: Launch | None = None,
     at_once: int = 1,
-) -> Outcome:
+    word: str = "run",
+) -> Outcome[W]:
     """Run what is not finished, in order; a run that fails leaves the others.
 
     Args:
-        jobs: The runs.
+        jobs: The runs, or what else there is to do.
         say: Gets a line when a run begins and one when it ends.
         after: Called after each run that ended.
         start: Runs a command line; by default as a process.
         at_once: How many runs are at work at the same time, >= 1.
+        word: What one of them is called.
 
     Raises:
         KeyboardInterrupt: As it comes, after the processes were stopped.
@@ -110,15 +143,15 @@ def run_jobs(
     done = [job for job in jobs if job.is_done()]
     outcome = Outcome({job: "finished" if job in done else "not run" for job in jobs})
     if done:
-        say(f"{len(done)} of {len(jobs)} runs are finished already")
+        say(f"{len(done)} of {len(jobs)} {word}s are finished already")
     waiting = iter([(number, job) for number, job in enumerate(jobs, start=1) if job not in done])
     processes, begun, left = Processes(), time.monotonic(), len(jobs) - len(done)
-    running: dict[Future[tuple[str, float]], Job] = {}
+    running: dict[Future[tuple[str, float]], W] = {}
     with ThreadPoolExecutor(at_once) as pool:
         try:
             while True:
                 for number, job in itertools.islice(waiting, at_once - len(running)):
-                    say(f"run {number} of {len(jobs)}: {job.title}\n  {shlex.join(job.command())}")
+                    say(f"{word} {number} of {len(jobs)}: {job.title}\n  {shlex.join(job.command())}")
                     running[pool.submit(_run, job, start or processes.launch, say, processes.stopped)] = job
                 if not running:
                     return outcome
@@ -153,7 +186,7 @@ def only_study(out: Path) -> Iterator[None]:
         yield
 
 
-def _run(job: Job, start: Launch, say: Say, stopped: threading.Event) -> tuple[str, float]:
+def _run(job: Work, start: Launch, say: Say, stopped: threading.Event) -> tuple[str, float]:
     """The status of a run after it was started, and the seconds it took."""
     begun = time.monotonic()
     _wait_for_orphan(job, say, stopped)
@@ -166,7 +199,7 @@ def _run(job: Job, start: Launch, say: Say, stopped: threading.Event) -> tuple[s
     return status, time.monotonic() - begun
 
 
-def _wait_for_orphan(job: Job, say: Say, stopped: threading.Event) -> None:
+def _wait_for_orphan(job: Work, say: Say, stopped: threading.Event) -> None:
     """A study that was killed may have left its last run at work; let it end, then go on from where it is."""
     told = False
     while being_written(job.folder) and not stopped.is_set():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -86,6 +86,30 @@ class Row(Strict):
     settings: dict[str, Any] = {}
 
 
+class Change(Strict):
+    """What rows have at a scale in place of their own.
+
+    Attributes:
+        method_args: Settings of the method that are replaced or added.
+        settings: Options of the run that are replaced or added.
+    """
+
+    method_args: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+
+
+class Attack(Strict):
+    """What ``medfl attack`` does to the finished runs of some rows.
+
+    Attributes:
+        rows: Names of the rows; none means all.
+        options: Options of the command, as they are spelt there or with ``_`` for ``-``.
+    """
+
+    rows: list[str] = []
+    options: dict[str, bool | int | float | str] = {}
+
+
 class Claim(Strict):
     """What a paper says of two rows; the table tells whether it holds.
 
@@ -107,11 +131,13 @@ class Scale(Strict):
         settings: Options of the run that replace those of the study.
         seeds: Seeds that replace those of the study.
         size: Edge of the images of all data sets that are prepared to a size.
+        methods: Name of a method to what its rows have in place of their own.
     """
 
     settings: dict[str, Any] = {}
     seeds: int | list[int] | None = None
     size: int | None = Field(None, ge=1)
+    methods: dict[str, Change] = {}
 
 
 class Study(Strict):
@@ -127,7 +153,8 @@ class Study(Strict):
         metrics: Metrics that the runs compute and the tables show; without them, those of the bundle.
         baseline: The row that the others are compared with.
         claims: Orderings to check.
-        settings: Options of every run. Weakest first: these, a scale's, a data set's, a row's.
+        attacks: Attack to the rows whose runs are attacked once they are finished.
+        settings: Options of every run. Weakest first: these, a scale's, a data set's, a row's, a scale's for a method.
         scales: Name to scale.
     """
 
@@ -140,6 +167,7 @@ class Study(Strict):
     metrics: list[str] = []
     baseline: str | None = None
     claims: list[Claim] = []
+    attacks: dict[Literal["membership", "inversion"], Attack] = {}
     settings: dict[str, Any] = {}
     scales: dict[str, Scale] = {}
 
@@ -178,12 +206,14 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
         if name not in study.data:
             raise SettingsError(f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}")
     chosen = study.scales.get(scale, Scale())
+    rows = _changed(study.rows, chosen.methods)
     seed_choice = study.seeds if chosen.seeds is None else chosen.seeds
     study = study.model_copy(
         update={
             "settings": study.settings | chosen.settings,
             "seeds": seed_choice if seeds is None else seeds,
             "data": {name: _sized(one, chosen.size) for name, one in study.data.items() if not data or name in data},
+            "rows": rows,
             "scales": {},
         }
     )
@@ -201,6 +231,20 @@ def _sized(data: DataSet, size: int | None) -> DataSet:
     return data.model_copy(update={name: prep.model_copy(update={"size": size}) for name, prep in sized.items()})
 
 
+def _changed(rows: dict[str, Row], changes: dict[str, Change]) -> dict[str, Row]:
+    """The rows with what a scale changes for their methods."""
+    known = {row.method for row in rows.values()}
+    for method in changes:
+        if method not in known:
+            raise SettingsError(f"a scale changes '{method}', the method of no row. {did_you_mean(method, known)}")
+    found = {}
+    for name, row in rows.items():
+        change = changes.get(row.method, Change())
+        new = {"method_args": row.method_args | change.method_args, "settings": row.settings | change.settings}
+        found[name] = row.model_copy(update=new)
+    return found
+
+
 def _check_names(study: Study) -> None:
     _check_slugs("rows", study.rows)
     _check_slugs("data", study.data)
@@ -211,10 +255,12 @@ def _check_names(study: Study) -> None:
         raise SettingsError(
             f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}"
         )
+    named = [("claims", row) for claim in study.claims for row in (claim.better, claim.than)]
+    named += [(f"attacks.{name}", row) for name, attack in study.attacks.items() for row in attack.rows]
+    for place, row in named:
+        if row not in study.rows:
+            raise SettingsError(f"'{place}' names '{row}', no row of the study. {did_you_mean(row, study.rows)}")
     for claim in study.claims:
-        for row in (claim.better, claim.than):
-            if row not in study.rows:
-                raise SettingsError(f"'claims' names '{row}', no row of the study. {did_you_mean(row, study.rows)}")
         if claim.measure not in CLAIMABLE:
             hint = did_you_mean(claim.measure, CLAIMABLE)
             raise SettingsError(f"'claims' names the measure '{claim.measure}', which is no measure to claim. {hint}")

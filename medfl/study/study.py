@@ -9,12 +9,13 @@ from pathlib import Path
 
 from medfl.bundle_folders import find_bundle
 from medfl.plugins import Registry, load_plugins
+from medfl.study.attacks import AttackJob, attack_jobs
 from medfl.study.checks import check_options, check_rows, find_source
 from medfl.study.cohorts import check_data, make_data
 from medfl.study.jobs import Job, expand
 from medfl.study.progress import study_progress
 from medfl.study.results import write_page, write_tables
-from medfl.study.runner import Launch, Outcome, only_study, run_jobs
+from medfl.study.runner import Launch, Outcome, W, only_study, run_jobs
 from medfl.study.schema import FULL, Study, read_study, slug
 
 
@@ -25,6 +26,7 @@ class Prepared:
     Attributes:
         study: The study at its scale.
         jobs: Its runs.
+        attacks: What is done to them once they are finished.
         registry: What the plugins offer.
         source: Folder of the data as they are, or None.
         out: Folder of the study.
@@ -32,6 +34,7 @@ class Prepared:
 
     study: Study
     jobs: list[Job]
+    attacks: list[AttackJob]
     registry: Registry
     source: Path | None
     out: Path
@@ -69,7 +72,7 @@ def load_study(
     check_data(study, found, place, registry)
     jobs = expand(study, bundle, found, place, workers)
     check_options(bundle, jobs)
-    return Prepared(study, jobs, registry, found, place)
+    return Prepared(study, jobs, attack_jobs(study, jobs), registry, found, place)
 
 
 def default_out(study: Study, scale: str) -> Path:
@@ -77,7 +80,7 @@ def default_out(study: Study, scale: str) -> Path:
     return Path("runs") / (study.name if scale == FULL else f"{study.name}-{slug(scale)}")
 
 
-def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1) -> Outcome:
+def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1) -> Outcome[Job | AttackJob]:
     """Run a study to its end; given again it continues, and leaves what is finished untouched.
 
     Args:
@@ -86,27 +89,38 @@ def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1)
         at_once: How many runs are at work at the same time, >= 1.
 
     Returns:
-        How each run stands.
+        How each run stands, and each attack on those that are finished.
 
     Raises:
         StoreError: If another process works in the study's folder, or it can't be written.
         MedflError: If the data can't be prepared or partitioned.
     """
     study, jobs, out = prepared.study, prepared.jobs, prepared.out
-    with only_study(out), study_progress(len(jobs)) as (say, show):
+    with only_study(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
         make_data(study, prepared.source, out, prepared.registry, say)
 
-        def after(outcome: Outcome, job: Job) -> None:
-            show(sum(status != "not run" for status in outcome.status.values()))
-            write_tables(study, outcome, job.data, out)
+        def after_run(runs: Outcome[Job], job: Job) -> None:
+            show(_over(runs))
+            write_tables(study, runs, job.data, out)
 
-        outcome = run_jobs(jobs, say, after, start, at_once)
+        def after_attack(attacked: Outcome[AttackJob], attack: AttackJob) -> None:
+            show(_over(runs) + _over(attacked))
+            write_tables(study, runs, attack.run.data, out, attacked)
+
+        runs = run_jobs(jobs, say, after_run, start, at_once)
+        possible = [attack for attack in prepared.attacks if runs.status[attack.run] == "finished"]
+        attacked = run_jobs(possible, say, after_attack, start, at_once, "attack")
         for data in study.data:
-            write_tables(study, outcome, data, out)
-            write_page(study, outcome, data, out, say)
-    return outcome
+            write_tables(study, runs, data, out, attacked)
+            write_page(study, runs, data, out, say)
+    return Outcome({**runs.status, **attacked.status})
+
+
+def _over(outcome: Outcome[W]) -> int:
+    return sum(status != "not run" for status in outcome.status.values())
 
 
 def commands(prepared: Prepared) -> list[str]:
-    """The command lines of all runs, quoted for a shell."""
-    return [shlex.join(job.command()) for job in prepared.jobs]
+    """The command lines of all runs and of the attacks on them, quoted for a shell."""
+    everything: list[Job | AttackJob] = [*prepared.jobs, *prepared.attacks]
+    return [shlex.join(one.command()) for one in everything]

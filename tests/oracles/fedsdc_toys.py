@@ -36,12 +36,12 @@ def dealing_server(sites, **settings):
 
 def body_at(folder):
     """The server's body."""
-    return {name: tensor for name, tensor in server_tensors(folder).items() if not name.startswith("server/")}
+    return {name: tensor for name, tensor in server_tensors(folder).items() if not name.startswith("kept/")}
 
 
 def heads_at(folder):
     """The server's heads, in their order."""
-    tensors = select(server_tensors(folder), "server/heads/")
+    tensors = select(server_tensors(folder), "kept/heads/")
     places = sorted({name.split("/")[0] for name in tensors}, key=int)
     return [select(tensors, place + "/") for place in places]
 

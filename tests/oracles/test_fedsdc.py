@@ -111,7 +111,7 @@ def test_sd_1_the_body_moves_to_the_sites_with_momentum(beta, expected):
     """
     server, method = dealing_server(3), FedSDC(beta=beta)
     zero = torch.zeros((), dtype=torch.float64)
-    server.state.tensors = {"w": zero} | {f"server/heads/{slot:06d}/weight": zero for slot in range(3)}
+    server.state.tensors = {"w": zero} | {f"kept/heads/{slot:06d}/weight": zero for slot in range(3)}
     server.state.meta["parameters"] = ["w"]
     centres, sizes = {"site-0": 0, "site-1": 1, "site-2": 4}, {"site-0": 1, "site-1": 1, "site-2": 2}
     heads = [0.0, 0.0, 0.0]
@@ -123,7 +123,7 @@ def test_sd_1_the_body_moves_to_the_sites_with_momentum(beta, expected):
         assert float(server.state.tensors["w"]) == pytest.approx(value, abs=1e-9)
         for name, slot in method.dealt(server).items():
             heads[slot] += centres[name]
-        assert [float(server.state.tensors[f"server/heads/{slot:06d}/weight"]) for slot in range(3)] == heads
+        assert [float(server.state.tensors[f"kept/heads/{slot:06d}/weight"]) for slot in range(3)] == heads
 
 
 # ---- which heads answer (O-SD-4)

@@ -49,7 +49,7 @@ def test_a_run_is_a_plain_loop(tmp_path, options, norm, missing):
     body, velocity, heads = plain_loop(make_sites(), first, dealt(result), method.beta, norm, missing)
     assert len(heads) == len(first) == (2 if "fraction" in options else 3)
     assert tensors_equal(body_at(tmp_path / "run"), body)
-    assert tensors_equal(select(server_tensors(tmp_path / "run"), "server/velocity/"), velocity)
+    assert tensors_equal(select(server_tensors(tmp_path / "run"), "kept/velocity/"), velocity)
     for found, expected in zip(heads_at(tmp_path / "run"), heads, strict=True):
         assert tensors_equal(found, expected)
 

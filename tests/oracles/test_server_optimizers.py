@@ -133,7 +133,7 @@ def test_statistics_of_norms_are_averaged_as_in_fedavg(name):
     assert {key for key in found if torch.equal(found[key], expected[key])} == buffers
     assert (found["body.1.running_var"] > 0.09).all()
     assert found["body.1.num_batches_tracked"] == 3
-    assert {key.split("/", 2)[2] for key in server.state.tensors if key.startswith("server/")} == found.keys() - buffers
+    assert {key.split("/", 2)[2] for key in server.state.tensors if key.startswith("kept/")} == found.keys() - buffers
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -157,7 +157,7 @@ def test_what_the_server_remembers_goes_to_nobody(tmp_path, name):
     assert len(server.state.tensors) > len(start)
     assert toy.publish(server).keys() == {"model/" + key for key in start}
     assert toy.plan(server).orders[0].tensors.keys() == {"model/" + key for key in start}
-    assert {t.dtype for key, t in server.state.tensors.items() if key.startswith("server/")} == {torch.float32}
+    assert {t.dtype for key, t in server.state.tensors.items() if key.startswith("kept/")} == {torch.float32}
 
 
 # ---- momentum
@@ -187,7 +187,7 @@ def test_momentum_on_some_parameters_leaves_the_others_to_averaging():
         assert new["body"].tolist() == [1 + expected] * 2
         assert new["head"].tolist() == [1.25] * 2
         assert new["still"].tolist() == [1.0] * 2  # nobody sent it
-    assert [key for key in server.state.tensors if key.startswith("server/")] == ["server/velocity/body"]
+    assert [key for key in server.state.tensors if key.startswith("kept/")] == ["kept/velocity/body"]
     assert {tensor.dtype for tensor in new.values()} == {torch.float32}
 
 
@@ -195,7 +195,7 @@ def test_memory_of_half_precision_is_kept_in_single():
     server, old = make_server(), {"w": torch.ones(1, dtype=torch.bfloat16)}
     mean = {"w": torch.full((1,), 1e-3, dtype=torch.float64)}
     assert momentum_step(server, old, mean, ["w"], 0.5)["w"].dtype == torch.bfloat16
-    assert server.state.tensors["server/velocity/w"].item() == pytest.approx(1e-3, rel=1e-6)
+    assert server.state.tensors["kept/velocity/w"].item() == pytest.approx(1e-3, rel=1e-6)
 
 
 # ---- second moments
