@@ -8,6 +8,7 @@ from __future__ import annotations
 from medfl.plugins import MethodRecord, hookimpl
 
 UPDATES = {"model/": "update"}
+DIVIDED = {"distiller/": "update", "shared/": "samples"}
 CIRCULATION = {"model/": "weights", "optimizer/": "statistic"}
 
 
@@ -121,6 +122,22 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Gao et al., MICCAI 2025",
             sends=UPDATES | {"head/": "update"},
             summary="one shared body, many unlike heads dealt anew to the sites in each round, which vote",
+        ),
+        MethodRecord(
+            name="fedfed",
+            target="medfl_methods.fedfed:FedFed",
+            family="shared images",
+            paper="Yang et al., NeurIPS 2023",
+            sends=UPDATES | DIVIDED,
+            summary="sites share the part of their images that tells the class, under noise, and train on all of them",
+        ),
+        MethodRecord(
+            name="fedtpf",
+            target="medfl_methods.fedtpf:FedTPF",
+            family="shared images",
+            paper="FedTPF (authors and venue not known to us)",
+            sends=UPDATES | DIVIDED,
+            summary="FedFed with a VAE-WGAN-GP, pulled to class prototypes, that sites stop to train when it is good",
         ),
         MethodRecord(
             name="fedbn",

@@ -1,0 +1,173 @@
+"""The base of methods that divide images by a generator and a classifier, which are averaged like any model.
+
+The generator rebuilds an image; the classifier tells the class from the rest. What is made of the rest is another
+base's business (`medfl.feature_sharing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.nn import functional
+
+from medfl.aggregation import PREFIX, add_update, mean_update, normalised, subtract
+from medfl.averaging import KEPT, Averaging
+from medfl.contract import Kind, Meta, Order, Replies, Server, Site, Tensors
+from medfl.distilling import DISTILLER, Distilling, Divided, noised, scale_of
+from medfl.losses.kl import kl_to_standard_normal
+from medfl.networks.distiller import Distiller, Form
+from medfl.networks.generators import Reconstruction, build_generator
+from medfl.networks.parts import features_of
+from medfl.privacy.release import Noise, Release
+from medfl.task import Task
+from medfl.wire import prefixed, select
+
+PART = "distiller/"
+"""What the names of generator and classifier begin with in messages."""
+
+
+class Dividing(Averaging):
+    """A generator q and a classifier f of what q leaves of an image, x - q(x), at the server and at the sites.
+
+    Both minimise ``reconstruction`` MSE(q(x), x) + ``kl`` KL + ``ce`` CE(f(x - q(x) + noise), y) + ``x_ce`` CE(f(x),
+    y). The pull is between reconstruction, which wants the class in q(x), and classification, which wants it in the rest.
+
+    Attributes:
+        distil_lr: Learning rate of their AdamW, > 0. Its state goes on from round to round.
+        reconstruction: Weight of the mean squared error, >= 0.
+        kl: Weight of the mean KL divergence of the latent numbers from a standard normal distribution, >= 0.
+        ce: Weight of the cross-entropy of the noised residual, >= 0.
+        x_ce: Weight of that of the whole image, >= 0.
+        width: Channels of the generator, >= 2.
+        latent: Numbers that describe an image in the generator, >= 1; None takes as many as the task's network has
+            features.
+        norm: Of the generator, ``batch`` or ``group``; batch statistics of sites with one class are poor.
+        noise: ``gaussian``, ``laplace``, or ``none``.
+        clip: Largest norm of what is sent of an image before the noise, in units of images in [0, 1], > 0: L2, with
+            Laplace noise L1. Without it there is no differential privacy, whatever the noise.
+        share: ``x_p`` sends x - q(x) with noise, ``x_s`` without, ``raw+noise`` the whole image with noise.
+    """
+
+    sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update", PART: "update"}
+
+    distil_lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    reconstruction: float = Field(5.0, ge=0, allow_inf_nan=False)
+    kl: float = Field(0.005, ge=0, allow_inf_nan=False)
+    ce: float = Field(2.0, ge=0, allow_inf_nan=False)
+    x_ce: float = Field(0.4, ge=0, allow_inf_nan=False)
+    width: int = Field(32, ge=2)
+    latent: int | None = Field(None, ge=1)
+    norm: Literal["batch", "group"] = "batch"
+    noise: Noise = "gaussian"
+    clip: float | None = Field(None, gt=0, allow_inf_nan=False)
+    share: Form = "x_p"
+
+    # ---- what a method overrides
+
+    def releases(self) -> list[Release]:
+        """How each copy of what is sent is clipped and noised."""
+        raise NotImplementedError
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is added to what is sent."""
+        return self.noise == "none" or self.share == "x_s"
+
+    def release(self, variance: float) -> Release:
+        """How a copy is clipped and noised, with noise of that variance."""
+        of = "raw" if self.share == "raw+noise" else "x_s"
+        return Release("none" if self.silent else self.noise, variance, self.clip, of=of)
+
+    def kind(self) -> Literal["vae", "resnet"]:
+        """The generator."""
+        return "vae"
+
+    def weight_decay(self) -> float:
+        """Of the optimiser of generator and classifier."""
+        return 0.0
+
+    def distil_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
+        """Weights of the sites' generators and classifiers, before normalisation."""
+        return self.weights_of(server, metas)
+
+    # ---- the server
+
+    def setup(self, server: Server) -> None:
+        """The common initial model, generator and classifier.
+
+        Raises:
+            SettingsError: If the task does not say what its images are like, or they are too small.
+        """
+        super().setup(server)
+        initial = self.with_distiller(server.task).initial(server.settings.seed, DISTILLER)
+        server.state.tensors |= prefixed(initial, KEPT + PART)
+
+    def with_distiller(self, task: Task) -> Task:
+        """The task with generator and classifier as another network."""
+        return task.with_network(DISTILLER, partial(self._build, task))
+
+    def _build(self, task: Task) -> nn.Module:
+        scale = scale_of(task)
+        features = self.latent or features_of(task.build(), task.network)
+        generator = build_generator(self.kind(), scale.shape, features, self.width, self.norm)
+        return Distiller(generator, task.build(), scale)
+
+    def distiller(self, server: Server) -> Tensors:
+        """Generator and classifier for a message."""
+        return prefixed(select(server.state.tensors, KEPT + PART), PART)
+
+    def average_distillers(self, server: Server, replies: Replies) -> None:
+        """The weighted mean of the sites' generators and classifiers."""
+        if not len(replies):
+            return
+        weights = normalised(self.distil_weights(server, replies.meta), replies.meta)
+        for name, update in mean_update(replies, weights, PART).items():
+            key = KEPT + PART + name
+            server.state.tensors[key] = add_update(server.state.tensors[key], update)
+
+    # ---- a site
+
+    def own_distiller(self, site: Site, order: Order) -> Distilling:
+        """Generator and classifier at a site, as received, with the site's own optimiser state."""
+        task, kept = self.with_distiller(site.task), select(site.state.tensors, f"{KEPT}optimizer/")
+        return Distilling(site, task, select(order.tensors, PART), kept, self.distil_lr, self.weight_decay())
+
+    def keep_optimizer(self, site: Site, distilling: Distilling) -> None:
+        """The state of its optimiser, for the next round."""
+        kept = {name: t for name, t in site.state.tensors.items() if not name.startswith(f"{KEPT}optimizer/")}
+        site.state.tensors = kept | prefixed(distilling.optimizer_state(), f"{KEPT}optimizer/")
+
+    def distiller_update(self, order: Order, model: nn.Module) -> Tensors:
+        """What leaves the site of generator and classifier."""
+        after = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+        before = select(order.tensors, PART)
+        return prefixed({name: subtract(after[name], before[name]) for name in before}, PART)
+
+    def distil_loss(self, distilling: Distilling, divided: Divided, loss: nn.Module) -> torch.Tensor:
+        """Reconstruction, divergence of the latent numbers, and the two cross-entropies.
+
+        Args:
+            distilling: Its model is in training.
+            divided: A batch.
+            loss: Of the task.
+        """
+        rebuilt, copies = divided.rebuilt, self.releases()
+        noisy = torch.cat([noised(divided.part, one) for one in copies])
+        logits = distilling.model.classify_both(noisy, divided.images)
+        told, whole = logits[: len(noisy)], logits[len(noisy) :]
+        told_loss: torch.Tensor = loss(told, divided.labels.repeat(len(copies)))
+        return (
+            self.rebuild_loss(rebuilt, divided.images) + self.ce * told_loss + self.x_ce * loss(whole, divided.labels)
+        )
+
+    def rebuild_loss(self, rebuilt: Reconstruction, images: torch.Tensor) -> torch.Tensor:
+        """Mean squared error, and the divergence of the latent numbers of a generator that has some."""
+        total = self.reconstruction * functional.mse_loss(rebuilt.images, images)
+        if rebuilt.mean is None or rebuilt.log_variance is None:
+            return total
+        return total + self.kl * kl_to_standard_normal(rebuilt.mean, rebuilt.log_variance)

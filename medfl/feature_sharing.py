@@ -1,0 +1,232 @@
+"""The base of methods in which sites share the parts of their images that tell the class, in two stages.
+
+In the first stage all train a generator and a classifier (`medfl.distilling`). Then each site sends, once, what these
+make of its images, clipped and noised; and in the second stage sites train the task's network on their own images and
+on what all have sent. The server orders each step, so a site never decides in which stage it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from medfl import wire
+from medfl.aggregation import PREFIX
+from medfl.contract import Findings, Kind, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.distilling import DISTILLER, scale_of
+from medfl.dividing import PART, Dividing
+from medfl.errors import ContractError
+from medfl.fit import Fit
+from medfl.networks.distiller import SharedPart
+from medfl.participation import sample
+from medfl.privacy.release import sentences
+from medfl.released import Released
+from medfl.shared_images import SharedBatches, SharedImages
+from medfl.shared_set import stratified_share
+from medfl.sharing_facts import sharing_findings
+from medfl.task import Task
+from medfl.training import Batch
+from medfl.wire import prefixed, select
+
+logger = logging.getLogger(__name__)
+
+SHARED = "shared/"
+"""What the names of shared images and labels begin with in messages; also the blob that holds them."""
+
+
+class FeatureSharing(Dividing):
+    """Two stages: a generator and a classifier of residuals, then the task's network with the residuals of all sites.
+
+    The generator q rebuilds an image x in [0, 1]; the classifier tells the class from the rest, x - q(x) (`Dividing`).
+    After `distil_rounds` every site sends x - q(x) of its training images, clipped and noised once, with labels in
+    clear. From then on a batch is a site's own images and as many shared ones, drawn class-balanced, and the loss is
+    the mean over all. What is drawn doesn't depend on the site's own classes, and that is the use of it.
+
+    With ``share_fraction = 0`` nothing is sent and the task's network learns as in FedAvg.
+
+    Attributes:
+        distil_rounds: Rounds of the first stage, at most, >= 1. In a run with no more rounds nothing is shared.
+        distil_epochs: Passes over a site's images for generator and classifier in a round, >= 1.
+        share_fraction: Share of the images of each class of a site that are sent, in [0, 1].
+        shared_sampling: ``balanced`` draws as many of each class of the shared set, ``all`` as it is.
+    """
+
+    sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update", PART: "update", SHARED: "samples"}
+
+    distil_rounds: int = Field(15, ge=1)
+    distil_epochs: int = Field(1, ge=1)
+    share_fraction: float = Field(1.0, ge=0, le=1)
+    shared_sampling: Literal["balanced", "all"] = "balanced"
+
+    # ---- what a method overrides
+
+    def distil(self, site: Site, order: Order) -> Reply:
+        """What a site does in a round of the first stage."""
+        raise NotImplementedError
+
+    # ---- the server
+
+    def setup(self, server: Server) -> None:
+        """The common initial model, generator and classifier.
+
+        Raises:
+            SettingsError: If the task does not say what its images are like, or they are too small.
+        """
+        super().setup(server)
+        server.state.meta |= {"stage": "distil", "holders": []}
+        if self.share_fraction and server.settings.rounds <= self.distil_rounds:
+            logger.warning(
+                "The run has %d rounds and the first stage up to %d: nothing will be shared unless it ends early. "
+                "Raise 'rounds', or lower 'distil_rounds'.",
+                server.settings.rounds,
+                self.distil_rounds,
+            )
+        if self.share_fraction:
+            logger.info("%s", " ".join(sentences(self.releases())))
+
+    def plan(self, server: Server) -> Plan | None:
+        """The next step of the stage that the run is in."""
+        if server.rounds_done >= server.settings.rounds:
+            return None
+        stage = server.state.meta["stage"]
+        if stage == "share":
+            tensors = self.distiller(server)
+            return self.step(server, [Order(name, "share", tensors) for name in server.trainable()], False)
+        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        if stage == "distil":
+            return self.step(server, self.distil_orders(server, chosen), True)
+        return self.step(server, self.train_orders(server, chosen), True)
+
+    def step(self, server: Server, orders: list[Order], ends_round: bool) -> Plan:
+        """A step with the run's quorum."""
+        quorum = min(server.settings.min_replies, max(len(orders), 1))
+        return Plan(server.round, orders, ends_round=ends_round, quorum=quorum)
+
+    def distil_orders(self, server: Server, chosen: list[str]) -> list[Order]:
+        """A round of the first stage."""
+        tensors = self.distiller(server)
+        return [Order(name, "distil", tensors) for name in chosen]
+
+    def train_orders(self, server: Server, chosen: list[str]) -> list[Order]:
+        """A round of the second stage; whoever takes part for the first time gets the shared set, once."""
+        model = self.publish(server)
+        holders = set(server.state.meta["holders"])
+        whole = model | server.blob(SHARED) if SHARED in server.state.blobs and set(chosen) - holders else model
+        return [Order(name, "train", model if name in holders else whole) for name in chosen]
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """Take the replies of the stage that the run is in."""
+        stage = server.state.meta["stage"]
+        if stage == "share":
+            self.fold_shared(server, replies)
+            return
+        super().fold(server, replies)
+        if stage == "distil":
+            self.fold_distilled(server, replies)
+        else:
+            server.state.meta["holders"] = sorted({*server.state.meta["holders"], *replies.meta})
+
+    def fold_distilled(self, server: Server, replies: Replies) -> None:
+        """Take the generators and classifiers of a round of the first stage."""
+        self.average_distillers(server, replies)
+        self.check_limit(server)
+
+    def check_limit(self, server: Server) -> None:
+        """The round limit ends the first stage."""
+        if server.round >= self.distil_rounds:
+            self.end_stage(server, "round limit")
+
+    def end_stage(self, server: Server, why: str) -> None:
+        """Go on to sharing, or straight to training where nothing is shared."""
+        server.state.meta |= {"ended": {"rounds": server.round, "ended": why}}
+        server.state.meta["stage"] = "share" if self.share_fraction else "train"
+        logger.info("The first stage ended after round %d (%s).", server.round, why)
+
+    def fold_shared(self, server: Server, replies: Replies) -> None:
+        """The shared set of all sites: written once, sent once to each site."""
+        sent = {name: SharedImages.read(select(tensors, SHARED)) for name, tensors in replies}
+        shared = SharedImages.joined(sent)
+        if len(shared):
+            server.keep_blob(SHARED, prefixed(shared.tensors(), SHARED))
+        server.state.meta |= {"stage": "train", "items": {name: len(part) for name, part in sent.items()}}
+
+    def shared_images(self, holder: Server | Site) -> SharedImages | None:
+        """The shared set, where the holder has it."""
+        if SHARED not in holder.state.blobs:
+            return None
+        return SharedImages.read(select(holder.blob(SHARED), SHARED))
+
+    # ---- a site
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """What the order says."""
+        if order.op == "distil":
+            return self.distil(site, order)
+        if order.op == "share":
+            return self.send_shared(site, order)
+        if order.op != "train":
+            raise ContractError(f"expected an order distil, share or train, got '{order.op}'")
+        if received := select(order.tensors, SHARED):
+            site.keep_blob(SHARED, prefixed(received, SHARED))
+        return self.train_task(site, order)
+
+    def train_task(self, site: Site, order: Order) -> Reply:
+        """The task's network, on own images and, where the site has them, shared ones."""
+        return super().work(site, order)
+
+    def send_shared(self, site: Site, order: Order) -> Reply:
+        """Clipped and noised parts of the site's images, with noise that only this site knows."""
+        part = self.shared_part(site.task, select(order.tensors, PART))
+        rows = stratified_share(site.train.labels, self.share_fraction, site.rng("share"))
+        whole = torch.cat([part(raw_images(site, some)).cpu() for some in rows.split(256)])
+        releases = self.releases()
+        stream = site.secret_rng("release", wire.digest({"part": whole}, {"how": [one.meta() for one in releases]}))
+        copies = tuple(one.apply(whole, stream).half() for one in releases)
+        labels = site.train.labels[rows].clone()
+        return Reply(prefixed(SharedImages(copies, labels).tensors(), SHARED), {"size": len(site.train)})
+
+    def shared_part(self, task: Task, distiller: Tensors) -> SharedPart:
+        """Maps images in [0, 1] to what is shared of them."""
+        model: Any = self.with_distiller(task).load(distiller, DISTILLER)
+        return SharedPart(model, self.share)
+
+    def before_fit(self, fit: Fit) -> None:
+        """Open the shared set, if this site has it."""
+        super().before_fit(fit)
+        shared = self.shared_images(fit.site)
+        if shared is not None:
+            balanced = self.shared_sampling == "balanced"
+            fit.extra["shared"] = SharedBatches(shared, len(fit.site.train), fit.site.rng("shared"), balanced)
+
+    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """The task's loss over own and shared images together."""
+        if "shared" not in fit.extra:
+            return super().loss(fit, batch)
+        parts, labels = fit.extra["shared"].draw(len(batch.labels))
+        seen = scale_of(fit.site.task).seen_difference(parts.to(batch.images.device))
+        images, targets = torch.cat([batch.images, seen]), torch.cat([batch.labels, labels.to(batch.labels.device)])
+        return fit.site.task.loss(fit.model(images), targets)
+
+    # ---- what people look at
+
+    def released(self, server: Server) -> Released | None:
+        """What was sent until now."""
+        shared = self.shared_images(server)
+        if shared is None:
+            return None
+        owners = tuple(name for name, count in server.state.meta["items"].items() for _ in range(count))
+        part = self.shared_part(server.task, select(self.distiller(server), PART))
+        return Released(shared.copies[0], shared.labels, owners, part, self.releases()[0])
+
+    def findings(self, server: Server) -> Findings:
+        """When the first stage ended, what was sent, and what that promises."""
+        return sharing_findings(server, self.shared_images(server), self.releases())
+
+
+def raw_images(site: Site, rows: torch.Tensor) -> torch.Tensor:
+    """Training images of a site in [0, 1], (n, C, *spatial), on the task's device."""
+    return scale_of(site.task).raw(site.train.batch(rows)[0].to(site.task.device))

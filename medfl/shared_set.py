@@ -1,0 +1,93 @@
+"""Rows of the shared set: which of its images a site trains on, and which of its own images a site gives to it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from medfl.errors import SettingsError
+
+
+def balanced_rows(labels: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows drawn anew for an epoch, as many of each class that is present.
+
+    Each class gives count // classes rows; what is left over goes to classes drawn at random, one row each. A class
+    that has too few images gives each of them k or k + 1 times.
+
+    Args:
+        labels: Of the shared set, (N,).
+        count: How many rows, >= 0.
+        generator: Which rows, and in which order.
+
+    Returns:
+        (count,), int64, in random order.
+
+    Raises:
+        SettingsError: If rows are asked of an empty set, or `count` is negative.
+
+    Source: Yang et al., "FedFed", NeurIPS 2023: each epoch draws as many shared images as a site has of its own.
+
+    Example:
+        >>> rows = balanced_rows(torch.tensor([5, 7, 7, 7]), 4, torch.Generator().manual_seed(0))
+        >>> sorted(rows.tolist())[:2]
+        [0, 0]
+    """
+    if count < 0:
+        raise SettingsError(f"expected a number of shared images >= 0, got {count}.")
+    found = class_rows(labels)
+    if not found:
+        if count:
+            raise SettingsError(
+                f"expected a shared set with images to draw {count} from, got an empty one. No site shared any image: "
+                "raise the share fraction, or train without a shared set."
+            )
+        return torch.empty(0, dtype=torch.int64)
+    each, left = divmod(count, len(found))
+    more = set(torch.randperm(len(found), generator=generator)[:left].tolist())
+    drawn = torch.cat([_draw(rows, each + (place in more), generator) for place, rows in enumerate(found)])
+    return drawn[torch.randperm(count, generator=generator)]
+
+
+def stratified_share(labels: torch.Tensor, fraction: float, generator: torch.Generator) -> torch.Tensor:
+    """Rows of a share of each class: ceil(fraction n_c) of its n_c images, so at least one if `fraction` > 0.
+
+    Args:
+        labels: Of a site's images, (N,).
+        fraction: In [0, 1]; 0 shares nothing, 1 all.
+        generator: Which rows.
+
+    Returns:
+        Sorted and without doubles, int64.
+
+    Raises:
+        SettingsError: If the fraction is out of range.
+
+    Example:
+        >>> len(stratified_share(torch.tensor([0, 0, 0, 0, 0, 1]), 0.5, torch.Generator().manual_seed(0)))
+        4
+    """
+    if not 0 <= fraction <= 1:
+        raise SettingsError(f"expected a share fraction in [0, 1], got {fraction}.")
+    drawn = [
+        rows[torch.randperm(len(rows), generator=generator)[: _share(fraction, len(rows))]]
+        for rows in class_rows(labels)
+    ]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *drawn]).sort().values
+
+
+def class_rows(labels: torch.Tensor) -> list[torch.Tensor]:
+    """The rows of each class that is present, ascending, in the order of the classes; on the CPU."""
+    labels = labels.cpu()
+    return [(labels == one).nonzero(as_tuple=True)[0] for one in labels.unique().tolist()]
+
+
+def _draw(rows: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """So many of the rows: one random order of all after the other, the last one cut short."""
+    orders = [torch.randperm(len(rows), generator=generator) for _ in range(math.ceil(count / len(rows)))]
+    return torch.cat([rows[order] for order in orders] or [rows[:0]])[:count]
+
+
+def _share(fraction: float, size: int) -> int:
+    """ceil(fraction size), whatever floating point makes of it: 0.55 of 100 is 55."""
+    return max(1, math.ceil(fraction * size - 1e-9)) if fraction > 0 else 0

@@ -1,0 +1,43 @@
+"""What a method that shares parts of images tells about it in the end, for the report (`medfl.contract.Findings`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from medfl.contract import Findings, Server
+from medfl.privacy.release import Release, sentences
+from medfl.shared_images import SharedImages
+from medfl.shared_set import class_rows
+
+SHOWN = 2
+"""Shared images of each class that the report shows."""
+
+
+def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequence[Release]) -> Findings:
+    """When the first stage ended, what was sent, what that promises, and a few of the shared images.
+
+    Args:
+        server: Its meta holds ``ended``, ``items`` and, where sites freeze, ``history``, ``frozen`` and ``threshold``.
+        shared: What everyone holds; None if nothing was sent.
+        releases: How it was clipped and noised.
+    """
+    known = server.state.meta
+    counts = [] if shared is None else torch.bincount(shared.labels, minlength=server.task.num_classes).tolist()
+    stage = known.get("ended", {"rounds": server.rounds_done, "ended": ""})
+    facts = {
+        "stage1": stage | {"threshold": known.get("threshold")},
+        "history": known.get("history", []),
+        "frozen": known.get("frozen", {}),
+        "release": releases[0].meta(),
+        "statement": ["Nothing made of images was sent."] if shared is None else sentences(releases),
+        "items": known.get("items", {}),
+        "classes": counts,
+    }
+    return Findings({"sharing": facts}, {} if shared is None else _first_of_each_class(shared))
+
+
+def _first_of_each_class(shared: SharedImages) -> dict[str, torch.Tensor]:
+    rows = torch.cat([some[:SHOWN] for some in class_rows(shared.labels)])
+    return {"sharing/images": shared.copies[0][rows].float(), "sharing/labels": shared.labels[rows].clone()}

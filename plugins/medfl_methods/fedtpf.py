@@ -1,0 +1,256 @@
+"""FedTPF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from medfl.adversary import CRITIC, Adversary
+from medfl.averaging import KEPT, shared_of
+from medfl.contract import Limit, Meta, Order, Plan, Replies, Reply, Server, Site, Told
+from medfl.distilling import Distilling, Divided, judge
+from medfl.feature_sharing import PART, FeatureSharing
+from medfl.freezing import Decay, decay, should_freeze
+from medfl.frozen_sites import WithFrozen, freeze, judges, last_change
+from medfl.privacy.release import Release
+from medfl.prototypes import distance, prototypes, scaled
+from medfl.wire import prefixed, select
+
+
+class FedTPF(FeatureSharing):
+    """FedFed with a generator that is pulled to class prototypes and judged by a critic, and sites that freeze.
+
+    In a round of the first stage a site trains the task's network first; the mean features of its images of each class
+    are its prototypes. Then it trains generator and classifier, as in `FeatureSharing`, plus ``adversarial`` times
+    -E[D(q(x))] with its own critic D (a WGAN with gradient penalty), plus ``prototype_weight`` times the squared
+    distance of an image's latent numbers to the prototype of its class. Critic and prototypes never leave the site.
+
+    A site whose classifier is right on at least `accuracy` - `tolerance` of its validation images in each of the last
+    `window` epochs, while |cos| between the two parts of an image stays below `cosine`, and neither varies by more than
+    `fluctuation`, freezes: it trains the task's network only, and its last generator and classifier, kept at the
+    server, go on counting whenever it takes part, with a weight that decays as the others get better (`decay`). The
+    stage ends when the common classifier reaches the same accuracy at every site that has validation images, or after
+    `distil_rounds`. Sites without validation images never freeze and have no say in that.
+
+    Then all is as in FedFed, with one copy of each image. With ``share_fraction = 0`` this is `fedavg`.
+
+    When to use it: Where classes are spread unevenly over sites and these may share noised residuals of their images.
+    The noise of the paper hides nobody: its epsilon has no bound on the residual, and the preset ``paper`` says "no
+    differential privacy". The default clips, and then there is an epsilon, but next to nothing of the image is left
+    under the noise. `medfl attack` measures what leaks.
+
+    Attributes:
+        generator: ``vae_wgan_gp``; ``vae`` has no critic; ``resnet`` has neither critic nor latent numbers, so no pull
+            to prototypes.
+        adversarial: Weight of the critic's term, >= 0; 0 trains no critic.
+        penalty: Factor of the critic's gradient penalty, >= 0.
+        critic_steps: Its steps for one of the generator, >= 1.
+        critic_lr: Learning rate of its Adam, > 0.
+        prototype: ``mean`` features of a class; ``scaled``, brought to the norm sqrt(d) of a standard normal vector,
+            which the KL term asks for; or ``none``.
+        prototype_weight: Weight of the distance to prototypes, >= 0.
+        freeze: Whether sites freeze.
+        accuracy: What freezing and the end of the stage ask for, in [0, 1].
+        tolerance: How far below that is enough, >= 0.
+        cosine: What |cos| stays below, > 0.
+        window: Epochs that count, >= 1.
+        fluctuation: Largest difference within the window, >= 0.
+        decay: ``cumulative``: exp(-rate times the sum of the active sites' improvements since the freeze); ``literal``:
+            of the last improvement only, as equation 8 is printed; ``text``: faster the less there is to see, as the
+            paper's text has it; ``none``: 1.
+        decay_rate: lambda of equation 8, >= 0; 0 is no decay.
+        variance: Of the noise, > 0, in squared units of images in [0, 1], whichever noise it is.
+
+    Source: "Privacy-Preserving Efficient Federated Learning for Internet of Medical Things under Data Heterogeneity",
+    equations 1 to 9 and algorithm 1. Where they contradict each other, see `medfl.freezing`. In round t the decay looks
+    at the accuracies after the rounds t - 1 and t - 2, the last that are known.
+    """
+
+    tells: ClassVar[Mapping[str, Told]] = {"size": "private", "frozen": "private", "accuracy": "private"}
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None}, "medfl": {}}
+    limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"share_fraction": 0.0}),)
+
+    clip: float | None = Field(1.0, gt=0, allow_inf_nan=False)
+    generator: Literal["vae_wgan_gp", "vae", "resnet"] = "vae_wgan_gp"
+    adversarial: float = Field(0.01, ge=0, allow_inf_nan=False)
+    penalty: float = Field(10.0, ge=0, allow_inf_nan=False)
+    critic_steps: int = Field(1, ge=1)
+    critic_lr: float = Field(1e-4, gt=0, allow_inf_nan=False)
+    prototype: Literal["mean", "scaled", "none"] = "mean"
+    prototype_weight: float = Field(0.01, ge=0, allow_inf_nan=False)
+    freeze: bool = True
+    accuracy: float = Field(0.9, ge=0, le=1)
+    tolerance: float = Field(0.02, ge=0, le=1)
+    cosine: float = Field(0.15, gt=0, allow_inf_nan=False)
+    window: int = Field(3, ge=1)
+    fluctuation: float = Field(0.05, ge=0, allow_inf_nan=False)
+    decay: Decay = "cumulative"
+    decay_rate: float = Field(5.0, ge=0, allow_inf_nan=False)
+    variance: float = Field(0.15, gt=0, allow_inf_nan=False)
+
+    def releases(self) -> list[Release]:
+        """One copy."""
+        return [self.release(self.variance)]
+
+    def kind(self) -> Literal["vae", "resnet"]:
+        """The generator without its critic."""
+        return "resnet" if self.generator == "resnet" else "vae"
+
+    @property
+    def pulls(self) -> bool:
+        """Whether latent numbers are pulled to prototypes."""
+        return self.prototype != "none" and self.prototype_weight > 0 and self.generator != "resnet"
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a critic."""
+        return self.generator == "vae_wgan_gp" and self.adversarial > 0
+
+    # ---- the server
+
+    def setup(self, server: Server) -> None:
+        """Nobody is frozen."""
+        super().setup(server)
+        server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy - self.tolerance}
+
+    def plan(self, server: Server) -> Plan | None:
+        """As in `FeatureSharing`; in the first stage all sites judge the new generator and classifier."""
+        if server.state.meta["stage"] == "assess":
+            tensors = self.distiller(server)
+            return self.step(server, [Order(name, "assess", tensors) for name in judges(server)], True)
+        plan = super().plan(server)
+        if plan is not None and server.state.meta["stage"] == "distil":
+            plan.ends_round = not judges(server)
+        return plan
+
+    def distil_orders(self, server: Server, chosen: list[str]) -> list[Order]:
+        """All train the task's network; only sites that are not frozen get generator and classifier."""
+        model, frozen = self.publish(server), server.state.meta["frozen"]
+        both = model | self.distiller(server)
+        return [Order(name, "distil", model if name in frozen else both) for name in chosen]
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """Take the replies of the stage that the run is in."""
+        if server.state.meta["stage"] != "assess":
+            super().fold(server, replies)
+            return
+        found = {name: float(meta["accuracy"]) for name, meta in replies.meta.items()}
+        server.state.meta["history"][-1]["accuracy"] = found
+        server.state.meta["stage"] = "distil"
+        threshold = server.state.meta["threshold"]
+        if set(found) == set(judges(server)) and min(found.values()) >= threshold - 1e-9:
+            self.end_stage(server, "accuracy")
+        else:
+            self.check_limit(server)
+
+    def fold_distilled(self, server: Server, replies: Replies) -> None:
+        """Average; what a site sent last stands for it once it is frozen."""
+        known, before = server.state.meta, select(server.state.tensors, KEPT + PART)
+        gone = [name for name in replies.meta if name in known["frozen"]]
+        active = [name for name in replies.meta if name not in known["frozen"]]
+        change = last_change(known["history"], active)
+        for name, tensors in replies:
+            if replies.meta[name].get("frozen"):
+                freeze(server, name, before, select(tensors, PART))
+        for name in known["frozen"]:
+            known["changes"].setdefault(name, []).append(change)
+        weights = {name: self.trust(server, name) for name in replies.meta}
+        known["history"].append({"round": server.round, "accuracy": {}, "weights": weights, "active": active})
+        self.average_distillers(server, WithFrozen(replies, server, gone, before, PART))
+        if judges(server):
+            known["stage"] = "assess"
+        else:
+            self.check_limit(server)
+
+    def trust(self, server: Server, name: str) -> float:
+        """alpha of equation 8: 1 for an active site."""
+        return decay(server.state.meta["changes"].get(name, []), self.decay_rate, self.decay)
+
+    def distil_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
+        """Numbers of images, times the trust in frozen sites."""
+        weights = self.weights_of(server, metas)
+        return {name: weight * self.trust(server, name) for name, weight in weights.items()}
+
+    # ---- a site
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """What the order says."""
+        if order.op != "assess":
+            return super().work(site, order)
+        return Reply(meta={"accuracy": self.judge(site, self.own_distiller(site, order))[0]})
+
+    def distil(self, site: Site, order: Order) -> Reply:
+        """Train the task's network, then, unless this site is frozen, generator and classifier."""
+        reply = self.train_task(site, order)
+        reply.meta["frozen"] = False
+        if not select(order.tensors, PART):
+            return reply
+        assert reply.trained is not None
+        distilling, adversary = self.own_distiller(site, order), self.adversary(site)
+        pulled = self.prototypes(site, site.task.load(reply.trained.tensors, site.network)) if self.pulls else None
+        past = site.state.meta.setdefault("judged", [])
+        for epoch in range(self.distil_epochs):
+
+            def loss(batch: Any) -> torch.Tensor:
+                divided = distilling.divide(batch)
+                return self.distil_loss(distilling, divided, site.task.loss) + self.pull(divided, adversary, pulled)
+
+            reply.log["distil_loss"] = distilling.pass_over(loss, f"distil {epoch}")
+            if site.val is not None and len(site.val):
+                past.append(list(self.judge(site, distilling)))
+        self.remember(site, reply, distilling, adversary)
+        reply.tensors |= self.distiller_update(order, distilling.model)
+        return reply
+
+    def pull(self, divided: Divided, adversary: Adversary | None, pulled: torch.Tensor | None) -> torch.Tensor:
+        """What the critic and the prototypes add to the loss; the critic takes its own step first."""
+        total = divided.images.new_zeros(())
+        if adversary is not None:
+            adversary.learn(divided.images, divided.rebuilt.images)
+            total = total + self.adversarial * adversary.deceived(divided.rebuilt.images)
+        if pulled is not None and divided.rebuilt.latent is not None:
+            total = total + self.prototype_weight * distance(divided.rebuilt.latent, pulled, divided.labels)
+        return total
+
+    def adversary(self, site: Site) -> Adversary | None:
+        """The site's own critic, as it was."""
+        if not self.judged:
+            return None
+        kept = select(site.state.tensors, KEPT)
+        return Adversary(site, kept, self.critic_lr, self.penalty, self.critic_steps, self.width)
+
+    def prototypes(self, site: Site, model: nn.Module) -> torch.Tensor:
+        """Of the task's network, just trained."""
+        task, size = site.task, site.settings.batch_size
+        found = prototypes(model, site.train, task.num_classes, size, task.device)
+        return scaled(found) if self.prototype == "scaled" else found
+
+    def judge(self, site: Site, distilling: Distilling) -> tuple[float, float]:
+        """Accuracy on the site's validation images, and |cos| between their parts."""
+        assert site.val is not None
+        return judge(distilling.model, site.val, distilling.scale, site.settings.batch_size, site.task.device)
+
+    def remember(self, site: Site, reply: Reply, distilling: Distilling, adversary: Adversary | None) -> None:
+        """Whether the site freezes; if it doesn't, its critic and optimisers stay for the next round."""
+        past = site.state.meta["judged"] = site.state.meta["judged"][-self.window :]
+        if past:
+            reply.log |= {"distil_accuracy": past[-1][0], "distil_cosine": past[-1][1]}
+        if self.freeze and self.done(past):
+            reply.meta["frozen"] = True
+            site.state.tensors = shared_of(site)
+            return
+        self.keep_optimizer(site, distilling)
+        if adversary is not None:
+            others = {name: t for name, t in site.state.tensors.items() if not name.startswith(f"{KEPT}{CRITIC}/")}
+            site.state.tensors = others | prefixed(adversary.tensors(), KEPT)
+
+    def done(self, past: list[list[float]]) -> bool:
+        """Whether a site freezes."""
+        accuracies, cosines = [one[0] for one in past], [one[1] for one in past]
+        return should_freeze(
+            accuracies, cosines, self.accuracy, self.tolerance, self.cosine, self.window, self.fluctuation
+        )
