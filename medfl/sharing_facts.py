@@ -30,7 +30,7 @@ def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequ
         "stage1": stage | {"threshold": known.get("threshold")},
         "history": known.get("history", []),
         "frozen": known.get("frozen", {}),
-        "release": releases[0].meta(),
+        "releases": [one.meta() for one in releases],
         "statement": ["Nothing made of images was sent."] if shared is None else sentences(releases),
         "items": known.get("items", {}),
         "classes": counts,

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from medfl.contract import Findings
+from medfl.privacy.release import Release
 from medfl.privacy.statements import WHAT
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per
@@ -84,10 +86,15 @@ def _images(run: RunRecord) -> str:
     )
 
 
-def make_notices(groups: Sequence[Group]) -> list[Notice]:
-    """All notices, the worst first."""
+def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | None = None) -> list[Notice]:
+    """All notices, the worst first.
+
+    Args:
+        groups: Of the page.
+        findings: Run folder, as text, to what the run found out.
+    """
     runs = named_runs(groups)
-    found = [*_endings(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(groups)]
+    found = [*_endings(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(groups, findings or {})]
     return sorted(found, key=lambda notice: ("bad", "warn", "info").index(notice.level))
 
 
@@ -145,22 +152,35 @@ def _no_test(runs: Sequence[Named]) -> list[Notice]:
     return [Notice("warn", f"There are no test scores of {listed(names)}: no site had test images that were scored.")]
 
 
-def _privacy(groups: Sequence[Group]) -> list[Notice]:
-    """What private runs promise, in short, and who promises nothing; the section on privacy has the rest."""
+def _privacy(groups: Sequence[Group], findings: Mapping[str, Findings]) -> list[Notice]:
+    """What private runs promise, in short, and who promises nothing; the sections on it have the rest."""
+    shared = [group.label for group in groups if _shares_privately(group, findings)]
+    text = f"Only what {listed(shared)} sent of images has differential privacy, models have none: see What was shared."
+    return [*([Notice("info", text)] if shared else []), *_of_models(groups, shared)]
+
+
+def _shares_privately(group: Group, findings: Mapping[str, Findings]) -> bool:
+    """Whether what the sites sent of their images is clipped and noised."""
+    found = findings.get(str(group.runs[0].folder), Findings()).meta.get("sharing", {}).get("releases", [])
+    return bool(found) and all(Release.from_meta(one).private for one in found)
+
+
+def _of_models(groups: Sequence[Group], told: Sequence[str]) -> list[Notice]:
+    """Privacy of updates; the groups in `told` have a notice already."""
     promises: dict[str, list[str]] = {}
     without = []
     for group in groups:
         settings = group.runs[0].run["identity"]["settings"].get("privacy")
         if settings is None:
-            without.append(group.label)
+            without += [group.label] if group.label not in told else []
         else:
             promises.setdefault(_promise(Privacy.model_validate(settings)), []).append(group.label)
-    if not promises:
+    if not promises and not told:
         return [Notice("info", "No differential privacy was used.")]
     found = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
     text = f"Differential privacy: {found}. The section Privacy says what that means, and what was spent."
     others = [Notice("info", f"No differential privacy was used by {listed(without)}.")] if without else []
-    return [Notice("info", text), *others]
+    return [*([Notice("info", text)] if promises else []), *others]
 
 
 def _promise(privacy: Privacy) -> str:

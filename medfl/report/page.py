@@ -12,6 +12,7 @@ from medfl.findings import read_findings
 from medfl.report import (
     against,
     atlas_section,
+    attacks_section,
     centres_section,
     classes,
     clusters_section,
@@ -26,6 +27,7 @@ from medfl.report import (
     privacy_section,
     savings,
     sections,
+    sharing_section,
     sweep,
     teachers_section,
     words,
@@ -61,7 +63,9 @@ EXTRAS = (
     ("teachers", "Teachers of the student"),
     ("heads", "Who held which head"),
     ("looks", "What the teachers look at"),
+    ("sharing", "What was shared"),
     ("privacy", "Privacy"),
+    ("attacks", "What attacks found"),
     ("atlas", "Regions of the atlas"),
 )
 """Sections that stand after the first one, where the runs have what they show."""
@@ -74,6 +78,8 @@ def write_report(
     baseline: str | None = None,
 ) -> Path:
     """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
+
+    Only links to the pages of attacks depend on where it is written.
 
     Args:
         runs: Run folders, finished or not; with a run of the method ``local`` the report says who gains.
@@ -91,18 +97,24 @@ def write_report(
     if not runs:
         raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
     target = out if out is not None else runs[0] / FILE
-    page = render([read_run(folder) for folder in runs], labels, baseline)
+    page = render([read_run(folder) for folder in runs], labels, baseline, target.absolute().parent)
     write_atomic(target, page.encode())
     return target
 
 
-def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, baseline: str | None = None) -> str:
+def render(
+    records: Sequence[RunRecord],
+    labels: Sequence[str] | None = None,
+    baseline: str | None = None,
+    folder: Path | None = None,
+) -> str:
     """The report as HTML.
 
     Args:
         records: At least one run.
         labels: One for each run, as in `medfl.report.groups.group_runs`.
         baseline: As in `write_report`.
+        folder: Where the page will lie, for links to files beside the runs; None for no links.
 
     Raises:
         SettingsError: If two have the same settings and seed.
@@ -123,7 +135,9 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, ba
         "heads": heads_section.heads_section(groups, findings),
         "looks": looks_section.looks_section(groups, findings),
         "sweep": sweep.sweep_section(groups),
+        "sharing": sharing_section.sharing_section(groups, findings),
         "privacy": privacy_section.privacy_section(groups),
+        "attacks": attacks_section.attacks_section(groups, folder),
     }
     return (
         environment()
@@ -131,7 +145,7 @@ def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, ba
         .render(
             title=notices.headline(groups),
             sentence=notices.summary_sentence(runs),
-            notices=notices.make_notices(groups),
+            notices=notices.make_notices(groups, findings),
             sections=(SECTIONS[0], *(one for one in EXTRAS if extras[one[0]]), *SECTIONS[1:]),
             runs=runs,
             folders=short_folders([run for _, run in runs]),

@@ -1,0 +1,187 @@
+"""Attacks on the page: their numbers, means over seeds, links to their pages, and files that can't be used."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from make_runs import make_run
+from read_page import Page, section, words
+
+from medfl.attacks.results import write_results
+from medfl.report.attacks_section import attacks_section
+from medfl.report.groups import group_runs
+from medfl.report.page import write_report
+from medfl.report.runs import read_run
+
+MEMBERSHIP = {
+    "target": "global",
+    "attack": "shadow_topk",
+    "members": 1200,
+    "non_members": 300,
+    "auc": 0.61,
+    "auc_interval": [0.58, 0.64],
+    "tpr_at_1_fpr": 0.025,
+    "recall_balanced": 0.57,
+    "roc": [[0, 0], [1, 1]],
+}
+INVERSION = {
+    "target": "shared",
+    "attack": "fixed_point",
+    "item": "x_p",
+    "images": 16,
+    "mse": 0.0314,
+    "psnr": 15.03,
+    "ssim": 0.25,
+}
+QUICK = {"bundles": False, "state": False, "metrics": ("accuracy",), "images": 5}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Make a run that was attacked."""
+
+    def make(name, results=(), kind="membership", method="fedavg", **options):
+        folder = make_run(tmp_path / name, method, **QUICK | options)
+        if results:
+            write_results(folder, kind, {"seed": 0}, list(results))
+        return folder
+
+    return make
+
+
+def page(*folders, where=None):
+    return section("attacks", attacks_section(group_runs([read_run(folder) for folder in folders]), where))
+
+
+def test_membership_stands_with_its_interval(run):
+    found = page(run("a", [MEMBERSHIP]))
+    head, row = found.tables["Membership attacks"]
+    assert [words(cell) for cell in head] == [
+        "run",
+        "target",
+        "attack",
+        "members and others",
+        "AUC 0.5 is guessing",
+        "TPR at 1 % FPR 0.01 is guessing",
+        "balanced recall 0.5 is guessing",
+    ]
+    assert row == [
+        *("fedavg", "global model", "shadow model", "1\u202f200 and 300"),
+        *("0.6100.580 to 0.640", "0.025", "0.570"),
+    ]
+    assert "an AUC of 0.5 is guessing" in words(found.sections["attacks"])
+    assert "Inversion attacks" not in found.tables
+
+
+def test_inversion_names_what_the_image_came_back_from(run):
+    found = page(run("a", [INVERSION, INVERSION | {"item": "raw", "mse": 0.00042}], "inversion"))
+    head, part, raw = found.tables["Inversion attacks"]
+    assert [words(cell) for cell in head[3:6]] == ["from", "images", "MSE 0: the same image"]
+    assert part == ["fedavg", "shared images", "fixed point", "part with noise (x_p)", "16", "0.0314", "15.0", "0.250"]
+    assert raw[3:6] == ["whole image", "16", "0.0004"]
+    assert "Membership attacks" not in found.tables
+
+
+def test_a_number_that_is_missing_or_none_is_no_crash(run):
+    odd = {"target": "elsewhere", "auc": None, "tpr_at_1_fpr": "0.5", "auc_interval": [0.1], "recall_balanced": True}
+    (_, row) = page(run("a", [odd])).tables["Membership attacks"]
+    assert row == ["fedavg", "elsewhere", "–", "– and –", "–", "–", "–"]
+
+
+def test_seeds_are_averaged_without_an_interval(run):
+    runs = [run(f"{seed}", [MEMBERSHIP | {"auc": auc}], seed=seed) for seed, auc in enumerate((0.5, 0.7))]
+    found = page(*runs)
+    (_, row) = found.tables["Membership attacks"]
+    assert row[4] == "0.600 ± 0.141"
+    assert "± is the standard deviation over the runs" in found.sections["attacks"]
+
+
+def test_the_sites_of_a_run_count_as_one_result(run):
+    sites = [MEMBERSHIP | {"target": "personal", "site": site, "auc": auc} for site, auc in (("a", 0.5), ("b", 0.8))]
+    found = page(run("a", sites))
+    (_, row) = found.tables["Membership attacks"]
+    assert row[4] == "0.650"
+    assert "standard deviation" not in found.sections["attacks"]
+
+
+def test_runs_of_other_settings_have_rows_of_their_own(run):
+    runs = [run(name, [MEMBERSHIP], method=name) for name in ("fedavg", "fedprox")]
+    assert [row[0] for row in page(*runs).tables["Membership attacks"][1:]] == ["fedavg", "fedprox"]
+
+
+# ---- files that can't be used
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{nope",
+        "\udcff",
+        "[]",
+        "7",
+        '{"attack": "inversion", "version": 1, "results": []}',
+        '{"attack": "membership", "version": 99, "results": []}',
+        '{"attack": "membership", "version": 1}',
+        '{"attack": "membership", "version": 1, "results": {"auc": 1}}',
+        '{"attack": "membership", "version": 1, "results": [0.7]}',
+    ],
+)
+def test_a_damaged_or_foreign_file_is_named_and_left_out(run, content, tmp_path):
+    bad, good = run("a", [MEMBERSHIP]), run("b", [MEMBERSHIP], method="fedprox")
+    (bad / "attacks" / "membership.json").write_text(content, errors="surrogateescape")
+    found = page(bad, good)
+    assert [row[0] for row in found.tables["Membership attacks"][1:]] == ["fedprox"]
+    told = words(found.sections["attacks"])
+    assert "What the membership attack on fedavg found is left out: attacks/membership.json in its run folder" in told
+    assert str(tmp_path) not in told
+
+
+def test_an_attack_without_results_says_so(run):
+    folder = run("a")
+    write_results(folder, "membership", {}, [])
+    assert "The attacks on these runs have no results." in page(folder).sections["attacks"]
+
+
+def test_a_run_that_nobody_attacked_has_no_section(run):
+    assert not page(run("a")).sections["attacks"]
+
+
+def test_what_a_file_says_is_escaped(run):
+    found = page(run("a", [MEMBERSHIP | {"target": '<i>"&'}]))
+    assert found.tables["Membership attacks"][1][1] == '<i>"&'
+    assert "i" not in {tag for tag, _ in found.tags}
+
+
+# ---- links
+
+
+def links(found):
+    return [given["href"] for tag, given in found.tags if tag == "a" and not given["href"].startswith("#")]
+
+
+def test_links_lead_from_the_page_to_the_pages_of_attacks(run, tmp_path):
+    one, other = run("odd name", [MEMBERSHIP]), run("b", [INVERSION], "inversion", method="fedprox")
+    pages = [one / "attacks" / "membership.html", other / "attacks" / "inversion.html"]
+    for target in pages:
+        target.write_text("<p>")
+    for where in (one, tmp_path, tmp_path.parent):
+        found = links(page(one, other, where=where))
+        assert [(where / re.sub("%20", " ", link)).resolve() for link in found] == [path.resolve() for path in pages]
+        assert not any(link.startswith("/") for link in found)
+
+
+def test_there_is_no_link_without_a_page_or_through_folders_of_the_machine(run, tmp_path):
+    folder = run("runs/a", [MEMBERSHIP])
+    assert links(page(folder, where=tmp_path)) == []
+    (folder / "attacks" / "membership.html").write_text("<p>")
+    assert links(page(folder, where=tmp_path / "elsewhere")) == []
+    assert links(page(folder, where=None)) == []
+
+
+def test_the_report_beside_its_run_has_section_and_link(run):
+    folder = run("a", [MEMBERSHIP], rounds=1)
+    (folder / "attacks" / "membership.html").write_text("<p>")
+    html = write_report([folder]).read_text()
+    assert "<h2>What attacks found</h2>" in html
+    assert links(Page(html)) == ["attacks/membership.html"]
