@@ -35,7 +35,7 @@ class Dividing(Averaging):
     """A generator q and a classifier f of what q leaves of an image, x - q(x), at the server and at the sites.
 
     Both minimise ``reconstruction`` MSE(q(x), x) + ``kl`` KL + ``ce`` CE(f(x - q(x) + noise), y) + ``x_ce`` CE(f(x),
-    y). The pull is between reconstruction, which wants the class in q(x), and classification, which wants it in the rest.
+    y). They pull: reconstruction wants the class in q(x), and classification wants it in the rest.
 
     Attributes:
         distil_lr: Learning rate of their AdamW, > 0. Its state goes on from round to round.
@@ -116,6 +116,12 @@ class Dividing(Averaging):
         features = self.latent or features_of(task.build(), task.network)
         generator = build_generator(self.kind(), scale.shape, features, self.width, self.norm)
         return Distiller(generator, task.build(), scale)
+
+    def loaded(self, task: Task, distiller: Tensors) -> Distiller:
+        """Generator and classifier with these tensors, on the task's device."""
+        model = self.with_distiller(task).load(distiller, DISTILLER)
+        assert isinstance(model, Distiller)
+        return model
 
     def distiller(self, server: Server) -> Tensors:
         """Generator and classifier for a message."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from pydantic import Field
 from medfl import wire
 from medfl.aggregation import PREFIX
 from medfl.contract import Findings, Kind, Order, Plan, Replies, Reply, Server, Site, Tensors
-from medfl.distilling import DISTILLER, scale_of
+from medfl.distilling import scale_of
 from medfl.dividing import PART, Dividing
 from medfl.errors import ContractError
 from medfl.fit import Fit
@@ -191,8 +191,7 @@ class FeatureSharing(Dividing):
 
     def shared_part(self, task: Task, distiller: Tensors) -> SharedPart:
         """Maps images in [0, 1] to what is shared of them."""
-        model: Any = self.with_distiller(task).load(distiller, DISTILLER)
-        return SharedPart(model, self.share)
+        return SharedPart(self.loaded(task, distiller), self.share)
 
     def before_fit(self, fit: Fit) -> None:
         """Open the shared set, if this site has it."""

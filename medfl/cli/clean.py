@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 KNOWN = (
     *(".lock", "run.json", "metrics.csv", "summary.json", "report.html", "state", "sites", "global"),
+    *("findings.safetensors", "attacks"),
     *("mlflow.json", "mlruns", "mlruns.db*", "config_*.json"),
     "study.json",
     ".*.tmp",
 )
-"""What stands at the top of a run folder: the run's own, what MONAI's tracking leaves, a study's, a kill's."""
+"""What stands at the top of a run folder: the run's own, what attacks found, what MONAI's tracking leaves, a study's,
+a kill's."""
 
 
 def command(

@@ -1,4 +1,4 @@
-"""A generator and a classifier that divide an image: what the generator rebuilds is private, the rest tells the class."""
+"""A generator and a classifier that divide an image: what is rebuilt of it is private, the rest tells the class."""
 
 from __future__ import annotations
 

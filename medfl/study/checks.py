@@ -54,6 +54,36 @@ def check_rows(study: Study, registry: Registry) -> None:
             raise SettingsError(f"row '{name}': {error}") from None
 
 
+def check_attacks(study: Study) -> None:
+    """Read the options of every attack.
+
+    Raises:
+        SettingsError: If one is unknown or out of range; naming the attack.
+    """
+    for kind, attack in study.attacks.items():
+        options = _attack_options(kind)
+        known = [field.name for field in dataclasses.fields(options)] + ["device"]
+        given = {name.replace("-", "_"): value for name, value in attack.options.items()}
+        for name in given:
+            if name not in known:
+                raise SettingsError(f"'attacks.{kind}.options': unknown option '{name}'. {did_you_mean(name, known)}")
+        try:
+            options(**{name: value for name, value in given.items() if name != "device"})
+        except MedflError as error:
+            raise SettingsError(f"'attacks.{kind}.options': {error}") from None
+
+
+def _attack_options(kind: str) -> type:
+    """The class of the options of an attack; imported now, with all of the attack."""
+    if kind == "membership":
+        from medfl.attacks.membership import MembershipOptions
+
+        return MembershipOptions
+    from medfl.attacks.inversion import InversionOptions
+
+    return InversionOptions
+
+
 def check_options(bundle: Path, jobs: list[Job]) -> None:
     """Refuse options that the bundle does not have.
 

@@ -142,7 +142,8 @@ def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: 
     jobs = []
     for name, data in study.data.items():
         for seed, fold in study.repetitions(data):
-            for title, row in study.rows.items():
+            for title in [title for title in study.rows if title in (data.rows or study.rows)]:
+                row = study.rows[title]
                 options: dict[str, Any] = {"given_by": f"study {study.name}", "method": row.method}
                 options |= {f"method_args#{key}": value for key, value in row.method_args.items()}
                 options |= {"metrics": study.metrics} if study.metrics else {}

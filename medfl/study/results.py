@@ -120,10 +120,10 @@ def _release(folder: Path) -> list[str]:
     """Noise, variance, clip and both epsilons of what a run released of each image; empty if it released none."""
     from medfl.privacy.release import Release, epsilon_together
 
-    found = read_findings(folder).meta.get("sharing", {}).get("release")
-    if not found:
+    sharing = read_findings(folder).meta.get("sharing", {})
+    copies = [Release.from_meta(meta) for meta in sharing.get("releases", [])]
+    if not copies or not sharing["items"]:
         return []
-    copies = [Release.from_meta(meta) for meta in (found if isinstance(found, list) else [found])]
     columns: list[list[str]] = [
         [one.noise for one in copies],
         ["-" if one.noise == "none" else f"{one.variance:g}" for one in copies],

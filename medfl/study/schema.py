@@ -38,6 +38,7 @@ class DataSet(Strict):
             stands for all ``folds``: a run for each of them.
         public: How to prepare data that the server may train on in every run (``--public``).
         options: Options of the run for this data set, for example ``epochs``.
+        rows: Names of the rows that are run on it; none means all.
     """
 
     prep: Prep | None = None
@@ -45,6 +46,7 @@ class DataSet(Strict):
     folder: str | None = None
     partition: dict[str, Any] | None = None
     options: dict[str, Any] = {}
+    rows: list[str] = []
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSet:
@@ -103,11 +105,13 @@ class Attack(Strict):
 
     Attributes:
         rows: Names of the rows; none means all.
+        data: Names of the data sets; none means all.
         options: Options of the command, as they are spelt there or with ``_`` for ``-``.
     """
 
     rows: list[str] = []
-    options: dict[str, bool | int | float | str] = {}
+    data: list[str] = []
+    options: dict[str, int | float | str] = {}
 
 
 class Claim(Strict):
@@ -257,9 +261,14 @@ def _check_names(study: Study) -> None:
         )
     named = [("claims", row) for claim in study.claims for row in (claim.better, claim.than)]
     named += [(f"attacks.{name}", row) for name, attack in study.attacks.items() for row in attack.rows]
+    named += [(f"data.{name}", row) for name, data in study.data.items() for row in data.rows]
     for place, row in named:
         if row not in study.rows:
             raise SettingsError(f"'{place}' names '{row}', no row of the study. {did_you_mean(row, study.rows)}")
+    for name, attack in study.attacks.items():
+        for data in set(attack.data) - set(study.data):
+            hint = did_you_mean(data, study.data)
+            raise SettingsError(f"'attacks.{name}' names '{data}', no data set of the study. {hint}")
     for claim in study.claims:
         if claim.measure not in CLAIMABLE:
             hint = did_you_mean(claim.measure, CLAIMABLE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from medfl.bundle_folders import find_bundle
 from medfl.plugins import Registry, load_plugins
 from medfl.study.attacks import AttackJob, attack_jobs
-from medfl.study.checks import check_options, check_rows, find_source
+from medfl.study.checks import check_attacks, check_options, check_rows, find_source
 from medfl.study.cohorts import check_data, make_data
 from medfl.study.jobs import Job, expand
 from medfl.study.progress import study_progress
@@ -69,6 +69,7 @@ def load_study(
     place, found = (out or default_out(study, scale)).absolute(), find_source(source)
     registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
     check_rows(study, registry)
+    check_attacks(study)
     check_data(study, found, place, registry)
     jobs = expand(study, bundle, found, place, workers)
     check_options(bundle, jobs)

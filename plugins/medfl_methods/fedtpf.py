@@ -12,10 +12,14 @@ from torch import nn
 from medfl.adversary import CRITIC, Adversary
 from medfl.averaging import KEPT, shared_of
 from medfl.contract import Limit, Meta, Order, Plan, Replies, Reply, Server, Site, Told
-from medfl.distilling import Distilling, Divided, judge
-from medfl.feature_sharing import PART, FeatureSharing
+from medfl.distilling import Distilling, Divided, judge, scale_of
+from medfl.dividing import PART
+from medfl.errors import SettingsError
+from medfl.feature_sharing import FeatureSharing
 from medfl.freezing import Decay, decay, should_freeze
 from medfl.frozen_sites import WithFrozen, freeze, judges, last_change
+from medfl.networks.distiller import Distiller
+from medfl.networks.parts import features_of
 from medfl.privacy.release import Release
 from medfl.prototypes import distance, prototypes, scaled
 from medfl.wire import prefixed, select
@@ -113,7 +117,18 @@ class FedTPF(FeatureSharing):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Nobody is frozen."""
+        """Nobody is frozen.
+
+        Raises:
+            SettingsError: If latent numbers can't be compared with prototypes.
+        """
+        task = server.task
+        features = features_of(task.build(), task.network)
+        if self.pulls and self.latent not in (None, features):
+            raise SettingsError(
+                f"'latent' is {self.latent} and network '{task.network}' has {features} features: expected as many, as "
+                "latent numbers are pulled to mean features. Leave 'latent' out, or set 'prototype' to 'none'."
+            )
         super().setup(server)
         server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy - self.tolerance}
 
@@ -181,7 +196,8 @@ class FedTPF(FeatureSharing):
         """What the order says."""
         if order.op != "assess":
             return super().work(site, order)
-        return Reply(meta={"accuracy": self.judge(site, self.own_distiller(site, order))[0]})
+        model = self.loaded(site.task, select(order.tensors, PART))
+        return Reply(meta={"accuracy": self.judge(site, model)[0]})
 
     def distil(self, site: Site, order: Order) -> Reply:
         """Train the task's network, then, unless this site is frozen, generator and classifier."""
@@ -201,7 +217,7 @@ class FedTPF(FeatureSharing):
 
             reply.log["distil_loss"] = distilling.pass_over(loss, f"distil {epoch}")
             if site.val is not None and len(site.val):
-                past.append(list(self.judge(site, distilling)))
+                past.append(list(self.judge(site, distilling.model)))
         self.remember(site, reply, distilling, adversary)
         reply.tensors |= self.distiller_update(order, distilling.model)
         return reply
@@ -229,10 +245,10 @@ class FedTPF(FeatureSharing):
         found = prototypes(model, site.train, task.num_classes, size, task.device)
         return scaled(found) if self.prototype == "scaled" else found
 
-    def judge(self, site: Site, distilling: Distilling) -> tuple[float, float]:
+    def judge(self, site: Site, model: Distiller) -> tuple[float, float]:
         """Accuracy on the site's validation images, and |cos| between their parts."""
         assert site.val is not None
-        return judge(distilling.model, site.val, distilling.scale, site.settings.batch_size, site.task.device)
+        return judge(model, site.val, scale_of(site.task), site.settings.batch_size, site.task.device)
 
     def remember(self, site: Site, reply: Reply, distilling: Distilling, adversary: Adversary | None) -> None:
         """Whether the site freezes; if it doesn't, its critic and optimisers stay for the next round."""

@@ -220,11 +220,13 @@ def test_everything_goes_with_all_and_yes(medfl_command, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_tracking_and_studies_leave_goes_with_all(medfl_command, tmp_path):
+def test_what_tracking_studies_and_attacks_leave_goes_with_all(medfl_command, tmp_path):
     run = make_run(tmp_path / "one")
     for name in ("mlflow.json", "mlruns.db", "mlruns.db-journal", "config_20260102_030405.json", "study.json"):
         (run / name).write_text("{}")
+    (run / "findings.safetensors").write_bytes(b"")
     (run / "mlruns" / "1").mkdir(parents=True)
+    (run / "attacks").mkdir()
     assert medfl_command("clean", run, "--all", "--yes")[0] == 0
     assert not run.exists()
 
