@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
     "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
     "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
+    "attack": ("medfl.cli.attack:app", "Measure what a finished run gives away."),
     "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
     "check-bundle": ("medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."),
     "docs": ("medfl.cli.docs:command", "Write a page for each method."),

@@ -1,0 +1,131 @@
+"""``medfl attack``: measure what a finished run gives away. The run is only read; results go to its ``attacks``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+Data = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The run's data, where they have moved.", show_default="as recorded")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn.")]
+
+
+class Targets(StrEnum):
+    """Models under attack."""
+
+    GLOBAL = "global"
+    SITES = "sites"
+
+
+class Shadow(StrEnum):
+    """Images of a shadow network."""
+
+    SHARED = "shared"
+    VALIDATION = "validation"
+    NONE = "none"
+
+
+class Against(StrEnum):
+    """What images are reconstructed from."""
+
+    ALL = "all"
+    SHARED = "shared"
+    UPDATE = "update"
+    MODEL = "model"
+
+
+@app.callback()
+def attack() -> None:
+    """Attack a finished run as somebody would who wants its images: what does it give away?"""
+
+
+@app.command()
+def membership(
+    run: Run,
+    targets: Annotated[
+        Targets | None,
+        typer.Option(help="global: the server's model. sites: each site's own.", show_default="global if there is one"),
+    ] = None,
+    shadow: Annotated[
+        Shadow | None,
+        typer.Option(
+            help="What the attacker's own network learns from: shared images, the sites' validation images, or none: "
+            "the loss threshold alone.",
+            show_default="shared if the run shared any, else validation",
+        ),
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=2, help="At most so many members.", show_default="all")] = None,
+    shadow_epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of the attacker's own network.", show_default="as in the run")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    data: Data = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="RUN/attacks")
+    ] = None,
+) -> None:
+    """Tell training images from others by the answers of a model: by the loss, and by a shadow network."""
+    from medfl.attacks.membership import NAME, MembershipOptions, plain_line, run_membership
+    from medfl.attacks.opened import open_run
+    from medfl.attacks.results import results_path
+
+    options = MembershipOptions(
+        targets.value if targets else None, shadow.value if shadow else None, images, shadow_epochs, seed
+    )
+    with _progress("shadow network") as show:
+        results = run_membership(open_run(run, device, data), options, out, show)
+    for row in results:
+        typer.echo(plain_line(row))
+    path = results_path(run, NAME, out)
+    typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; nothing elsewhere. Yields a function to call with (done, total)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@app.command()
+def inversion(
+    run: Run,
+    against: Annotated[Against, typer.Option(help="What to start from; all: whatever the run allows.")] = Against.ALL,
+    images: Annotated[int, typer.Option(min=1, help="Images under attack.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Images in the batch whose update is attacked.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each gradient descent.")] = 300,
+    smoothness: Annotated[float, typer.Option(min=0, help="Weight of the total variation.")] = 1e-3,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    data: Data = None,
+) -> None:
+    """Reconstruct training images from what the run shared, from updates, and from the model."""
+    from medfl.attacks.inversion import InversionOptions, run_inversion
+    from medfl.attacks.opened import open_run
+    from medfl.attacks.results import results_path
+
+    options = InversionOptions(
+        against=against.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed
+    )
+    for row in run_inversion(open_run(run, device, data), run, options):
+        measured = ", ".join(f"{key.upper()} {row[key]:.4g}" for key in ("mse", "psnr", "ssim") if row[key] is not None)
+        typer.echo(f"{row['target']}, {row['attack']}, {row['item']}: {measured}; {row['images']} images")
+    path = results_path(run, "inversion")
+    typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")

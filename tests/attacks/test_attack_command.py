@@ -1,0 +1,191 @@
+"""``medfl attack``: what it writes and prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from attack_runs import make_data, run_bundle
+
+from medfl.attacks.results import read_results, write_results
+from medfl.cli.main import main
+from medfl.errors import StoreError
+from medfl.report.page import write_report
+
+NUMBERS = ("auc", "tpr_at_1_fpr", "recall", "accuracy", "recall_balanced")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, and a finished run."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("command")
+    run_bundle(make_data(folder / "data", per_site=80), folder / "run")
+    return folder
+
+
+@pytest.fixture
+def medfl(capsys: pytest.CaptureFixture[str]):
+    """Run the command line; gives its status, and what it printed."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_prints_a_line_for_each_result_and_writes_them(medfl, place: Path) -> None:
+    before = contents(place / "run")
+    status, out, err = medfl("attack", "membership", place / "run")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == [
+        "global model, loss threshold",
+        "global model, shadow model",
+    ]
+    assert lines[2].startswith("wrote ")
+    found = read_results(place / "run", "membership")
+    assert found is not None
+    assert (found["attack"], found["version"]) == ("membership", 1)
+    assert [(row["target"], row["attack"]) for row in found["results"]] == [
+        ("global", "loss_threshold"),
+        ("global", "shadow_topk"),
+    ]
+    for row in found["results"]:
+        assert row["members"] == row["non_members"] > 20
+        assert all(0 <= row[name] <= 1 for name in NUMBERS)
+        assert row["auc_interval"][0] <= row["auc"] <= row["auc_interval"][1]
+        assert f"AUC {row['auc']:.3f}" in out
+    options = {"targets": "global", "shadow": "validation", "images": None, "seed": 0, "shadow_epochs": 2}
+    assert found["options"] == options | {"device": "cpu"}
+    after = contents(place / "run")
+    written = {path: after.pop(path) for path in list(after) if path.parent.name == "attacks"}
+    assert after == before, "the run itself is only read"
+    assert sorted(path.name for path in written) == ["membership.html", "membership.json"]
+
+
+def test_the_page_needs_nothing_else_and_holds_no_image(medfl, place: Path) -> None:
+    if not (place / "run" / "attacks").exists():
+        assert medfl("attack", "membership", place / "run")[0] == 0
+    page = (place / "run" / "attacks" / "membership.html").read_text()
+    for word in ("<script", "http://", "https://", "<img", "<image", "base64"):
+        assert word not in page
+    assert page.count("<figure>") == 4
+    for word in (
+        "no better than guessing",
+        "Recall by an attack's own threshold alone says little",
+        "validation images",
+    ):
+        assert word in page
+    assert str(place) not in page
+
+
+def test_the_same_command_gives_the_same_bytes_and_another_seed_others(medfl, place: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert (
+            medfl("attack", "membership", place / "run", "--images", 20, "--seed", seed, "--out", tmp_path / name)[0]
+            == 0
+        )
+    a, b, c = (contents(tmp_path / name) for name in "abc")
+    assert list(a.values()) == list(b.values())
+    results = [json.loads((tmp_path / name / "membership.json").read_text())["results"] for name in "ac"]
+    assert results[0][0] != results[1][0]
+    assert results[0][0]["members"] == 20
+
+
+def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    words = ("attack", "membership", run, "--targets", "sites", "--shadow", "none", "--data", place / "data")
+    status, out, _ = medfl(*words)
+    assert status == 0
+    found = read_results(run, "membership")["results"]
+    assert [(row["target"], row["site"], row["attack"]) for row in found] == [
+        ("sites", "site-01", "loss_threshold"),
+        ("sites", "site-02", "loss_threshold"),
+    ]
+    assert "model of site-02, loss threshold: AUC" in out
+    assert "This attack was left out" in (run / "attacks" / "membership.html").read_text()
+    assert "Was an image in the training?" in write_report([run]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--shadow", "shared"), "has released no images"),
+        (("--device", "cuda:7"), "sees no GPU"),
+        (("--data", "nowhere"), "have moved"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_a_line(medfl, place: Path, words, message: str, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, out, err = medfl("attack", "membership", place / "run", *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_no_run_folder(medfl, tmp_path: Path) -> None:
+    status, _, err = medfl("attack", "membership", tmp_path)
+    assert status == 2
+    assert "expected a run folder" in err
+
+
+def test_inversion_gets_its_options(medfl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def run_inversion(opened, folder, options):
+        seen.update(vars(options), name=opened.name, folder=folder)
+        row = {"target": "model", "attack": "gradient", "item": "raw", "images": 3, "mse": 0.25, "psnr": 6.0}
+        return [row | {"ssim": None}]
+
+    made = SimpleNamespace(InversionOptions=SimpleNamespace, run_inversion=run_inversion)
+    monkeypatch.setitem(sys.modules, "medfl.attacks.inversion", made)
+    words = ("--against", "model", "--images", 3, "--batch", 2, "--steps", 7, "--smoothness", 0.5, "--seed", 4)
+    status, out, _ = medfl("attack", "inversion", place / "run", *words)
+    assert status == 0
+    assert seen == {
+        "against": "model",
+        "images": 3,
+        "batch": 2,
+        "steps": 7,
+        "smoothness": 0.5,
+        "seed": 4,
+        "name": "fedavg",
+        "folder": place / "run",
+    }
+    assert out.splitlines()[0] == "model, gradient, raw: MSE 0.25, PSNR 6; 3 images"
+
+
+# ---- the file
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert read_results(tmp_path, "inversion") is None
+    write_results(tmp_path, "inversion", {"seed": 1}, [{"mse": 0.5}], note="x")
+    assert read_results(tmp_path, "inversion") == {
+        "attack": "inversion",
+        "version": 1,
+        "options": {"seed": 1},
+        "results": [{"mse": 0.5}],
+        "note": "x",
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"attack": "inversion", "version": 2}'])
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
+    path = write_results(tmp_path, "inversion", {}, [])
+    path.write_text(text)
+    with pytest.raises(StoreError, match="Attack again"):
+        read_results(tmp_path, "inversion")

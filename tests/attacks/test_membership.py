@@ -1,0 +1,264 @@
+"""Membership attacks: a canary, who is attacked with which images, and what the attacker learns from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from attack_runs import net, noise, noise_settings, noise_task
+from torch import nn
+
+from medfl.attacks.membership import MembershipOptions, Target, attack, find_targets, plain_line, pooled, shadow_set
+from medfl.attacks.membership_page import render
+from medfl.attacks.opened import OpenedRun
+from medfl.attacks.shadow import ShadowAttack, _fit, epochs_of, highest_log_odds, matched, train_attack
+from medfl.contract import Dataset, Model
+from medfl.errors import DataError, SettingsError
+from medfl.evaluation import logits
+from medfl.settings import Settings
+from medfl.siteside import Splits
+from medfl.training import train
+
+
+class Made(OpenedRun):
+    """A run whose models are given, not read."""
+
+    given: dict[str, Model]
+
+    def global_model(self) -> Model | None:
+        return self.given.get("global")
+
+    def site_models(self) -> dict[str, Model]:
+        return {name: model for name, model in self.given.items() if name != "global"}
+
+    def predictor(self, model: Model, name: str = "") -> nn.Module:
+        return self.task.load(model.tensors, model.network).eval()
+
+
+def made(sites: dict[str, Splits], given: dict[str, Model], settings: Settings | None = None) -> Made:
+    run = Made(Path("run"), "made", object(), noise_task(), settings or noise_settings(), sites)
+    run.given = given
+    return run
+
+
+def learnt_by_heart(members: Dataset, epochs: int = 30) -> nn.Module:
+    torch.manual_seed(5)
+    model, task = net(), noise_task()
+    optimizer = task.optimizer(model.parameters())
+    generator = torch.Generator().manual_seed(6)
+    loss = nn.CrossEntropyLoss()
+    train(model, members, lambda b: loss(model(b.images), b.labels), optimizer, noise_settings(epochs), generator)
+    return model
+
+
+@pytest.fixture(scope="module")
+def shadow() -> ShadowAttack:
+    torch.set_num_threads(1)
+    return train_attack(noise_task(), noise_settings(), noise(400, seed=1), epochs=30, seed=0)
+
+
+def target(model: nn.Module, members: Dataset, others: Dataset) -> Target:
+    return Target("global", "", model, "net", members, others)
+
+
+# ---- the canary (O-TP-11)
+
+
+def test_an_overfitted_model_is_caught_by_both_attacks(shadow: ShadowAttack) -> None:
+    members, others = noise(200, seed=2), noise(200, seed=3)
+    model = learnt_by_heart(members)
+    rows = attack(made({}, {}), target(model, members, others), shadow, MembershipOptions())
+    assert [row["attack"] for row in rows] == ["loss_threshold", "shadow_topk"]
+    for row in rows:
+        assert row["accuracy_members"] == 1
+        assert row["accuracy_non_members"] == pytest.approx(0.5, abs=0.12)
+        assert row["auc"] > 0.65
+        assert row["auc_interval"][0] > 0.5
+        assert row["recall_balanced"] > 0.58
+        assert row["accuracy"] > 0.55
+
+
+def test_a_model_that_never_saw_the_images_is_not_caught(shadow: ShadowAttack) -> None:
+    torch.manual_seed(0)
+    rows = attack(
+        made({}, {}), target(net(), noise(2000, seed=8), noise(2000, seed=9)), shadow, MembershipOptions(images=1900)
+    )
+    for row in rows:
+        assert (row["members"], row["non_members"]) == (1900, 1900)
+        assert row["auc"] == pytest.approx(0.5, abs=0.05)
+        assert row["recall_balanced"] == pytest.approx(0.5, abs=0.035)
+        assert row["tpr_at_1_fpr"] < 0.03
+
+
+# ---- images
+
+
+def test_both_groups_have_the_same_classes() -> None:
+    first, second = torch.tensor([0] * 30 + [1] * 10 + [2] * 5), torch.tensor([1] * 40 + [0] * 20 + [3] * 9)
+    rows, others = matched(first, second, torch.Generator().manual_seed(0))
+    assert torch.bincount(first[rows]).tolist() == torch.bincount(second[others]).tolist() == [20, 10]
+    assert len(rows.unique()) == len(others.unique()) == 30
+    fewer, _ = matched(first, second, torch.Generator().manual_seed(0), most=7)
+    assert torch.bincount(first[fewer]).tolist() == [5, 2], "of 20 and 10: 4.67 and 2.33"
+
+
+def test_classes_that_only_one_group_has_leave_nobody() -> None:
+    rows, others = matched(torch.zeros(5).long(), torch.ones(5).long(), torch.Generator())
+    assert len(rows) == len(others) == 0
+
+
+def test_the_seed_draws_the_images(shadow: ShadowAttack) -> None:
+    members, others = noise(60, seed=2), noise(60, seed=3)
+    found = [
+        attack(made({}, {}), target(net_of(0), members, others), shadow, MembershipOptions(images=20, seed=seed))
+        for seed in (0, 0, 1)
+    ]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def net_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return net()
+
+
+# ---- the shadow network
+
+
+def test_the_shadow_network_learns_its_half_by_heart_and_the_same_again(shadow: ShadowAttack) -> None:
+    assert (shadow.members, shadow.others, shadow.highest, shadow.epochs) == (200, 200, 2, 30)
+    assert shadow.fits == 1
+    assert shadow.transfers < 0.7
+    again = train_attack(noise_task(), noise_settings(), noise(400, seed=1), epochs=30, seed=0)
+    assert torch.equal(again.weights, shadow.weights)
+
+
+def test_log_odds_of_the_highest_probabilities() -> None:
+    probabilities = torch.tensor([[0.2, 0.7, 0.1]], dtype=torch.float64)
+    expected = torch.tensor([[0.7 / 0.3, 0.2 / 0.8]], dtype=torch.float64).log()
+    torch.testing.assert_close(highest_log_odds(probabilities.log(), 2), expected)
+    assert highest_log_odds(torch.tensor([[1e4, 0.0]]), 2).tolist() == [[30.0, -30.0]], "sure, and finite"
+
+
+def test_the_logistic_regression_is_where_its_slope_is_zero() -> None:
+    generator = torch.Generator().manual_seed(0)
+    members, others = torch.randn(80, 4, generator=generator) * 3, torch.randn(80, 4, generator=generator)
+    found = _fit(members, others, 3)
+    weights = found.weights.clone().requires_grad_()
+    scores = replace(found, weights=weights).scores(torch.cat([members, others]))
+    asked = torch.cat([torch.ones(80), torch.zeros(80)]).double()
+    loss = nn.functional.binary_cross_entropy_with_logits(scores, asked) + 0.005 * weights.square().sum()
+    loss.backward()
+    assert float(weights.grad.abs().max()) < 1e-9
+    assert float(found.scores(members).mean()) > float(found.scores(others).mean())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rounds": 5, "epochs": 2}, 10),
+        ({"rounds": 5, "epochs": 2, "fraction": 0.5}, 5),
+        ({"rounds": 1, "epochs": 0}, 1),
+    ],
+)
+def test_the_shadow_network_is_trained_as_long_as_a_site(changes: dict[str, float], expected: int) -> None:
+    assert epochs_of(Settings(**changes), 100) == expected
+
+
+def test_a_run_that_counts_batches_is_turned_into_epochs() -> None:
+    assert epochs_of(Settings(rounds=10, steps=5, batch_size=20), images=200) == 5
+
+
+# ---- targets and knowledge of a run
+
+
+def sites(val: int = 0, test: int = 30) -> dict[str, Splits]:
+    return {
+        name: Splits(noise(40, seed), noise(val, seed + 10), noise(test, seed + 20)) for seed, name in enumerate("ab")
+    }
+
+
+def model(seed: int) -> Model:
+    return Model("net", net_of(seed).state_dict())
+
+
+def test_the_global_model_is_attacked_with_all_sites_images() -> None:
+    run = made(sites(), {"global": model(0), "a": model(1), "b": model(2)})
+    (one,) = find_targets(run)
+    assert (one.name, len(one.members), len(one.others)) == ("global", 80, 60)
+    run.global_test = noise(7, seed=50)
+    assert len(find_targets(run)[0].others) == 67
+    torch.testing.assert_close(
+        logits(one.model, one.members, run.settings)[40:], logits(net_of(0), run.sites["b"].train, run.settings)
+    )
+
+
+def test_a_sites_model_is_attacked_with_its_own_images(caplog: pytest.LogCaptureFixture) -> None:
+    run = made(sites(), {"a": model(1), "b": model(2)})
+    found = find_targets(run)
+    assert [(one.name, one.site, len(one.members), len(one.others)) for one in found] == [
+        ("sites", "a", 40, 30),
+        ("sites", "b", 40, 30),
+    ]
+    run.sites = {**run.sites, "b": Splits(noise(40, 1), noise(0, 0), noise(0, 0))}
+    assert [one.site for one in find_targets(run)] == ["a"]
+    assert caplog.messages == ["Left out, too few training and test images of the same classes: b."]
+    with pytest.raises(SettingsError, match="has no global model"):
+        find_targets(run, "global")
+
+
+def test_without_test_images_there_is_nobody_to_tell_from() -> None:
+    with pytest.raises(DataError, match="at least 2 training images and 2 test images"):
+        find_targets(made(sites(test=0), {"global": model(0)}))
+
+
+def test_validation_images_teach_the_attacker_unless_there_are_too_few() -> None:
+    source, data = shadow_set(made(sites(val=6), {}))
+    assert (source, data is not None and len(data)) == ("validation", 12)
+    with pytest.raises(SettingsError, match=r"at least 10 images .*validation images.* got 4.*--shadow none"):
+        shadow_set(made(sites(val=2), {}))
+    with pytest.raises(SettingsError, match=r"has released no images .*--shadow validation"):
+        shadow_set(made(sites(val=6), {}), "shared")
+    assert shadow_set(made(sites(val=2), {}), "none") == ("none", None)
+
+
+@pytest.mark.parametrize("wrong", [{"images": 1}, {"shadow_epochs": 0}, {"seed": -1}])
+def test_options_out_of_range(wrong: dict[str, int]) -> None:
+    with pytest.raises(SettingsError, match=f"expected {next(iter(wrong))} >="):
+        MembershipOptions(**wrong)
+
+
+def test_a_model_that_diverged_is_refused() -> None:
+    broken = net_of(0)
+    nn.init.constant_(broken[1].weight, float("nan"))
+    with pytest.raises(DataError, match="expected finite outputs of the global model"):
+        attack(made({}, {}), target(broken, noise(20, 1), noise(20, 2)), None, MembershipOptions())
+
+
+def test_no_data_pooled_is_empty() -> None:
+    assert len(pooled([noise(0, 0)])) == 0
+
+
+# ---- words
+
+
+def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
+    members, others = noise(40, seed=2), noise(40, seed=3)
+    one = Target("sites", "a", net_of(0), "net", members, others)
+    pair = attack(made({}, {}), one, shadow, MembershipOptions())
+    rows = [row | {"site": f"<site {number}>"} for number in range(14) for row in pair]
+    content = {
+        "results": rows,
+        "of": {"method": "made", "seed": 3, "rounds": 1},
+        "options": {"shadow": "validation", "images": None},
+        "shadow": [],
+    }
+    page = render(content)
+    assert "Membership attack: made, seed 3" in page
+    assert "&lt;site 13&gt;" in page
+    assert "<site 13>" not in page
+    assert page.count("<figure>") == 4, "two ROC curves, and the histograms of the two strongest results"
+    assert "fewer than 100 others" in page
+    assert plain_line(rows[0]).startswith("model of <site 0>, loss threshold: AUC 0.")
