@@ -16,6 +16,7 @@ from medfl.networks.distiller import Distiller
 from medfl.networks.generators import Reconstruction
 from medfl.optimizer_state import read_state, write_state
 from medfl.privacy.release import Release
+from medfl.streams import Aside
 from medfl.task import Scale, Task
 from medfl.training import Batch, train
 
@@ -50,6 +51,7 @@ class Distilling:
         optimizer: State of its optimiser after the round before; empty at first.
         lr: Learning rate of AdamW, > 0.
         weight_decay: Of AdamW, >= 0; with 0 it is Adam.
+        gradient_clip: Largest L2 norm of a batch's gradient over both networks, or None.
 
     Attributes:
         model: In training.
@@ -57,9 +59,17 @@ class Distilling:
     """
 
     def __init__(
-        self, site: Site, task: Task, tensors: Tensors, optimizer: Tensors, lr: float, weight_decay: float
+        self,
+        site: Site,
+        task: Task,
+        tensors: Tensors,
+        optimizer: Tensors,
+        lr: float,
+        weight_decay: float,
+        gradient_clip: float | None = None,
     ) -> None:
-        self._site, self._task = site, task
+        self._site, self._task, self._gradient_clip = site, task, gradient_clip
+        self._aside = Aside(site.rng("distil"), task.device)  # whatever the task's own network drew before
         self.model: Any = task.load(tensors, DISTILLER)
         self.scale = scale_of(task)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr, weight_decay=weight_decay)
@@ -77,16 +87,18 @@ class Distilling:
         """
         # the distiller's norms are trained whatever is done about those of the task's own network
         settings = self._site.settings.model_copy(update={"epochs": 1, "norm_sync": "all"})
-        trained = train(
-            self.model,
-            self._site.train,
-            loss,
-            self._optimizer,
-            settings,
-            self._site.rng(label),
-            self._task.device,
-            augment=self._task.augment(self._site.rng(f"{label} augment")),
-        )
+        with self._aside:
+            trained = train(
+                self.model,
+                self._site.train,
+                loss,
+                self._optimizer,
+                settings,
+                self._site.rng(label),
+                self._task.device,
+                gradient_clip=self._gradient_clip,
+                augment=self._task.augment(self._site.rng(f"{label} augment")),
+            )
         if trained.batches and not math.isfinite(trained.loss):
             raise RefusedError(
                 f"The training of generator and classifier diverged at site '{self._site.name}': expected a finite "

@@ -113,9 +113,9 @@ class Dividing(Averaging):
 
     def _build(self, task: Task) -> nn.Module:
         scale = scale_of(task)
-        features = self.latent or features_of(task.build(), task.network)
-        generator = build_generator(self.kind(), scale.shape, features, self.width, self.norm)
-        return Distiller(generator, task.build(), scale)
+        classifier = task.build()
+        features = 1 if self.kind() == "resnet" else self.latent or features_of(classifier, task.network)
+        return Distiller(build_generator(self.kind(), scale.shape, features, self.width, self.norm), classifier, scale)
 
     def loaded(self, task: Task, distiller: Tensors) -> Distiller:
         """Generator and classifier with these tensors, on the task's device."""
@@ -141,7 +141,8 @@ class Dividing(Averaging):
     def own_distiller(self, site: Site, order: Order) -> Distilling:
         """Generator and classifier at a site, as received, with the site's own optimiser state."""
         task, kept = self.with_distiller(site.task), select(site.state.tensors, f"{KEPT}optimizer/")
-        return Distilling(site, task, select(order.tensors, PART), kept, self.distil_lr, self.weight_decay())
+        rate, weight_decay = self.distil_lr, self.weight_decay()
+        return Distilling(site, task, select(order.tensors, PART), kept, rate, weight_decay, self.gradient_clip)
 
     def keep_optimizer(self, site: Site, distilling: Distilling) -> None:
         """The state of its optimiser, for the next round."""

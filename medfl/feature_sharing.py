@@ -19,7 +19,7 @@ from medfl.aggregation import PREFIX
 from medfl.contract import Findings, Kind, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.distilling import scale_of
 from medfl.dividing import PART, Dividing
-from medfl.errors import ContractError
+from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.fit import Fit
 from medfl.networks.distiller import SharedPart
 from medfl.participation import sample
@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 SHARED = "shared/"
 """What the names of shared images and labels begin with in messages; also the blob that holds them."""
+
+
+LOUDEST = 1e3
+"""The largest standard deviation of noise: shared images are sent in half precision, which ends at 65504."""
 
 
 class FeatureSharing(Dividing):
@@ -68,14 +72,24 @@ class FeatureSharing(Dividing):
         """What a site does in a round of the first stage."""
         raise NotImplementedError
 
+    def distil_ends_round(self, server: Server) -> bool:
+        """Whether a round of the first stage is over when its replies are folded."""
+        return True
+
     # ---- the server
 
     def setup(self, server: Server) -> None:
         """The common initial model, generator and classifier.
 
         Raises:
-            SettingsError: If the task does not say what its images are like, or they are too small.
+            SettingsError: If the task does not say what its images are like, they are too small, or a loss would count
+                the shared images of the classes that a site lacks for nothing.
         """
+        if server.settings.balance == "loss":
+            raise SettingsError(
+                "balance 'loss' weighs classes by a site's own images, so those that it lacks count for nothing, and "
+                "shared images are there for just these. Choose balance 'sampling' or 'none'."
+            )
         super().setup(server)
         server.state.meta |= {"stage": "distil", "holders": []}
         if self.share_fraction and server.settings.rounds <= self.distil_rounds:
@@ -98,7 +112,7 @@ class FeatureSharing(Dividing):
             return self.step(server, [Order(name, "share", tensors) for name in server.trainable()], False)
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         if stage == "distil":
-            return self.step(server, self.distil_orders(server, chosen), True)
+            return self.step(server, self.distil_orders(server, chosen), self.distil_ends_round(server))
         return self.step(server, self.train_orders(server, chosen), True)
 
     def step(self, server: Server, orders: list[Order], ends_round: bool) -> Plan:
@@ -115,8 +129,13 @@ class FeatureSharing(Dividing):
         """A round of the second stage; whoever takes part for the first time gets the shared set, once."""
         model = self.publish(server)
         holders = set(server.state.meta["holders"])
-        whole = model | server.blob(SHARED) if SHARED in server.state.blobs and set(chosen) - holders else model
-        return [Order(name, "train", model if name in holders else whole) for name in chosen]
+        if SHARED not in server.state.blobs:
+            return [Order(name, "train", model) for name in chosen]
+        whole = model | server.blob(SHARED) if set(chosen) - holders else model
+        return [
+            Order(name, "train", model, {"holds": True}) if name in holders else Order(name, "train", whole)
+            for name in chosen
+        ]
 
     def fold(self, server: Server, replies: Replies) -> None:
         """Take the replies of the stage that the run is in."""
@@ -128,7 +147,8 @@ class FeatureSharing(Dividing):
         if stage == "distil":
             self.fold_distilled(server, replies)
         else:
-            server.state.meta["holders"] = sorted({*server.state.meta["holders"], *replies.meta})
+            holders = {*server.state.meta["holders"], *replies.meta} - set(replies.missing)
+            server.state.meta["holders"] = sorted(holders)  # whoever is missing may have lost it, and gets it again
 
     def fold_distilled(self, server: Server, replies: Replies) -> None:
         """Take the generators and classifiers of a round of the first stage."""
@@ -172,6 +192,8 @@ class FeatureSharing(Dividing):
             raise ContractError(f"expected an order distil, share or train, got '{order.op}'")
         if received := select(order.tensors, SHARED):
             site.keep_blob(SHARED, prefixed(received, SHARED))
+        if order.meta.get("holds") and SHARED not in site.state.blobs:
+            raise RefusedError(f"Site '{site.name}' has lost the shared images; the server sends them again next time.")
         return self.train_task(site, order)
 
     def train_task(self, site: Site, order: Order) -> Reply:
@@ -206,8 +228,10 @@ class FeatureSharing(Dividing):
         if "shared" not in fit.extra:
             return super().loss(fit, batch)
         parts, labels = fit.extra["shared"].draw(len(batch.labels))
-        seen = scale_of(fit.site.task).seen_difference(parts.to(batch.images.device))
-        images, targets = torch.cat([batch.images, seen]), torch.cat([batch.labels, labels.to(batch.labels.device)])
+        scale, device = scale_of(fit.site.task), batch.images.device
+        see = scale.seen if self.share == "raw+noise" else scale.seen_difference
+        images = torch.cat([batch.images, see(parts.to(device))])
+        targets = torch.cat([batch.labels, labels.to(device)])
         return fit.site.task.loss(fit.model(images), targets)
 
     # ---- what people look at

@@ -17,7 +17,7 @@ def prototypes(model: nn.Module, data: Dataset, classes: int, batch_size: int, d
 
     Args:
         model: Has a body that gives features (B, d); put into evaluation mode.
-        data: The images.
+        data: At least one image.
         classes: Number of classes of the task.
         batch_size: Images at a time.
         device: Where the model is.
@@ -26,16 +26,14 @@ def prototypes(model: nn.Module, data: Dataset, classes: int, batch_size: int, d
         (classes, d), float32, on the device; NaN for a class without images, so nobody can take it for a prototype.
     """
     body = body_and_head(model.eval())[0]
-    sums: torch.Tensor | None = None
+    sums = torch.zeros(0, device=device)
     counts = torch.zeros(classes, dtype=torch.float64, device=device)
     for rows in torch.arange(len(data)).split(batch_size):
         images, labels = data.batch(rows)
         features, labels = body(images.to(device)).flatten(1).double(), labels.to(device)
-        sums = features.new_zeros(classes, features.shape[1]) if sums is None else sums
+        sums = sums if sums.numel() else features.new_zeros(classes, features.shape[1])
         sums.index_add_(0, labels, features)
         counts += torch.bincount(labels, minlength=classes)
-    if sums is None:
-        return torch.empty(classes, 0, device=device)
     return (sums / torch.where(counts > 0, counts, math.nan)[:, None]).float()
 
 

@@ -79,7 +79,7 @@ class SharedBatches:
         while len(self._rows) < count:
             self._rows = torch.cat([self._rows, self._epoch()])
         rows, self._rows = self._rows[:count], self._rows[count:]
-        parts = torch.cat([copy[rows] for copy in self._shared.copies]).float()
+        parts = torch.cat([copy[rows].float() for copy in self._shared.copies])
         return parts, self._shared.labels[rows].repeat(len(self._shared.copies))
 
     def _epoch(self) -> torch.Tensor:

@@ -18,13 +18,13 @@ from typing import Literal, get_args
 import torch
 
 from medfl import streams
+from medfl.attack_results import results_path, write_results
 from medfl.attacks import inversion_targets as targets
 from medfl.attacks.attacked import Attacked, Target
 from medfl.attacks.fixed_point import STEPS
 from medfl.attacks.gradient import SMOOTHNESS
 from medfl.attacks.inversion_page import write_page
 from medfl.attacks.opened import OpenedRun
-from medfl.attacks.results import results_path, write_results
 from medfl.contract import Dataset, Meta
 from medfl.data.pooled import Pooled
 from medfl.errors import DataError, SettingsError, check_choice

@@ -156,7 +156,7 @@ def sentence(one: Attacked) -> str:
     if mine["mse"] < 0.95 * naive["mse"]:
         gain = f"So the attacker's error is {1 - mine['mse'] / naive['mse']:.0%} smaller than it would be without"
         return told + gain + ("." if one.target == "model" else ": what was given away tells about single images.")
-    return told + "So these attacks gain next to nothing; stronger ones may gain more."
+    return told + "So these attacks gain nothing that the mean image would not give; stronger ones may."
 
 
 def _counts(found: Found, one: Attacked) -> bool:

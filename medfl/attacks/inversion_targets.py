@@ -43,6 +43,9 @@ CHUNK = 256
 UPDATES = 4
 """Updates that are attacked at most: each needs a descent of its own, through second derivatives of the network."""
 
+CLASS_SMOOTHNESS = 100.0
+"""How much heavier the total variation weighs where a class is looked for: a log probability is no squared error."""
+
 GREY = 0.5
 """What an attacker without images of his own takes for the mean image."""
 
@@ -252,7 +255,9 @@ def against_model(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
         out: torch.Tensor = model(scale.seen(images))
         return out
 
-    guesses = invert_classes(logits, start, 10 * knowledge.smoothness, knowledge.steps, knowledge.tick).cpu()[classes]
+    guesses = invert_classes(
+        logits, start, CLASS_SMOOTHNESS * knowledge.smoothness, knowledge.steps, knowledge.tick
+    ).cpu()[classes]
     near = [
         _nearest(knowledge.training, int(label), guess, scale) for label, guess in zip(classes, guesses, strict=True)
     ]

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from medfl import streams
+from medfl.attack_results import read_results, write_results
 from medfl.attacks.membership_metrics import Scores, measure
 from medfl.attacks.membership_page import write_page
 from medfl.attacks.opened import OpenedRun
-from medfl.attacks.results import read_results, write_results
 from medfl.attacks.shadow import Chosen, ShadowAttack, check_shadow_set, epochs_of, matched, train_attack
 from medfl.contract import Dataset, Meta
 from medfl.data.in_memory import TensorData

@@ -76,9 +76,9 @@ def membership(
     ] = None,
 ) -> None:
     """Tell training images from others by the answers of a model: by the loss, and by a shadow network."""
+    from medfl.attack_results import results_path
     from medfl.attacks.membership import NAME, MembershipOptions, plain_line, run_membership
     from medfl.attacks.opened import open_run
-    from medfl.attacks.results import results_path
 
     options = MembershipOptions(
         targets.value if targets else None, shadow.value if shadow else None, images, shadow_epochs, seed
@@ -117,14 +117,17 @@ def inversion(
     data: Data = None,
 ) -> None:
     """Reconstruct training images from what the run shared, from updates, and from the model."""
+    from medfl.attack_results import results_path
     from medfl.attacks.inversion import InversionOptions, run_inversion
     from medfl.attacks.opened import open_run
-    from medfl.attacks.results import results_path
 
     options = InversionOptions(
         against=against.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed
     )
-    for row in run_inversion(open_run(run, device, data), run, options):
+    opened = open_run(run, device, data)
+    with _progress("inversion") as show:
+        rows = run_inversion(opened, run, options, show)
+    for row in rows:
         measured = ", ".join(f"{key.upper()} {row[key]:.4g}" for key in ("mse", "psnr", "ssim") if row[key] is not None)
         typer.echo(f"{row['target']}, {row['attack']}, {row['item']}: {measured}; {row['images']} images")
     path = results_path(run, "inversion")

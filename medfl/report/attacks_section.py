@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from medfl.attacks.results import FOLDER, read_results, results_path
+from medfl.attack_results import FOLDER, read_results, results_path
 from medfl.contract import Meta
 from medfl.errors import StoreError
 from medfl.report.formats import MISSING, number
@@ -34,6 +34,10 @@ WORDS = {
     "gradient": "gradient descent",
     "decoder": "trained decoder",
     "fixed_point": "fixed point",
+    "none": "none: what was sent, as it is",
+    "mean_image": "none: the mean image",
+    "class mean": "mean image of the class",
+    "nearest image": "nearest training image",
     "x_s": "part without noise (x_s)",
     "x_p": "part with noise (x_p)",
     "raw": "whole image",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from medfl.attacks.results import read_results, results_path
+from medfl.attack_results import read_results, results_path
 from medfl.contract import Meta
 from medfl.errors import StoreError
 from medfl.report.statistics import mean_std

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from medfl.contract import Limit, Meta, Order, Reply, Site
 from medfl.distilling import Distilling
-from medfl.feature_sharing import FeatureSharing
+from medfl.feature_sharing import LOUDEST, FeatureSharing
 from medfl.mixing import mixup, mosaic
 from medfl.privacy.release import Release
 from medfl.training import Batch
@@ -52,8 +52,10 @@ class FedFed(FeatureSharing):
     @field_validator("noise_std")
     @classmethod
     def _some(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(0 < one < float("inf") for one in value):
-            raise ValueError("expected one standard deviation > 0 for each copy; for no noise set noise to 'none'")
+        if not value or not all(0 < one <= LOUDEST for one in value):
+            raise ValueError(
+                f"expected one standard deviation in (0, {LOUDEST:g}] for each copy; for no noise set noise to 'none'"
+            )
         return value
 
     def releases(self) -> list[Release]:

@@ -15,7 +15,7 @@ from medfl.contract import Limit, Meta, Order, Plan, Replies, Reply, Server, Sit
 from medfl.distilling import Distilling, Divided, judge, scale_of
 from medfl.dividing import PART
 from medfl.errors import SettingsError
-from medfl.feature_sharing import FeatureSharing
+from medfl.feature_sharing import LOUDEST, FeatureSharing
 from medfl.freezing import Decay, decay, should_freeze
 from medfl.frozen_sites import WithFrozen, freeze, judges, last_change
 from medfl.networks.distiller import Distiller
@@ -94,7 +94,7 @@ class FedTPF(FeatureSharing):
     fluctuation: float = Field(0.05, ge=0, allow_inf_nan=False)
     decay: Decay = "cumulative"
     decay_rate: float = Field(5.0, ge=0, allow_inf_nan=False)
-    variance: float = Field(0.15, gt=0, allow_inf_nan=False)
+    variance: float = Field(0.15, gt=0, le=LOUDEST**2, allow_inf_nan=False)
 
     def releases(self) -> list[Release]:
         """One copy."""
@@ -122,9 +122,8 @@ class FedTPF(FeatureSharing):
         Raises:
             SettingsError: If latent numbers can't be compared with prototypes.
         """
-        task = server.task
-        features = features_of(task.build(), task.network)
-        if self.pulls and self.latent not in (None, features):
+        task, pulled = server.task, self.pulls and self.latent is not None
+        if pulled and self.latent != (features := features_of(task.build(), task.network)):
             raise SettingsError(
                 f"'latent' is {self.latent} and network '{task.network}' has {features} features: expected as many, as "
                 "latent numbers are pulled to mean features. Leave 'latent' out, or set 'prototype' to 'none'."
@@ -135,12 +134,13 @@ class FedTPF(FeatureSharing):
     def plan(self, server: Server) -> Plan | None:
         """As in `FeatureSharing`; in the first stage all sites judge the new generator and classifier."""
         if server.state.meta["stage"] == "assess":
-            tensors = self.distiller(server)
-            return self.step(server, [Order(name, "assess", tensors) for name in judges(server)], True)
-        plan = super().plan(server)
-        if plan is not None and server.state.meta["stage"] == "distil":
-            plan.ends_round = not judges(server)
-        return plan
+            tensors = self.distiller(server)  # nobody's judgement is needed to go on
+            return Plan(server.round, [Order(name, "assess", tensors) for name in judges(server)], quorum=0)
+        return super().plan(server)
+
+    def distil_ends_round(self, server: Server) -> bool:
+        """Unless there are sites that can judge what came out."""
+        return not judges(server)
 
     def distil_orders(self, server: Server, chosen: list[str]) -> list[Order]:
         """All train the task's network; only sites that are not frozen get generator and classifier."""

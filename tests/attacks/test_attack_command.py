@@ -12,7 +12,7 @@ import pytest
 import torch
 from attack_runs import make_data, run_bundle
 
-from medfl.attacks.results import read_results, write_results
+from medfl.attack_results import read_results, write_results
 from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.report.page import write_report
@@ -145,7 +145,7 @@ def test_no_run_folder(medfl, tmp_path: Path) -> None:
 def test_inversion_gets_its_options(medfl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
 
-    def run_inversion(opened, folder, options):
+    def run_inversion(opened, folder, options, show):
         seen.update(vars(options), name=opened.name, folder=folder)
         row = {"target": "model", "attack": "gradient", "item": "raw", "images": 3, "mse": 0.25, "psnr": 6.0}
         return [row | {"ssim": None}]

@@ -8,7 +8,7 @@ import pytest
 from make_runs import make_run
 from read_page import Page, section, words
 
-from medfl.attacks.results import write_results
+from medfl.attack_results import write_results
 from medfl.report.attacks_section import attacks_section
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report

@@ -13,7 +13,7 @@ import pytest
 import torch
 from study_toys import Runs, contents
 
-from medfl.attacks.results import write_results
+from medfl.attack_results import write_results
 from medfl.contract import Findings
 from medfl.errors import SettingsError
 from medfl.findings import write_findings
