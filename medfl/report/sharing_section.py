@@ -27,6 +27,7 @@ from medfl.report.sharing import (
     stage_figure,
     who_froze,
 )
+from medfl.report.statistics import wilson
 from medfl.report.tiles import SIDE, grey_layer, plane, shades, strengths, tile
 
 IMAGES, LABELS = "sharing/images", "sharing/labels"
@@ -140,6 +141,7 @@ def _sites(run: RunRecord, sharing: Meta, stage: Stage) -> Meta:
     items = sharing.get("items") or {}
     names = sorted({*map(str, run.run["identity"]["sites"]), *items, *stage.accuracy, *stage.frozen})
     ends = sorted({stage.rounds[0], stage.rounds[-1]}) if stage.accuracy else []
+    judged = (sharing.get("history") or [{}])[-1].get("judged") or {}
     return {
         "ends": ends,
         "freezing": bool(stage.frozen),
@@ -150,12 +152,21 @@ def _sites(run: RunRecord, sharing: Meta, stage: Stage) -> Meta:
                 "items": number(int(items[site])) if site in items else "–",
                 "frozen": stage.frozen.get(site, "–"),
                 "accuracy": [stage.accuracy.get(site, {}).get(round_) for round_ in ends],
+                "interval": _interval(stage.accuracy.get(site, {}).get(ends[-1]), judged.get(site)) if ends else None,
                 "weight": _last(stage.weights.get(site, {})) if site in stage.frozen else None,
             }
             for site in names
         ],
         "total": number(sum(int(images) for images in items.values())),
     }
+
+
+def _interval(accuracy: float | None, images: int | None) -> str:
+    """The 95 % interval of an accuracy on so many images."""
+    if accuracy is None or not images:
+        return "–"
+    low, high = wilson(round(accuracy * images), images)
+    return f"{score(low)} to {score(high)}"
 
 
 def _last(values: Mapping[int, float]) -> float | None:

@@ -74,7 +74,7 @@ class FedTPF(FeatureSharing):
     at the accuracies after the rounds t - 1 and t - 2, the last that are known.
     """
 
-    tells: ClassVar[Mapping[str, Told]] = {"size": "private", "frozen": "private", "accuracy": "private"}
+    tells: ClassVar[Mapping[str, Told]] = dict.fromkeys(("size", "frozen", "accuracy", "judged"), "private")
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None}, "medfl": {}}
     limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"share_fraction": 0.0}),)
 
@@ -154,7 +154,8 @@ class FedTPF(FeatureSharing):
             super().fold(server, replies)
             return
         found = {name: float(meta["accuracy"]) for name, meta in replies.meta.items()}
-        server.state.meta["history"][-1]["accuracy"] = found
+        judged = {name: int(meta["judged"]) for name, meta in replies.meta.items()}
+        server.state.meta["history"][-1] |= {"accuracy": found, "judged": judged}
         server.state.meta["stage"] = "distil"
         threshold = server.state.meta["threshold"]
         if set(found) == set(judges(server)) and min(found.values()) >= threshold - 1e-9:
@@ -197,7 +198,8 @@ class FedTPF(FeatureSharing):
         if order.op != "assess":
             return super().work(site, order)
         model = self.loaded(site.task, select(order.tensors, PART))
-        return Reply(meta={"accuracy": self.judge(site, model)[0]})
+        judged = 0 if site.val is None else len(site.val)
+        return Reply(meta={"accuracy": self.judge(site, model)[0], "judged": judged})
 
     def distil(self, site: Site, order: Order) -> Reply:
         """Train the task's network, then, unless this site is frozen, generator and classifier."""

@@ -47,7 +47,7 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
     shared = {"shared/images/0", "shared/labels"}
     given = {"distil": [model | part], "assess": [part], "share": [part], "train": [model, model | shared]}
     sent = {"distil": model | part, "assess": set(), "share": shared, "train": model}
-    told = {"distil": {"size", "frozen"}, "assess": {"accuracy"}, "share": {"size"}, "train": {"size"}}
+    told = {"distil": {"size", "frozen"}, "assess": {"accuracy", "judged"}, "share": {"size"}, "train": {"size"}}
     for one in log.work:
         assert set(one.given) in given[one.op], one.op
         assert (set(one.sent), set(one.meta), one.parcels) == (sent[one.op], told[one.op], 0)

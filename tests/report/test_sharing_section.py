@@ -169,19 +169,21 @@ def test_many_frozen_sites_share_a_look():
 
 
 def test_the_picture_is_told_in_words_and_its_ends_are_in_the_table(page):
-    found = page({"findings": findings(history=HISTORY)})
+    judged = {"site-1": 100, "site-3": 900}  # Wilson's intervals, from a table
+    found = page({"findings": findings(history=[*HISTORY[:-1], HISTORY[-1] | {"judged": judged}])})
     (told,) = labels(found, tile=False)
     assert "mean 0.400 in round 1 and 0.700 in round 3" in told
     assert "site-2 froze in round 2" in told
     assert "weight of site-2 1.000 in round 1 and 0.750 in round 3" in told
     head, *rows = found.tables["What each site sent"]
-    heads = ["site", "images sent", "accuracy after round 1", "accuracy after round 3", "froze in round", "last weight"]
+    heads = ["site", "images sent", "accuracy after round 1", "accuracy after round 3", "95 % interval after round 3"]
+    heads += ["froze in round", "last weight"]
     assert [words(cell) for cell in head] == heads
     assert rows == [
-        ["site-1", "1\u202f000", "0.200", "0.400", "–", "–"],
-        ["site-2", "30", "0.500", "0.800", "2", "0.750"],
-        ["site-3", "0", "0.500", "0.900", "–", "–"],
-        ["all sites", "1\u202f030", "", "", "", ""],
+        ["site-1", "1\u202f000", "0.200", "0.400", "0.309 to 0.498", "–", "–"],
+        ["site-2", "30", "0.500", "0.800", "–", "2", "0.750"],
+        ["site-3", "0", "0.500", "0.900", "0.879 to 0.918", "–", "–"],
+        ["all sites", "1\u202f030", "", "", "", "", ""],
     ]
 
 
