@@ -164,7 +164,7 @@ def test_a_task_without_a_scale_is_refused(tmp_path):
 
 
 def test_the_runs_own_filters_act_on_the_update(tmp_path):
-    options = dataclasses.replace(QUICK, against="update", images=2, batch=2, steps=60)
+    options = dataclasses.replace(QUICK, against="update", images=2, batch=2, steps=30)
     privacy = {"epsilon": 0.1, "clip": 1.0}
     plain, private = (
         attack(opened(tmp_path, Shares(), **settings), options)[0] for settings in ({}, {"privacy": privacy})

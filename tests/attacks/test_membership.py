@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attack_runs import net, noise, noise_settings, noise_task
+from attack_runs import net, noise, noise_settings, noise_task, undrawn
 from torch import nn
 
 from medfl.attacks.membership import MembershipOptions, Target, attack, find_targets, plain_line, pooled, shadow_set
@@ -255,7 +255,8 @@ def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
         "options": {"shadow": "validation", "images": None},
         "shadow": [],
     }
-    page = render(content)
+    with undrawn():
+        page = render(content)
     assert "Membership attack: made, seed 3" in page
     assert "&lt;site 13&gt;" in page
     assert "<site 13>" not in page

@@ -28,8 +28,9 @@ ATTACKS = {
 
 
 @pytest.fixture(autouse=True)
-def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page is tested elsewhere; here it would want a whole run."""
+def _no_pages_and_no_courses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are tested elsewhere: the page would want a whole run, the tables over rounds are slow to make."""
+    monkeypatch.setattr("medfl.study.results.forgetting_metric", lambda groups: None)
     monkeypatch.setattr("medfl.study.results.write_report", lambda *_, **__: None)
 
 
