@@ -28,11 +28,14 @@ MEASURES = {
 }
 """Attack to the numbers that its table shows, and their headings."""
 
+DIGITS = {"mse": 4, "psnr": 1}
+"""Decimals of measures that don't have three."""
+
 NOTES = {
     "membership": "Which images a model was trained on. Chance is 0.5 for the AUC and for the recall on as many "
     "members as others, 0.01 for the true positive rate at 1 % false positives. Larger: more leaks.",
     "inversion": "What an attacker reconstructs, against the images themselves, in [0, 1]. A smaller MSE, a larger "
-    "PSNR and SSIM: more leaks.",
+    "PSNR and SSIM: more leaks. The mean image of other people, which takes no attack, is what to compare with.",
 }
 """Attack to what its numbers mean."""
 
@@ -162,7 +165,10 @@ def attacks_markdown(table: pd.DataFrame) -> str:
         headings, keys = MEASURES[str(kind)], [name for name in KEY if (results[name] != "").any()]
         lines = [["method", "seeds", *keys, *headings.values()]]
         for key, found in results.groupby(["label", *keys], sort=False):
-            cells = {row["measure"]: _spread(row["mean"], row["std"]) for row in found.to_dict("records")}
+            cells = {
+                row["measure"]: _spread(row["mean"], row["std"], DIGITS.get(row["measure"], 3))
+                for row in found.to_dict("records")
+            }
             label, *what = (str(part) or "-" for part in key)
             lines.append([label, str(found["seeds"].max()), *what, *(cells.get(name, "-") for name in headings)])
         parts.append(f"### Attack: {kind}\n\n{table_lines(lines)}\n\n- {NOTES[str(kind)]}\n")
@@ -175,5 +181,5 @@ def table_lines(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in ruled)
 
 
-def _spread(mean: float, std: float) -> str:
-    return f"{mean:.3f}" + ("" if math.isnan(std) else f" ± {std:.3f}")
+def _spread(mean: float, std: float, digits: int) -> str:
+    return f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")

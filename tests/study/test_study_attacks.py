@@ -94,7 +94,7 @@ def test_the_tables_hold_mean_and_spread_over_the_seeds(load, tmp_path: Path) ->
     assert len(table) == 3, "what is not there or not finite has no row"
     assert "### Attack: membership" in text(tmp_path)
     assert "| alone | 2 | global | loss_threshold | 0.625 ± 0.177 | - | - |" in text(tmp_path)
-    assert "| fedprox mu=0.1 | 2 | shared | decoder | x_p | 0.500 ± 0.707 | - | - |" in text(tmp_path)
+    assert "| fedprox mu=0.1 | 2 | shared | decoder | x_p | 0.5000 ± 0.7071 | - | - |" in text(tmp_path)
 
 
 def test_an_attack_is_made_again_only_if_its_options_or_the_run_changed(load, tmp_path: Path) -> None:
