@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 SHARED = "shared/"
 """What the names of shared images and labels begin with in messages; also the blob that holds them."""
 
-
 LOUDEST = 1e3
 """The largest standard deviation of noise: shared images are sent in half precision, which ends at 65504."""
 
@@ -201,7 +200,17 @@ class FeatureSharing(Dividing):
         return super().work(site, order)
 
     def send_shared(self, site: Site, order: Order) -> Reply:
-        """Clipped and noised parts of the site's images, with noise that only this site knows."""
+        """Clipped and noised parts of the site's images, with noise that only this site knows.
+
+        Raises:
+            RefusedError: If the site has sent them before: the promise is one for a single release.
+        """
+        if site.state.meta.get("sent"):
+            raise RefusedError(
+                f"Site '{site.name}' has sent parts of its images once and refuses to send others: what is promised is "
+                "promised for one release. Start a run of its own for another, whose epsilon comes on top."
+            )
+        site.state.meta["sent"] = True
         part = self.shared_part(site.task, select(order.tensors, PART))
         rows = stratified_share(site.train.labels, self.share_fraction, site.rng("share"))
         whole = torch.cat([part(raw_images(site, some)).cpu() for some in rows.split(256)])

@@ -197,6 +197,9 @@ def pooled(parts: Sequence[Dataset]) -> Dataset:
 def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
     """The images of the shadow network, and what they are.
 
+    Without a wish they are what the run released, else the validation images; if these are too few there is no shadow
+    network, and a warning says so.
+
     Raises:
         SettingsError: If there are none of the kind that is asked for, or too few.
     """
@@ -213,7 +216,13 @@ def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSe
             "trained on. Use --shadow validation."
         )
     found = pooled([part.val for _, part in sorted(run.sites.items())])
-    check_shadow_set(found, "the sites' validation images")
+    try:
+        check_shadow_set(found, "the sites' validation images")
+    except SettingsError as error:
+        if asked is not None:
+            raise
+        logger.warning("No shadow network, only the threshold of the loss: %s", error)
+        return "none", None
     return "validation", found
 
 

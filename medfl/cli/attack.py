@@ -61,7 +61,7 @@ def membership(
         typer.Option(
             help="What the attacker's own network learns from: shared images, the sites' validation images, or none: "
             "the loss threshold alone.",
-            show_default="shared if the run shared any, else validation",
+            show_default="shared if the run shared any, else validation if there are enough",
         ),
     ] = None,
     images: Annotated[int | None, typer.Option(min=2, help="At most so many members.", show_default="all")] = None,

@@ -214,14 +214,17 @@ def test_without_test_images_there_is_nobody_to_tell_from() -> None:
         find_targets(made(sites(test=0), {"global": model(0)}))
 
 
-def test_validation_images_teach_the_attacker_unless_there_are_too_few() -> None:
+def test_validation_images_teach_the_attacker_unless_there_are_too_few(caplog: pytest.LogCaptureFixture) -> None:
     source, data = shadow_set(made(sites(val=6), {}))
     assert (source, data is not None and len(data)) == ("validation", 12)
     with pytest.raises(SettingsError, match=r"at least 10 images .*validation images.* got 4.*--shadow none"):
-        shadow_set(made(sites(val=2), {}))
+        shadow_set(made(sites(val=2), {}), "validation")
     with pytest.raises(SettingsError, match=r"has released no images .*--shadow validation"):
         shadow_set(made(sites(val=6), {}), "shared")
     assert shadow_set(made(sites(val=2), {}), "none") == ("none", None)
+    assert not caplog.messages
+    assert shadow_set(made(sites(val=2), {})) == ("none", None)
+    assert "only the threshold of the loss" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [{"images": 1}, {"shadow_epochs": 0}, {"seed": -1}])

@@ -275,3 +275,12 @@ def test_initial_tensors_do_not_hang_on_how_the_latent_was_set(tmp_path):
     """G-13: None takes 24, the number of features; 24 should be the same generator and classifier."""
     found = [server_of(tpf(**args), tmp_path).state.tensors for args in ({}, {"latent": 24})]
     assert tensors_equal(*found)
+
+
+def test_a_site_sends_its_images_once(tmp_path):
+    """A second order, by whatever generator, would be a second release, and the epsilon is one for a single one."""
+    method, site = tpf(clip=1.0), site_of(DATA)
+    order = Order("site-1", "share", method.distiller(server_of(method, tmp_path)))
+    method.work(site, order)
+    with pytest.raises(RefusedError, match="one release"):
+        method.work(site, order)
