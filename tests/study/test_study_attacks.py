@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from study_toys import Runs, contents
+from study_toys import SMALL, Runs, contents
 
 from medfl.attack_results import write_results
 from medfl.contract import Findings
@@ -82,6 +82,18 @@ def test_the_runs_of_the_named_rows_are_attacked_once_they_are_finished(load, tm
     ]
 
 
+def test_data_may_have_rows_of_their_own_and_attacks_data(load) -> None:
+    """The rows of a data set are those that it names; an attack leaves out the data that it doesn't name."""
+    changes = {"data__other": SMALL["data"]["demo"] | {"rows": ["alone"]}, "seeds": 1}
+    one = load(changes | {"attacks": {"membership": {"data": ["demo"]}}})
+    assert [(job.data, job.row) for job in one.jobs] == [
+        ("demo", "alone"),
+        ("demo", "fedprox mu=0.1"),
+        ("other", "alone"),
+    ]
+    assert [attack.run.data for attack in one.attacks] == ["demo", "demo"]
+
+
 def test_the_tables_hold_mean_and_spread_over_the_seeds(load, tmp_path: Path) -> None:
     run_study(load({"attacks": ATTACKS}), Attacked())
     table = pd.read_csv(tmp_path / "out" / "results" / "demo-attacks.csv").set_index(["kind", "label", "measure"])
@@ -147,6 +159,11 @@ def test_a_run_that_failed_is_not_attacked(load) -> None:
     [
         ({"attacks": {"membrship": {}}}, "attacks"),
         ({"attacks": {"membership": {"rows": ["alon"]}}}, r"'attacks\.membership' names 'alon', no row .* 'alone'"),
+        (
+            {"attacks": {"membership": {"data": ["demos"]}}},
+            r"names 'demos', no data set .* 'demo'",
+        ),
+        ({"data__demo__rows": ["alon"]}, r"'data\.demo' names 'alon', no row .* 'alone'"),
         ({"attacks": {"membership": {"option": {}}}}, "unknown option 'attacks.membership.option'"),
         ({"attacks": {"membership": {"options": {"imags": 5}}}}, r"options': unknown option 'imags'\. .* 'images'"),
         (
