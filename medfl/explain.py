@@ -12,6 +12,7 @@ from torch import nn
 
 from medfl.contract import Dataset, Tensors
 from medfl.errors import SettingsError
+from medfl.shared_set import class_rows
 
 BACKGROUND = 50
 """Most images that an explanation compares with."""
@@ -61,7 +62,7 @@ def check_installed() -> Any:
 
 def balanced_rows(labels: torch.Tensor, per_class: int, generator: torch.Generator) -> torch.Tensor:
     """Rows with so many images of each class that is there, or all there are; in the order of the classes."""
-    found = [(labels == one).nonzero(as_tuple=True)[0] for one in labels.unique().tolist()]
+    found = class_rows(labels)
     return torch.cat([rows[torch.randperm(len(rows), generator=generator)[:per_class]] for rows in found])
 
 

@@ -24,6 +24,7 @@ from medfl.metrics import METRICS
 from medfl.networks.parts import body_and_head, features_of, mlp
 from medfl.settings import Settings, Strict
 from medfl.shapley import shapley_values
+from medfl.shared_set import class_rows
 from medfl.training import Batch, row_batches, train
 
 PROJECTION = (128, 64)
@@ -86,8 +87,7 @@ def held_out(labels: torch.Tensor, share: float, generator: torch.Generator) -> 
     Returns:
         Sorted rows; empty where there are too few images.
     """
-    rows = [(labels == one).nonzero(as_tuple=True)[0] for one in labels.unique().tolist()]
-    rows = [found for found in rows if len(found) > 1]
+    rows = [found for found in class_rows(labels) if len(found) > 1]
     if not rows:
         return torch.empty(0, dtype=torch.int64)
     count = max(1, int(share * min(len(found) for found in rows)))

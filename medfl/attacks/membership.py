@@ -138,7 +138,7 @@ def run_membership(
         out,
         of={"method": run.name, "seed": run.settings.seed, "rounds": run.settings.rounds},
         classes=run.task.num_classes,
-        shadow=[shadow_facts(network, one) for network, one in attacks.items()],
+        shadow=[{"network": network} | one.facts() for network, one in attacks.items()],
     )
     write_page(read_results(run.folder, NAME, out) or {}, path.with_suffix(".html"))
     return results
@@ -234,19 +234,6 @@ def _mean_size(run: OpenedRun) -> float:
 def _batches(run: OpenedRun, data: Dataset | None) -> int:
     """Steps of an epoch over half of the shadow set, roughly."""
     return 0 if data is None else -(-len(data) // (2 * run.settings.batch_size))
-
-
-def shadow_facts(network: str, attack: ShadowAttack) -> Meta:
-    """What a page says of a shadow network."""
-    return {
-        "network": network,
-        "members": attack.members,
-        "non_members": attack.others,
-        "epochs": attack.epochs,
-        "highest": attack.highest,
-        "accuracy_members": attack.fits,
-        "accuracy_non_members": attack.transfers,
-    }
 
 
 # ---- the attacks

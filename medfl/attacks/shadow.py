@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from medfl import streams
-from medfl.contract import Dataset
+from medfl.contract import Dataset, Meta
 from medfl.errors import SettingsError
 from medfl.evaluation import logits
 from medfl.settings import Settings
@@ -112,6 +112,17 @@ class ShadowAttack:
     epochs: int
     fits: float
     transfers: float
+
+    def facts(self) -> Meta:
+        """What a page says of the shadow network."""
+        return {
+            "members": self.members,
+            "non_members": self.others,
+            "epochs": self.epochs,
+            "highest": self.highest,
+            "accuracy_members": self.fits,
+            "accuracy_non_members": self.transfers,
+        }
 
     def scores(self, target: torch.Tensor) -> torch.Tensor:
         """Log-odds of being a member, (n,), float64, from a target's logits (n, C); above 0 it says "member"."""

@@ -259,20 +259,22 @@ def _check_names(study: Study) -> None:
         raise SettingsError(
             f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}"
         )
-    named = [("claims", row) for claim in study.claims for row in (claim.better, claim.than)]
-    named += [(f"attacks.{name}", row) for name, attack in study.attacks.items() for row in attack.rows]
-    named += [(f"data.{name}", row) for name, data in study.data.items() for row in data.rows]
-    for place, row in named:
-        if row not in study.rows:
-            raise SettingsError(f"'{place}' names '{row}', no row of the study. {did_you_mean(row, study.rows)}")
-    for name, attack in study.attacks.items():
-        for data in set(attack.data) - set(study.data):
-            hint = did_you_mean(data, study.data)
-            raise SettingsError(f"'attacks.{name}' names '{data}', no data set of the study. {hint}")
     for claim in study.claims:
+        _check_known("claims", (claim.better, claim.than), study.rows, "row")
         if claim.measure not in CLAIMABLE:
             hint = did_you_mean(claim.measure, CLAIMABLE)
             raise SettingsError(f"'claims' names the measure '{claim.measure}', which is no measure to claim. {hint}")
+    for kind, attack in study.attacks.items():
+        _check_known(f"attacks.{kind}", attack.rows, study.rows, "row")
+        _check_known(f"attacks.{kind}", attack.data, study.data, "data set")
+    for name, data in study.data.items():
+        _check_known(f"data.{name}", data.rows, study.rows, "row")
+
+
+def _check_known(place: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"'{place}' names '{name}', no {what} of the study. {did_you_mean(name, known)}")
 
 
 def _check_slugs(part: str, names: Iterable[str]) -> None:

@@ -11,11 +11,28 @@ from medfl.settings import Settings
 from medfl.store import Store
 from medfl.testing.cohort import Case, make_data, make_site, make_task
 from medfl.wire import select
+from medfl_methods.fedfed import FedFed
 from medfl_methods.fedtpf import FedTPF
 
 REGISTRY = load_plugins()
 TINY = {"width": 2, "distil_rounds": 1}
 """Settings of both methods under which a round takes a moment."""
+
+DATA = make_data(40, "shared", torch.arange(40) % 7 // 3)
+"""Images of the classes 0, 1 and 2, which are of unlike size."""
+
+
+def tpf(**args):
+    return FedTPF(**(TINY | args))
+
+
+def fed(**args):
+    return FedFed(**(TINY | args))
+
+
+def with_scale(scale):
+    task = make_task("plain")
+    return type(task)(**{**vars(task), "scale": scale})
 
 
 def run(folder, name="fedtpf", args=None, **options):

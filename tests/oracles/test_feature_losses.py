@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fedtpf_toys import TINY, server_of, site_of
+from fedtpf_toys import DATA, fed, server_of, site_of, tpf, with_scale
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,27 +13,7 @@ from medfl.errors import SettingsError
 from medfl.fit import Fit
 from medfl.shared_images import SharedBatches, SharedImages
 from medfl.task import Scale
-from medfl.testing.cohort import make_data, make_task
 from medfl.training import Batch
-from medfl_methods.fedfed import FedFed
-from medfl_methods.fedtpf import FedTPF
-
-DATA = make_data(40, "shared", torch.arange(40) % 7 // 3)
-"""Images of the classes 0, 1 and 2, which are of unlike size."""
-
-
-def tpf(**args):
-    return FedTPF(**(TINY | args))
-
-
-def fed(**args):
-    return FedFed(**(TINY | args))
-
-
-def with_scale(scale):
-    task = make_task("plain")
-    return type(task)(**{**vars(task), "scale": scale})
-
 
 # ---- the loss of the second stage
 

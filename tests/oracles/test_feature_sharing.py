@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fedtpf_toys import TINY, parts_of, sent_by, server_of, site_of, told
+from fedtpf_toys import DATA, fed, parts_of, sent_by, server_of, site_of, told, tpf
 from torch.nn import functional as F
 
 from medfl.contract import Order, Reply
@@ -14,28 +14,10 @@ from medfl.fit import Fit
 from medfl.released import ReleasesImages
 from medfl.shared_images import SharedImages
 from medfl.store import Store
-from medfl.testing.cohort import SmallNet, make_data, make_task
+from medfl.testing.cohort import SmallNet, make_data
 from medfl.training import Batch
 from medfl.wire import prefixed, select, tensors_equal
-from medfl_methods.fedfed import FedFed
 from medfl_methods.fedtpf import FedTPF
-
-DATA = make_data(40, "shared", torch.arange(40) % 7 // 3)
-"""Images of the classes 0, 1 and 2, which are of unlike size."""
-
-
-def tpf(**args):
-    return FedTPF(**(TINY | args))
-
-
-def fed(**args):
-    return FedFed(**(TINY | args))
-
-
-def with_scale(scale):
-    task = make_task("plain")
-    return type(task)(**{**vars(task), "scale": scale})
-
 
 # ---- what leaves a site
 

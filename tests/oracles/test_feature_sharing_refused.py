@@ -3,30 +3,10 @@
 import logging
 
 import pytest
-import torch
-from fedtpf_toys import TINY, server_of
+from fedtpf_toys import fed, server_of, tpf, with_scale
 
 from medfl.errors import SettingsError
 from medfl.task import Scale
-from medfl.testing.cohort import make_data, make_task
-from medfl_methods.fedfed import FedFed
-from medfl_methods.fedtpf import FedTPF
-
-DATA = make_data(40, "shared", torch.arange(40) % 7 // 3)
-"""Images of the classes 0, 1 and 2, which are of unlike size."""
-
-
-def tpf(**args):
-    return FedTPF(**(TINY | args))
-
-
-def fed(**args):
-    return FedFed(**(TINY | args))
-
-
-def with_scale(scale):
-    task = make_task("plain")
-    return type(task)(**{**vars(task), "scale": scale})
 
 
 @pytest.mark.parametrize(
