@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from medfl.contract import Meta, Model
+from medfl.contract import Dataset, Meta, Model
 from medfl.errors import StoreError
 from medfl.evaluation import predict
 from medfl.report.runs import PREDICTIONS
+from medfl.settings import Settings
 from medfl.simulation import Result, Run
 from medfl.store import write_atomic
 
@@ -54,9 +56,6 @@ class Home:
 def export(result: Result, run: Run, home: Home) -> list[Path]:
     """Write a bundle for every site, and ``global/`` where the method has a global model.
 
-    A site gets its personal model if it has one, otherwise the global one, and beside it `PREDICTIONS`: what the model
-    says of the site's test images, in their order.
-
     Args:
         result: Of the run.
         run: The run; bundles go to ``sites/<name>`` and ``global`` in its folder.
@@ -71,14 +70,53 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     written = []
     for site, found in sorted(result.models.items()):
         if found:
-            model, target = found.get("personal") or found["global"], run.folder / "sites" / site
-            _write(target, home, model, {"site": site})
-            _write_predictions(target, run, site, model, home.facts.get(site, {}))
+            target, facts = run.folder / "sites" / site, home.facts.get(site, {})
+            model = export_site(target, home, site, found)
+            predictor = run.make_method().predictor(run.task, [model])
+            write_predictions(target, predictor, run.sites[site].test, run.settings, run.task.device, facts)
             written.append(target)
-    if "global" in result.outcome.models:
-        _write(run.folder / "global", home, result.outcome.models["global"], {})
-        written.append(run.folder / "global")
-    return written
+    return written + export_global(run.folder, home, result.outcome.models)
+
+
+def export_global(folder: Path, home: Home, models: Mapping[str, Model]) -> list[Path]:
+    """Write the server's model to ``global`` in a folder, where there is one; returns the bundles' folders.
+
+    Raises:
+        StoreError: If it can't be written.
+    """
+    if "global" not in models:
+        return []
+    _write(folder / "global", home, models["global"], {})
+    return [folder / "global"]
+
+
+def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model]) -> Model:
+    """Write what a site takes home: its personal model if it has one, otherwise the global one; returns the model.
+
+    Raises:
+        StoreError: If it can't be written.
+    """
+    model = models.get("personal") or models["global"]
+    _write(target, home, model, {"site": site})
+    return model
+
+
+def write_predictions(
+    target: Path, predictor: nn.Module, test: Dataset, settings: Settings, device: str, facts: Facts
+) -> None:
+    """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
+
+    Args:
+        target: The bundle's folder.
+        predictor: Of the model.
+        test: The site's test images.
+        settings: The run's.
+        device: Where to compute.
+        facts: What is known of each of the images.
+    """
+    if len(test):
+        probabilities = predict(predictor, test, settings, device)
+        write_atomic(target / PREDICTIONS, _csv(probabilities, test.labels, facts).encode())
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta) -> None:
@@ -156,15 +194,6 @@ def _describe(metadata: Any, home: Home) -> None:
         count = len(home.classes)
         names = {str(number): name for number, name in enumerate(home.classes)}
         pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
-
-
-def _write_predictions(target: Path, run: Run, site: str, model: Model, facts: Facts) -> None:
-    data = run.sites[site].test
-    if not len(data):
-        return
-    predictor = run.make_method().predictor(run.task, [model])
-    probabilities = predict(predictor, data, run.settings, run.task.device)
-    write_atomic(target / PREDICTIONS, _csv(probabilities, data.labels, facts).encode())
 
 
 def _csv(probabilities: torch.Tensor, labels: torch.Tensor, facts: Facts) -> str:

@@ -106,6 +106,16 @@ def identity(
     }
 
 
+def run_id_of(named: Meta) -> str:
+    """A run's name for streams of noise, from its `identity`: two runs never share one.
+
+    Which data the sites have is left out, as no party knows all of them when they are apart; noise is keyed by what is
+    noised as well, so other data have other noise.
+    """
+    known = {key: value for key, value in named.items() if key != "data"}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
 def _inputs(task: Task) -> Meta:
     """What a task does with its images before a network sees them, and the file that the network starts from."""
     found: Meta = {} if task.augmentation is None else {"augmentation": task.augmentation.facts}

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from medfl.carriers.local import LocalCarrier
-from medfl.contract import SERVER, Dataset, Limit, Meta, Method, Model, Parcel
+from medfl.contract import Dataset, Meta, Method, Model, Parcel
 from medfl.data.pooled import Empty, Pooled
 from medfl.data.sites import GLOBAL, PUBLIC
-from medfl.errors import DataError, SettingsError, StoreError
+from medfl.errors import StoreError
 from medfl.evaluation import Row
 from medfl.federation import Federation, Outcome
-from medfl.filters import check_method
 from medfl.findings import write_findings
-from medfl.metrics import check_metrics
-from medfl.networks.norms import has_batch_norm
-from medfl.privacy.samples import check_samples
-from medfl.privacy.statements import check_delta, describe
-from medfl.run_folder import claim, identity
+from medfl.run_checks import POOLED, check_labels, check_plan, check_privacy, check_training
+from medfl.run_folder import claim, identity, run_id_of
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteHost, Splits
 from medfl.store import Inbox, only_writer, write_json
 from medfl.summary import SUMMARY, holdings, summarise
 from medfl.task import Task
-from medfl.training import cpu_has_bf16
 
 logger = logging.getLogger(__name__)
-
-POOLED = "pooled"
-"""Name of the one participant that holds all sites' training data, for methods that pool."""
 
 
 @dataclass
@@ -60,6 +49,7 @@ class Run:
         record: What else ``run.json`` holds: settings with their origins, hashes of the data, plugins.
         leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
         absent: Tells whether a site is absent in a step.
+        secrets: Secrets of sites by name; others are derived from the seed, as this is a simulation.
         on_start: Called when the run folder is this run's.
         on_round: Called after each round.
         take_home: Called when the run is over and before the summary, which marks it as finished, is written.
@@ -81,6 +71,7 @@ class Run:
     record: Meta = field(default_factory=dict)
     leaks: tuple[str, ...] = ()
     absent: Callable[[str, int], bool] = lambda site, step: False
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
     on_start: Callable[[], None] = lambda: None
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
     take_home: Callable[[Result], object] = lambda result: None
@@ -120,7 +111,7 @@ def simulate(run: Run) -> Result:
         for host in hosts.values():
             host.check_account()
         run.on_start()
-        _forget_summary(run.folder)
+        forget_summary(run.folder)
         carrier = LocalCarrier(
             hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
         )
@@ -149,7 +140,7 @@ def simulate(run: Run) -> Result:
     return result
 
 
-def _forget_summary(folder: Path) -> None:
+def forget_summary(folder: Path) -> None:
     """A run that goes on is not finished."""
     try:
         if (folder / SUMMARY).exists():
@@ -165,97 +156,13 @@ def _by_name(data: Splits) -> dict[str, Dataset]:
     return {"training": data.train, "validation": data.val, "test": data.test}
 
 
-# ---- checks before step 0
-
-
 def check(run: Run, method: Method) -> None:
-    """Refuse an impossible combination, and warn of one that is another method or leaves a site out."""
-    check_metrics(run.task.metrics)
-    check_method(method, run.settings, run.method)
-    for name in run.sites:
-        taken = name in (SERVER, GLOBAL, PUBLIC) or (name == POOLED and len(run.sites) > 1)
-        if taken or "/" in name or name.startswith("."):
-            raise SettingsError(
-                f"A site can't be called '{name}': that name has a meaning of its own. Rename its folder."
-            )
-    unknown = sorted(set(run.settings.networks) - set(run.sites))
-    if unknown:
-        raise SettingsError(f"'networks' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.")
-    used = sorted({run.settings.networks.get(name, run.task.network) for name in run.sites})
-    if used != [run.task.network] and not method.unlike_networks and not method.unlike_heads:
-        raise SettingsError(
-            f"Method '{run.method}' needs one architecture at all sites; got {used}. Give all sites the "
-            f"network of the task ('{run.task.network}' now), or choose a method that allows unlike ones (`medfl list "
-            "methods`)."
-        )
-    if run.settings.precision == "bf16" and run.task.device == "cpu" and not cpu_has_bf16():
-        logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
-    if method.needs_public and not (run.public is not None and len(run.public)):
-        raise SettingsError(f"Method '{run.method}' needs public data; name their folder with --public.")
-    _check_labels(run)
-    _check_weights(run.task, used)
-    networks = [run.task.build(name) for name in used]
-    _check_privacy(run, method, networks)
-    _warn_of_limits(run, method, networks)
-
-
-def _check_weights(task: Task, networks: list[str]) -> None:
-    if task.weights is None:
-        return
-    task.weights.body_of(task.build(), task.network)
-    if others := sorted(set(networks) - {task.network}):
-        logger.warning("'weights' is for network '%s'; others begin as drawn: %s.", task.network, ", ".join(others))
-
-
-def _check_privacy(run: Run, method: Method, networks: list[nn.Module]) -> None:
-    privacy = run.settings.privacy
-    if privacy is None:
-        return
+    """Everything that can be checked before step 0."""
+    networks = check_plan(run.method, method, run.task, run.settings, run.sites, run.public)
+    check_training(run.sites)
+    check_labels(run.task.num_classes, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
-    if privacy.unit == "sample":
-        check_samples(run.settings, networks)
-        smallest = min(images, key=lambda name: images[name])
-        check_delta(privacy, images[smallest], f"site '{smallest}'")
-    else:
-        check_delta(privacy, len(images), "a federation")
-    logger.info("%s", describe(privacy, run.settings.rounds))
-    if private := sorted(key for key, kind in method.tells.items() if kind == "private"):
-        logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
-
-
-def _check_labels(run: Run) -> None:
-    empty = [name for name, data in sorted(run.sites.items()) if not len(data.train)]
-    if len(empty) == len(run.sites):
-        raise DataError(f"No site has training data: expected at least one image at one of {sorted(run.sites)}.")
-    if empty:
-        logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
-    splits = {
-        f"Site '{name}', split '{split}'": getattr(data, split)
-        for name, data in sorted(run.sites.items())
-        for split in ("train", "val", "test")
-    }
-    for where, data in (splits | {"Public data": run.public, "Public test data": run.public_test}).items():
-        labels = torch.empty(0) if data is None else data.labels
-        wrong = int(((labels < 0) | (labels >= run.task.num_classes)).sum()) if len(labels) else 0
-        if wrong:
-            raise DataError(
-                f"{where}: {wrong} labels are out of range, expected 0 to {run.task.num_classes - 1}, got up to "
-                f"{int(labels.max())} and down to {int(labels.min())}. Check num_classes and the datalist."
-            )
-
-
-def _warn_of_limits(run: Run, method: Method, models: list[nn.Module]) -> None:
-    plain = not any(has_batch_norm(model) for model in models)
-    for limit in method.limits:
-        if not limit.equals_settings and _reached(limit, method) and (plain or not limit.only_without_norms):
-            why = ", ".join(f"{k} = {v}" for k, v in limit.args.items())
-            why += " on a network without batch-norm layers" if limit.only_without_norms else ""
-            but = "".join(f" with {k} = {v}" for k, v in limit.equals_args.items())
-            logger.warning("With %s, '%s' is '%s'%s.", why, run.method, limit.equals, but)
-
-
-def _reached(limit: Limit, method: Method) -> bool:
-    return all(getattr(method, name) == value for name, value in limit.args.items())
+    check_privacy(run.settings, method, networks, images, len(images))
 
 
 # ---- sites
@@ -264,18 +171,17 @@ def _reached(limit: Limit, method: Method) -> bool:
 def _hosts(run: Run, method: Method, named: Meta) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
     """Sites that train, and holders of test data only."""
     names = sorted(run.sites)
-    run_id = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()  # noise is never shared by two runs
+    run_id = run_id_of(named)
 
     def host(name: str, data: Splits) -> SiteHost:
         def post(step: int, parcel: Parcel) -> None:
             Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
 
-        return SiteHost(name, data, run.folder / "state" / name, run.task, run.settings, run_id, post, names)
+        folder, secret = run.folder / "state" / name, run.secrets.get(name)
+        return SiteHost(name, data, folder, run.task, run.settings, run_id, post, names, secret)
 
-    viewers = {}
-    for held, test in ((GLOBAL, run.global_test), (PUBLIC, run.public_test)):
-        if test is not None and len(test):
-            viewers[held] = host(held, Splits(Empty(), Empty(), test))
+    tests = {GLOBAL: run.global_test, PUBLIC: run.public_test}
+    viewers = {held: host(held, Splits(Empty(), Empty(), test)) for held, test in tests.items() if test}
     if not method.pools_data:
         return {name: host(name, data) for name, data in sorted(run.sites.items())}, viewers
     if len(run.sites) == 1:

@@ -29,6 +29,9 @@ from medfl.task import Task
 MethodFactory = Callable[[], Method]
 """Makes the method anew; called before every step, since nothing may live on a method object."""
 
+SCORED = ("val", "test")
+"""Splits that models are scored on."""
+
 
 @dataclass
 class Answer:
@@ -83,6 +86,8 @@ class SiteHost:
         run_id: Names the run, for secret streams.
         post: Delivers a parcel durably: ``post(step, parcel)``; returns when the receiver has stored it.
         peers: Sites that parcels can be sent to; None checks no names.
+        secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
+        scored: Splits whose scores may leave the site.
     """
 
     def __init__(
@@ -95,12 +100,14 @@ class SiteHost:
         run_id: str,
         post: Callable[[int, Parcel], None],
         peers: Collection[str] | None = None,
+        secret: bytes | None = None,
+        scored: Collection[str] = SCORED,
     ) -> None:
-        self._peers = peers
+        self._peers, self._scored = peers, [split for split in SCORED if split in scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(data.train.labels) if settings.balance == "loss" else task
         self.run_id, self._post = run_id, post
-        self.secret = hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
+        self.secret = secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._hides_images = settings.privacy is not None and settings.privacy.unit == "sample" and len(data.train) > 0
         if self._hides_images:
             self.run_id = secret_run_id(run_id, fingerprint(data.train), task, settings.networks.get(name))
@@ -243,7 +250,7 @@ class SiteHost:
         rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
         if reply.trained is not None and "trained" in self.settings.moments:
             model = method.predictor(self.task, [reply.trained])
-            for split in ("val", "test"):
+            for split in self._scored:
                 scores = score(model, getattr(self.data, split), self.task, self.settings)
                 rows += rows_of(scores, round_, self.name, "personal", split, "trained")
         return rows
@@ -268,12 +275,12 @@ class SiteHost:
             round_: The round.
             cache: Predictors that are the same at every site, by model name; a caller passes one dict per round.
         """
-        if not len(self.data.val) and not len(self.data.test):
+        if not any(len(getattr(self.data, split)) for split in self._scored):
             return []
         rows = []
         started = time.perf_counter()
         for kind, predictor in self.predictors(method, published, step, round_, cache).items():
-            for split in ("val", "test"):
+            for split in self._scored:
                 scores = score(predictor, getattr(self.data, split), self.task, self.settings)
                 rows += rows_of(scores, round_, self.name, kind, split, "aggregated")
         cost = {"evaluate_seconds": time.perf_counter() - started}

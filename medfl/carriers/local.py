@@ -9,37 +9,19 @@ first: replies are folded in name order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from medfl import wire
 from medfl.carriers.pool import Job, Pool, describe_bug
+from medfl.carriers.stored import StoredReplies
 from medfl.contract import Meta, Order, Tensors
 from medfl.data.sites import NO_SITES
 from medfl.errors import MedflError
 from medfl.evaluation import Row, rows_of, score
 from medfl.federation import Evaluation
-from medfl.filters import CODEC, decode
 from medfl.siteside import Answer, MethodFactory, SiteHost
-
-
-class FileReplies:
-    """Replies that are read from the sites' step files, one at a time, in name order."""
-
-    def __init__(self, hosts: dict[str, SiteHost], answers: list[Answer], missing: list[str]) -> None:
-        self._hosts = hosts
-        self._answers = {answer.site: answer for answer in sorted(answers, key=lambda answer: answer.site)}
-        self.meta = {site: {k: v for k, v in a.meta.items() if k != CODEC} for site, a in self._answers.items()}
-        self.missing = sorted(missing)
-
-    def __iter__(self) -> Iterator[tuple[str, Tensors]]:
-        for site, answer in self._answers.items():
-            tensors = self._hosts[site].store.read(answer.step, "reply/")
-            yield site, decode(tensors, answer.meta)[0]
-
-    def __len__(self) -> int:
-        return len(self._answers)
 
 
 class LocalCarrier:
@@ -96,9 +78,9 @@ class LocalCarrier:
         rows = [Row(*row) for result in results[len(jobs) :] for row in result["rows"]]
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
 
-    def replies(self, answers: list[Answer], missing: list[str]) -> FileReplies:
-        """The replies behind answers that were not refused."""
-        return FileReplies(self.hosts, answers, missing)
+    def replies(self, answers: list[Answer], missing: list[str]) -> StoredReplies:
+        """The replies behind answers that were not refused, from the sites' step files."""
+        return StoredReplies(lambda answer: self.hosts[answer.site].store.read(answer.step, "reply/"), answers, missing)
 
     def exchange(self, evaluation: Evaluation) -> list[Row]:
         """The global test: each site's model on every site's test data, in ring order."""
