@@ -28,7 +28,7 @@ POOLED = "pooled"
 
 
 def check_plan(
-    name: str, method: Method, task: Task, settings: Settings, sites: Iterable[str], public: Dataset | None
+    name: str, method: Method, task: Task, settings: Settings, sites: Iterable[str], has_public: bool
 ) -> list[nn.Module]:
     """Refuse an impossible combination, and warn of one that is another method. No site's data are needed for it.
 
@@ -38,7 +38,7 @@ def check_plan(
         task: The learning problem.
         settings: The run's.
         sites: Names of the sites.
-        public: Public data for the server, or None.
+        has_public: Whether the server has public data.
 
     Returns:
         One network of each kind that is used.
@@ -62,7 +62,7 @@ def check_plan(
         )
     if settings.precision == "bf16" and task.device == "cpu" and not cpu_has_bf16():
         logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
-    if method.needs_public and not (public is not None and len(public)):
+    if method.needs_public and not has_public:
         raise SettingsError(f"Method '{name}' needs public data; name their folder with --public.")
     _check_weights(task, used)
     networks = [task.build(network) for network in used]

@@ -158,7 +158,7 @@ def _by_name(data: Splits) -> dict[str, Dataset]:
 
 def check(run: Run, method: Method) -> None:
     """Everything that can be checked before step 0."""
-    networks = check_plan(run.method, method, run.task, run.settings, run.sites, run.public)
+    networks = check_plan(run.method, method, run.task, run.settings, run.sites, bool(run.public))
     check_training(run.sites)
     check_labels(run.task.num_classes, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}

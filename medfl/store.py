@@ -242,6 +242,11 @@ class Inbox:
                 parcels.append(Parcel(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
         return sorted(parcels, key=lambda parcel: parcel.sender)
 
+    def drop(self, sender: str) -> None:
+        """Delete all parcels of a sender."""
+        for path in self.folder.glob(f"????????-{sender}.safetensors"):
+            path.unlink(missing_ok=True)
+
     def forget(self, before: int) -> None:
         """Delete parcels posted before a step that no kept step can read again."""
         with contextlib.suppress(OSError):  # what can't be deleted now is left over, no more
@@ -251,11 +256,15 @@ class Inbox:
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold a run folder for writing. Others may read it meanwhile. The lock ends with the process, however it ends.
 
     It is held by the workers that a process forks, too: after a kill of their parent it ends when the last of them has.
     Half-written files that a kill left behind are removed.
+
+    Args:
+        folder: The run folder.
+        patience: Seconds to wait for another process.
 
     Raises:
         StoreError: If another process holds it, or the folder can't be written.
@@ -265,7 +274,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         (folder / LOCK).touch()
     except OSError as error:
         raise StoreError(f"Could not write to the run folder '{folder}': {error.strerror}.") from error
-    with held(folder / LOCK, PATIENCE) as alone:
+    with held(folder / LOCK, patience) as alone:
         if not alone:
             raise StoreError(
                 f"Another process is writing to the run folder '{folder}'. Wait for it, stop it, or name another "

@@ -1,0 +1,230 @@
+"""Checks of a message's bytes before anything in it is built: sizes, header, names, shapes, offsets, JSON.
+
+A blob from a network is not trusted. All that a parser would allocate for is compared with limits and with the blob's
+own length first, and the header's text is the only thing that is parsed. Its JSON takes up to about thirty times its
+own size in memory, so `Limits.max_header_bytes` bounds that, too. Refusals tell sizes, types and names, which are cut
+short, never the content of a tensor or of meta.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from medfl import wire
+from medfl.errors import RefusedError
+
+MAX_NAME = 512
+"""Longest name of a tensor, in characters."""
+
+HONEST = "If the sender is right, raise the receiver's limit."
+"""What to do about a message above a limit."""
+
+FOREIGN = "It was changed on its way, or medfl did not make it: have it sent again, by the same version of medfl."
+"""What to do about a message of another form."""
+
+_DTYPES = {code: dtype for dtype, code in wire.DTYPES.items()}
+_KIND = 64
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a receiver takes at most.
+
+    Attributes:
+        max_bytes: Bytes of a whole message, of the tensors that its codec stands for, and elements of one tensor.
+        max_header_bytes: Bytes of its header, in which names, shapes and meta stand.
+        max_tensors: Number of tensors.
+        max_dims: Dimensions of a tensor.
+        max_meta_bytes: Bytes of kind and meta as JSON.
+        max_meta_depth: Lists and dicts within each other, with meta itself as the first.
+    """
+
+    max_bytes: int = 512 * 2**20
+    max_header_bytes: int = 16 * 2**20
+    max_tensors: int = 100_000
+    max_dims: int = 8
+    max_meta_bytes: int = 8 * 2**20
+    max_meta_depth: int = 16
+
+
+def check_blob(blob: bytes, limits: Limits) -> None:
+    """Refuse bytes that `medfl.wire.decode` should not see.
+
+    Args:
+        blob: What came.
+        limits: What the receiver takes.
+
+    Raises:
+        RefusedError: If the blob is larger than the limits allow, or has another form than `medfl.carriers.messages`
+            gives it. Only the checksum is left to `medfl.wire.decode`.
+    """
+    if type(blob) is not bytes:
+        raise refusal("bytes", type(blob).__name__)
+    if len(blob) > limits.max_bytes:
+        raise refusal(f"at most {limits.max_bytes} bytes", f"{len(blob)}", HONEST)
+    size = int.from_bytes(blob[:8], "little")
+    if size > limits.max_header_bytes:
+        raise refusal(f"a header of at most {limits.max_header_bytes} bytes", f"one of {size}", HONEST)
+    if len(blob) < 8 + size:
+        raise refusal(f"{8 + size} bytes or more, as its first eight say", f"{len(blob)}")
+    header = _json_object(_text(blob[8 : 8 + size]), "the header")
+    _check_meta_text(header.pop("__metadata__", None), limits)
+    _check_layout(header, len(blob) - 8 - size, limits)
+
+
+def check_shape(shape: object, limits: Limits, name: str) -> int:
+    """The number of elements of a shape that a message tells.
+
+    Args:
+        shape: What came as JSON.
+        limits: What the receiver takes.
+        name: The tensor's name.
+
+    Raises:
+        RefusedError: If it is no list of integers >= 0, has too many dimensions, or has more elements than the limit
+            on bytes (those of empty dimensions counted as one).
+    """
+    if type(shape) is not list or any(type(size) is not int or size < 0 for size in shape):
+        raise refusal(f"the shape of {shown(name)} as a list of integers >= 0", f"another {type(shape).__name__}")
+    if len(shape) > limits.max_dims:
+        raise refusal(f"at most {limits.max_dims} dimensions of {shown(name)}", f"{len(shape)}", HONEST)
+    if math.prod(max(size, 1) for size in shape) > limits.max_bytes:
+        raise refusal(f"at most {limits.max_bytes} elements of {shown(name)}", "more", HONEST)
+    return math.prod(shape)
+
+
+def walk(value: Any) -> Iterator[tuple[Any, int, str]]:
+    """Each value within a JSON value, with its depth and its key.
+
+    Args:
+        value: JSON.
+
+    Yields:
+        The value itself and all within it; how many lists and dicts hold it; the nearest key that leads to it.
+    """
+    waiting: list[tuple[Any, int, str]] = [(value, 0, "")]
+    while waiting:
+        inner, depth, key = waiting.pop()
+        yield inner, depth, key
+        if isinstance(inner, dict):
+            waiting += [(one, depth + 1, name) for name, one in inner.items()]
+        elif isinstance(inner, list):
+            waiting += [(one, depth + 1, key) for one in inner]
+
+
+def refusal(expected: str, got: str, advice: str = FOREIGN, who: str = "") -> RefusedError:
+    """The error for a message that is not taken.
+
+    Args:
+        expected: What the receiver takes.
+        got: What came, without contents.
+        advice: What to do.
+        who: Who sent it, if that is known.
+    """
+    sender = f" from {who}" if who else ""
+    return RefusedError(f"A message{sender} was refused: expected {expected}, got {got}. {advice}")
+
+
+def shown(name: object) -> str:
+    """A name as it may stand in a message: quoted, printable, about sixty characters of it. Of others, the type."""
+    if not isinstance(name, str):
+        return type(name).__name__
+    text = repr(name[: _SHOWN + 1])
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _check_layout(header: dict[str, Any], room: int, limits: Limits) -> None:
+    """Refuse tensors that don't fill the room behind the header exactly."""
+    if len(header) > limits.max_tensors:
+        raise refusal(f"at most {limits.max_tensors} tensors", f"{len(header)}", HONEST)
+    end = 0
+    for start, stop, name in sorted((*_offsets(name, header[name], limits), name) for name in header):
+        if start != end:
+            raise refusal(f"the numbers of {shown(name)} at {end}", _place(start))
+        end = stop
+    if end != room:
+        raise refusal(f"tensors of {end} bytes, as the header says", f"{room}")
+
+
+def _offsets(name: str, entry: Any, limits: Limits) -> tuple[int, int]:
+    """Where the numbers of a tensor begin and end, by its entry of the header."""
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise refusal(f"names of tensors of 1 to {MAX_NAME} printable characters", f"{shown(name)} ({len(name)})")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise refusal(f"dtype, shape and data_offsets of {shown(name)}", "something else")
+    code, offsets = entry["dtype"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in _DTYPES:
+        raise refusal(f"a dtype of {shown(name)} among {', '.join(sorted(_DTYPES))}", shown(code))
+    size = check_shape(entry["shape"], limits, name) * torch.empty(0, dtype=_DTYPES[code]).element_size()
+    if type(offsets) is not list or [type(one) for one in offsets] != [int, int]:
+        raise refusal(f"two integers as the data_offsets of {shown(name)}", "something else")
+    start, stop = offsets
+    if start < 0 or stop - start != size:
+        raise refusal(f"{size} bytes of {shown(name)}, as its shape and dtype say", _place(stop - start))
+    return start, stop
+
+
+def _check_meta_text(facts: Any, limits: Limits) -> None:
+    """Refuse a kind and meta that are too large, too deep, or no JSON objects."""
+    if not isinstance(facts, dict) or facts.keys() != {"medfl", "sha256"}:
+        raise refusal("'medfl' and 'sha256' in the header's metadata", "something else")
+    text = facts["medfl"]
+    if not isinstance(text, str) or not text.isascii():
+        raise refusal("the meta as ASCII text", f"another {type(text).__name__}")
+    if len(text) > limits.max_meta_bytes:
+        raise refusal(f"meta of at most {limits.max_meta_bytes} bytes", f"{len(text)}", HONEST)
+    content = _json_object(text, "the meta")
+    if content.keys() != {"kind", "meta"} or not isinstance(content["meta"], dict):
+        raise refusal("a kind and a dict of meta", "something else")
+    kind = content["kind"]
+    if not isinstance(kind, str) or not 1 <= len(kind) <= _KIND or not kind.isprintable():
+        raise refusal(f"a kind of 1 to {_KIND} printable characters", shown(kind))
+    if any(depth >= limits.max_meta_depth and isinstance(v, dict | list) for v, depth, _ in walk(content["meta"])):
+        raise refusal(f"meta nested at most {limits.max_meta_depth} deep", "a deeper one", HONEST)
+
+
+class _TwiceError(ValueError):
+    """A JSON object holds a key twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _TwiceError
+    return found
+
+
+def _json_object(text: str, what: str) -> dict[str, Any]:
+    """A JSON object; the errors of the parser are not passed on, as they carry the text."""
+    try:
+        value = json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        value, got = None, "JSON that is nested too deep"
+    except _TwiceError:
+        value, got = None, "one that holds a key twice"
+    except ValueError:
+        value, got = None, "no JSON"
+    else:
+        got = type(value).__name__
+    if not isinstance(value, dict):
+        raise refusal(f"{what} as a JSON object", got)
+    return value
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise refusal("a header in UTF-8", "other bytes") from None
+
+
+def _place(number: int) -> str:
+    """A number of bytes; a number too long to print is none."""
+    return str(number) if abs(number) < 2**63 else "a number beyond 64 bits"

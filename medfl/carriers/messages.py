@@ -1,0 +1,224 @@
+"""Messages between machines: bytes, and the checks that stand between a network and a method.
+
+A message is one blob of `medfl.wire`; nothing in it is evaluated, imported or unpickled. `unpack` refuses what is too
+large or has another form before anything is allocated for it. What a method expects of the content is checked by
+`check_tensors` and `check_meta`, and what stands for quantised tensors by `check_codec`. Each ends in `RefusedError`,
+whose sentence tells sizes, types and names but never contents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from medfl import wire
+from medfl.carriers.message_checks import FOREIGN, HONEST, Limits, check_blob, check_shape, refusal, shown, walk
+from medfl.contract import Meta, Tensors
+from medfl.errors import DamagedError
+from medfl.filters import CODEC
+from medfl.privacy.clip import l2_norm
+from medfl.task import Task
+
+__all__ = ["Limits", "Message", "check_codec", "check_meta", "check_tensors", "pack", "shapes_of", "unpack"]
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor."""
+
+_UNLIKE = "Sender and receiver need the same method, networks and version of medfl."
+_DIVERGED = "The sender's training diverged, or it is not honest: see its log."
+_COUNTS = ("size", "sizes", "images", "count", "counts")
+_ENDINGS = tuple(f"_{word}" for word in _COUNTS)
+_CODES = {4: torch.uint8, 8: torch.uint8, 16: torch.uint16}
+_FLOATS = {str(kind).removeprefix("torch."): kind for kind in wire.DTYPES if kind.is_floating_point}
+
+
+@dataclass
+class Message:
+    """What travels between server and site.
+
+    Attributes:
+        kind: What it is for, such as "step"; 1 to 64 printable characters.
+        tensors: By name; names have 1 to 512 printable characters.
+        meta: JSON.
+    """
+
+    kind: str
+    tensors: Tensors = field(default_factory=dict)
+    meta: Meta = field(default_factory=dict)
+
+
+def pack(message: Message) -> bytes:
+    """A message as bytes, for `unpack`; the same message gives the same bytes.
+
+    Raises:
+        ContractError: If a tensor or a value in meta can't be sent.
+    """
+    return wire.encode(message.tensors, {"kind": message.kind, "meta": message.meta})
+
+
+def unpack(blob: bytes, limits: Limits) -> Message:
+    """The message of `pack`, from bytes that nobody has looked at yet.
+
+    Args:
+        blob: What came.
+        limits: What the receiver takes.
+
+    Returns:
+        The message, its tensors on the CPU and with memory of their own.
+
+    Raises:
+        RefusedError: If the blob is above a limit, damaged, or no message. Nothing has been allocated for tensors that
+            the blob only claims to hold.
+    """
+    check_blob(blob, limits)
+    try:
+        tensors, content = wire.decode(blob)
+    except DamagedError:
+        raise refusal("a blob that fits its checksum", f"{len(blob)} bytes that don't") from None
+    return Message(content["kind"], tensors, content["meta"])
+
+
+def check_tensors(
+    tensors: Tensors,
+    *,
+    prefixes: Collection[str] | None,
+    shapes: Mapping[str, Collection[Form]],
+    norm_bound: float | None,
+    who: str,
+) -> None:
+    """Refuse tensors that a method did not declare or can't use.
+
+    Args:
+        tensors: Of a message, after its codec was undone.
+        prefixes: What names may begin with; None allows any.
+        shapes: For names of which it is known: the shapes and dtypes that a tensor may have, see `shapes_of`.
+        norm_bound: Largest L2 norm over all floating tensors together; None asks only that it is finite.
+        who: Who sent them, for the message: "site 'site-01'".
+
+    Raises:
+        RefusedError: If a name begins with none of the prefixes, a tensor has another shape or dtype, a number is not
+            finite, or the norm is above the bound. It names the tensor.
+    """
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        if prefixes is not None and not any(name.startswith(prefix) for prefix in prefixes):
+            raise refusal(f"names that begin with {sorted(prefixes)}", shown(name), _UNLIKE, who)
+        form = (tuple(tensor.shape), tensor.dtype)
+        if name in shapes and form not in shapes[name]:
+            known = " or ".join(sorted(_form(one) for one in shapes[name]))
+            raise refusal(f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise refusal(f"finite numbers in {shown(name)}", "NaN or infinity", _DIVERGED, who)
+    norm = l2_norm(tensors)
+    if not math.isfinite(norm) or (norm_bound is not None and norm > norm_bound):
+        bound = "" if norm_bound is None else f" of at most {norm_bound:g}"
+        raise refusal(f"tensors of a finite L2 norm{bound}", f"{norm:.6g}", _DIVERGED, who)
+
+
+def check_meta(meta: Meta, allowed: Collection[str], who: str) -> None:
+    """Refuse meta that a method did not declare or can't reckon with.
+
+    Args:
+        meta: Of a message.
+        allowed: Keys that may be there; none has to be.
+        who: Who sent it, for the message: "site 'site-01'".
+
+    Raises:
+        RefusedError: If there is another key; a number at any depth is not finite, or an integer beyond 64 bits; or
+            a number of things is no integer >= 0. The latter stand, alone or in lists, under keys whose last word is
+            size, sizes, images, count or counts, such as ``size`` and ``label_counts``.
+    """
+    for key in sorted(meta):
+        if key not in allowed:
+            raise refusal(f"meta keys among {sorted(allowed)}", shown(key), _UNLIKE, who)
+    for value, _, key in walk(meta):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise refusal(f"a finite number under the meta key {shown(key)}", "NaN or infinity", _DIVERGED, who)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise refusal(f"a number of at most 64 bits under the meta key {shown(key)}", "a larger one", FOREIGN, who)
+        if _counts(key) and not isinstance(value, list) and (type(value) is not int or value < 0):
+            got = "a negative one" if type(value) is int else type(value).__name__
+            raise refusal(f"an integer >= 0 under the meta key {shown(key)}", got, FOREIGN, who)
+
+
+def shapes_of(
+    task: Task, networks: Iterable[str], prefix: str = "model/", leave_out: Collection[str] = ()
+) -> dict[str, set[Form]]:
+    """Shapes and dtypes that the tensors of a task's networks may have, for `check_tensors`.
+
+    Args:
+        task: The receiver's own.
+        networks: Names of all networks that the sites train.
+        prefix: What a message puts before the names of the state dict.
+        leave_out: State-dict names, without the prefix, of which nothing is promised.
+
+    Raises:
+        SettingsError: If the task has no network of that name.
+    """
+    forms: dict[str, set[Form]] = {}
+    for network in sorted(set(networks)):
+        with torch.random.fork_rng(devices=[]):
+            state = task.build(network).state_dict()
+        for name, tensor in state.items():
+            if name not in leave_out:
+                forms.setdefault(prefix + name, set()).add((tuple(tensor.shape), tensor.dtype))
+    return forms
+
+
+def check_codec(tensors: Tensors, meta: Meta, limits: Limits) -> None:
+    """Refuse a codec that `medfl.filters.decode` should not see; meta without one passes.
+
+    Args:
+        tensors: Of a message, as they came.
+        meta: That came with them.
+        limits: What the receiver takes; the decoded tensors together may have `Limits.max_bytes`.
+
+    Raises:
+        RefusedError: If the codec does not describe tensors of the message as `medfl.filters` writes it.
+    """
+    if CODEC not in meta:
+        return
+    codec: Any = meta[CODEC]
+    if not isinstance(codec, dict) or codec.keys() != {"bits", "tensors"} or not isinstance(codec["tensors"], dict):
+        raise refusal("a codec of bits and tensors", "something else")
+    bits = codec["bits"]
+    if type(bits) is not int or bits not in _CODES:
+        raise refusal("codes of 4, 8 or 16 bits", "something else")
+    total = wire.payload_bytes({name: tensor for name, tensor in tensors.items() if name not in codec["tensors"]})
+    for name, facts in codec["tensors"].items():
+        if name not in tensors:
+            raise refusal("a codec of tensors that the message holds", shown(name))
+        total += _decoded_bytes(name, tensors[name], bits, facts, limits)
+    if total > limits.max_bytes:
+        raise refusal(f"at most {limits.max_bytes} bytes of decoded tensors", str(total), HONEST)
+
+
+def _decoded_bytes(name: str, packed: torch.Tensor, bits: int, facts: Any, limits: Limits) -> int:
+    """Bytes that one quantised tensor will have, after a check of all that is said about it."""
+    if type(facts) is not list or len(facts) != 4:
+        raise refusal(f"minimum, maximum, dtype and shape of {shown(name)}", "something else")
+    lo, hi, dtype, shape = facts
+    if type(lo) is not float or type(hi) is not float or not math.isfinite(hi - lo) or lo > hi:
+        raise refusal(f"a finite minimum of {shown(name)} not above its finite maximum, both floats", "something else")
+    if not isinstance(dtype, str) or dtype not in _FLOATS:
+        raise refusal(f"a dtype of {shown(name)} among {', '.join(sorted(_FLOATS))}", shown(dtype))
+    count = check_shape(shape, limits, name)
+    expected: Form = (((count + 1) // 2,) if bits == 4 else tuple(shape), _CODES[bits])
+    came: Form = (tuple(packed.shape), packed.dtype)
+    if came != expected:
+        raise refusal(f"the {bits}-bit codes of {shown(name)} as {_form(expected)}", _form(came))
+    return count * _FLOATS[dtype].itemsize
+
+
+def _counts(key: str) -> bool:
+    """Whether the values of a key are numbers of things."""
+    return key in _COUNTS or key.endswith(_ENDINGS)
+
+
+def _form(form: Form) -> str:
+    shape, dtype = form
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -1,0 +1,270 @@
+"""A carrier whose sites are elsewhere: the server's end of the conversation, over any transport.
+
+Each call asks sites and waits. A site that refuses, answers what can't be used, or does not answer in time counts as
+missing, with the reason; the quorum of the plan decides whether the run goes on. Answers are checked as they come and
+laid into files, so that one at a time is in memory when they are folded.
+
+What is said (`medfl.deploy.site_service` is the other end):
+
+* ``hello``: the offer of a run. The site says which network it trains, or why it won't take part.
+* ``begin``: all sites' networks. The site loads its data, says what it tells about them and how far it is.
+* ``step``: an order, and beside it what the server published for the evaluation of the round before.
+* ``post`` and ``guest``: the global test. A site posts its model to the others; each scores it.
+* ``install``: what the server published at the end. The site writes its own bundle.
+* ``end``: the run is over for now.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from medfl import wire
+from medfl.carriers.messages import Form, Limits, Message, check_codec, check_meta, check_tensors, pack, unpack
+from medfl.carriers.remote_messages import UNDELIVERED, StepMessages, read_account, read_facts, read_network, read_rows
+from medfl.carriers.rows import rows_from_json
+from medfl.carriers.stored import StoredReplies
+from medfl.contract import Meta, Order, Tensors
+from medfl.errors import MedflError, RefusedError
+from medfl.evaluation import Row
+from medfl.federation import Evaluation
+from medfl.filters import decode
+from medfl.siteside import Answer
+
+logger = logging.getLogger(__name__)
+
+
+class Transport(Protocol):
+    """Brings messages to sites and their answers back."""
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
+        """Send each site its message and hand over what each answers, as it comes.
+
+        Args:
+            requests: Site to message.
+            timeout: Seconds to wait for all of them together.
+            take: Called with (site, answer); it raises nothing.
+
+        Returns:
+            Site to the reason why it did not answer.
+        """
+        ...
+
+
+@dataclass
+class Expected:
+    """What answers may hold, known once the run has begun.
+
+    Attributes:
+        prefixes: Of the names of tensors in replies.
+        tells: Meta keys in replies.
+        shapes: Name to the forms that a tensor may have, where that is known.
+        norm_bound: Largest L2 norm of a reply, or None.
+    """
+
+    prefixes: Collection[str] = ()
+    tells: Collection[str] = ()
+    shapes: Mapping[str, Collection[Form]] = field(default_factory=dict)
+    norm_bound: float | None = None
+
+
+class RemoteCarrier:
+    """Moves messages between the server, which is here, and sites on other machines.
+
+    Args:
+        transport: Brings messages.
+        sites: All sites of the run.
+        folder: Where answers lie until they are folded; emptied at every step.
+        limits: Of a message.
+        timeout: Seconds to wait for the answers to one message.
+
+    Attributes:
+        missing: Site to the reason why nothing came from it last; a site that answers again is taken out.
+        facts: What each site told of its data in `begin`: ``facts``, ``newest``, ``data``.
+        expected: What answers may hold.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sites: Collection[str],
+        folder: Path,
+        limits: Limits,
+        timeout: float,
+    ) -> None:
+        self._transport, self._all, self._folder = transport, sorted(sites), folder
+        self._limits, self._timeout = limits, timeout
+        self._viewers: Callable[[Evaluation], list[Row]] = lambda evaluation: []
+        self._lock = threading.Lock()
+        self.missing: dict[str, str] = {}
+        self.facts: dict[str, Meta] = {}
+        self.expected = Expected()
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of the sites that can be ordered, sorted."""
+        return self._all
+
+    def set_viewers(self, viewers: Callable[[Evaluation], list[Row]]) -> None:
+        """Name what scores models on test data that the server itself holds."""
+        self._viewers = viewers
+
+    # ---- before the run
+
+    def hello(self, offer: Meta, timeout: float) -> dict[str, str]:
+        """Offer the run to all sites; returns the network that each one's own file names, where it names one."""
+        found = self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_network, timeout)
+        return {site: network for site, network in found.items() if network is not None}
+
+    def begin(self, networks: Mapping[str, str]) -> None:
+        """Have the sites that took the offer load their data; fills `facts`."""
+        ready = [site for site in self._all if site not in self.missing]
+        self.facts = self._talk(
+            {site: Message("begin", {}, {"networks": dict(networks)}) for site in ready}, read_facts
+        )
+
+    def drop(self, site: str, why: str) -> None:
+        """Leave a site out of the run, as far as the quorum allows."""
+        self.facts.pop(site, None)
+        self.missing[site] = why
+
+    def describe(self) -> dict[str, Meta]:
+        """What each site tells about itself; nothing of a site that is missing."""
+        return {site: self.facts[site]["facts"] if site in self.facts else {} for site in self._all}
+
+    def newest(self, site: str) -> int:
+        """The newest valid step on a site's disk. A missing site is taken to have all that it ever answered."""
+        return int(self.facts[site]["newest"]) if site in self.facts else 2**31
+
+    # ---- the run
+
+    def step(
+        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None
+    ) -> tuple[list[Answer], list[str], list[Row]]:
+        """Carry out a step's orders, and the evaluation of the round before beside them."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        ordered = {order.to: order for order in orders}
+        asked = [site for site in self._all if site in self.facts and (site in ordered or evaluation)]
+        packed = StepMessages(step, round_, evaluation)
+        rows = self._viewers(evaluation) if evaluation else []
+        found = self._talk(
+            {site: packed.message(ordered.get(site)) for site in asked},
+            lambda site, message: self._read_answer(site, message, step, site in ordered),
+        )
+        answers = [answer for answer, _ in found.values() if answer is not None]
+        rows += [row for _, scores in found.values() for row in scores]
+        absent = sorted(set(ordered) - {answer.site for answer in answers})
+        self._blame_senders(answers, absent)
+        answers = [answer for answer in answers if answer.site not in absent]
+        return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
+
+    def _blame_senders(self, answers: list[Answer], absent: list[str]) -> None:
+        """Count senders whose parcel did not reach a receiver that is there as missing: the receiver lacks it."""
+        for answer in answers:
+            lost = sorted(set(answer.meta.pop(UNDELIVERED, [])) - set(absent) - set(self.missing))
+            if lost:
+                self.missing[answer.site] = f"could not deliver its parcel to {', '.join(lost)}"
+                absent.append(answer.site)
+
+    def replies(self, answers: list[Answer], missing: list[str]) -> StoredReplies:
+        """The replies behind answers that were not refused, from the files that they were laid into."""
+        return StoredReplies(lambda answer: wire.decode(self._file(answer.site).read_bytes())[0], answers, missing)
+
+    def exchange(self, evaluation: Evaluation) -> list[Row]:
+        """The global test: each site's model on every site's test data, one foreign model at a time, in ring order."""
+        rows = []
+        meta = {"step": evaluation.step, "round": evaluation.round}
+        names = sorted(self.facts)
+        for start, owner in enumerate(names):
+            others = names[start + 1 :] + names[:start]
+            post = Message("post", evaluation.published, meta | {"to": others})
+            found = self._talk({owner: post}, read_rows)
+            if owner in found:
+                guest = Message("guest", {}, meta | {"owner": owner})
+                found |= self._talk(dict.fromkeys(others, guest), read_rows)
+            rows += [row for site in (owner, *others) for row in found.get(site, [])]
+        return rows
+
+    def install(self, published: Tensors, step: int, round_: int) -> dict[str, Meta]:
+        """Have every site write its own bundle; returns what each says of what it released, where it keeps account."""
+        message = Message("install", published, {"step": step, "round": round_})
+        return self._talk(dict.fromkeys(sorted(self.facts), message), read_account)
+
+    def end(self) -> None:
+        """Tell all sites that the run is over for now."""
+        self._talk(dict.fromkeys(sorted(self.facts), Message("end")), lambda site, message: None)
+
+    # ---- one exchange of messages
+
+    def _talk(
+        self, messages: Mapping[str, Message], read: Callable[[str, Message], Any], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Ask sites; site to what `read` makes of its answer. Why a site is not in it stands in `missing`."""
+        found: dict[str, Any] = {}
+
+        def take(site: str, blob: bytes) -> None:
+            with self._lock:
+                try:
+                    found[site] = read(site, self._opened(site, blob, messages[site].kind))
+                    self.missing.pop(site, None)
+                except MedflError as error:
+                    self.missing[site] = str(error)
+                except Exception as error:  # whatever a message brings about, the others go on
+                    self.missing[site] = f"its answer could not be read ({type(error).__name__})"
+
+        blobs: dict[int, bytes] = {}
+        for message in messages.values():  # most sites get the same message
+            if id(message) not in blobs:
+                blobs[id(message)] = pack(message)
+        requests = {site: blobs[id(message)] for site, message in messages.items()}
+        silent = self._transport.ask(requests, timeout or self._timeout, take)
+        with self._lock:
+            self.missing |= {site: why for site, why in silent.items() if site not in found}
+        for site in sorted(set(messages) - set(found)):
+            logger.warning("%s is missing: %s", site, self.missing.get(site, "no answer"))
+        return {site: found[site] for site in messages if site in found}
+
+    def _opened(self, site: str, blob: bytes, kind: str) -> Message:
+        message = unpack(blob, self._limits)
+        refused = message.meta.get("refused")
+        if isinstance(refused, str):
+            raise RefusedError(refused[:2000])
+        if message.kind != kind:
+            raise RefusedError(f"expected an answer to '{kind}', got one to '{message.kind}'")
+        return message
+
+    def _read_answer(self, site: str, message: Message, step: int, ordered: bool) -> tuple[Answer | None, list[Row]]:
+        """A site's answer to a step, and its rows of the evaluation; the reply's tensors go to a file."""
+        scores = rows_from_json(message.meta.get("evaluation") or [], site)
+        found = message.meta.get("answer")
+        if not ordered:
+            return None, scores
+        if not isinstance(found, dict) or found.keys() != {"refused", "meta", "rows", UNDELIVERED}:
+            raise RefusedError("expected an answer to the order, got none")
+        if found["refused"] is not None:
+            return Answer(site, step, str(found["refused"])[:2000], {}, rows_from_json(found["rows"], site)), scores
+        self._check_reply(site, message.tensors, found["meta"])
+        self._file(site).write_bytes(wire.encode(message.tensors, {}))
+        undelivered = [name for name in self._all if name in found[UNDELIVERED]]
+        meta = found["meta"] | ({UNDELIVERED: undelivered} if undelivered else {})
+        return Answer(site, step, None, meta, rows_from_json(found["rows"], site)), scores
+
+    def _check_reply(self, site: str, tensors: Tensors, meta: Any) -> None:
+        who, expected = f"site '{site}'", self.expected
+        if not isinstance(meta, dict):
+            raise RefusedError(f"expected facts by name beside the reply of {who}")
+        check_codec(tensors, meta, self._limits)
+        plain, facts = decode(tensors, meta)
+        check_meta(facts, expected.tells, who)
+        check_tensors(
+            plain, prefixes=expected.prefixes, shapes=expected.shapes, norm_bound=expected.norm_bound, who=who
+        )
+
+    def _file(self, site: str) -> Path:
+        return self._folder / f"{site}.safetensors"

@@ -1,0 +1,109 @@
+"""What the server says to sites in a step, and how their answers to other messages are read."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from medfl import wire
+from medfl.carriers.messages import Message, check_meta
+from medfl.carriers.rows import rows_from_json
+from medfl.contract import Meta, Order, Tensors
+from medfl.errors import RefusedError
+from medfl.evaluation import Row
+from medfl.federation import Evaluation
+
+ORDER, PUBLISHED = "order/", "published/"
+"""Before the names of tensors in a message to a site."""
+
+UNDELIVERED = "undelivered"
+"""In an answer: receivers that did not acknowledge their parcel."""
+
+
+def integer(meta: Meta, name: str, low: int = 0) -> int:
+    """A number of a message.
+
+    Raises:
+        RefusedError: If it is not there, no integer, or below `low`.
+    """
+    value = meta.get(name)
+    if type(value) is not int or not low <= value < 2**31:
+        raise RefusedError(f"expected an integer of at least {low} as '{name}'")
+    return value
+
+
+def names(meta: Meta, name: str) -> list[str]:
+    """A list of names of a message.
+
+    Raises:
+        RefusedError: If it is not there, or something else.
+    """
+    value = meta.get(name)
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise RefusedError(f"expected a list of names as '{name}'")
+    return value
+
+
+class StepMessages:
+    """The messages of one step. Orders that share their tensors share the message, and a tensor travels once."""
+
+    def __init__(self, step: int, round_: int, evaluation: Evaluation | None) -> None:
+        self._step, self._round, self._evaluation = step, round_, evaluation
+        self._made: dict[tuple[int, str], Message] = {}
+
+    def message(self, order: Order | None) -> Message:
+        """The message for one site."""
+        key = (0, "") if order is None else (id(order.tensors), json.dumps([order.op, order.meta], sort_keys=True))
+        if key not in self._made:
+            self._made[key] = self._make(order)
+        return self._made[key]
+
+    def _make(self, order: Order | None) -> Message:
+        tensors: Tensors = {}
+        meta: Meta = {"order": None, "evaluate": None}
+        if order is not None:
+            tensors |= wire.prefixed(order.tensors, ORDER)
+            facts = {"op": order.op, "meta": order.meta, "digest": wire.digest(order.tensors)}
+            meta["order"] = facts | {"step": self._step, "round": self._round}
+        if self._evaluation is not None:
+            sent = {} if order is None else order.tensors
+            published = self._evaluation.published
+            same = [name for name, tensor in published.items() if name in sent and _equal(tensor, sent[name])]
+            tensors |= {PUBLISHED + name: tensor for name, tensor in published.items() if name not in same}
+            meta["evaluate"] = {"step": self._evaluation.step, "round": self._evaluation.round, "same": same}
+        return Message("step", tensors, meta)
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return wire.tensors_equal({"": left}, {"": right})
+
+
+def read_network(site: str, message: Message) -> str | None:
+    """The network that a site's own file names, from its answer to ``hello``."""
+    network = message.meta.get("network")
+    if network is not None and (not isinstance(network, str) or len(network) > 64):
+        raise RefusedError("expected the name of a network, or none")
+    return network
+
+
+def read_facts(site: str, message: Message) -> Meta:
+    """What a site tells when a run begins: ``facts``, ``newest`` and ``data``."""
+    meta = message.meta
+    if not isinstance(meta.get("facts"), dict) or not isinstance(meta.get("data"), dict):
+        raise RefusedError("expected what the site tells of its data")
+    check_meta(meta["facts"], ("trainable", "validates", "size", "label_counts"), f"site '{site}'")
+    if type(meta.get("newest")) is not int or not 0 <= meta["newest"] < 2**31:
+        raise RefusedError("expected the number of the site's last step")
+    return {name: meta[name] for name in ("facts", "newest", "data")}
+
+
+def read_rows(site: str, message: Message) -> list[Row]:
+    """The scores in an answer to ``post`` or ``guest``."""
+    return rows_from_json(message.meta.get("rows"), site)
+
+
+def read_account(site: str, message: Message) -> Meta:
+    """What a site says of its account of privacy at the end; empty if it keeps none."""
+    account = message.meta.get("privacy")
+    return account if isinstance(account, dict) else {}

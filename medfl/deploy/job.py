@@ -1,0 +1,69 @@
+"""What a job names: the two classes on the participants' allow-lists. No code comes with a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
+from medfl.contract import Meta
+from medfl.deploy.offer import Offer
+from medfl.deploy.server_run import Progress, serve
+from medfl.deploy.site_file import FILE, read_site_file
+from medfl.deploy.site_service import SiteService
+from medfl.errors import MedflError
+
+FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global")
+"""What whoever submitted a run gets of its folder at the server."""
+
+
+class MedflController(FlareController):
+    """The server's side of a run.
+
+    Args:
+        offer: The run, as JSON (`medfl.deploy.offer.Offer`); it is checked before anything else.
+    """
+
+    def __init__(self, offer: Meta) -> None:
+        super().__init__()
+        self._offer, self._progress = offer, Progress()
+
+    def progress(self) -> Meta:
+        """How far the run is (`medfl.deploy.server_run.Progress`)."""
+        return dataclasses.asdict(self._progress)
+
+    def federate(self, transport: FlareTransport, local: Path, result: Path) -> None:
+        """Run the federation; what comes of it, or why nothing does, lies in `result`."""
+        result.mkdir(parents=True, exist_ok=True)
+        try:
+            site_file, offer = read_site_file(local / FILE), Offer.from_meta(self._offer)
+            _copy(serve(offer, site_file, transport, self._progress), result)
+        except MedflError as error:
+            self._progress.message, self._progress.state = str(error), "failed"
+            (result / "error.txt").write_text(f"{error}\n", encoding="utf-8")
+            raise
+
+
+class MedflExecutor(FlareExecutor):
+    """A site's side of any run: everything it needs comes in the run's messages, or stands in the site's own file."""
+
+    def open(self, local: Path) -> None:
+        """Read the site's own file."""
+        self._service = SiteService(read_site_file(local / FILE), self.post)
+
+    def answer(self, blob: bytes) -> bytes:
+        """The answer to a message of the server."""
+        return self._service.answer(blob)
+
+    def receive(self, sender: str, blob: bytes) -> str | None:
+        """Take a parcel of another site; returns why it is refused, or None."""
+        return self._service.receive(sender, blob)
+
+
+def _copy(folder: Path, result: Path) -> None:
+    for path in sorted({path for pattern in FETCHED for path in folder.glob(pattern)}):
+        if path.is_dir():
+            shutil.copytree(path, result / path.name, dirs_exist_ok=True)
+        else:
+            shutil.copy2(path, result / path.name)

@@ -1,0 +1,276 @@
+"""What server and sites must agree on before a run begins: the server offers it, each site compares it with its own.
+
+No code travels. A site runs its own, reviewed copy of the bundle and the medfl that it installed; it takes part only if
+they are those of the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, field_validator
+
+import medfl
+from medfl.contract import SERVER, Meta
+from medfl.data.sites import NO_SITES
+from medfl.deploy.overrides import check_overrides
+from medfl.errors import RefusedError, SettingsError
+from medfl.origins import bundle_values
+from medfl.plugins import Registry, load_plugins
+from medfl.settings import Strict, read_settings
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Names of runs, bundles and sites."""
+
+MAX_PROBLEM = 2000
+"""Letters of a refusal: an offer comes from elsewhere and may hold anything."""
+
+Name = Annotated[str, Field(pattern=NAME)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]*$")]
+
+
+class Offer(Strict):
+    """What must agree.
+
+    Attributes:
+        run: Name of the run; the same name again continues it.
+        bundle: Name of the bundle, as in each participant's own file.
+        bundle_version: ``version`` of its metadata.
+        bundle_hash: `bundle_hash` of it, 64 hexadecimal digits.
+        medfl: Version of medfl.
+        method: Name of the method.
+        method_version: `method_version` of it.
+        overrides: Id to value that differs from the bundle's files; `check_overrides` says what is allowed.
+        sites: Names, sorted; empty means that whoever submits the run fills in the connected ones.
+        answer_timeout: Seconds to wait for the answers of a step, >= 1.
+        given_by: Who gave the overrides, for the record.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    run: Name
+    bundle: Name
+    bundle_version: Text
+    bundle_hash: Digest
+    medfl: Text
+    method: Text
+    method_version: Text
+    overrides: dict[str, Any] = {}
+    sites: list[Name] = Field([], max_length=10_000)
+    answer_timeout: int = Field(3600, ge=1, le=10**7)
+    given_by: Text = "command line"
+
+    @field_validator("sites")
+    @classmethod
+    def _unique_and_sorted(cls, sites: list[str]) -> list[str]:
+        reserved = sorted({SERVER, *NO_SITES} & set(sites))
+        if reserved:
+            raise ValueError(f"no site may have the name '{reserved[0]}'")
+        if sites != sorted(set(sites)):
+            raise ValueError("expected names of sites in order, each once")
+        return sites
+
+    def to_meta(self) -> Meta:
+        """As JSON."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_meta(cls, meta: Any) -> Offer:
+        """An offer from JSON of anybody, validated strictly.
+
+        Args:
+            meta: As of `to_meta`; nothing is taken for granted. What the overrides hold is checked against the bundle
+                afterwards, by `check_overrides`.
+
+        Raises:
+            RefusedError: With all that is wrong.
+        """
+        if not isinstance(meta, dict) or not all(isinstance(key, str) for key in meta):
+            raise RefusedError(f"Expected an offer as an object with names, got a {type(meta).__name__}.")
+        try:
+            json.dumps(meta, allow_nan=False)
+            return read_settings(cls, meta, "an offered run")
+        except SettingsError as error:
+            raise RefusedError(_short(str(error))) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RefusedError(f"Expected an offer that is JSON, got one that is not: {_short(str(error))}.") from None
+
+    def with_sites(self, sites: Sequence[str]) -> Offer:
+        """The same offer for the given sites, in any order.
+
+        Raises:
+            RefusedError: If a name is not valid or there twice.
+        """
+        return Offer.from_meta(self.to_meta() | {"sites": sorted(sites)})
+
+
+@dataclass(frozen=True)
+class Here:
+    """What one participant has; the attributes are those of `Offer` with the same names."""
+
+    bundle: str
+    bundle_version: str
+    bundle_hash: str
+    medfl: str
+    method: str
+    method_version: str
+
+
+WORDS = {
+    "bundle_version": "version of the bundle",
+    "bundle_hash": "hash of the bundle's configurations",
+    "medfl": "version of medfl",
+    "method": "method",
+    "method_version": "version of the method",
+}
+"""What is compared, in words."""
+
+
+def differences(offer: Offer, here: Here | Offer) -> list[str]:
+    """A sentence for each fact in which an offer and a participant differ, with both values; empty if none does.
+
+    Args:
+        offer: What the server has.
+        here: What this participant has, from `describe_bundle`.
+    """
+    about = {name: f"bundle '{offer.bundle}': " if name.startswith("bundle") else "" for name in WORDS}
+    about["method_version"] = f"method '{offer.method}': "
+    return [
+        f"{about[name]}{words}: the run has {getattr(offer, name)}, this participant has {getattr(here, name)}"
+        for name, words in WORDS.items()
+        if getattr(offer, name) != getattr(here, name)
+    ]
+
+
+def describe_bundle(root: Path, registry: Registry, overrides: Meta, name: str | None = None) -> Here:
+    """What this participant has for a run, read from its own disk; nothing is evaluated.
+
+    Args:
+        root: Folder of the bundle.
+        registry: This participant's plugins.
+        overrides: Of the run; they may name the method.
+        name: What the bundle is called; None takes the folder's name.
+
+    Raises:
+        SettingsError: If the folder is no bundle, or names no method.
+        PluginError: If the method is unknown here.
+    """
+    method = overrides.get("method", bundle_values(root).get("method"))
+    if not isinstance(method, str):
+        raise SettingsError(
+            f"Expected the bundle '{root.name}' to name a method in configs/federate.json; it does not. Give one."
+        )
+    return Here(
+        bundle=name or root.resolve().name,
+        bundle_version=bundle_version(root),
+        bundle_hash=bundle_hash(root),
+        medfl=medfl.__version__,
+        method=method,
+        method_version=method_version(registry, method),
+    )
+
+
+def make_offer(
+    bundle_root: Path,
+    overrides: Meta,
+    run: str,
+    sites: Sequence[str] = (),
+    answer_timeout: int = 3600,
+    *,
+    registry: Registry | None = None,
+    given_by: str = "command line",
+) -> Offer:
+    """An offer of a run over a bundle, checked as the sites will check it.
+
+    Args:
+        bundle_root: Folder of the bundle; its name is the bundle's name in the files of the participants.
+        overrides: Id to value; ``optimizer::lr`` is taken as ``optimizer#lr``.
+        run: Name of the run.
+        sites: Names, in any order; none leaves it to whoever submits.
+        answer_timeout: Seconds to wait for the answers of a step, >= 1.
+        registry: Plugins; None loads those that are installed.
+        given_by: Who gave the overrides, for the record.
+
+    Raises:
+        RefusedError: If an override is not allowed, or a name not valid.
+        SettingsError: If the folder is no bundle.
+        PluginError: If the method is unknown.
+    """
+    plain = {name.replace("::", "#"): value for name, value in overrides.items()}
+    check_overrides(plain, bundle_values(bundle_root))
+    here = describe_bundle(bundle_root, registry or load_plugins(), plain)
+    facts = {name: getattr(here, name) for name in ("bundle", *WORDS)}
+    rest = {"overrides": plain, "sites": sorted(sites), "answer_timeout": answer_timeout, "given_by": given_by}
+    return Offer.from_meta({"run": run} | facts | rest)
+
+
+def bundle_version(root: Path) -> str:
+    """``version`` of a bundle's metadata.
+
+    Raises:
+        SettingsError: If there is none.
+    """
+    path = root / "configs" / "metadata.json"
+    try:
+        version = json.loads(path.read_text(encoding="utf-8"))["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        version = None
+    if not isinstance(version, str) or not version:
+        raise SettingsError(f"Expected a bundle with a 'version' in '{path}'; there is none. Check the folder.")
+    return version
+
+
+def bundle_hash(root: Path) -> str:
+    """SHA-256 over names and bytes of ``configs/*.json``, in the order of their names; 64 hexadecimal digits.
+
+    A file that was changed, renamed, added or removed changes it; subfolders do not count.
+
+    Raises:
+        SettingsError: If there is no such file, or one can't be read.
+    """
+    found = sorted((root / "configs").glob("*.json"), key=lambda path: path.name)
+    if not found:
+        raise SettingsError(f"Expected a bundle with files configs/*.json in '{root}'; there are none.")
+    total = hashlib.sha256()
+    for path in found:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise SettingsError(f"Could not read '{path}': {error.strerror}. Permit reading it.") from None
+        for part in (path.name.encode(), content):
+            total.update(len(part).to_bytes(8, "big") + part)
+    return total.hexdigest()
+
+
+def method_version(registry: Registry, name: str) -> str:
+    """The version of what gives a method.
+
+    Args:
+        registry: From `load_plugins`.
+        name: Of the method.
+
+    Returns:
+        medfl's version for its own methods, ``<distribution> <version>`` for those of another installed package, and
+        for a plugin file the SHA-256 of the file.
+
+    Raises:
+        PluginError: If the name is unknown or ambiguous, or the plugin can't be imported.
+    """
+    if name not in registry.methods:
+        registry.method_class(name)  # says what is wrong
+    (plugin,) = registry.givers("method", name)
+    origin = registry.plugins[plugin]
+    if origin.endswith(".py"):
+        return hashlib.sha256(Path(origin).read_bytes()).hexdigest()
+    return medfl.__version__ if re.match(r"medfl \S+$", origin) else origin
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_PROBLEM else text[:MAX_PROBLEM] + " ..."

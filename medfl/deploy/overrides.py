@@ -1,0 +1,211 @@
+"""What a run may change of a reviewed bundle: JSON scalars for ids on a list, and nothing that MONAI evaluates.
+
+MONAI calls what a key ``_target_`` names, evaluates a string that begins with ``$``, and follows one that begins with
+``@`` or ``%``. A value that comes in a message is none of these. Paths are on no list: where data, weights and results
+lie is each participant's own affair.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from medfl.contract import Meta
+from medfl.errors import RefusedError, did_you_mean
+
+RUN = frozenset(
+    {
+        "method", "method_args", "rounds", "epochs", "steps", "batch_size", "fraction", "seed", "evaluate_every",
+        "min_replies", "moments", "global_test", "balance", "norm_sync", "norm_bound", "networks_by_site", "describe",
+        "privacy", "compression", "precision",
+    }
+)  # fmt: skip
+"""Ids of a run's settings (`medfl.settings.Settings`), and of its method."""
+
+TASK = frozenset(
+    {"num_classes", "in_channels", "size", "spatial_dims", "mean", "std", "metrics", "network_name"}
+)  # fmt: skip
+"""Ids of what is learned."""
+
+PARTS = ("optimizer", "networks", "loss")
+"""Components of which single numbers may be changed, as ``optimizer#lr``."""
+
+OWN = frozenset(
+    {
+        "bundle_root", "dataset_dir", "output_dir", "ckpt_dir", "public", "weights", "plugins", "disabled_plugins",
+        "device", "workers", "threads", "site",
+    }
+)  # fmt: skip
+"""Ids that each participant settles for itself."""
+
+NOT_IN_PRIVACY = ("ledger", "total_epsilon")
+"""Options of privacy that are a site's own account, over all runs."""
+
+MAX_TEXT = 1000
+"""Letters of a string."""
+
+MAX_VALUES = 10_000
+"""Values of all overrides together."""
+
+MAX_DEPTH = 8
+"""Objects and lists within each other."""
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_overrides(overrides: Meta, bundle: Meta) -> None:
+    """Refuse overrides that name what a run may not change, or that hold more than JSON scalars.
+
+    Args:
+        overrides: Id to value; ``optimizer#lr`` names a part.
+        bundle: What the bundle's own files say (`medfl.origins.bundle_values`).
+
+    Raises:
+        RefusedError: Naming the id and the kind of value, never a value itself.
+    """
+    if not isinstance(overrides, dict):
+        raise RefusedError(f"Expected overrides as an object of ids, got {_kind(overrides)}.")
+    count = 0
+    for name, value in overrides.items():
+        top, *rest = _parts_of(name)
+        if top not in RUN | TASK | set(PARTS):
+            raise RefusedError(_unlisted(name, top))
+        for place, leaf in _leaves(value, name):
+            _check_leaf(place, leaf)
+            count += 1
+        if count > MAX_VALUES:
+            raise RefusedError(f"The overrides hold more than {MAX_VALUES} values; a run needs far fewer.")
+        if top in PARTS:
+            _check_part(name, rest, value, bundle)
+        else:
+            _check_setting(name, rest, value, bundle)
+
+
+def _parts_of(name: Any) -> list[str]:
+    """The parts of an id, each with letters that mean nothing to MONAI."""
+    if not isinstance(name, str):
+        raise RefusedError(f"Expected the id of an override as text, got {_kind(name)}.")
+    parts = name.split("#")
+    for part in parts:
+        _check_key(name, part)
+    return parts
+
+
+def _check_key(place: str, key: Any) -> None:
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or key.endswith("_target_"):
+        raise RefusedError(
+            f"The override {place[:MAX_TEXT]!r} has a key that is not allowed: expected letters, digits, '.', '_' and "
+            "'-', beginning with a letter or digit, and never a key that ends in '_target_' or begins with '_'. A "
+            "message can't name code; change the bundle's own files at every participant."
+        )
+
+
+def _leaves(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """All values that are no objects or lists, each with its id; keys are checked on the way."""
+    if depth > MAX_DEPTH:
+        raise RefusedError(f"The override '{place[:MAX_TEXT]}' nests deeper than {MAX_DEPTH} levels.")
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _check_key(f"{place}#{key}", key)
+            yield from _leaves(part, f"{place}#{key}", depth + 1)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{place}#{index}", depth + 1)
+    else:
+        yield place, value
+
+
+def _check_leaf(place: str, value: Any) -> None:
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise RefusedError(
+            f"The override '{place}' holds {_kind(value)}: expected text, a number, true, false or null."
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RefusedError(f"The override '{place}' holds a number that is not finite. Give a finite one.")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise RefusedError(f"The override '{place}' holds a whole number of more than 64 bits. Give a smaller one.")
+    if isinstance(value, str) and (value.lstrip()[:1] in tuple("$@%") or len(value) > MAX_TEXT):
+        raise RefusedError(
+            f"The override '{place}' holds text that begins with '$', '@' or '%', which MONAI would evaluate, or "
+            f"that is longer than {MAX_TEXT} letters. A message never holds code: give the plain value."
+        )
+
+
+def _check_setting(name: str, rest: list[str], value: Any, bundle: Meta) -> None:
+    """An override of a run's or a task's own id, as a whole or of a part."""
+    top = name.partition("#")[0]
+    _parent(name, [top, *rest], bundle)
+    if top == "privacy":
+        named = [key for key in NOT_IN_PRIVACY if key in rest or isinstance(value, Mapping) and key in value]
+        if named:
+            raise RefusedError(
+                f"The override '{name}' names '{named[0]}', which is the site's own account over all its runs. Leave "
+                "it out; a site writes it into its own file."
+            )
+
+
+def _check_part(name: str, rest: list[str], value: Any, bundle: Meta) -> None:
+    """A number within the optimiser, a network or the loss."""
+    if type(value) not in (bool, int, float):
+        raise RefusedError(
+            f"The override '{name}' holds {_kind(value)}: of the optimiser, the networks and the loss only single "
+            "numbers and true or false may be changed, for example 'optimizer#lr'. Change the bundle's own files at "
+            "every participant for more."
+        )
+    top = name.partition("#")[0]
+    parent = _parent(name, [top, *rest], bundle)
+    new_option = top == "optimizer" and len(rest) == 1 and rest[0] not in parent
+    if new_option:
+        return
+    held = _part(parent, rest[-1]) if rest else None
+    if not rest or held is _NOTHING or not (held is None or type(held) in (bool, int, float)):
+        raise RefusedError(
+            f"The override '{name}' would replace {'nothing' if held is _NOTHING else _kind(held)} of the bundle's own "
+            "files: only a number, true, false or null there may be replaced by a number."
+        )
+
+
+class _Nothing:
+    pass
+
+
+_NOTHING = _Nothing()
+
+
+def _parent(name: str, parts: list[str], bundle: Meta) -> Any:
+    """What an id's last part lies in, in the bundle's own files."""
+    place: Any = bundle
+    for part in parts[:-1]:
+        place = _part(place, part)
+    if len(parts) == 1 and parts[0] not in bundle:
+        raise RefusedError(f"The override '{name}' names nothing in the bundle. {did_you_mean(name, bundle)}")
+    if not isinstance(place, dict | list):
+        raise RefusedError(
+            f"The override '{name}' names a part of what has no parts in the bundle. Give '{parts[0]}' as a whole."
+        )
+    return place
+
+
+def _part(place: Any, part: str) -> Any:
+    if isinstance(place, dict) and part in place:
+        return place[part]
+    if isinstance(place, list) and part.isdigit() and int(part) < len(place):
+        return place[int(part)]
+    return _NOTHING
+
+
+def _unlisted(name: str, top: str) -> str:
+    if top in OWN:
+        return (
+            f"The override '{name}' is not allowed: '{top}' is each participant's own affair. Write it into the "
+            "participant's own file."
+        )
+    return f"The override '{name}' is not allowed. {did_you_mean(top, RUN | TASK | {f'{part}#...' for part in PARTS})}"
+
+
+def _kind(value: Any) -> str:
+    """What a value is, without telling it."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

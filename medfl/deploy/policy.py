@@ -1,0 +1,165 @@
+"""What a participant's own file lets a run do. A run can only be stricter than the file, never looser.
+
+Each refusal prints what the run wants and what the participant allows, and no number of its data: it travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medfl.contract import Meta
+from medfl.deploy.offer import Offer
+from medfl.deploy.site_file import Floor, SiteFile
+from medfl.errors import RefusedError, SettingsError
+from medfl.filters import check_method
+from medfl.settings import Privacy, Settings, read_settings
+
+
+def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name: str, method: Any) -> None:
+    """Refuse a run that wants more than this participant allows.
+
+    Args:
+        site_file: The participant's own file.
+        offer: The run.
+        settings: The run's settings, of this participant's bundle and the offer's overrides.
+        method_name: Name of the method that would run.
+        method: The method, as class or object.
+
+    Raises:
+        RefusedError: With every wish that is not allowed, beside what is.
+    """
+    site_file.bundle(offer.bundle)
+    problems = [
+        *_method(site_file, offer, method_name),
+        *_sites(site_file, offer),
+        *_rounds(site_file, settings),
+        *_exchange(site_file, settings),
+        *_privacy(site_file.privacy, settings.privacy),
+    ]
+    if not problems:
+        try:
+            check_method(method, settings, method_name)
+        except SettingsError as error:
+            problems = [str(error)]
+    if problems:
+        raise RefusedError(f"'{site_file.site}' refuses the run '{offer.run}': " + " ".join(problems))
+
+
+def tightened(site_file: SiteFile, settings: Settings) -> Settings:
+    """A run's settings with the participant's own account of privacy in place of any other.
+
+    Raises:
+        RefusedError: If the run's epsilon is above the participant's total.
+    """
+    if settings.privacy is None:
+        return settings
+    floor = site_file.privacy
+    total = None if floor is None else floor.total_epsilon
+    account = {"ledger": None if floor is None else floor.ledger, "total_epsilon": total}
+    values = settings.privacy.model_dump() | account
+    try:
+        privacy = read_settings(Privacy, values, "the privacy of the run with the site's account")
+    except SettingsError:
+        raise RefusedError(
+            f"The run wants epsilon {settings.privacy.epsilon:g}; '{site_file.site}' allows a total of {total:g} over "
+            "all runs."
+        ) from None
+    return settings.model_copy(update={"privacy": privacy})
+
+
+def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
+    """What of its facts a participant tells: a run that asks for more gets less, and no refusal.
+
+    Args:
+        site_file: The participant's own file.
+        facts: What the run asks for (`medfl.siteside.SiteHost.describe`): ``trainable`` and ``validates``, which are
+            always told, ``size`` and ``label_counts``.
+        counts: Training images of each class. Counts of classes are told only if every class has none or at least
+            ``min_count`` of them.
+    """
+    few = any(0 < count < site_file.min_count for count in counts)
+    kept = {"trainable", "validates", *site_file.describe} - ({"label_counts"} if few else set())
+    return {name: value for name, value in facts.items() if name in kept}
+
+
+def check_counts(site_file: SiteFile, training: int) -> None:
+    """Refuse to train on so few images that a model could tell of them one by one.
+
+    Args:
+        site_file: The participant's own file.
+        training: Number of training images; none is allowed, for then nothing is trained.
+
+    Raises:
+        RefusedError: Without the number itself.
+    """
+    if 0 < training < site_file.min_count:
+        raise RefusedError(
+            f"The run wants what is trained on the images of '{site_file.site}'; it allows that from "
+            f"{site_file.min_count} training images on and has fewer."
+        )
+
+
+def tellable(site_file: SiteFile, sizes: Mapping[str, int]) -> list[str]:
+    """The splits that may be scored: those with at least ``min_count`` images.
+
+    Args:
+        site_file: The participant's own file.
+        sizes: Name of a split to its number of images.
+    """
+    return [split for split, size in sizes.items() if size >= site_file.min_count]
+
+
+def at_least(floor: Floor, privacy: Privacy | None) -> bool:
+    """Whether a run promises at least what a floor asks for, over all its releases.
+
+    ``replace`` is the stronger adjacency: noise for it is made for twice the bound. What hides a whole site hides each
+    of its images, but only under ``replace``: two data sets of one site that differ in an image are neighbours then,
+    and two steps apart under ``add_remove``, which compares with an update that counts as nothing.
+    """
+    if privacy is None or privacy.epsilon > floor.epsilon or privacy.delta > floor.delta:
+        return False
+    if privacy.unit == floor.unit:
+        return privacy.adjacency in ("replace", floor.adjacency)
+    return privacy.unit == "site" and privacy.adjacency == "replace"
+
+
+def promise(privacy: Floor | Privacy | None) -> str:
+    """A promise in words, for example ``unit site, adjacency replace, epsilon 8, delta 1e-05``."""
+    if privacy is None:
+        return "none"
+    return f"unit {privacy.unit}, adjacency {privacy.adjacency}, epsilon {privacy.epsilon!r}, delta {privacy.delta!r}"
+
+
+def _method(site_file: SiteFile, offer: Offer, name: str) -> list[str]:
+    problems = []
+    if offer.method != name:
+        problems.append(f"The run says that its method is '{offer.method}'; its settings make it '{name}' here.")
+    if name not in site_file.methods:
+        allowed = ", ".join(sorted(site_file.methods)) or "none"
+        problems.append(f"The run wants the method '{name}'; allowed: {allowed}.")
+    return problems
+
+
+def _sites(site_file: SiteFile, offer: Offer) -> list[str]:
+    if site_file.is_server or not offer.sites or site_file.site in offer.sites:
+        return []
+    return [f"The run is for the sites {', '.join(offer.sites)}; this one is '{site_file.site}'."]
+
+
+def _rounds(site_file: SiteFile, settings: Settings) -> list[str]:
+    if settings.rounds <= site_file.max_rounds:
+        return []
+    return [f"The run wants {settings.rounds} rounds; allowed: at most {site_file.max_rounds}."]
+
+
+def _exchange(site_file: SiteFile, settings: Settings) -> list[str]:
+    if site_file.exchange or not settings.global_test:
+        return []
+    return ["The run wants a global test (global_test), which scores each site's model at every site; allowed: no."]
+
+
+def _privacy(floor: Floor | None, privacy: Privacy | None) -> list[str]:
+    if floor is None or at_least(floor, privacy):
+        return []
+    return [f"The run promises privacy: {promise(privacy)}; required at least: {promise(floor)}."]

@@ -1,0 +1,243 @@
+"""One run at the server of a federation across machines: the same loop as on one machine, over a remote carrier."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from medfl.carriers.messages import Limits, shapes_of
+from medfl.carriers.remote import Expected, RemoteCarrier, Transport
+from medfl.contract import Meta, Method
+from medfl.data.pooled import Empty
+from medfl.data.sites import GLOBAL, PUBLIC, SiteData, load_global, load_site
+from medfl.deploy.bundle import Opened, open_offer
+from medfl.deploy.offer import Offer
+from medfl.deploy.site_file import SiteFile
+from medfl.errors import DataError, RefusedError, SettingsError
+from medfl.evaluation import Row
+from medfl.export import Home, export_global
+from medfl.federation import Evaluation, Federation, Outcome
+from medfl.findings import write_findings
+from medfl.origins import bundle_values, run_record
+from medfl.run_checks import check_plan, check_privacy
+from medfl.run_folder import claim, identity, run_id_of
+from medfl.settings import Settings
+from medfl.simulation import forget_summary
+from medfl.siteside import SiteHost, Splits
+from medfl.store import only_writer, write_json
+from medfl.summary import SUMMARY, summarise
+
+logger = logging.getLogger(__name__)
+
+HELLO = 120.0
+"""Seconds to wait for the sites to take the offer; an answer to it takes no computing."""
+
+PATIENCE = 30.0
+"""Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
+
+
+@dataclass
+class Progress:
+    """How far a run is, for whoever asks; JSON.
+
+    Attributes:
+        state: ``starting``, ``running``, ``finished``, ``incomplete``, ``diverged`` or ``failed``.
+        round: Rounds that are over.
+        rounds: Rounds of the run.
+        scores: Metric to its mean over the sites, of the round that was scored last, on validation images.
+        missing: Site to why nothing came from it last.
+        message: What went wrong.
+    """
+
+    state: str = "starting"
+    round: int = 0
+    rounds: int = 0
+    scores: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    message: str = ""
+
+
+def serve(
+    offer: Offer,
+    site_file: SiteFile,
+    transport: Transport,
+    progress: Progress,
+    on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
+) -> Path:
+    """Run a federation to its end, from wherever its folder stands.
+
+    Args:
+        offer: The run.
+        site_file: The server's own file.
+        transport: Brings messages to the sites.
+        progress: Kept up to date.
+        on_round: Called after each round.
+
+    Returns:
+        The run's folder at the server.
+
+    Raises:
+        MedflError: If the run can't begin, or the method fails.
+    """
+    torch.set_num_threads(site_file.threads)
+    opened = open_offer(offer, site_file)
+    progress.rounds = opened.settings.rounds
+    folder = site_file.state / "runs" / offer.run
+    limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
+    carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
+    progress.missing = carrier.missing
+    networks = carrier.hello(offer.to_meta(), min(HELLO, offer.answer_timeout))
+    opened = opened.with_networks(_agreed(opened.settings, networks))
+    data = _ServerData(opened, site_file)
+    method = opened.make_method()
+    built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.public is not None)
+    if method.pools_data:
+        raise SettingsError(f"Method '{offer.method}' pools the sites' data, which no site gives away.")
+    with only_writer(folder, PATIENCE):
+        named = _claim(opened, folder)
+        forget_summary(folder)
+        carrier.set_viewers(data.viewers(folder, run_id_of(named)))
+        carrier.begin(opened.settings.networks)
+        about = _same_data(carrier)
+        training = sum(bool(facts["facts"].get("trainable", True)) for facts in carrier.facts.values())
+        check_privacy(opened.settings, method, built, {}, training)
+        carrier.expected = _expected(opened, method)
+        progress.state = "running"
+
+        def round_ended(round_: int, rows: list[Row]) -> None:
+            progress.round, progress.scores = round_, _means(rows) or progress.scores
+            on_round(round_, rows)
+
+        public = data.public.train if data.public is not None else None
+        federation = Federation(opened.make_method, carrier, opened.task, opened.settings, folder, public, round_ended)
+        outcome = federation.run()
+        _finish(opened, carrier, outcome, folder, about)
+        carrier.end()
+    progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
+    return folder
+
+
+def _agreed(settings: Settings, networks: dict[str, str]) -> dict[str, str]:
+    """The networks that the sites' own files name, beside those of the run."""
+    for site, network in networks.items():
+        if settings.networks.get(site, network) != network:
+            raise SettingsError(
+                f"The run wants site '{site}' to train network '{settings.networks[site]}'; its own file says "
+                f"'{network}'. Leave it out of networks_by_site, or have the site's file changed."
+            )
+    return networks
+
+
+def _claim(opened: Opened, folder: Path) -> Meta:
+    """Write or compare ``run.json``; returns the run's identity. What the sites' data are, each of them checks."""
+    offer, built = opened.offer, opened.built
+    data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
+    named = identity(offer.method, built.method_args, opened.settings, opened.task, offer.sites, data)
+    record = run_record(
+        opened.task,
+        bundle_values(opened.folder),
+        offer.given_by,
+        settings=opened.settings,
+        execution=opened.execution,
+        method=opened.make_method(),  # type: ignore[arg-type]
+        method_args=built.method_args,
+    )
+    record |= {"offer": offer.to_meta(), "plugins": dict(sorted(opened.registry.plugins.items()))}
+    execution = opened.execution.model_dump() | {"device": opened.task.device, "carrier": "flare"}
+    claim(folder, named, opened.settings, execution, record)
+    return named
+
+
+def _same_data(carrier: RemoteCarrier) -> Meta:
+    """What the sites say of their data set; a site whose classes are others than the first one's is left out."""
+    first: Meta = {}
+    for site in sorted(carrier.facts):
+        about = carrier.facts[site]["data"]
+        first = first or about
+        if about.get("classes") != first.get("classes"):
+            carrier.drop(
+                site, f"its classes are {about.get('classes')}, those of the first site {first.get('classes')}"
+            )
+    return first
+
+
+def _expected(opened: Opened, method: Method) -> Expected:
+    """What replies may hold."""
+    task, settings = opened.task, opened.settings
+    used = {settings.networks.get(site, task.network) for site in opened.offer.sites}
+    heads = set() if not method.unlike_heads else {n for name in used for n in task.build(name).state_dict()}
+    noised = settings.privacy is not None and settings.privacy.unit == "site"  # clipping bounds it, and noise is added
+    bound = None if noised else settings.norm_bound
+    return Expected(tuple(method.sends), tuple(method.tells), shapes_of(task, used, leave_out=heads), bound)
+
+
+def _means(rows: list[Row]) -> dict[str, float]:
+    """Mean over sites of each validation score, of the models that sites would take home."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.split == "val" and row.moment == "aggregated" and row.value == row.value:
+            found.setdefault(row.metric, []).append(row.value)
+    return {metric: sum(values) / len(values) for metric, values in sorted(found.items())}
+
+
+def _finish(opened: Opened, carrier: RemoteCarrier, outcome: Outcome, folder: Path, about: Meta) -> None:
+    """Have the sites write their bundles, and write what the server has."""
+    accounts = carrier.install(outcome.published, outcome.step, outcome.rounds)
+    built = opened.built
+    classes = [str(name) for name in about.get("classes", [])]
+    home = Home(opened.folder, built.site_values, opened.shape, classes, str(about.get("name", "")))
+    export_global(folder, home, outcome.models)
+    summary = summarise(folder / "metrics.csv", opened.offer.method, outcome)
+    summary |= {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
+    if told := {site: account for site, account in accounts.items() if account}:
+        summary["privacy"] = told
+    write_findings(folder, outcome.findings)
+    write_json(folder / SUMMARY, summary)
+
+
+class _ServerData:
+    """What the server itself has: a test set and public data, each if its own file names a folder with them."""
+
+    def __init__(self, opened: Opened, site_file: SiteFile) -> None:
+        self._opened = opened
+        folder = site_file.bundle(opened.offer.bundle).data
+        classes, mean, std = opened.task.num_classes, opened.built.mean, opened.built.std
+        self.test = None if folder is None else load_global(folder, classes, mean, std)
+        has_public = folder is not None and (folder / PUBLIC).is_dir()
+        self.public = load_site(folder / PUBLIC, classes, mean, std) if folder is not None and has_public else None
+        for data in filter(None, (self.test, self.public)):
+            if data.shape != opened.shape:
+                raise DataError(
+                    f"The server's data '{data.name}' have images of shape {list(data.shape)}, and the run is for "
+                    f"{list(opened.shape)} (channels, edges)."
+                )
+
+    def viewers(self, folder: Path, run_id: str) -> Callable[[Evaluation], list[Row]]:
+        """Scores the server's model on what the server has."""
+        opened = self._opened
+        held = {GLOBAL: self.test, PUBLIC: self.public}
+        hosts = {name: self._host(name, data, folder, run_id) for name, data in held.items() if data and len(data.test)}
+
+        def view(evaluation: Evaluation) -> list[Row]:
+            cache: dict[str, torch.nn.Module] = {}
+            rows: list[Row] = []
+            for host in hosts.values():
+                method = opened.make_method()
+                rows += host.evaluate(method, evaluation.published, evaluation.step, evaluation.round, cache)
+            return [row for row in rows if row.model == "global"]
+
+        return view
+
+    def _host(self, name: str, data: SiteData, folder: Path, run_id: str) -> SiteHost:
+        splits = Splits(Empty(), Empty(), data.test)
+        task, settings = self._opened.task, self._opened.settings
+        return SiteHost(name, splits, folder / "state" / name, task, settings, run_id, _no_post)
+
+
+def _no_post(step: int, parcel: object) -> None:
+    raise RefusedError("who only looks on posts nothing")

@@ -1,0 +1,151 @@
+"""A site's end of the conversation: bytes in, bytes out, whatever brings them.
+
+Everything that comes is checked (`medfl.carriers.messages`), compared with the site's own file (`medfl.deploy.policy`)
+and only then given to the same idempotent step that a run on one machine uses (`medfl.siteside.SiteHost`). What can't
+be done is refused in a sentence, and the site waits for the next message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfl.carriers.messages import Limits, Message, pack, unpack
+from medfl.contract import Meta, Parcel
+from medfl.deploy.bundle import Opened, open_offer
+from medfl.deploy.offer import Offer
+from medfl.deploy.site_file import SiteFile
+from medfl.deploy.site_run import SiteRun
+from medfl.errors import MedflError, RefusedError
+
+logger = logging.getLogger(__name__)
+
+Post = Callable[[str, bytes], bool]
+"""Brings a parcel to another site: (receiver, blob) to whether it was acknowledged."""
+
+BEFORE_BEGIN = Limits(max_bytes=2**20, max_tensors=0)
+"""What a message may be before the run has begun."""
+
+
+class SiteService:
+    """Answers the server's messages and takes other sites' parcels.
+
+    Args:
+        site_file: The site's own file.
+        post: Brings a parcel to another site.
+    """
+
+    def __init__(self, site_file: SiteFile, post: Post) -> None:
+        self._file, self._post = site_file, post
+        self._limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
+        self._opened: Opened | None = None
+        self._run: SiteRun | None = None
+        self._held = contextlib.ExitStack()
+        torch.set_num_threads(site_file.threads)
+
+    def answer(self, blob: bytes) -> bytes:
+        """The answer to a message of the server; a refusal if it can't be carried out. Raises nothing."""
+        kind = "refused"
+        try:
+            message = unpack(blob, BEFORE_BEGIN if self._run is None else self._limits)
+            kind = message.kind[:64]
+            return pack(self._answers(message))
+        except MedflError as error:
+            return self._refuse(kind, str(error))
+        except Exception as error:
+            logger.exception("A message of kind '%s' brought about an error.", kind)
+            return self._refuse(kind, f"an unexpected {type(error).__name__}; its own log says more")
+
+    def receive(self, sender: str, blob: bytes) -> str | None:
+        """Take a parcel of another site: stored and flushed to the disk when this returns.
+
+        Args:
+            sender: Who sends, as the network says.
+            blob: The parcel.
+
+        Returns:
+            Why it is refused, or None.
+        """
+        try:
+            if self._run is None:
+                raise RefusedError("no run has begun here")
+            self._run.receive(sender, unpack(blob, self._limits))
+        except MedflError as error:
+            logger.warning("A parcel of '%s' is refused: %s", sender, error)
+            return str(error)
+        except Exception as error:
+            logger.exception("A parcel of '%s' brought about an error.", sender)
+            return f"an unexpected {type(error).__name__}"
+        return None
+
+    def close(self) -> None:
+        """Leave the run; what is finished is saved."""
+        self._opened = self._run = None
+        self._held.close()
+
+    def _refuse(self, kind: str, why: str) -> bytes:
+        logger.warning("Refused ('%s'): %s", kind, why)
+        return pack(Message(kind, {}, {"refused": why[:2000]}))
+
+    def _answers(self, message: Message) -> Message:
+        if message.kind == "hello":
+            return self._hello(Offer.from_meta(message.meta))
+        if message.kind == "begin":
+            return self._begin(message.meta)
+        if message.kind == "end":
+            self.close()
+            return Message("end", {}, {"refused": None})
+        if self._run is None:
+            raise RefusedError(f"expected 'begin' before '{message.kind}'")
+        parts = {
+            "step": self._run.step,
+            "post": self._run.post_model,
+            "guest": self._run.score_guest,
+            "install": self._run.install,
+        }
+        if message.kind not in parts:
+            raise RefusedError(f"expected a message of kind {sorted(parts)}, got '{message.kind}'")
+        tensors, meta = parts[message.kind](message)
+        return Message(message.kind, tensors, {"refused": None} | meta)
+
+    def _hello(self, offer: Offer) -> Message:
+        self.close()
+        self._opened = open_offer(offer, self._file)
+        return Message("hello", {}, {"refused": None, "network": self._file.bundle(offer.bundle).network})
+
+    def _begin(self, meta: Meta) -> Message:
+        if self._opened is None:
+            raise RefusedError("expected 'hello' before 'begin'")
+        if self._run is None:
+            run = SiteRun(self._opened.with_networks(_networks(meta)), self._file, self._send)
+            self._held.enter_context(run.held())
+            self._run = run
+        return Message("begin", {}, {"refused": None} | self._run.facts())
+
+    def _send(self, parcel: Parcel, step: int, use: str) -> bool:
+        meta = {"step": step, "use": use, "meta": parcel.meta}
+        return self._post(parcel.to, pack(Message("parcel", parcel.tensors, meta)))
+
+
+def _networks(meta: Meta) -> dict[str, str]:
+    """Site to network, from a message."""
+    found: Any = meta.get("networks")
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise RefusedError("expected the name of a network for each site")
+    return dict(found)
+
+
+def open_service(path: Path, post: Post) -> SiteService:
+    """A service for the site whose file is given.
+
+    Raises:
+        SettingsError: If the file is not valid.
+    """
+    from medfl.deploy.site_file import read_site_file
+
+    return SiteService(read_site_file(path), post)

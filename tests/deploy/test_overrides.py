@@ -1,0 +1,150 @@
+"""What a message may change of a bundle: JSON scalars for listed ids, and nothing that MONAI would evaluate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from monai.bundle import ConfigParser
+
+from medfl.bundle_folders import shipped
+from medfl.deploy.overrides import OWN, PARTS, RUN, TASK, check_overrides
+from medfl.errors import RefusedError
+from medfl.nested import texts
+from medfl.origins import bundle_values
+from medfl.settings import Settings
+
+BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
+    "networks": {"wide": {"_target_": "a.B", "width": 64, "half": "$@width // 2", "deep": [1, 2], "bias": None}},
+    "loss": {"_target_": "torch.nn.CrossEntropyLoss", "weight": "@class_weights", "label_smoothing": 0.0},
+}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"method": "fedkper", "rounds": 3, "seed": 1, "steps": None, "global_test": True, "fraction": 0.5},
+        {"method_args": {"clusters": {"site-01": [1, 2.5, None]}, "preset": "paper"}},
+        {"method_args#mu": 0.1, "mean": [0.5, 0.4, 0.3], "metrics": ["auc"], "moments": ["aggregated", "trained"]},
+        {"networks_by_site": {"site-01": "cnn4"}, "privacy": {"epsilon": 5, "clip": 1.0}, "compression": {"bits": 8}},
+        {"optimizer#lr": 0.1, "optimizer#nesterov": True, "loss#label_smoothing": 0.1},
+        {"networks#wide#width": 32, "networks#wide#deep#1": 4, "networks#wide#bias": False},
+        {"method": "a price of 5$ at home@hospital, 5 %"},
+    ],
+)
+def test_plain_values_of_listed_ids_pass(overrides: dict[str, Any]) -> None:
+    check_overrides(overrides, BUNDLE)
+
+
+@pytest.mark.parametrize("text", ["$__import__('os').system('id')", "@device", "%other.json#x", " $1", "\n@a"])
+@pytest.mark.parametrize("place", ["method", "method_args", "mean", "networks_by_site", "optimizer#lr", "seed"])
+def test_nothing_that_monai_evaluates_passes_anywhere(text: str, place: str) -> None:
+    nested = {"method_args": {"a": {"b": [text]}}, "mean": [0.5, text], "networks_by_site": {"site-01": text}}
+    with pytest.raises(RefusedError, match=place) as caught:
+        check_overrides({place: nested.get(place, text)}, BUNDLE)
+    assert text not in str(caught.value), "what came is not repeated"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "optimizer#_target_", "loss#_target_", "networks#wide#_target_", "method_args#my_target_", "_meta_",
+        "method_args#_mode_", "networks#wide#_disabled_", "imports", "initialize", "run", "train#dataset", "task",
+        "federation", "network_def", "", "#", "rounds#", "opt imizer#lr", "optimizer#l'r", "~rounds", "+rounds",
+        "optimizer::lr", "privacy#ledger", "privacy#epsilon",
+    ],
+)  # fmt: skip
+def test_ids_that_are_not_listed_are_refused(name: str) -> None:
+    with pytest.raises(RefusedError):
+        check_overrides({name: 1}, BUNDLE)
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_what_is_a_participants_own_affair_is_refused_with_that_reason(name: str) -> None:
+    with pytest.raises(RefusedError, match="own affair"):
+        check_overrides({name: "x"}, BUNDLE | {name: "y"})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"method_args": {"_target_": "os.system"}},
+        {"method_args": {"x": [{"the_target_": 1}]}},
+        {"method_args": {"a#b": 1}},
+        {"method_args": {1: 1}},
+        {"privacy": {"epsilon": 1, "clip": 1, "ledger": "/tmp/mine"}},
+        {"privacy": {"epsilon": 1, "clip": 1, "total_epsilon": 100}},
+        {"networks_by_site": {"$x": "cnn4"}},
+        {"seed": b"1"},
+        {"seed": {1, 2}},
+        {"seed": (1, 2)},
+        {"mean": [float("nan")]},
+        {"fraction": float("inf")},
+        {"seed": 2**64},
+        {"method": "x" * 2000},
+        {"method_args": {"x": [[[[[[[[[[1]]]]]]]]]]}},
+        {"mean": [0.5] * 20_000},
+        {1: 1},
+        [],
+        None,
+    ],
+)
+def test_anything_but_plain_small_json_is_refused(overrides: Any) -> None:
+    with pytest.raises(RefusedError):
+        check_overrides(overrides, BUNDLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("optimizer", {"lr": 0.1}),
+        ("optimizer", 1),
+        ("optimizer#lr", "0.1"),
+        ("optimizer#lr", None),
+        ("optimizer#lr", [0.1]),
+        ("optimizer#params", 1),
+        ("optimizer#groups#lr", 0.1),
+        ("networks#wide", 1),
+        ("networks#wide#half", 32),
+        ("networks#wide#new", 32),
+        ("networks#wide#deep#2", 4),
+        ("networks#unknown#width", 4),
+        ("loss#weight", 1),
+        ("loss#reduction", 1),
+    ],
+)
+def test_of_components_only_single_numbers_are_replaced(name: str, value: Any) -> None:
+    with pytest.raises(RefusedError, match=name.partition("#")[0]):
+        check_overrides({name: value}, BUNDLE)
+
+
+def test_an_id_that_the_bundle_does_not_have_is_refused_rather_than_ignored() -> None:
+    with pytest.raises(RefusedError, match="names nothing in the bundle"):
+        check_overrides({"steps": 3}, {key: value for key, value in BUNDLE.items() if key != "steps"})
+
+
+def test_all_settings_of_a_run_are_listed() -> None:
+    names = {"networks": "networks_by_site"}
+    assert {names.get(name, name) for name in Settings.model_fields} == RUN - {"method", "method_args"}
+    assert not (RUN | TASK | set(PARTS)) & OWN
+
+
+LEAVES = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)
+KEYS = some.sampled_from(["a", "mu", "_target_", "b_target_", "_mode_", "x#y", "$a", ""]) | some.text(max_size=6)
+VALUES = some.recursive(LEAVES, lambda part: some.lists(part, max_size=3) | some.dictionaries(KEYS, part, max_size=3))
+
+
+@given(some.dictionaries(some.sampled_from(sorted(RUN | TASK)) | KEYS, VALUES, max_size=3))
+def test_what_passes_is_read_by_monai_as_it_stands(overrides: dict[str, Any]) -> None:
+    try:
+        check_overrides(overrides, BUNDLE)
+    except RefusedError:
+        return
+    parser = ConfigParser({"bundle": {}})
+    parser.update(pairs=overrides)
+    for name, value in overrides.items():
+        assert parser.get_parsed_content(name) == value
+    assert not [text for text in texts(overrides) if text.startswith(("$", "@", "%"))]

@@ -1,0 +1,241 @@
+"""A run can only be stricter than a participant's own file; each refusal prints what it wants and what is allowed."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from medfl.deploy.offer import Offer
+from medfl.deploy.policy import at_least, check_counts, check_run, tellable, tightened, told
+from medfl.deploy.site_file import Floor, SiteFile
+from medfl.errors import RefusedError
+from medfl.plugins import load_plugins
+from medfl.settings import Privacy, Settings
+
+FEDAVG = load_plugins().method_class("fedavg")
+OFFER = Offer(
+    run="first",
+    bundle="medmnist_classification",
+    bundle_version="0.1.0",
+    bundle_hash="0" * 64,
+    medfl="0.1.0",
+    method="fedavg",
+    method_version="0.1.0",
+    sites=["site-01", "site-02"],
+)
+SITE: dict[str, Any] = {
+    "site": "site-01",
+    "state": "/state",
+    "methods": ["fedavg", "fedkper"],
+    "max_rounds": 20,
+    "min_count": 10,
+    "bundles": {"medmnist_classification": {"data": "/data"}},
+}
+PROMISE: dict[str, Any] = {"unit": "site", "adjacency": "replace", "epsilon": 8.0, "delta": 1e-5}
+
+
+def site_file(**change: Any) -> SiteFile:
+    return SiteFile.model_validate(SITE | change)
+
+
+def settings(**change: Any) -> Settings:
+    return Settings.model_validate({"rounds": 20} | change)
+
+
+def check(file: SiteFile, run: Settings, offer: Offer = OFFER, method: str = "fedavg") -> None:
+    check_run(file, offer, run, method, FEDAVG)
+
+
+def changed(**change: Any) -> Offer:
+    return Offer.from_meta(OFFER.to_meta() | change)
+
+
+def test_a_run_within_the_file_is_accepted() -> None:
+    check(site_file(), settings())
+    check(site_file(privacy=PROMISE), settings(privacy=PROMISE | {"clip": 1.0}))
+    check(site_file(exchange=True), settings(global_test=True))
+
+
+@pytest.mark.parametrize(
+    ("file", "run", "offer", "method", "wanted", "allowed"),
+    [
+        ({}, {}, {"method": "fedprox"}, "fedprox", "'fedprox'", "allowed: fedavg, fedkper"),
+        ({"methods": []}, {}, {}, "fedavg", "'fedavg'", "allowed: none"),
+        ({}, {}, {"method": "fedkper"}, "fedavg", "'fedkper'", "'fedavg'"),
+        ({}, {"rounds": 21}, {}, "fedavg", "21 rounds", "at most 20"),
+        ({}, {"global_test": True}, {}, "fedavg", "global test", "allowed: no"),
+        ({}, {}, {"sites": ["site-02"]}, "fedavg", "site-02", "site-01"),
+        ({}, {}, {"bundle": "other"}, "fedavg", "'other'", "medmnist_classification"),
+        ({"privacy": PROMISE}, {}, {}, "fedavg", "promises privacy: none", "epsilon 8.0"),
+        ({"privacy": PROMISE}, {"privacy": {"epsilon": 8.1, "clip": 1}}, {}, "fedavg", "epsilon 8.1", "epsilon 8.0"),
+        (
+            {"privacy": PROMISE},
+            {"privacy": {"epsilon": 1, "clip": 1, "adjacency": "add_remove"}},
+            {}, "fedavg", "adjacency add_remove", "adjacency replace",
+        ),
+        (
+            {"privacy": PROMISE},
+            {"privacy": {"epsilon": 1, "clip": 1, "unit": "sample"}},
+            {}, "fedavg", "unit sample", "unit site",
+        ),
+        (
+            {"privacy": PROMISE}, {"privacy": {"epsilon": 1, "clip": 1, "delta": 1e-4}},
+            {}, "fedavg", "delta 0.0001", "delta 1e-05",
+        ),
+    ],
+)  # fmt: skip
+def test_a_looser_run_is_refused_with_both_values(
+    file: dict[str, Any], run: dict[str, Any], offer: dict[str, Any], method: str, wanted: str, allowed: str
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        check(site_file(**file), settings(**run), changed(**offer), method)
+    assert wanted in str(caught.value)
+    assert allowed in str(caught.value)
+    assert "site-01" in str(caught.value)
+
+
+def test_all_that_is_not_allowed_comes_in_one_message() -> None:
+    with pytest.raises(RefusedError) as caught:
+        check(site_file(methods=[], privacy=PROMISE), settings(rounds=99, global_test=True))
+    for word in ("'fedavg'", "99 rounds", "global test", "epsilon 8.0"):
+        assert word in str(caught.value)
+
+
+def test_a_method_that_privacy_can_not_cover_is_refused() -> None:
+    method = load_plugins().method_class("fedskd")
+    with pytest.raises(RefusedError, match="Privacy covers updates only.*fedskd"):
+        check_run(
+            site_file(methods=["fedskd"]),
+            changed(method="fedskd"),
+            settings(privacy={"epsilon": 1, "clip": 1}),
+            "fedskd",
+            method,
+        )
+
+
+def test_a_server_takes_part_in_runs_of_any_sites() -> None:
+    check(site_file(site="server"), settings())
+
+
+NUMBERS = some.floats(0.01, 100)
+DELTAS = some.floats(1e-9, 0.5)
+UNITS = some.sampled_from(["site", "sample"])
+ADJACENCIES = some.sampled_from(["add_remove", "replace"])
+FLOORS = some.builds(Floor, unit=UNITS, adjacency=ADJACENCIES, epsilon=NUMBERS, delta=DELTAS)
+
+COVERS = {
+    ("site", "replace"): {"site replace", "site add_remove", "sample replace", "sample add_remove"},
+    ("site", "add_remove"): {"site add_remove"},
+    ("sample", "replace"): {"sample replace", "sample add_remove"},
+    ("sample", "add_remove"): {"sample add_remove"},
+}
+"""Which floors a promise with the same numbers keeps: what differs by one image is two steps of a site's presence."""
+
+
+@given(FLOORS, UNITS, ADJACENCIES, some.data())
+def test_a_run_can_only_tighten_the_floor(floor: Floor, unit: str, adjacency: str, data: Any) -> None:
+    epsilon = data.draw(NUMBERS | some.just(floor.epsilon))
+    delta = data.draw(DELTAS | some.just(floor.delta))
+    run = settings(privacy={"unit": unit, "adjacency": adjacency, "epsilon": epsilon, "delta": delta, "clip": 1.0})
+    covered = f"{floor.unit} {floor.adjacency}" in COVERS[unit, adjacency]
+    strict = covered and epsilon <= floor.epsilon and delta <= floor.delta
+    assert at_least(floor, run.privacy) == strict
+    file = site_file(privacy=floor.model_dump())
+    if strict:
+        check(file, run)
+    else:
+        with pytest.raises(RefusedError):
+            check(file, run)
+
+
+@given(FLOORS, FLOORS, some.data())
+def test_what_a_stricter_floor_accepts_a_looser_one_does_too(one: Floor, other: Floor, data: Any) -> None:
+    def as_run(floor: Floor) -> Privacy:
+        return Privacy.model_validate(floor.model_dump(exclude={"ledger", "total_epsilon"}) | {"clip": 1.0})
+
+    run = as_run(data.draw(FLOORS))
+    if at_least(other, as_run(one)) and at_least(one, run):
+        assert at_least(other, run)
+    assert at_least(one, as_run(one)), "a floor keeps itself"
+
+
+def test_no_floor_accepts_any_privacy_and_none() -> None:
+    for privacy in (None, *({"unit": u, "epsilon": 99, "clip": 1} for u in ("site", "sample"))):
+        check(site_file(), settings(privacy=privacy))
+
+
+def test_the_account_is_the_sites_own(tmp_path: Path) -> None:
+    run = settings(privacy={"epsilon": 5, "clip": 1.0, "ledger": tmp_path / "foreign", "total_epsilon": 1000})
+    own = tightened(site_file(privacy=PROMISE | {"ledger": tmp_path, "total_epsilon": 20}), run)
+    assert own.privacy is not None
+    assert (own.privacy.ledger, own.privacy.total_epsilon) == (tmp_path, 20)
+    assert own.model_dump() == run.model_dump(), "an account is no part of what a run is"
+    for file in (site_file(), site_file(privacy=PROMISE)):
+        without = tightened(file, run).privacy
+        assert without is not None
+        assert (without.ledger, without.total_epsilon) == (None, None)
+
+
+def test_without_privacy_nothing_is_tightened() -> None:
+    assert tightened(site_file(), settings()) == settings()
+
+
+def test_a_total_that_one_run_exceeds_is_refused(tmp_path: Path) -> None:
+    file = site_file(privacy=PROMISE | {"ledger": tmp_path, "total_epsilon": 9})
+    with pytest.raises(RefusedError, match="epsilon 10.*total of 9"):
+        tightened(file, settings(privacy={"epsilon": 10, "clip": 1.0}))
+
+
+FACTS = {"trainable": True, "validates": False, "size": 40, "label_counts": [20, 20]}
+
+
+@pytest.mark.parametrize(
+    ("describe", "counts", "told_of"),
+    [
+        ([], [20, 20], {"trainable", "validates"}),
+        (["size"], [20, 20], {"trainable", "validates", "size"}),
+        (["label_counts"], [20, 20], {"trainable", "validates", "label_counts"}),
+        (["size", "label_counts"], [30, 10], set(FACTS)),
+        (["size", "label_counts"], [31, 9], {"trainable", "validates", "size"}),
+        (["size", "label_counts"], [40, 0], set(FACTS)),
+    ],
+)
+def test_a_site_tells_what_its_file_lists_and_no_small_counts(
+    describe: list[str], counts: list[int], told_of: set[str]
+) -> None:
+    found = told(site_file(describe=describe), FACTS, counts)
+    assert set(found) == told_of
+    assert all(found[name] == FACTS[name] for name in found)
+
+
+def test_facts_that_nobody_listed_are_never_told() -> None:
+    assert told(site_file(), {"trainable": True, "names": ["x"]}, []) == {"trainable": True}
+
+
+@pytest.mark.parametrize("training", [0, 10, 11, 1000])
+def test_enough_training_images_or_none_are_accepted(training: int) -> None:
+    check_counts(site_file(), training)
+
+
+@pytest.mark.parametrize("training", [1, 7, 9])
+def test_few_training_images_are_refused_without_their_number(training: int) -> None:
+    with pytest.raises(RefusedError, match="from 10 training images") as caught:
+        check_counts(site_file(), training)
+    assert str(training) not in str(caught.value).replace("site-01", "").replace("10", "")
+
+
+def test_small_splits_are_not_scored() -> None:
+    sizes = {"training": 30, "val": 9, "test": 10, "empty": 0}
+    assert tellable(site_file(), sizes) == ["training", "test"]
+    assert tellable(site_file(min_count=1), sizes) == ["training", "val", "test"]
+
+
+def test_raising_the_bar_never_tells_more() -> None:
+    sizes = {"val": 5, "test": 20}
+    found = [set(tellable(site_file(min_count=bar), sizes)) for bar in (1, 5, 6, 20, 21)]
+    assert all(more >= less for more, less in itertools.pairwise(found))

@@ -1,0 +1,46 @@
+"""A federation across machines has the bits of one on one machine, whatever the method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.loopback import SITES, UNLIKE, Loopback, Place, digests, make_place
+from toys import snapshot
+
+from medfl.testing.cohort import scores
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return make_place(tmp_path_factory.mktemp("federation"))
+
+
+def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
+    files = place.files(name)
+    offer = place.offer(**overrides)
+    loopback = Loopback(files)
+    folder, progress = loopback.serve(offer)
+    assert (progress.state, progress.missing) == ("finished", {})
+    place.local(offer, files, tmp_path / "local")
+    expected = snapshot(tmp_path / "local")
+    found = digests(folder, files, offer.run)
+    assert found == {name: expected[name] for name in ("server", *SITES)}
+    assert scores(folder) == expected["rows"]
+
+
+PLAIN = ["local", "fedavg", "fedbn", "fedkper", "fedadam", "feddisco", "isfl", "fedper", "fedsdc"]
+CIRCULATING = ["fedcross", "fedskd"]
+MORE = {
+    "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
+    "feddisco": {"describe": ["size", "label_counts"]},
+    "fedtpf": {"method_args": {"distil_rounds": 1, "width": 2}},
+    "isfl": {"method_args": {"probe": 3}},
+    "fedskd": {"networks_by_site": UNLIKE, "global_test": True},
+}
+
+
+@pytest.mark.parametrize("method", PLAIN + CIRCULATING + ["fedtpf"])
+def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method: str) -> None:
+    compare(place, tmp_path, method, **{"method": method} | MORE.get(method, {}))
