@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from monai.bundle import ConfigParser
 
 from medfl.capability import place_sites
 from medfl.console import end, show_log, show_scores
 from medfl.contract import Meta
 from medfl.data.leaks import check_leaks
 from medfl.data.sites import PUBLIC, SiteData, drawn_fold, load_global, load_site, load_sites, site_names
-from medfl.errors import DataError, MedflError, SettingsError
+from medfl.errors import DataError, MedflError, SettingsError, check_choice
 from medfl.evaluation import Row
 from medfl.export import Home, export
 from medfl.origins import bundle_values, run_record
@@ -28,12 +27,13 @@ from medfl.report.page import write_report
 from medfl.settings import Execution, Settings, read_settings
 from medfl.simulation import Result, Run, simulate
 from medfl.siteside import Splits
+from medfl.stock_monai import read_tracking, warn_of_handlers
 from medfl.task import Scale, Task
 
 logger = logging.getLogger(__name__)
 
-STOCK_HANDLERS = frozenset({"ValidationHandler", "StatsHandler", "CheckpointSaver", "MLFlowHandler"})
-"""Handlers of a bundle's trainer whose work a federation does in its own way."""
+CARRIERS = ("local", "flare")
+"""What moves messages between server and sites."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,8 @@ class FederatedRun:
         given_by: Who gave the settings that differ from the bundle's, for the record.
         tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
         site_values: Values of the run that go into the configurations of the bundles that sites take home.
+        carrier: ``local``; across machines (``flare``) `medfl.workflow.FederatedWorkflow` submits a run and nothing of
+            this class runs here.
         workers: Processes that train sites.
         threads: Threads of each.
         device: ``auto``, ``cpu`` or ``cuda:N``.
@@ -118,6 +120,7 @@ class FederatedRun:
         given_by: str = "command line",
         tracked_config: str | bool | None = None,
         site_values: Meta | None = None,
+        carrier: str = "local",
         workers: int = 1,
         threads: int = 1,
         device: str = "auto",
@@ -130,6 +133,7 @@ class FederatedRun:
         self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
         self.allow_leaks, self.capability = list(allow_leaks), capability
         self.given_by, self.site_values = given_by, dict(site_values or {})
+        self.carrier = carrier
         self.tracking = read_tracking(tracked_config, self.output_dir)
         self.execution = {"workers": workers, "threads": threads, "device": device}
         self.settings = settings
@@ -174,6 +178,12 @@ class FederatedRun:
 
     def _prepare(self, registry: Registry) -> Run:
         """Everything checked and loaded, nothing written."""
+        check_choice("carrier", self.carrier, CARRIERS)
+        if self.carrier != "local":
+            raise SettingsError(
+                f"carrier '{self.carrier}' submits the run to other machines, which takes medfl's own workflow: add "
+                "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`."
+            )
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run")
@@ -251,40 +261,6 @@ class FederatedRun:
                 f"{sorted(shapes)}. Prepare them again with one --size."
             )
         return data
-
-
-def warn_of_handlers(bundle: Meta) -> None:
-    """A federation does not run the bundle's trainer; name what the author may have expected to run with it."""
-    parts = [bundle.get(part, {}).get("handlers") or [] for part in ("train", "validate")]
-    targets = {str(handler.get("_target_", "")) for handlers in parts for handler in handlers}
-    custom = sorted(target for target in targets if target.rpartition(".")[2] not in STOCK_HANDLERS)
-    if custom:
-        logger.warning(
-            "A federation trains with medfl's own loop; these handlers of the bundle are not run: %s.",
-            ", ".join(custom),
-        )
-
-
-def read_tracking(tracked_config: str | bool | None, output_dir: Path) -> Meta:
-    """What MONAI's ``--tracking`` was told, from the configuration that it then writes beside the run.
-
-    Args:
-        tracked_config: The configuration's id ``save_execute_config``: text only if tracking is on. It ends with the
-            name of the file, but is no path where the output folder was given as an option (MONAI joins the texts).
-        output_dir: The run folder, where MONAI writes it.
-
-    Returns:
-        ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
-    """
-    if not isinstance(tracked_config, str):
-        return {}
-    parser = ConfigParser()
-    parser.read_config(str(output_dir / tracked_config.strip("'").rpartition("/")[2]))
-    return {
-        name: parser.get_parsed_content(name, default=None)
-        for name in ("tracking_uri", "experiment_name", "run_name")
-        if name in parser
-    }
 
 
 def pick_device(device: str) -> str:

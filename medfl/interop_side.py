@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from monai.bundle import ConfigParser
 
 from medfl.averaging import Averaging
+from medfl.bundle_federation import read_federation
 from medfl.contract import Dataset, Meta, Site, State, Tensors
 from medfl.data.leaks import check_leaks
 from medfl.data.sites import SiteData, load_sites
@@ -20,7 +20,6 @@ from medfl.errors import RefusedError, SettingsError
 from medfl.federated_run import FederatedRun, pick_device
 from medfl.filters import Filters
 from medfl.metrics import check_metrics
-from medfl.options import check_options
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
@@ -122,7 +121,9 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     Raises:
         MedflError: If something is missing, or can't be done by one site without a run.
     """
-    run = _read(bundle_root, {"bundle_root": str(bundle_root), "dataset_dir": str(dataset_dir)} | overrides)
+    run = read_federation(
+        Path(bundle_root), {"bundle_root": str(bundle_root), "dataset_dir": str(dataset_dir)} | overrides
+    )
     settings = read_settings(Settings, run.settings, "the run")
     execution = read_settings(Execution, run.execution, "the execution")
     _check_possible(run, settings)
@@ -139,25 +140,6 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     task = task.weighted(data.train.labels) if settings.balance == "loss" else task
     filters = Filters(method.sends, method.tells, settings, settings.rounds)
     return Side(site, method, task, settings, data, filters, {name: start[name] for name in shared})
-
-
-def _read(root: Path, values: Meta) -> FederatedRun:
-    """The federation that a bundle describes, with other values for some of its ids."""
-    files = [root / "configs" / name for name in ("train.json", "federate.json")]
-    for file in files:
-        if not file.is_file():
-            raise SettingsError(f"'{root}' is no bundle of medfl: expected the file '{file}'.")
-    parser = ConfigParser()
-    parser.read_config([str(file) for file in files])
-    check_options(parser, values)
-    parser.update(pairs=values)
-    run = parser.get_parsed_content("federation")
-    if not isinstance(run, FederatedRun):
-        raise SettingsError(
-            f"expected the id 'federation' of '{files[1]}' to be a medfl.federated_run.FederatedRun, got "
-            f"{type(run).__name__}."
-        )
-    return run
 
 
 def _check_possible(run: FederatedRun, settings: Settings) -> None:

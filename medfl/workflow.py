@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
 from monai.bundle.workflows import ConfigWorkflow
 
-from medfl.console import end
+from medfl.console import end, show_log
 from medfl.contract import Meta
-from medfl.errors import SettingsError
+from medfl.deploy.session import Submission, submit
+from medfl.deploy.submitting import OPTIONS, read_submission
+from medfl.errors import MedflError, SettingsError
 from medfl.options import check_ids, check_options
+
+T = TypeVar("T")
 
 STOCK_OPTIONS = frozenset(
     {"meta_file", "logging_file", "init_id", "run_id", "final_id", "tracking", "workflow_type", "properties_path"}
@@ -24,11 +28,14 @@ class FederatedWorkflow(ConfigWorkflow):
     """MONAI's workflow, refusing options that the configuration does not know and configurations that lack something.
 
     Use it as ``python -m monai.bundle run --workflow_name medfl.workflow.FederatedWorkflow ...``. All missing ids come
-    in one message, and so do all unknown options, each with the known ones.
+    in one message, and so do all unknown options, each with the known ones. With ``--carrier flare`` the run is
+    submitted to other machines (`medfl.deploy`), and followed to its end.
 
     Raises:
         SystemExit: With that message.
     """
+
+    _submission: Submission | None = None
 
     def __init__(self, config_file: str | Sequence[str], **options: Any) -> None:
         stock = {name: value for name, value in options.items() if name in STOCK_OPTIONS}
@@ -43,13 +50,42 @@ class FederatedWorkflow(ConfigWorkflow):
             for name, value in tracked.items():  # ids that MONAI adds, and that options may name
                 if name not in self.parser:
                     self.parser[name] = value
+            if overrides.get("carrier") == "flare":
+                for name, value in OPTIONS.items():
+                    self.parser[name] = value
             check_ids(self.parser, self.properties or {}, f"of {config_file}")
-            check_options(self.parser, overrides, tracked)
+            check_options(self.parser, overrides, {*tracked, *OPTIONS})
         except SettingsError as error:
             end(f"error: {error}", 2)
         self.parser.update(pairs={"given_by": "command line"} | overrides)
         if settings:
             self.patch_bundle_tracking(self.parser, settings)
+        if overrides.get("carrier") == "flare":
+            self._submission = _ended(lambda: read_submission(self.parser, config_file, overrides))
+
+    def initialize(self) -> Any:
+        """MONAI's; a run on other machines has nothing to begin here."""
+        return None if self._submission else super().initialize()
+
+    def run(self) -> Any:
+        """Run the federation here, or submit it."""
+        submission = self._submission
+        if submission is None:
+            return super().run()
+        show_log()
+        return _ended(lambda: submit(submission))
+
+    def finalize(self) -> Any:
+        """MONAI's; a run on other machines has nothing to end here."""
+        return None if self._submission else super().finalize()
+
+
+def _ended(call: Callable[[], T]) -> T:
+    """What a call returns; an error that the user can mend ends the process with its message alone."""
+    try:
+        return call()
+    except MedflError as error:
+        end(f"error: {error}", 2)
 
 
 def tracking_settings(tracking: str | Meta | None) -> Meta:

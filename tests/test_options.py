@@ -10,7 +10,7 @@ import pytest
 from monai.bundle import ConfigParser
 
 from medfl.errors import SettingsError
-from medfl.federated_run import warn_of_handlers
+from medfl.stock_monai import warn_of_handlers
 from medfl.options import check_options
 from medfl.workflow import FederatedWorkflow
 

@@ -18,7 +18,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def command(
     context: typer.Context,
     bundle: Annotated[str, typer.Argument(help="The bundle's folder, or a name of `medfl list bundles`.")],
-    dataset_dir: Annotated[Path, typer.Option(help="Folder with one folder per site.")],
+    dataset_dir: Annotated[
+        Path | None, typer.Option(help="Folder with one folder per site; needed unless the run is for other machines.")
+    ] = None,
 ) -> None:
     """Run a federation over a bundle.
 
@@ -26,6 +28,21 @@ def command(
     --rounds 20 --optimizer#lr 0.05 --workers 2 --output_dir runs/one
     """
     overrides = parse_overrides(context.args)
+    if dataset_dir is None and overrides.get("carrier", "local") == "local":
+        raise SettingsError("expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).")
+    run_bundle(bundle, ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | overrides)
+
+
+def run_bundle(bundle: str, options: dict[str, Any]) -> None:
+    """Run a federation over a bundle.
+
+    Args:
+        bundle: The bundle's folder, or a name of `medfl list bundles`.
+        options: Id of the bundle's configuration to value.
+
+    Raises:
+        SettingsError: If it is no bundle.
+    """
     root = find_bundle(bundle)
     configs = [root / "configs" / name for name in ("train.json", "federate.json")]
     for config in configs:
@@ -36,7 +53,7 @@ def command(
     logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
     workflow = FederatedWorkflow(
         [str(config) for config in configs],
-        **({"bundle_root": str(root), "dataset_dir": str(dataset_dir)} | overrides),
+        **({"bundle_root": str(root)} | options),
     )
     workflow.initialize()
     workflow.run()

@@ -10,8 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from monai.bundle import ConfigParser
-
+from medfl.bundle_federation import read_federation
 from medfl.contract import Meta, Method
 from medfl.deploy.offer import Here, Offer, describe_bundle, differences
 from medfl.deploy.overrides import check_overrides
@@ -19,12 +18,14 @@ from medfl.deploy.policy import check_run, tightened
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import RefusedError
 from medfl.federated_run import FederatedRun, pick_device
-from medfl.options import check_options
 from medfl.origins import bundle_values
 from medfl.plugins import Registry, load_plugins
 from medfl.settings import Execution, Settings, read_settings
 from medfl.siteside import MethodFactory
 from medfl.task import Scale, Task
+
+FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
+"""Ids that a bundle reads from a data set at hand; across machines the offer says them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +75,13 @@ def open_offer(offer: Offer, site_file: SiteFile) -> Opened:
         SettingsError: If the run's settings are not valid for the bundle.
         PluginError: If the method is not installed here.
     """
-    folder, registry = site_file.bundle(offer.bundle).folder, load_plugins()
+    entry, registry = site_file.bundle(offer.bundle), load_plugins()
+    folder = entry.folder
     here: Here = describe_bundle(folder, registry, offer.overrides, offer.bundle)
     if unlike := differences(offer, here):
         raise RefusedError(f"'{site_file.site}' refuses the run '{offer.run}': {'. '.join(unlike)}.")
     check_overrides(offer.overrides, bundle_values(folder))
-    built = _build(folder, offer.overrides, site_file)
+    built = _build(folder, offer.overrides, site_file, entry.data)
     execution = read_settings(Execution, {"threads": site_file.threads, "device": site_file.device}, "the site's file")
     settings = read_settings(Settings, built.settings, "the run")
     method: Method = registry.make_method(built.method, built.method_args)
@@ -89,16 +91,16 @@ def open_offer(offer: Offer, site_file: SiteFile) -> Opened:
     return Opened(offer, folder, registry, built, task, tightened(site_file, settings), execution)
 
 
-def _build(folder: Path, overrides: Meta, site_file: SiteFile) -> FederatedRun:
-    """Parse the bundle's own configuration; nothing of it is read from the data, so that all participants agree."""
-    parser = ConfigParser()
-    parser.read_config([str(folder / "configs" / name) for name in ("train.json", "federate.json")])
-    check_options(parser, overrides)
-    own = {"bundle_root": str(folder), "dataset_dir": str(folder / "no-data"), "device": site_file.device}
-    parser.update(pairs=overrides | own)
-    built = parser.get_parsed_content("federation")
-    assert isinstance(built, FederatedRun)
-    return built
+def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
+    """The run as this participant's own bundle describes it. `FACTS` are the offer's: nobody's data decide them."""
+    lacking = sorted(set(FACTS) - set(overrides))
+    if lacking:
+        raise RefusedError(f"Expected the offer to say {', '.join(FACTS)}; it lacks {', '.join(lacking)}.")
+    beside = folder / "no-data" if data is None else (data if site_file.is_server else data.parent)
+    own: Meta = {"bundle_root": str(folder), "dataset_dir": str(beside), "device": site_file.device}
+    if data is None and "regions" in bundle_values(folder):
+        own["regions"] = None  # they lie beside the data; only sites reckon with them
+    return read_federation(folder, overrides | own)
 
 
 def _shape(values: Meta) -> tuple[int, ...]:

@@ -1,5 +1,8 @@
 """What a run may change of a reviewed bundle: JSON scalars for ids on a list, and nothing that MONAI evaluates.
 
+On the list are the settings of a run and of its task, numbers within optimiser, networks and loss, and numbers that the
+bundle itself has under ids of its own, such as the width of its networks.
+
 MONAI calls what a key ``_target_`` names, evaluates a string that begins with ``$``, and follows one that begins with
 ``@`` or ``%``. A value that comes in a message is none of these. Paths are on no list: where data, weights and results
 lie is each participant's own affair.
@@ -70,7 +73,8 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
     count = 0
     for name, value in overrides.items():
         top, *rest = _parts_of(name)
-        if top not in RUN | TASK | set(PARTS):
+        plain = _is_plain_number(name, value, bundle)
+        if top not in RUN | TASK | set(PARTS) and not plain:
             raise RefusedError(_unlisted(name, top))
         for place, leaf in _leaves(value, name):
             _check_leaf(place, leaf)
@@ -79,8 +83,13 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
             raise RefusedError(f"The overrides hold more than {MAX_VALUES} values; a run needs far fewer.")
         if top in PARTS:
             _check_part(name, rest, value, bundle)
-        else:
+        elif not plain:
             _check_setting(name, rest, value, bundle)
+
+
+def _is_plain_number(name: str, value: Any, bundle: Meta) -> bool:
+    """Whether an id of the bundle's own, such as the width of its networks, gets another number."""
+    return name not in OWN and type(bundle.get(name)) in (int, float) and type(value) in (int, float)
 
 
 def _parts_of(name: Any) -> list[str]:

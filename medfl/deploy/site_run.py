@@ -18,7 +18,7 @@ from medfl.data.sites import SiteData, load_site
 from medfl.deploy.bundle import Opened
 from medfl.deploy.policy import check_counts, tellable, told
 from medfl.deploy.site_file import SiteFile
-from medfl.errors import DataError, RefusedError
+from medfl.errors import RefusedError
 from medfl.evaluation import Row, rows_of, score
 from medfl.export import Home, export_site, write_predictions
 from medfl.run_checks import check_labels, check_plan, check_privacy
@@ -62,7 +62,7 @@ class SiteRun:
         self.folder = site_file.state / "runs" / opened.offer.run
         entry = site_file.bundle(opened.offer.bundle)
         if entry.data is None:
-            raise DataError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
+            raise RefusedError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
         self._check_network(entry.network)
         method = opened.make_method()
         networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
@@ -90,7 +90,7 @@ class SiteRun:
         data = load_site(folder, self.task.num_classes, self._opened.built.mean, self._opened.built.std)
         check_labels(self.task.num_classes, {self.name: Splits(data.train, data.val, data.test)}, {})
         if data.shape != self._opened.shape:
-            raise DataError(
+            raise RefusedError(
                 f"'{self.name}' has images of shape {list(data.shape)} (channels, edges), and the run is for "
                 f"{list(self._opened.shape)}. Prepare them for it, or submit the run with other --in_channels, --size "
                 "and --spatial_dims."

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,8 +54,14 @@ class SiteService:
             message = unpack(blob, BEFORE_BEGIN if self._run is None else self._limits)
             kind = message.kind[:64]
             return pack(self._answers(message))
-        except MedflError as error:
+        except RefusedError as error:
             return self._refuse(kind, str(error))
+        except MedflError as error:  # its text is for this site's administrator: it may name folders
+            logger.error("%s", error)
+            problem = type(error).__name__.removesuffix("Error").lower()
+            return self._refuse(
+                kind, f"'{self._file.site}' can't take part: a problem with its {problem}. Its log says more."
+            )
         except Exception as error:
             logger.exception("A message of kind '%s' brought about an error.", kind)
             return self._refuse(kind, f"an unexpected {type(error).__name__}; its own log says more")
@@ -77,7 +82,7 @@ class SiteService:
             self._run.receive(sender, unpack(blob, self._limits))
         except MedflError as error:
             logger.warning("A parcel of '%s' is refused: %s", sender, error)
-            return str(error)
+            return str(error) if isinstance(error, RefusedError) else "it could not be stored"
         except Exception as error:
             logger.exception("A parcel of '%s' brought about an error.", sender)
             return f"an unexpected {type(error).__name__}"
@@ -138,14 +143,3 @@ def _networks(meta: Meta) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise RefusedError("expected the name of a network for each site")
     return dict(found)
-
-
-def open_service(path: Path, post: Post) -> SiteService:
-    """A service for the site whose file is given.
-
-    Raises:
-        SettingsError: If the file is not valid.
-    """
-    from medfl.deploy.site_file import read_site_file
-
-    return SiteService(read_site_file(path), post)
