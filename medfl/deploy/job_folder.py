@@ -1,0 +1,83 @@
+"""The folder of an NVFlare job: configuration only. It names one class at the server and one at the sites, and the run.
+
+Nothing in it is code, and no participant builds anything from it but those two classes, which its own list allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from medfl.contract import SERVER
+from medfl.deploy.offer import Offer
+from medfl.deploy.provision import ALLOWED
+from medfl.errors import SettingsError
+
+TASK = "medfl"
+"""Name of the one task that a server gives to sites."""
+
+POLL_SECONDS = 0.2
+"""How often a site asks the server for an order, in seconds; NVFlare's is 2."""
+
+
+def write_job(offer: Offer, folder: Path) -> Path:
+    """Write the job of a run.
+
+    Args:
+        offer: The run, with its sites.
+        folder: Where the job's folder is made; it must exist.
+
+    Returns:
+        The job's folder, named like the run.
+
+    Raises:
+        SettingsError: If no site is named, or a text holds a curly bracket: NVFlare puts variables in their place.
+    """
+    if not offer.sites:
+        raise SettingsError("a job needs the names of its sites; none is given")
+    meta = offer.to_meta()
+    for text in _texts(meta):
+        if "{" in text or "}" in text:
+            raise SettingsError(f"expected settings without curly brackets in a run between machines, got '{text}'")
+    job = folder / offer.run
+    workflow = {"id": TASK, "path": ALLOWED["server"], "args": {"offer": meta}}
+    executor = {"tasks": [TASK], "executor": {"path": ALLOWED["client"], "args": {}}}
+    _write(
+        job / "meta.json",
+        {
+            "name": offer.run,
+            "min_clients": 1,
+            "resource_spec": {},
+            "deploy_map": {"app_server": [SERVER], "app_site": offer.sites},
+        },
+    )
+    polling = {"task_request_interval": POLL_SECONDS}
+    _write(
+        job / "app_server" / "config" / "config_fed_server.json",
+        {"format_version": 2, "server": polling, "workflows": [workflow]},
+    )
+    _write(
+        job / "app_site" / "config" / "config_fed_client.json",
+        {"format_version": 2, "executors": [executor]},
+    )
+    return job
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,299 @@
+"""The researcher's side of a run between machines: submit it, follow it, fetch its results, continue it, stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medfl.contract import Findings, Meta
+from medfl.deploy.connection import Connection
+from medfl.deploy.following import Followed, follow
+from medfl.deploy.job_folder import write_job
+from medfl.deploy.kit import admin_of
+from medfl.deploy.offer import Offer
+from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
+from medfl.store import write_json
+
+logger = logging.getLogger(__name__)
+
+RECORD = "submission.json"
+"""What was submitted, in the run folder: the offer, the researcher's kit, and the ids of the jobs so far."""
+
+LOGIN_SECONDS = 10.0
+"""How long to wait for the server when a session begins."""
+
+ENDING = 60.0
+"""Seconds to wait for the end of a job that was aborted."""
+
+RETURNING = 30.0
+"""Seconds to wait for the sites of a run that is continued: after a restart of the server they come back one by one."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run to submit.
+
+    Attributes:
+        offer: What server and sites must agree on. Without sites, those that are connected take part.
+        kit: The researcher's startup kit.
+        output_dir: The run folder here, for the results.
+    """
+
+    offer: Offer
+    kit: Path
+    output_dir: Path
+
+
+def connect(kit: Path) -> Connection:
+    """Connect a researcher's kit to its server.
+
+    Raises:
+        SettingsError: If it is not a researcher's kit, or NVFlare is not installed.
+        MedflError: If the server can't be reached, or refuses the kit.
+    """
+    admin = admin_of(kit)
+
+    def open_session() -> Any:
+        try:
+            from nvflare.fuel.flare_api.flare_api import new_secure_session
+        except ImportError as error:
+            raise SettingsError(f'NVIDIA FLARE is not installed: pip install "medfl[flare]" ({error})') from error
+        return new_secure_session(admin["username"], str(kit.resolve()), timeout=LOGIN_SECONDS)
+
+    return Connection(open_session, f"{admin['host']}:{admin['port']}")
+
+
+def submit(submission: Submission, opener: Callable[[Path], Connection] = connect) -> None:
+    """Submit a run, follow it to its end, fetch its results and write the report. An interruption stops no run.
+
+    A run of that name goes on where it stopped. If a job of it is still at work, that one is followed.
+
+    Args:
+        submission: What to run.
+        opener: Makes the connection to the server.
+
+    Raises:
+        SettingsError: If the kit, the folder or the sites are not possible.
+        MedflError: If the server can't be reached, or the run ended early: the message says why and what to do.
+    """
+    _run(submission, opener, waiting=False)
+
+
+def resume(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> None:
+    """Continue a run that was submitted from here, or follow it again if it is still at work.
+
+    Args:
+        output_dir: The run folder here.
+        opener: Makes the connection to the server.
+
+    Raises:
+        StoreError: If nothing was submitted from that folder.
+        MedflError: As of `submit`.
+    """
+    record = read_record(output_dir)
+    _run(Submission(Offer.from_meta(record["offer"]), Path(record["kit"]), output_dir), opener, waiting=True)
+
+
+def stop(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> bool:
+    """Abort the job of a run that was submitted from here. What is saved stays; the run can be resumed.
+
+    Returns:
+        Whether a job was at work.
+
+    Raises:
+        StoreError: If nothing was submitted from that folder.
+        MedflError: If the server can't be reached.
+    """
+    record = read_record(output_dir)
+    with contextlib.closing(opener(Path(record["kit"]))) as connection:
+        job = _unfinished(connection, record["jobs"])
+        return job is not None and connection.abort(job, ENDING)
+
+
+def status(kit: Path, opener: Callable[[Path], Connection] = connect) -> list[tuple[str, str]]:
+    """What the server knows, as rows of a name and a text: itself, the connected sites, the jobs, newest first.
+
+    Args:
+        kit: The researcher's startup kit.
+        opener: Makes the connection to the server.
+
+    Raises:
+        SettingsError: If it is not a researcher's kit.
+        MedflError: If the server can't be reached.
+    """
+    admin = admin_of(kit)
+    with contextlib.closing(opener(kit)) as connection:
+        sites = connection.sites()
+        rows = [("server", f"{admin['host']}:{admin['port']} is up")]
+        rows += [("site", f"{name}, last heard of {seen}") for name, seen in sorted(sites.items())]
+        rows += [] if sites else [("site", "none is connected")]
+        for job in connection.jobs():
+            text = f"{job['job_id']} {job['status']}, submitted {job.get('submit_time_iso', '')}"
+            rows.append((str(job.get("name", "job")), f"{text} by {job.get('submitter_name', 'nobody known')}"))
+    return rows
+
+
+def read_record(output_dir: Path) -> Meta:
+    """What was submitted from a run folder: ``offer``, ``kit``, ``jobs``.
+
+    Raises:
+        StoreError: If there is no such record, or it can't be read.
+    """
+    path = output_dir / RECORD
+    try:
+        record: Meta = json.loads(path.read_text(encoding="utf-8"))
+        return {"offer": record["offer"], "kit": record["kit"], "jobs": list(record["jobs"])}
+    except FileNotFoundError:
+        raise StoreError(
+            f"no run was submitted from '{output_dir}': expected '{path}'. `medfl federate submit` writes it."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"'{path}' can't be read: {error!r}. Submit the run again.") from error
+
+
+def _run(submission: Submission, opener: Callable[[Path], Connection], *, waiting: bool) -> None:
+    kit, out = submission.kit, submission.output_dir
+    admin_of(kit)
+    before = _submitted_before(out)
+    offer = submission.offer
+    if before and not offer.sites:
+        offer = offer.with_sites(before["offer"]["sites"])  # a run's sites stay
+    jobs = before["jobs"] if before else []
+    with contextlib.closing(opener(kit)) as connection:
+        job = _unfinished(connection, jobs)
+        if job is not None and before and before["offer"] == offer.to_meta():
+            logger.info("The run is at work; following its job %s.", job)
+            followed = _follow(connection, job, out)
+            if not followed.lost:
+                _conclude(connection, followed, out)
+                return
+            logger.info("That job died with the server; the run goes on with a new one.")
+        if job is not None:
+            _give_up(connection, job, out)
+        offer = with_sites(offer, connection, waiting=waiting)
+        job = _send(connection, offer)
+        write_json(out / RECORD, {"offer": offer.to_meta(), "kit": str(kit.resolve()), "jobs": [*jobs, job]})
+        logger.info("Submitted run '%s' as job %s to %s.", offer.run, job, ", ".join(offer.sites))
+        _conclude(connection, _follow(connection, job, out), out)
+
+
+def _submitted_before(out: Path) -> Meta | None:
+    """What was submitted from a folder before, or None; the folder is made if it is not there."""
+    if (out / RECORD).exists():
+        return read_record(out)
+    if (out / "run.json").exists():
+        raise SettingsError(f"'{out}' holds a run that was not made between machines; choose another output_dir")
+    out.mkdir(parents=True, exist_ok=True)
+    return None
+
+
+def _unfinished(connection: Connection, jobs: Sequence[str]) -> str | None:
+    """The last job if it is not over."""
+    return jobs[-1] if jobs and not connection.is_over(jobs[-1]) else None
+
+
+def _give_up(connection: Connection, job: str, out: Path) -> None:
+    """Abort a job that died with the server; refuse where it is alive, for it runs with other settings."""
+    if connection.progress(job).alive:
+        raise SettingsError(
+            f"the run of '{out}' is at work with other settings (job {job}); `medfl federate stop {out}` ends it"
+        )
+    connection.abort(job, ENDING)
+
+
+def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
+    """The offer with the connected sites if it names none.
+
+    Args:
+        offer: The run.
+        connection: To the server.
+        waiting: Whether sites are waited for, and may be missing in the end: the run's quorum decides then.
+
+    Raises:
+        SettingsError: If no site is connected, or one that is named is not and is not waited for.
+    """
+    connected = connection.sites_within(offer.sites, RETURNING if waiting else 0.0)
+    away = sorted(set(offer.sites) - set(connected))
+    if not connected or len(away) == len(offer.sites) > 0:
+        raise SettingsError("no site of the run is connected to the server; start them with `medfl federate start KIT`")
+    if away and not waiting:
+        raise SettingsError(f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)}")
+    if away:
+        logger.warning("Not connected: %s. The run goes on without them as far as its quorum allows.", ", ".join(away))
+    return offer if offer.sites else offer.with_sites(sorted(connected))
+
+
+def _send(connection: Connection, offer: Offer) -> str:
+    with tempfile.TemporaryDirectory(prefix="medfl-job-") as folder:
+        return connection.submit(write_job(offer, Path(folder)))
+
+
+def _follow(connection: Connection, job: str, out: Path) -> Followed:
+    try:
+        return follow(connection, job)
+    except KeyboardInterrupt:
+        logger.warning(
+            "No longer following; the run goes on. `medfl federate resume %s` follows it again and fetches its "
+            "results, `medfl federate stop %s` ends it.",
+            out,
+            out,
+        )
+        raise
+
+
+def _conclude(connection: Connection, followed: Followed, out: Path) -> None:
+    """Fetch what there is, write the report, and end with an error if the run did not end well."""
+    again = f"`medfl federate resume {out}` continues it"
+    if followed.lost:
+        raise MedflError(f"the server lost the job, as when it is started anew; what was saved is there: {again}")
+    why = _fetch(connection, followed, out)
+    summary = _summary(out)
+    if why:
+        raise MedflError(f"the run ended before its time: {why.strip()} Mend that, then {again}.")
+    if summary is None:
+        raise MedflError(f"the server gave no result of the run ({followed.status}); {again}")
+    _report(summary, out)
+    if summary["status"] != "finished":
+        raise MedflError(f"the run ended as {summary['status']}: {summary['reason']} {again}.")
+
+
+def _fetch(connection: Connection, followed: Followed, out: Path) -> str:
+    """Copy the result of a job into the run folder; returns why the run failed, or an empty text."""
+    for name in ("summary.json", "report.html"):
+        (out / name).unlink(missing_ok=True)  # of an earlier job; this one's come now
+    with tempfile.TemporaryDirectory(prefix=".fetched-", dir=out) as folder:
+        found = connection.fetch(followed.job, Path(folder))
+        failed = "" if found is None else _text(found / "error.txt")
+        if found is not None:
+            names = {"error.txt", RECORD}
+            shutil.copytree(found, out, dirs_exist_ok=True, ignore=lambda _, all_: names & set(all_))
+    done = followed.status == "FINISHED:COMPLETED"
+    return failed or ("" if done and found is not None else connection.why(followed.job) + followed.last_words)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _summary(out: Path) -> Meta | None:
+    path = out / "summary.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _report(summary: Meta, out: Path) -> None:
+    from medfl.console import show_scores
+    from medfl.federation import Outcome
+    from medfl.report.page import write_report
+    from medfl.simulation import Result
+
+    write_report([out])
+    metrics = json.loads((out / "run.json").read_text(encoding="utf-8"))["identity"]["task"]["metrics"]
+    outcome = Outcome(summary["status"], summary["rounds"], 0, summary["reason"], {}, {}, Findings())
+    show_scores(Result(outcome, {}, summary), metrics, out)

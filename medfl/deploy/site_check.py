@@ -1,0 +1,290 @@
+"""Proving a participant's own file before it connects: each check is one line, and all of them are made.
+
+Nothing here needs NVIDIA FLARE or a network. The participant's own, reviewed copy of a bundle is opened as a run opens
+it, so that its ``$`` expressions are evaluated; that is what the review is for. Of splits and classes only numbers of
+images at or above the file's ``min_count`` are told.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfl.contract import Meta
+from medfl.data.leaks import check_leaks
+from medfl.data.sites import NO_SITES, PUBLIC, SiteData, load_site
+from medfl.deploy.kit_check import check_kit
+from medfl.deploy.offer import bundle_hash, bundle_version, method_version
+from medfl.deploy.policy import check_counts, promise
+from medfl.deploy.site_file import SECRET, SiteBundle, SiteFile, read_site_file
+from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
+from medfl.federated_run import pick_device
+from medfl.options import check_ids
+from medfl.plugins import load_plugins
+from medfl.store import write_atomic
+from medfl.task import Task
+
+FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
+"""Ids of a bundle that its data decide; a run names those that are not the bundle's own."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a check found.
+
+    Attributes:
+        ok: Whether all is well.
+        text: What was checked, and what was found or what to do.
+    """
+
+    ok: bool
+    text: str
+
+    def __str__(self) -> str:
+        return f"{'ok' if self.ok else 'FAIL'}: {self.text}"
+
+
+def check_site(path: Path, bundle: str | None = None, kit: Path | None = None) -> list[Line]:
+    """Check a participant's own file, and all that it names.
+
+    Args:
+        path: The file.
+        bundle: Only this bundle; None checks all that are listed.
+        kit: NVFlare's startup kit of the participant; None leaves it out.
+
+    Returns:
+        A line for each check.
+    """
+    try:
+        found = read_site_file(path)
+    except MedflError as error:
+        return [Line(False, " ".join(str(error).split()))]
+    who = "the server" if found.is_server else f"site '{found.site}'"
+    lines = [Line(True, f"file: '{found.path}' is read; it is the file of {who}")]
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("state folder", lambda: _writable(found.state)),
+        *([] if found.is_server else [("secret", lambda: _secret(found))]),
+        ("methods", lambda: _methods(found)),
+        ("device", lambda: _device(found)),
+        ("limits", lambda: _limits(found)),
+        ("privacy", lambda: _privacy(found)),
+    ]
+    if found.privacy is not None and found.privacy.ledger is not None:
+        ledger = found.privacy.ledger
+        checks.append(("ledger", lambda: _writable(ledger)))
+    lines += [_line(title, check) for title, check in checks]
+    names = sorted(found.bundles) if bundle is None else [bundle]
+    if not names:
+        lines.append(Line(False, "bundles: none is listed, so no run is accepted; write a table [bundles.NAME]"))
+    for name in names:
+        lines += _bundle(found, name)
+    if kit is not None:
+        site = None if found.is_server else found.site
+        lines += [_line(f"kit, {title}", check) for title, check in check_kit(kit, site)]
+    return lines
+
+
+def _line(title: str, check: Callable[[], str], hidden: tuple[str, str] | None = None) -> Line:
+    """Make one check. Whatever it raises is what went wrong; `hidden` is a text and what to print for it."""
+    try:
+        ok, text = True, check()
+    except Exception as error:  # a bundle's own code may raise anything, and the other checks go on
+        ok, text = False, _words(error)
+    if hidden is not None:
+        text = text.replace(*hidden)
+    return Line(ok, f"{title}: {' '.join(text.split())}")
+
+
+def _words(error: BaseException) -> str:
+    """What went wrong: medfl's own message if there is one behind, otherwise the first cause."""
+    first: BaseException = error
+    while not isinstance(first, MedflError) and first.__cause__ is not None:
+        first = first.__cause__
+    return str(first) if isinstance(first, MedflError) else f"{type(first).__name__}: {first}"
+
+
+def _writable(folder: Path) -> str:
+    probe = folder / f".medfl-check-{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(probe, b"x")
+    probe.unlink()
+    return f"'{folder}' can be written, {shutil.disk_usage(folder).free / 1e9:.1f} GB are free"
+
+
+def _secret(found: SiteFile) -> str:
+    found.secret()
+    mode = (found.state / SECRET).stat().st_mode & 0o777
+    return f"it is there and only its owner can read it (mode {mode:04o})"
+
+
+def _methods(found: SiteFile) -> str:
+    registry = load_plugins()
+    for name in found.methods:
+        registry.method_class(name)
+    if not found.methods:
+        raise SettingsError("none may run here, so no run is accepted; list them in 'methods'")
+    return ", ".join(f"{name} ({method_version(registry, name)})" for name in found.methods)
+
+
+def _device(found: SiteFile) -> str:
+    device = torch.device(pick_device(found.device))
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(f"'{device}' was asked for, there are {torch.cuda.device_count()} GPUs; correct 'device'")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if found.threads > cores:
+        raise SettingsError(f"'threads' is {found.threads}, there are {cores} cores; give as many threads at most")
+    return f"{device}, {found.threads} of {cores} cores"
+
+
+def _limits(found: SiteFile) -> str:
+    tells = " and ".join(found.describe) or "nothing"
+    return (
+        f"at most {found.max_rounds} rounds and messages of {found.max_message_mb} MB; scores only of "
+        f"{found.min_count} images or more; tells {tells} of its training data; models "
+        f"{'are' if found.exchange else 'are not'} exchanged for a global test"
+    )
+
+
+def _privacy(found: SiteFile) -> str:
+    floor = found.privacy
+    if floor is None:
+        return "no floor: runs without differential privacy are accepted"
+    total = "" if floor.total_epsilon is None else f"; all runs together stay within epsilon {floor.total_epsilon:g}"
+    account = " and the account is in the ledger" if floor.ledger is not None else ""
+    return f"over all its releases a run must promise at least {promise(floor)}{total}{account}"
+
+
+def _bundle(found: SiteFile, name: str) -> Iterator[Line]:
+    """The checks of one bundle. Those of its data need its configuration."""
+    title = f"bundle '{name}'"
+    configured = _line(title, lambda: _configuration(found.bundle(name)))
+    yield configured
+    if not configured.ok:
+        return
+    bundle = found.bundle(name)
+    if bundle.data is None:
+        yield _line(f"{title}, network", lambda: _forward(bundle, None, bundle.folder / "no-data"))
+        return
+    with _dataset(found, bundle.data) as folder:
+        shown = (str(folder if found.is_server else folder / found.site), str(bundle.data))
+        parts: list[SiteData] = []
+        yield _line(f"{title}, data", lambda: _data(found, bundle, folder, parts), shown)
+        if parts:
+            yield _line(f"{title}, network", lambda: _forward(bundle, parts[0], folder), shown)
+            yield _line(f"{title}, leaks", lambda: _leaks(found, folder), shown)
+
+
+@contextmanager
+def _dataset(found: SiteFile, data: Path) -> Iterator[Path]:
+    """A folder as bundles expect it, with one folder for each site: here links to this participant's data alone."""
+    links = {found.site: data}
+    if found.is_server:
+        links = {name: data / name for name in NO_SITES if (data / name).is_dir()}
+        links |= {"any": next(iter(links.values()))} if links else {}  # a bundle takes its facts from any site
+    with tempfile.TemporaryDirectory() as folder:
+        for name, target in links.items():
+            (Path(folder) / name).symlink_to(target, target_is_directory=True)
+        yield Path(folder)
+
+
+def _configuration(bundle: SiteBundle) -> str:
+    """Read the configurations; nothing is evaluated."""
+    from monai.bundle.properties import TrainProperties
+
+    properties: Any = TrainProperties
+    check_ids(_parser(bundle, bundle.folder / "no-data"), properties, f"of '{bundle.folder}'")
+    return f"version {bundle_version(bundle.folder)}, hash {bundle_hash(bundle.folder)}, in '{bundle.folder}'"
+
+
+def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
+    from monai.bundle import ConfigParser
+
+    parser = ConfigParser()
+    files = [bundle.folder / "configs" / name for name in ("train.json", "federate.json")]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise SettingsError(f"expected {missing[0]} in '{bundle.folder / 'configs'}': no federation can run without it")
+    parser.read_config([str(path) for path in files])
+    parser.update(pairs={"bundle_root": str(bundle.folder), "dataset_dir": str(dataset_dir), "device": "cpu"})
+    return parser
+
+
+def _facts(bundle: SiteBundle, dataset_dir: Path) -> Meta:
+    """What the bundle says of its images, as it follows from the data in a folder."""
+    parser = _parser(bundle, dataset_dir)
+    return {name: parser.get_parsed_content(name) for name in FACTS if name in parser}
+
+
+def _data(found: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData]) -> str:
+    """Load all data; they go to `parts`."""
+    names = [name for name in (NO_SITES if found.is_server else (found.site,)) if (folder / name).is_symlink()]
+    if not names:
+        raise DataError(f"expected {' or '.join(NO_SITES)} in '{bundle.data}'; leave 'data' out if there is neither")
+    facts = _facts(bundle, folder)
+    parts += [load_site(folder / name, int(facts["num_classes"]), (0.5,), (0.5,)) for name in names]
+    if not found.is_server:
+        check_counts(found, len(parts[0].train))
+    return "; ".join(_told(found, part) for part in parts) + _to_give(bundle, facts)
+
+
+def _told(found: SiteFile, part: SiteData) -> str:
+    def count(number: int) -> str:
+        return str(number) if number == 0 or number >= found.min_count else f"fewer than {found.min_count}"
+
+    sizes = ((part.train, "training"), (part.val, "validation"), (part.test, "test"))
+    splits = ", ".join(f"{count(len(data))} {name}" for data, name in sizes)
+    numbers = torch.bincount(part.train.labels, minlength=len(part.classes)).tolist()
+    classes = ", ".join(f"{name}: {count(number)}" for name, number in zip(part.classes, numbers, strict=True))
+    shape = " x ".join(map(str, part.shape))
+    return f"{part.name}: {splits} images of {shape}; {len(part.classes)} classes, for training {classes}"
+
+
+def _to_give(bundle: SiteBundle, facts: Meta) -> str:
+    """What a run must name, since the bundle's own numbers are for other data."""
+    own = _facts(bundle, bundle.folder / "no-data")
+    words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
+    words += [f"size {facts['size']}"] if _edges(facts) != _edges(own) else []
+    return f"; a run on these data must give {', '.join(words)}" if words else ""
+
+
+def _edges(facts: Meta) -> list[int]:
+    """Spatial edges of an image."""
+    size, dimensions = facts["size"], int(facts["spatial_dims"])
+    return [size] * dimensions if isinstance(size, int) else [int(edge) for edge in size]
+
+
+def _forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str:
+    """Build what a run builds, and pass one black image through the network."""
+    parser = _parser(bundle, dataset_dir)
+    networks, name = parser.get_parsed_content("networks"), bundle.network or parser.get_parsed_content("network_name")
+    if data is not None:  # without any a task may lack what it takes from them, such as an atlas
+        task: Task = parser.get_parsed_content("task")
+        networks = task.networks
+    if name not in networks:
+        raise SettingsError(f"unknown network '{name}'. {did_you_mean(str(name), networks)}")
+    facts = _facts(bundle, dataset_dir)
+    shape = data.shape if data is not None else (int(facts["in_channels"]), *_edges(facts))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = networks[name]().eval()
+        logits = model(torch.zeros(1, *shape))
+    expected = (1, int(facts["num_classes"]))
+    if tuple(logits.shape) != expected or not bool(torch.isfinite(logits).all()):
+        raise SettingsError(
+            f"expected finite logits of shape {expected} of the network '{name}', got {tuple(logits.shape)}; correct "
+            "the bundle"
+        )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite logits"
+
+
+def _leaks(found: SiteFile, folder: Path) -> str:
+    public = PUBLIC if found.is_server and (folder / PUBLIC).is_dir() else None
+    check_leaks(folder, [] if found.is_server else [found.site], public)
+    return "its splits share no patient and no image"

@@ -1,0 +1,62 @@
+"""A job is configuration only: two class names and the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medfl.deploy.job_folder import write_job
+from medfl.deploy.offer import Offer
+from medfl.deploy.provision import ALLOWED
+from medfl.errors import SettingsError
+
+
+def offer(**changes: Any) -> Offer:
+    values: dict[str, Any] = {
+        "run": "one",
+        "bundle": "a_bundle",
+        "bundle_version": "0.1.0",
+        "bundle_hash": "0" * 64,
+        "medfl": "0.1.0",
+        "method": "fedavg",
+        "method_version": "0.1.0",
+        "overrides": {"rounds": 3, "mean": [0.5]},
+        "sites": ["site-01", "site-02"],
+    }
+    return Offer(**values | changes)
+
+
+def test_a_job_holds_nothing_but_configuration(tmp_path: Path) -> None:
+    job = write_job(offer(), tmp_path)
+    files = {str(path.relative_to(job)) for path in job.rglob("*") if path.is_file()}
+    assert job.name == "one"
+    assert files == {
+        "meta.json",
+        "app_server/config/config_fed_server.json",
+        "app_site/config/config_fed_client.json",
+    }
+
+
+def test_a_job_names_the_allowed_classes_the_sites_and_the_offer_unchanged(tmp_path: Path) -> None:
+    job = write_job(offer(), tmp_path)
+    meta = json.loads((job / "meta.json").read_text())
+    assert meta["deploy_map"] == {"app_server": ["server"], "app_site": ["site-01", "site-02"]}
+    (workflow,) = json.loads((job / "app_server/config/config_fed_server.json").read_text())["workflows"]
+    assert workflow["path"] == ALLOWED["server"]
+    assert Offer.from_meta(workflow["args"]["offer"]) == offer()
+    (executor,) = json.loads((job / "app_site/config/config_fed_client.json").read_text())["executors"]
+    assert executor == {"tasks": ["medfl"], "executor": {"path": ALLOWED["client"], "args": {}}}
+
+
+@pytest.mark.parametrize("overrides", [{"method": "{$HOME}"}, {"method_args": {"a": ["{x}"]}}, {"{x}": 1}])
+def test_texts_that_nvflare_would_fill_in_are_refused(overrides: dict, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="curly brackets"):
+        write_job(offer(overrides=overrides), tmp_path)
+
+
+def test_a_job_without_sites_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="names of its sites"):
+        write_job(offer(sites=[]), tmp_path)

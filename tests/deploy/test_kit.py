@@ -1,0 +1,93 @@
+"""Starting and stopping a kit, with scripts that stand for NVFlare's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from medfl.deploy import kit as kits
+from medfl.errors import MedflError, SettingsError
+
+RUNS = 'echo "Server started with $OMP_NUM_THREADS threads in $PATH"\nwhile :; do sleep 0.05; done\n'
+
+
+def make_kit(folder: Path, kind: str, script: str) -> Path:
+    """A kit whose process is a shell script."""
+    (folder / "startup").mkdir(parents=True)
+    (folder / "local").mkdir()
+    content = {
+        "server": {"servers": [{"service": {"target": "localhost:0"}}]},
+        "client": {"servers": [{"service": {"target": "fl.hospital.org:8002"}}]},
+        "admin": {"admin": {"username": "me@hospital.org", "host": "localhost", "port": 8002}},
+    }[kind]
+    (folder / "startup" / f"fed_{kind}.json").write_text(json.dumps(content))
+    for name, text in {"sub_start.sh": script, "stop_fl.sh": "exit 0\n"}.items():
+        path = folder / "startup" / name
+        path.write_text("#!/bin/sh\n" + text)
+        path.chmod(0o700)
+    return folder
+
+
+def test_a_kit_is_started_once_and_its_processes_are_gone_after_stop(tmp_path: Path) -> None:
+    kit = make_kit(tmp_path / "server", "server", RUNS)
+    (kit / "local" / "medfl-site.toml").write_text('site = "server"\nthreads = 3\n')
+    assert kits.processes(kit) == []
+    assert not kits.stop(kit)
+    kits.start(kit, patience=10)
+    try:
+        assert len(kits.processes(kit)) >= 1
+        said = (kit / kits.LOG).read_text()
+        assert "with 3 threads" in said
+        assert f"in {Path(sys.executable).parent}{os.pathsep}" in said
+        with pytest.raises(SettingsError, match="runs already"):
+            kits.start(kit)
+    finally:
+        assert kits.stop(kit)
+    assert kits.processes(kit) == []
+
+
+def test_a_process_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    kit = make_kit(tmp_path / "server", "server", "echo no certificate\nexit 3\n")
+    (kit / kits.LOG).write_text("Server started\n")  # of an earlier start: it must not count
+    with pytest.raises(MedflError, match="ended with status 3: no certificate"):
+        kits.start(kit, patience=10)
+
+
+def test_a_site_that_does_not_reach_its_server_is_told_where_that_should_be(tmp_path: Path) -> None:
+    kit = make_kit(tmp_path / "site", "client", "echo trying\nwhile :; do sleep 0.05; done\n")
+    try:
+        with pytest.raises(MedflError, match="Does the server at fl.hospital.org:8002 run"):
+            kits.start(kit, patience=0.3)
+    finally:
+        assert kits.stop(kit)
+
+
+def test_a_servers_jobs_are_kept_in_its_kit_wherever_that_lies(tmp_path: Path) -> None:
+    kit = make_kit(tmp_path / "server", "server", "exit 0\n")
+    resources = {
+        "kept": 1,
+        "snapshot_persistor": {"args": {"storage": {"args": {"root_dir": "/tmp/nvflare/snapshot-storage"}}}},
+        "components": [{"id": "job_manager", "args": {"uri_root": "/tmp/nvflare/jobs-storage"}}],
+    }
+    (kit / "local" / "resources.json").write_text(json.dumps(resources))
+    with pytest.raises(MedflError, match="ended with status 0"):
+        kits.start(kit, patience=10)
+    found = json.loads((kit / "local" / "resources.json").read_text())
+    assert found["kept"] == 1
+    assert found["components"][0]["args"]["uri_root"] == str(kit / "storage" / "jobs")
+    assert "/tmp/nvflare" not in json.dumps(found)
+
+
+def test_kinds_are_told_apart(tmp_path: Path) -> None:
+    admin = make_kit(tmp_path / "admin", "admin", "")
+    assert kits.admin_of(admin)["username"] == "me@hospital.org"
+    with pytest.raises(SettingsError, match="nothing to start"):
+        kits.start(admin)
+    with pytest.raises(SettingsError, match="kit of a client; expected the researcher's"):
+        kits.admin_of(make_kit(tmp_path / "site", "client", ""))
+    with pytest.raises(SettingsError, match="is no startup kit"):
+        kits.kind_of(tmp_path)

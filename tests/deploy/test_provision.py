@@ -1,0 +1,124 @@
+"""Kits of a federation: NVFlare's, with medfl's allow-list line, closed rights, a site's file, private modes."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from medfl.deploy.provision import ALLOWED, RIGHTS, Federation, allowing, provision, rights
+from medfl.errors import SettingsError
+
+ONE = Federation("localhost", ("site-01",), "me@hospital.org", port=8112)
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The kits of one site, and then of one more."""
+    pytest.importorskip("nvflare")
+    out = tmp_path_factory.mktemp("kits") / "kits"
+    first = provision(ONE, out)
+    root = (first["site-01"] / "startup" / "rootCA.pem").read_text()
+    marked = first["site-01"] / "local" / "medfl-site.toml"
+    marked.write_text(marked.read_text() + "# edited\n")
+    more = provision(replace(ONE, sites=("site-02",)), out)
+    assert set(more) == {"site-02"}
+    return first | more | {"out": out, "root": _file(out / "root.pem", root)}
+
+
+def _file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_later_call_keeps_the_root_and_the_kits_that_are_there(kits: dict[str, Path]) -> None:
+    assert (kits["site-02"] / "startup" / "rootCA.pem").read_text() == kits["root"].read_text()
+    assert (kits["site-01"] / "local" / "medfl-site.toml").read_text().endswith("# edited\n")
+    assert provision(replace(ONE, sites=("site-01", "site-02")), kits["out"]) == {}
+
+
+def test_all_certificates_are_of_the_root_and_carry_the_participant(kits: dict[str, Path]) -> None:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    root = x509.load_pem_x509_certificate(kits["root"].read_bytes())
+    for name, file in {"localhost": "server", "site-01": "client", "site-02": "client", ONE.admin: "client"}.items():
+        found = x509.load_pem_x509_certificate((kits[name] / "startup" / f"{file}.crt").read_bytes())
+        found.verify_directly_issued_by(root)
+        assert found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == name
+
+
+def test_nobody_else_can_read_a_kit_or_the_root_key(kits: dict[str, Path]) -> None:
+    out = kits["out"]
+    assert stat.S_IMODE((out / "ca").stat().st_mode) == 0o700
+    secrets = [*out.rglob("*.key"), *out.rglob("cert.json")]
+    assert len(secrets) == 5
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secrets)
+    assert all(stat.S_IMODE(kits[name].stat().st_mode) == 0o700 for name in ("localhost", "site-02", ONE.admin))
+
+
+def test_a_kit_allows_medfls_class_beside_nvflares_and_nothing_more(kits: dict[str, Path]) -> None:
+    for name, who in {"localhost": "server", "site-02": "client"}.items():
+        local = kits[name] / "local"
+        default = json.loads((local / "resources.json.default").read_text())
+        found = json.loads((local / "resources.json").read_text())
+        assert found["class_allow_list"] == [*default["class_allow_list"], ALLOWED[who]]
+        assert found["class_list_enforcement_mode"] == "enforce"
+        assert [part["id"] for part in found["components"]] == [part["id"] for part in default["components"]]
+        assert json.loads((local / "authorization.json").read_text()) == rights(is_server=who == "server")
+    assert json.loads((kits["site-02"] / "local" / "resources.json").read_text())["allow_log_streaming"] is False
+
+
+def test_the_sites_file_names_the_site_and_allows_nothing_yet(kits: dict[str, Path]) -> None:
+    for name, site in {"localhost": "server", "site-02": "site-02"}.items():
+        text = (kits[name] / "local" / "medfl-site.toml").read_text()
+        assert tomllib.loads(text) == {"site": site}
+        opened = "\n".join(line.removeprefix("# ") for line in text.splitlines()[2:])
+        from medfl.deploy.site_file import SiteFile
+
+        filled = tomllib.loads(opened)
+        assert set(filled) == set(SiteFile.model_fields)  # the template shows every key
+
+
+def test_another_server_in_the_same_folder_is_refused(kits: dict[str, Path]) -> None:
+    with pytest.raises(SettingsError, match="whose server is 'localhost', not 'elsewhere.org'"):
+        provision(replace(ONE, server="elsewhere.org"), kits["out"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"server": "no host"}, "host name"),
+        ({"admin": "me"}, "e-mail"),
+        ({"port": 0}, "port from 1 to 65535"),
+        ({"sites": ("../x",)}, "can't name a site"),
+        ({"sites": ("a.b",)}, "can't name a site"),
+        ({"sites": ("a", "a")}, "name of its own"),
+        ({"sites": ("server",)}, "other than"),
+        ({"sites": ("ca",)}, "other than"),
+    ],
+)
+def test_names_that_cannot_be_are_refused_before_anything_is_made(change: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=message):
+        provision(replace(ONE, **change), tmp_path / "kits")
+    assert not (tmp_path / "kits").exists()
+
+
+def test_no_role_may_send_code_or_give_shell_commands() -> None:
+    for is_server in (True, False):
+        roles = rights(is_server=is_server)["permissions"]
+        assert set(roles) == {"project_admin", "org_admin", "lead", "member"}  # "any" for a whole role would open all
+        for granted in roles.values():
+            assert set(granted) == set(RIGHTS)
+            assert granted["byoc"] == granted["shell_commands"] == granted["server-predeployed-flwr"] == "none"
+    assert rights(is_server=False)["permissions"]["project_admin"]["operate"] == "none"
+
+
+def test_the_allow_list_line_is_there_once_however_often_it_is_added() -> None:
+    once = allowing({"class_allow_list": ["a.B"], "components": []}, is_server=False)
+    assert once["class_allow_list"] == ["a.B", ALLOWED["client"]]
+    assert allowing(once, is_server=False) == once
