@@ -205,12 +205,8 @@ def main() -> None:
         data = root / "data"
         make_cohort(data, sites=3, images_per_site=12, classes=2, size=8)
         bundles = {f"mb{size:g}": write_bundle(root / f"mb{size:g}", size) for size in given.megabytes}
-        print(
-            "Step: median seconds between two commits. Bytes: tensors to and from three sites in a step. Memory: highest."
-        )
-        print(
-            "| model | local | flare | ratio | bytes of a step | whole run, local | flare | memory: local | server | a site |"
-        )
+        print("Step: median seconds between two commits. Bytes: tensors to and from three sites. Memory: peaks of RSS.")
+        print("| model | step, local | flare | ratio | bytes | run, local | flare | memory, local | server | site |")
         print("|---|---|---|---|---|---|---|---|---|---|")
         with federation(root, bundles, data) as kits:
             for size, bundle in zip(given.megabytes, bundles.values(), strict=True):

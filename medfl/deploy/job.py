@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -31,7 +30,7 @@ class MedflController(FlareController):
 
     def progress(self) -> Meta:
         """How far the run is (`medfl.deploy.server_run.Progress`)."""
-        return dataclasses.asdict(self._progress)
+        return self._progress.facts()
 
     def federate(self, transport: FlareTransport, local: Path, result: Path) -> None:
         """Run the federation; what comes of it, or why nothing does, lies in `result`."""

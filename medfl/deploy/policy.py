@@ -154,7 +154,7 @@ def _rounds(site_file: SiteFile, settings: Settings) -> list[str]:
 
 
 def _exchange(site_file: SiteFile, settings: Settings) -> list[str]:
-    if site_file.exchange or not settings.global_test:
+    if site_file.exchange or site_file.is_server or not settings.global_test:
         return []
     return ["The run wants a global test (global_test), which scores each site's model at every site; allowed: no."]
 

@@ -34,8 +34,8 @@ from medfl.summary import SUMMARY, summarise
 
 logger = logging.getLogger(__name__)
 
-HELLO = 120.0
-"""Seconds to wait for the sites to take the offer; an answer to it takes no computing."""
+HELLO = 180.0
+"""Seconds to wait for the sites to take the offer: their processes start first, and import torch."""
 
 PATIENCE = 30.0
 """Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
@@ -60,6 +60,10 @@ class Progress:
     scores: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     message: str = ""
+
+    def facts(self) -> Meta:
+        """As JSON; also while the run changes it."""
+        return vars(self) | {"scores": dict(self.scores), "missing": dict(self.missing)}
 
 
 def serve(
@@ -91,7 +95,7 @@ def serve(
     limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
     carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
     progress.missing = carrier.missing
-    networks = carrier.hello(offer.to_meta(), min(HELLO, offer.answer_timeout))
+    networks = carrier.hello(offer.to_meta(), HELLO)
     opened = opened.with_networks(_agreed(opened.settings, networks))
     data = _ServerData(opened, site_file)
     method = opened.make_method()

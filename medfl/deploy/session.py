@@ -135,8 +135,8 @@ def status(kit: Path, opener: Callable[[Path], Connection] = connect) -> list[tu
         rows += [("site", f"{name}, last heard of {seen}") for name, seen in sorted(sites.items())]
         rows += [] if sites else [("site", "none is connected")]
         for job in connection.jobs():
-            text = f"{job['job_id']} {job['status']}, submitted {job.get('submit_time_iso', '')}"
-            rows.append((str(job.get("name", "job")), f"{text} by {job.get('submitter_name', 'nobody known')}"))
+            told = f"{job['job_id']} {job['status']}, submitted {str(job['submit_time'])[:19].replace('T', ' ')} UTC"
+            rows.append((str(job["job_name"]), told))
     return rows
 
 

@@ -94,8 +94,17 @@ def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | Non
         findings: Run folder, as text, to what the run found out.
     """
     runs = named_runs(groups)
-    found = [*_endings(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(groups, findings or {})]
+    found = [*_endings(runs), *_missing(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(groups, findings or {})]
     return sorted(found, key=lambda notice: ("bad", "warn", "info").index(notice.level))
+
+
+def _missing(runs: Sequence[Named]) -> list[Notice]:
+    """Sites on other machines from which nothing came when they were asked last."""
+    return [
+        Notice("warn", f"{name}: site {site} was missing when it was asked last: {why}.")
+        for name, run in runs
+        for site, why in sorted(run.summary.get("missing", {}).items())
+    ]
 
 
 def _endings(runs: Sequence[Named]) -> list[Notice]:

@@ -89,7 +89,8 @@ class Flare:
 
     def list_jobs(self) -> list[dict]:
         return [
-            {"job_id": job, "name": "one", "status": "RUNNING", "submit_time": n} for n, job in enumerate(self.jobs)
+            {"job_id": job, "job_name": "one", "status": "RUNNING", "submit_time": f"2026-01-0{day}T01:02:03.4"}
+            for day, job in enumerate(self.jobs, 1)
         ]
 
     def download_job_result(self, job: str, folder: str) -> str:
@@ -278,7 +279,7 @@ def test_status_names_server_sites_and_jobs_newest_first(place: SimpleNamespace)
     assert rows[0] == ("server", "localhost:8002 is up")
     assert [name for name, _ in rows] == ["server", "site", "site", "one", "one"]
     assert rows[1][1].startswith("site-01, last heard of")
-    assert rows[3][1].startswith("new RUNNING")
+    assert rows[3][1] == "new RUNNING, submitted 2026-01-02 01:02:03 UTC"
 
 
 def test_folders_that_are_no_submission(place: SimpleNamespace) -> None:
