@@ -12,16 +12,15 @@ from typing import NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from medfl.simulation import Result
+from medfl.contract import Meta
 
 SHOWN = 3
 """Metrics in the table at the end of a run; the report has all."""
 
 
-def show_scores(result: Result, metrics: Sequence[str], folder: Path) -> None:
+def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
     """Print the scores of a run by its first metrics as a table, and where its files are."""
     console = Console(width=None if sys.stdout.isatty() else 100)
-    summary = result.summary
     ending = "" if summary["rounds"] == 1 else "s"
     table = Table(title=f"{summary['method']}: {summary['status']} after {summary['rounds']} round{ending}")
     for column in ("model", "split", "metric", "mean of sites", "worst site", "global test"):
@@ -35,7 +34,8 @@ def show_scores(result: Result, metrics: Sequence[str], folder: Path) -> None:
     console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
     if summary["reason"]:
         console.print(f"The run ended early: {summary['reason']}")
-    console.print(f"Report: {folder / 'report.html'}; scores: {folder / 'metrics.csv'}; models: {folder / 'sites'}")
+    models = folder / "sites" if (folder / "sites").is_dir() else "at the sites"
+    console.print(f"Report: {folder / 'report.html'}; scores: {folder / 'metrics.csv'}; models: {models}")
 
 
 def show_log() -> None:

@@ -151,7 +151,7 @@ class FederatedRun:
         except KeyboardInterrupt:
             end("stopped; what is finished is saved, the same command continues", 130)
         else:
-            show_scores(result, self.task.metrics, self.output_dir)
+            show_scores(result.summary, self.task.metrics, self.output_dir)
 
     def simulate(self) -> Result:
         """Run the federation, write its bundles and its report.

@@ -264,8 +264,8 @@ class Federation:
             return self._resume()
         for site in sorted(behind):
             logger.warning("%s goes on from its step %d: an older one was damaged.", site, behind[site])
-        told = self._carrier.describe()
-        last.facts |= {site: facts for site, facts in told.items() if not last.facts.get(site)}  # sites away at the start
+        told = self._carrier.describe()  # of sites that were away at the start nothing is known yet
+        last.facts |= {site: facts for site, facts in told.items() if not last.facts.get(site)}
         self._journal.reconcile(last)
         logger.info("Continuing after step %d (%d rounds done).", last.step, last.rounds_done)
         return self._server(state, last), last

@@ -10,8 +10,8 @@ import pytest
 from monai.bundle import ConfigParser
 
 from medfl.errors import SettingsError
-from medfl.stock_monai import warn_of_handlers
 from medfl.options import check_options
+from medfl.stock_monai import warn_of_handlers
 from medfl.workflow import FederatedWorkflow
 
 BUNDLE = Path(__file__).parents[1] / "bundles" / "medmnist_classification"

@@ -197,8 +197,9 @@ class RemoteCarrier:
         return self._talk(dict.fromkeys(sorted(self.facts), message), read_account)
 
     def end(self) -> None:
-        """Tell all sites that the run is over for now."""
-        self._talk(dict.fromkeys(sorted(self.facts), Message("end")), lambda site, message: None)
+        """Tell the sites that are there that the run is over for now."""
+        there = sorted(set(self.facts) - set(self.missing))
+        self._talk(dict.fromkeys(there, Message("end")), lambda site, message: None)
 
     # ---- one exchange of messages
 

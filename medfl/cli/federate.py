@@ -78,8 +78,8 @@ def submit(
     """
     from medfl.cli import run
 
-    context.args += ["--carrier", "flare", "--kit", str(kit)]
-    run.command(context, bundle, dataset_dir or kit)  # the data to train on are at the sites
+    options = run.parse_overrides(context.args) | {"carrier": "flare", "kit": str(kit)}
+    run.run_bundle(bundle, ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | options)
 
 
 @app.command()

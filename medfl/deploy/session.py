@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfl.contract import Findings, Meta
+from medfl.contract import Meta
 from medfl.deploy.connection import Connection
 from medfl.deploy.following import Followed, follow
 from medfl.deploy.job_folder import write_job
@@ -289,11 +289,8 @@ def _summary(out: Path) -> Meta | None:
 
 def _report(summary: Meta, out: Path) -> None:
     from medfl.console import show_scores
-    from medfl.federation import Outcome
     from medfl.report.page import write_report
-    from medfl.simulation import Result
 
     write_report([out])
     metrics = json.loads((out / "run.json").read_text(encoding="utf-8"))["identity"]["task"]["metrics"]
-    outcome = Outcome(summary["status"], summary["rounds"], 0, summary["reason"], {}, {}, Findings())
-    show_scores(Result(outcome, {}, summary), metrics, out)
+    show_scores(summary, metrics, out)

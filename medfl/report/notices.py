@@ -94,7 +94,14 @@ def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | Non
         findings: Run folder, as text, to what the run found out.
     """
     runs = named_runs(groups)
-    found = [*_endings(runs), *_missing(runs), *_leaks(runs), *_other_data(runs), *_no_test(runs), *_privacy(groups, findings or {})]
+    found = [
+        *_endings(runs),
+        *_missing(runs),
+        *_leaks(runs),
+        *_other_data(runs),
+        *_no_test(runs),
+        *_privacy(groups, findings or {}),
+    ]
     return sorted(found, key=lambda notice: ("bad", "warn", "info").index(notice.level))
 
 
