@@ -39,6 +39,10 @@ from medfl.siteside import Answer
 logger = logging.getLogger(__name__)
 
 
+MAX_SILENT = 2
+"""Steps in a row without an answer after which a site is asked no more."""
+
+
 class Transport(Protocol):
     """Brings messages to sites and their answers back."""
 
@@ -100,7 +104,7 @@ class RemoteCarrier:
         self._transport, self._all, self._folder = transport, sorted(sites), folder
         self._limits, self._timeout = limits, timeout
         self._viewers: Callable[[Evaluation], list[Row]] = lambda evaluation: []
-        self._lock = threading.Lock()
+        self._lock, self._silent = threading.Lock(), dict[str, int]()
         self.missing: dict[str, str] = {}
         self.facts: dict[str, Meta] = {}
         self.expected = Expected()
@@ -156,13 +160,22 @@ class RemoteCarrier:
         found = self._talk(
             {site: packed.message(ordered.get(site)) for site in asked},
             lambda site, message: self._read_answer(site, message, step, site in ordered),
+            keep=True,
         )
+        self._leave_out_silent(asked, found)
         answers = [answer for answer, _ in found.values() if answer is not None]
         rows += [row for _, scores in found.values() for row in scores]
         absent = sorted(set(ordered) - {answer.site for answer in answers})
         self._blame_senders(answers, absent)
         answers = [answer for answer in answers if answer.site not in absent]
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
+
+    def _leave_out_silent(self, asked: list[str], found: Collection[str]) -> None:
+        """Ask a site no more that was silent several times in a row: each time all others waited for it."""
+        for site in asked:
+            self._silent[site] = 0 if site in found else self._silent.get(site, 0) + 1
+            if self._silent[site] >= MAX_SILENT:
+                self.drop(site, f"{self.missing.get(site, 'no answer')}; left out until the run is resumed")
 
     def _blame_senders(self, answers: list[Answer], absent: list[str]) -> None:
         """Count senders whose parcel did not reach a receiver that is there as missing: the receiver lacks it."""
@@ -204,15 +217,25 @@ class RemoteCarrier:
     # ---- one exchange of messages
 
     def _talk(
-        self, messages: Mapping[str, Message], read: Callable[[str, Message], Any], timeout: float | None = None
+        self,
+        messages: Mapping[str, Message],
+        read: Callable[[str, Message], Any],
+        timeout: float | None = None,
+        keep: bool = False,
     ) -> dict[str, Any]:
-        """Ask sites; site to what `read` makes of its answer. Why a site is not in it stands in `missing`."""
+        """Ask sites; site to what `read` makes of its answer. Why a site is not in it stands in `missing`.
+
+        With `keep` an answer that can be used is laid into a file.
+        """
         found: dict[str, Any] = {}
 
         def take(site: str, blob: bytes) -> None:
             with self._lock:
                 try:
-                    found[site] = read(site, self._opened(site, blob, messages[site].kind))
+                    result = read(site, self._opened(site, blob, messages[site].kind))
+                    if keep:
+                        self._file(site).write_bytes(blob)
+                    found[site] = result
                     self.missing.pop(site, None)
                 except MedflError as error:
                     self.missing[site] = str(error)
@@ -251,7 +274,6 @@ class RemoteCarrier:
         if found["refused"] is not None:
             return Answer(site, step, str(found["refused"])[:2000], {}, rows_from_json(found["rows"], site)), scores
         self._check_reply(site, message.tensors, found["meta"])
-        self._file(site).write_bytes(wire.encode(message.tensors, {}))
         undelivered = [name for name in self._all if name in found[UNDELIVERED]]
         meta = found["meta"] | ({UNDELIVERED: undelivered} if undelivered else {})
         return Answer(site, step, None, meta, rows_from_json(found["rows"], site)), scores
