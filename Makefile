@@ -1,5 +1,6 @@
 # make demo   small federations on made-up images, in a few minutes, without data and without a network
 # make test   everything that must hold before a change lands, with JOBS test files at a time
+# make test-flare   of that, a federation of NVIDIA FLARE's processes on this machine
 #
 # Both set up what they need in $(VENV). torch comes first and is pinned; name another index where you like, e.g.
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu     (a machine without a GPU need not download CUDA)
@@ -19,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Freed memory is kept for the next step of training: no large array is mapped and cleared anew.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-.PHONY: demo test lint style types compiled clean
+.PHONY: demo test test-flare lint style types compiled clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
@@ -27,6 +28,9 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-dev
 	$(MAKE) -j 2 types compiled style
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test-flare: $(VENV)/.ready-dev
+	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -m flare tests/flare
 
 lint: style types
 

@@ -172,7 +172,9 @@ class Federation:
         )
         quorum = len(plan.orders) if plan.quorum is None else plan.quorum
         if len(accepted) < quorum:
-            return self._fail(server, now, last, f"{len(accepted)} of {quorum} needed replies came.", bool(absent))
+            who = f" Missing: {', '.join(missing)}." if missing else ""
+            reason = f"{len(accepted)} of {quorum} needed replies came.{who}"
+            return self._fail(server, now, last, reason, bool(absent))
         with self._pinned(server):
             self._make_method().fold(server, self._carrier.replies(accepted, missing))
         server.rounds_done = now.rounds_done

@@ -62,6 +62,17 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: 
     write_json(path, content)
 
 
+def begun_settings(folder: Path) -> Meta | None:
+    """The settings of the run that a folder holds, without its rounds; None in a new folder.
+
+    Raises:
+        StoreError: If ``run.json`` is damaged.
+    """
+    path = folder / "run.json"
+    found: Meta | None = _read(path)["identity"]["settings"] if path.exists() else None
+    return found
+
+
 def _read(path: Path) -> Meta:
     try:
         content: Meta = json.loads(path.read_text())

@@ -88,6 +88,7 @@ class SiteHost:
         peers: Sites that parcels can be sent to; None checks no names.
         secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
         scored: Splits whose scores may leave the site.
+        withheld: Keys of a reply's meta that stay here, whatever the method tells.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class SiteHost:
         peers: Collection[str] | None = None,
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
+        withheld: Collection[str] = (),
     ) -> None:
+        self._withheld = frozenset(withheld)
         self._peers, self._scored = peers, [split for split in SCORED if split in scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(data.train.labels) if settings.balance == "loss" else task
@@ -193,6 +196,7 @@ class SiteHost:
                 site=self.name,
                 stream_factory=lambda payload: self._noise(site, payload, released),
             )
+            meta = {key: value for key, value in meta.items() if key not in self._withheld}
             tensors |= wire.prefixed(sent, "reply/")
             check_parcels(reply.parcels, method.posts_parcels, self.name, self._peers)
             parcels = []

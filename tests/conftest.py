@@ -9,10 +9,12 @@ import pytest
 import torch
 
 LONG = (
+    "test_flare.py",
     "test_benchmarks.py",
     "test_docs.py",
     "test_methods.py",
     "test_readme.py",
+    "test_remote_faults.py",
     "test_site_bundles.py",
     "test_wheel.py",
     "test_workflow.py",

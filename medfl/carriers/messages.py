@@ -16,14 +16,25 @@ from typing import Any
 import torch
 
 from medfl import wire
+from medfl.aggregation import PREFIX
 from medfl.carriers.message_checks import FOREIGN, HONEST, Limits, check_blob, check_shape, refusal, shown, walk
-from medfl.contract import Meta, Tensors
+from medfl.contract import Meta, Method, Tensors
 from medfl.errors import DamagedError
 from medfl.filters import CODEC
 from medfl.privacy.clip import l2_norm
 from medfl.task import Task
 
-__all__ = ["Limits", "Message", "check_codec", "check_meta", "check_tensors", "pack", "shapes_of", "unpack"]
+__all__ = [
+    "Limits",
+    "Message",
+    "check_codec",
+    "check_counts",
+    "check_meta",
+    "check_tensors",
+    "pack",
+    "shapes_of",
+    "unpack",
+]
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor."""
@@ -89,6 +100,7 @@ def check_tensors(
     shapes: Mapping[str, Collection[Form]],
     norm_bound: float | None,
     who: str,
+    closed: Collection[str] = (),
 ) -> None:
     """Refuse tensors that a method did not declare or can't use.
 
@@ -98,6 +110,7 @@ def check_tensors(
         shapes: For names of which it is known: the shapes and dtypes that a tensor may have, see `shapes_of`.
         norm_bound: Largest L2 norm over all floating tensors together; None asks only that it is finite.
         who: Who sent them, for the message: "site 'site-01'".
+        closed: Prefixes under which there are no names but those in `shapes`.
 
     Raises:
         RefusedError: If a name begins with none of the prefixes, a tensor has another shape or dtype, a number is not
@@ -108,6 +121,8 @@ def check_tensors(
         if prefixes is not None and not any(name.startswith(prefix) for prefix in prefixes):
             raise refusal(f"names that begin with {sorted(prefixes)}", shown(name), _UNLIKE, who)
         form = (tuple(tensor.shape), tensor.dtype)
+        if name not in shapes and name.startswith(tuple(closed)):
+            raise refusal("names of tensors that the run's networks have", shown(name), _UNLIKE, who)
         if name in shapes and form not in shapes[name]:
             known = " or ".join(sorted(_form(one) for one in shapes[name]))
             raise refusal(f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who)
@@ -143,6 +158,33 @@ def check_meta(meta: Meta, allowed: Collection[str], who: str) -> None:
         if _counts(key) and not isinstance(value, list) and (type(value) is not int or value < 0):
             got = "a negative one" if type(value) is int else type(value).__name__
             raise refusal(f"an integer >= 0 under the meta key {shown(key)}", got, FOREIGN, who)
+
+
+def check_counts(meta: Meta, num_classes: int, who: str) -> None:
+    """Refuse numbers of images that no method could reckon with.
+
+    Args:
+        meta: Of a message: ``size`` is one number, ``label_counts`` has one for each class; either may be absent.
+        num_classes: Of the task.
+        who: Who sent it, for the message.
+
+    Raises:
+        RefusedError: If one has another form.
+    """
+    if "size" in meta and type(meta["size"]) is not int:
+        raise refusal("one number as 'size'", type(meta["size"]).__name__, FOREIGN, who)
+    counts = meta.get("label_counts", [0] * num_classes)
+    if not isinstance(counts, list) or len(counts) != num_classes or any(type(count) is not int for count in counts):
+        raise refusal(f"{num_classes} numbers as 'label_counts'", "something else", FOREIGN, who)
+
+
+def closed_prefixes(method: Method) -> tuple[str, ...]:
+    """Prefixes under which a method sends the tensors of the run's networks and nothing else, for `check_tensors`.
+
+    That is so for updates of the model (`medfl.averaging`), unless networks get other heads than their own.
+    """
+    plain = method.sends.get(PREFIX) == "update" and not method.unlike_heads
+    return (PREFIX,) if plain else ()
 
 
 def shapes_of(

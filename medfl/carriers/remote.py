@@ -25,7 +25,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from medfl import wire
-from medfl.carriers.messages import Form, Limits, Message, check_codec, check_meta, check_tensors, pack, unpack
+from medfl.carriers.messages import (
+    Form,
+    Limits,
+    Message,
+    check_codec,
+    check_counts,
+    check_meta,
+    check_tensors,
+    pack,
+    unpack,
+)
 from medfl.carriers.remote_messages import UNDELIVERED, StepMessages, read_account, read_facts, read_network, read_rows
 from medfl.carriers.rows import rows_from_json
 from medfl.carriers.stored import StoredReplies
@@ -68,13 +78,17 @@ class Expected:
         prefixes: Of the names of tensors in replies.
         tells: Meta keys in replies.
         shapes: Name to the forms that a tensor may have, where that is known.
+        closed: Prefixes under which there are no names but those in `shapes`.
         norm_bound: Largest L2 norm of a reply, or None.
+        num_classes: Of the task.
     """
 
     prefixes: Collection[str] = ()
     tells: Collection[str] = ()
     shapes: Mapping[str, Collection[Form]] = field(default_factory=dict)
+    closed: Collection[str] = ()
     norm_bound: float | None = None
+    num_classes: int = 2
 
 
 class RemoteCarrier:
@@ -128,9 +142,8 @@ class RemoteCarrier:
     def begin(self, networks: Mapping[str, str]) -> None:
         """Have the sites that took the offer load their data; fills `facts`."""
         ready = [site for site in self._all if site not in self.missing]
-        self.facts = self._talk(
-            {site: Message("begin", {}, {"networks": dict(networks)}) for site in ready}, read_facts
-        )
+        message, classes = Message("begin", {}, {"networks": dict(networks)}), self.expected.num_classes
+        self.facts = self._talk(dict.fromkeys(ready, message), lambda site, message: read_facts(site, message, classes))
 
     def drop(self, site: str, why: str) -> None:
         """Leave a site out of the run, as far as the quorum allows."""
@@ -269,8 +282,10 @@ class RemoteCarrier:
         found = message.meta.get("answer")
         if not ordered:
             return None, scores
-        if not isinstance(found, dict) or found.keys() != {"refused", "meta", "rows", UNDELIVERED}:
+        if not isinstance(found, dict) or found.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
             raise RefusedError("expected an answer to the order, got none")
+        if found["step"] != step:
+            raise RefusedError("expected an answer to this step, got one to another")
         if found["refused"] is not None:
             return Answer(site, step, str(found["refused"])[:2000], {}, rows_from_json(found["rows"], site)), scores
         self._check_reply(site, message.tensors, found["meta"])
@@ -285,8 +300,14 @@ class RemoteCarrier:
         check_codec(tensors, meta, self._limits)
         plain, facts = decode(tensors, meta)
         check_meta(facts, expected.tells, who)
+        check_counts(facts, expected.num_classes, who)
         check_tensors(
-            plain, prefixes=expected.prefixes, shapes=expected.shapes, norm_bound=expected.norm_bound, who=who
+            plain,
+            prefixes=expected.prefixes,
+            shapes=expected.shapes,
+            norm_bound=expected.norm_bound,
+            who=who,
+            closed=expected.closed,
         )
 
     def _file(self, site: str) -> Path:

@@ -7,7 +7,7 @@ import json
 import torch
 
 from medfl import wire
-from medfl.carriers.messages import Message, check_meta
+from medfl.carriers.messages import Message, check_counts, check_meta
 from medfl.carriers.rows import rows_from_json
 from medfl.contract import Meta, Order, Tensors
 from medfl.errors import RefusedError
@@ -21,6 +21,10 @@ UNDELIVERED = "undelivered"
 """In an answer: receivers that did not acknowledge their parcel."""
 
 
+MAX_STEP = 10**8
+"""Steps have numbers below it, and rounds, too: what a store can name."""
+
+
 def integer(meta: Meta, name: str, low: int = 0) -> int:
     """A number of a message.
 
@@ -28,8 +32,8 @@ def integer(meta: Meta, name: str, low: int = 0) -> int:
         RefusedError: If it is not there, no integer, or below `low`.
     """
     value = meta.get(name)
-    if type(value) is not int or not low <= value < 2**31:
-        raise RefusedError(f"expected an integer of at least {low} as '{name}'")
+    if type(value) is not int or not low <= value < MAX_STEP:
+        raise RefusedError(f"expected an integer from {low} to {MAX_STEP - 1} as '{name}'")
     return value
 
 
@@ -87,15 +91,26 @@ def read_network(site: str, message: Message) -> str | None:
     return network
 
 
-def read_facts(site: str, message: Message) -> Meta:
-    """What a site tells when a run begins: ``facts``, ``newest`` and ``data``."""
-    meta = message.meta
-    if not isinstance(meta.get("facts"), dict) or not isinstance(meta.get("data"), dict):
+def read_facts(site: str, message: Message, num_classes: int) -> Meta:
+    """What a site tells when a run begins: ``facts``, ``newest`` and ``data``.
+
+    Raises:
+        RefusedError: If it has another form. What is said of the data may stand in a bundle's files in the end, so
+            there is no text in it that MONAI would evaluate.
+    """
+    facts, data = message.meta.get("facts"), message.meta.get("data")
+    if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != {"classes", "name", "modality"}:
         raise RefusedError("expected what the site tells of its data")
-    check_meta(meta["facts"], ("trainable", "validates", "size", "label_counts"), f"site '{site}'")
-    if type(meta.get("newest")) is not int or not 0 <= meta["newest"] < 2**31:
-        raise RefusedError("expected the number of the site's last step")
-    return {name: meta[name] for name in ("facts", "newest", "data")}
+    check_meta(facts, ("trainable", "validates", "size", "label_counts"), f"site '{site}'")
+    check_counts(facts, num_classes, f"site '{site}'")
+    if not all(isinstance(facts.get(name), bool) for name in ("trainable", "validates")):
+        raise RefusedError("expected whether the site trains and validates")
+    if not isinstance(data["classes"], list) or len(data["classes"]) != num_classes:
+        raise RefusedError(f"expected the names of {num_classes} classes")
+    for text in (*data["classes"], data["name"], data["modality"]):
+        if not isinstance(text, str) or not text.isprintable() or len(text) > 200 or text.lstrip()[:1] in (*"$@%",):
+            raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")
+    return {"facts": facts, "newest": integer(message.meta, "newest"), "data": data}
 
 
 def read_rows(site: str, message: Message) -> list[Row]:

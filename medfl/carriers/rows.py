@@ -57,5 +57,9 @@ def _is_row(entry: list[Any], site: str) -> bool:
         and words
         and split in SPLITS
         and moment in MOMENTS
-        and (type(value) in (int, float) or value in ("nan", "inf", "-inf"))
+        and (_is_number(value) or value in ("nan", "inf", "-inf"))
     )
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is int and abs(value) < 2**63) or (type(value) is float and math.isfinite(value))

@@ -9,7 +9,7 @@ import torch
 
 from medfl.data.arrays import open_array
 from medfl.data.atlas import ATLAS, codes_of, read_labels
-from medfl.data.datalists import read_datalist
+from medfl.data.datalists import FILE, read_datalist
 from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
 
@@ -18,7 +18,7 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
     """The atlas that `medfl prep` wrote beside the images of a partitioned data set.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
+        dataset_dir: The folder that holds one folder for each site, or a site's own.
 
     Returns:
         Labels (*spatial), int64, on the grid of the images: 0 where there is no region, else 1 to the number of
@@ -28,7 +28,7 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
         DataError: If the atlas can't be read, or is on another grid than the images.
     """
     folder = Path(dataset_dir)
-    site = folder / site_names(folder)[0]
+    site = folder if (folder / FILE).is_file() else folder / site_names(folder)[0]
     images = site / read_datalist(site).image_array
     path = images.parent / ATLAS
     if not path.is_file():

@@ -16,7 +16,7 @@ from medfl.deploy.offer import Here, Offer, describe_bundle, differences
 from medfl.deploy.overrides import check_overrides
 from medfl.deploy.policy import check_run, tightened
 from medfl.deploy.site_file import SiteFile
-from medfl.errors import RefusedError
+from medfl.errors import RefusedError, SettingsError
 from medfl.federated_run import FederatedRun, pick_device
 from medfl.origins import bundle_values
 from medfl.plugins import Registry, load_plugins
@@ -96,11 +96,13 @@ def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None
     lacking = sorted(set(FACTS) - set(overrides))
     if lacking:
         raise RefusedError(f"Expected the offer to say {', '.join(FACTS)}; it lacks {', '.join(lacking)}.")
-    beside = folder / "no-data" if data is None else (data if site_file.is_server else data.parent)
-    own: Meta = {"bundle_root": str(folder), "dataset_dir": str(beside), "device": site_file.device}
+    own: Meta = {"bundle_root": str(folder), "dataset_dir": str(data or folder / "no-data"), "device": site_file.device}
     if data is None and "regions" in bundle_values(folder):
         own["regions"] = None  # they lie beside the data; only sites reckon with them
-    return read_federation(folder, overrides | own)
+    try:
+        return read_federation(folder, overrides | own)
+    except RuntimeError as error:  # MONAI's, when a part can't be built
+        raise SettingsError(f"The bundle can't be built with the run's values: {error}") from error
 
 
 def _shape(values: Meta) -> tuple[int, ...]:

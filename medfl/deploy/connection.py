@@ -26,6 +26,9 @@ RETRY_SECONDS = 2.0
 TOPIC = "medfl.progress"
 """What a run is asked how far it is."""
 
+COMPLETED = "FINISHED:COMPLETED"
+"""NVFlare's word for a job that came to its own end."""
+
 UNREACHABLE = ("NoConnection", "SessionClosed", "SessionExpired")
 """NVFlare's errors after which a new session is worth a try."""
 

@@ -36,6 +36,7 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         *_rounds(site_file, settings),
         *_exchange(site_file, settings),
         *_privacy(site_file.privacy, settings.privacy),
+        *_needed(site_file, method),
     ]
     if not problems:
         try:
@@ -154,9 +155,20 @@ def _rounds(site_file: SiteFile, settings: Settings) -> list[str]:
 
 
 def _exchange(site_file: SiteFile, settings: Settings) -> list[str]:
+    if settings.global_test and settings.privacy is not None:
+        return ["The run promises privacy and wants a global test, in which whole models leave a site without noise."]
     if site_file.exchange or site_file.is_server or not settings.global_test:
         return []
     return ["The run wants a global test (global_test), which scores each site's model at every site; allowed: no."]
+
+
+def _needed(site_file: SiteFile, method: Any) -> list[str]:
+    """Facts that the method can't do without and this site does not tell."""
+    facts = [fact for fact, kind in method.tells.items() if kind == "needed" and fact not in site_file.describe]
+    if site_file.is_server or not facts:
+        return []
+    allowed = ", ".join(site_file.describe) or "none"
+    return [f"The run's method can't do without the fact {', '.join(sorted(facts))}; told here: {allowed}."]
 
 
 def _privacy(floor: Floor | None, privacy: Privacy | None) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from medfl.carriers.messages import Limits, shapes_of
+from medfl.carriers.messages import Limits, closed_prefixes, shapes_of
 from medfl.carriers.remote import Expected, RemoteCarrier, Transport
 from medfl.contract import Meta, Method
 from medfl.data.pooled import Empty
@@ -25,8 +26,7 @@ from medfl.federation import Evaluation, Federation, Outcome
 from medfl.findings import write_findings
 from medfl.origins import bundle_values, run_record
 from medfl.run_checks import check_plan, check_privacy
-from medfl.run_folder import claim, identity, run_id_of
-from medfl.settings import Settings
+from medfl.run_folder import begun_settings, claim, identity, run_id_of
 from medfl.simulation import forget_summary
 from medfl.siteside import SiteHost, Splits
 from medfl.store import only_writer, write_json
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 HELLO = 180.0
 """Seconds to wait for the sites to take the offer: their processes start first, and import torch."""
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
 
 
@@ -96,7 +96,7 @@ def serve(
     carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
     progress.missing = carrier.missing
     networks = carrier.hello(offer.to_meta(), HELLO)
-    opened = opened.with_networks(_agreed(opened.settings, networks))
+    opened = _agree_on_networks(opened, networks, carrier, folder)
     data = _ServerData(opened, site_file)
     method = opened.make_method()
     built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.public is not None)
@@ -106,11 +106,11 @@ def serve(
         named = _claim(opened, folder)
         forget_summary(folder)
         carrier.set_viewers(data.viewers(folder, run_id_of(named)))
+        carrier.expected = _expected(opened, method)
         carrier.begin(opened.settings.networks)
         about = _same_data(carrier)
         training = sum(bool(facts["facts"].get("trainable", True)) for facts in carrier.facts.values())
         check_privacy(opened.settings, method, built, {}, training)
-        carrier.expected = _expected(opened, method)
         progress.state = "running"
 
         def round_ended(round_: int, rows: list[Row]) -> None:
@@ -126,15 +126,24 @@ def serve(
     return folder
 
 
-def _agreed(settings: Settings, networks: dict[str, str]) -> dict[str, str]:
-    """The networks that the sites' own files name, beside those of the run."""
+def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: RemoteCarrier, folder: Path) -> Opened:
+    """The run with the networks that the sites' own files name. A site whose file contradicts the run is left out.
+
+    Once a run has begun its networks stay: a site that was away then and names another one comes too late.
+    """
+    settings, task = opened.settings, opened.task
+    begun = begun_settings(folder)
+    known = settings.networks if begun is None else begun["networks"]
+    agreed = {}
     for site, network in networks.items():
-        if settings.networks.get(site, network) != network:
-            raise SettingsError(
-                f"The run wants site '{site}' to train network '{settings.networks[site]}'; its own file says "
-                f"'{network}'. Leave it out of networks_by_site, or have the site's file changed."
-            )
-    return networks
+        expected = known.get(site, network if begun is None else task.network)
+        if network not in task.networks:
+            carrier.drop(site, f"its own file names the network '{network}'; the bundle has {sorted(task.networks)}")
+        elif network != expected:
+            carrier.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
+        else:
+            agreed[site] = network
+    return opened.with_networks(agreed if begun is None else known)
 
 
 def _claim(opened: Opened, folder: Path) -> Meta:
@@ -158,26 +167,26 @@ def _claim(opened: Opened, folder: Path) -> Meta:
 
 
 def _same_data(carrier: RemoteCarrier) -> Meta:
-    """What the sites say of their data set; a site whose classes are others than the first one's is left out."""
-    first: Meta = {}
-    for site in sorted(carrier.facts):
-        about = carrier.facts[site]["data"]
-        first = first or about
-        if about.get("classes") != first.get("classes"):
-            carrier.drop(
-                site, f"its classes are {about.get('classes')}, those of the first site {first.get('classes')}"
-            )
-    return first
+    """What the sites say of their data set; a site whose classes are others than those of most sites is left out."""
+    if not carrier.facts:
+        return {}
+    told = {site: facts["data"] for site, facts in sorted(carrier.facts.items())}
+    common = Counter(tuple(about["classes"]) for about in told.values()).most_common(1)[0][0]
+    for site, about in told.items():
+        if tuple(about["classes"]) != common:
+            carrier.drop(site, f"its classes are {about['classes']}, those of most sites {list(common)}")
+    return next(about for about in told.values() if tuple(about["classes"]) == common)
 
 
 def _expected(opened: Opened, method: Method) -> Expected:
     """What replies may hold."""
     task, settings = opened.task, opened.settings
     used = {settings.networks.get(site, task.network) for site in opened.offer.sites}
-    heads = set() if not method.unlike_heads else {n for name in used for n in task.build(name).state_dict()}
     noised = settings.privacy is not None and settings.privacy.unit == "site"  # clipping bounds it, and noise is added
     bound = None if noised else settings.norm_bound
-    return Expected(tuple(method.sends), tuple(method.tells), shapes_of(task, used, leave_out=heads), bound)
+    shapes = {} if method.unlike_heads else shapes_of(task, used)
+    closed = closed_prefixes(method)
+    return Expected(tuple(method.sends), tuple(method.tells), shapes, closed, bound, task.num_classes)
 
 
 def _means(rows: list[Row]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Meta
-from medfl.deploy.connection import Connection
+from medfl.deploy.connection import COMPLETED, Connection, UnknownJobError
 from medfl.deploy.following import Followed, follow
 from medfl.deploy.job_folder import write_job
 from medfl.deploy.kit import admin_of
@@ -159,17 +159,16 @@ def read_record(output_dir: Path) -> Meta:
 
 
 def _run(submission: Submission, opener: Callable[[Path], Connection], *, waiting: bool) -> None:
-    kit, out = submission.kit, submission.output_dir
+    kit, out, offer = submission.kit, submission.output_dir, submission.offer
     admin_of(kit)
     before = _submitted_before(out)
-    offer = submission.offer
     if before and not offer.sites:
         offer = offer.with_sites(before["offer"]["sites"])  # a run's sites stay
     jobs = before["jobs"] if before else []
     with contextlib.closing(opener(kit)) as connection:
-        job = _unfinished(connection, jobs)
+        job = _unfinished(connection, jobs) or _unfetched(connection, jobs, out)
         if job is not None and before and before["offer"] == offer.to_meta():
-            logger.info("The run is at work; following its job %s.", job)
+            logger.info("Following the run's job %s.", job)
             followed = _follow(connection, job, out)
             if not followed.lost:
                 _conclude(connection, followed, out)
@@ -197,6 +196,14 @@ def _submitted_before(out: Path) -> Meta | None:
 def _unfinished(connection: Connection, jobs: Sequence[str]) -> str | None:
     """The last job if it is not over."""
     return jobs[-1] if jobs and not connection.is_over(jobs[-1]) else None
+
+
+def _unfetched(connection: Connection, jobs: Sequence[str], out: Path) -> str | None:
+    """The last job if it came to its end while nobody followed it."""
+    with contextlib.suppress(UnknownJobError):
+        if jobs and not (out / "summary.json").exists() and connection.status(jobs[-1]) == COMPLETED:
+            return jobs[-1]
+    return None
 
 
 def _give_up(connection: Connection, job: str, out: Path) -> None:
@@ -270,16 +277,13 @@ def _fetch(connection: Connection, followed: Followed, out: Path) -> str:
         (out / name).unlink(missing_ok=True)  # of an earlier job; this one's come now
     with tempfile.TemporaryDirectory(prefix=".fetched-", dir=out) as folder:
         found = connection.fetch(followed.job, Path(folder))
-        failed = "" if found is None else _text(found / "error.txt")
+        error = (found or Path(folder)) / "error.txt"
+        failed = error.read_text(encoding="utf-8", errors="replace") if error.is_file() else ""
         if found is not None:
             names = {"error.txt", RECORD}
             shutil.copytree(found, out, dirs_exist_ok=True, ignore=lambda _, all_: names & set(all_))
-    done = followed.status == "FINISHED:COMPLETED"
+    done = followed.status == COMPLETED
     return failed or ("" if done and found is not None else connection.why(followed.job) + followed.last_words)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _summary(out: Path) -> Meta | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from medfl import wire
+from medfl.aggregation import PREFIX
 from medfl.carriers.messages import Message, check_meta, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names
 from medfl.carriers.rows import rows_to_json
@@ -35,10 +36,8 @@ Send = Callable[[Parcel, int, str], bool]
 METHOD, EXCHANGE = "method", "exchange"
 """What a parcel is for: the method's own, or a model in the global test."""
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
-
-MODEL = "model/"
 
 DECLARED = ("owner", "network", "meta")
 """What stands on a model in the global test."""
@@ -72,8 +71,8 @@ class SiteRun:
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
         check_counts(site_file, len(self._data.train))
         used = {self.settings.networks.get(site, self.task.network) for site in opened.offer.sites}
-        heads = set() if not method.unlike_heads else {n for u in used for n in self.task.build(u).state_dict()}
-        self._shapes = shapes_of(self.task, used, leave_out=heads)
+        self._forms = {network: shapes_of(self.task, [network]) for network in sorted(used)}
+        self._shapes = {} if method.unlike_heads else shapes_of(self.task, used)
         self._undelivered: list[str] = []
         self._sends, self._tells = method.sends, method.tells
 
@@ -130,6 +129,7 @@ class SiteRun:
             self._opened.offer.sites,
             secret,
             tellable(self._file, sizes),
+            {"size", "label_counts"} - set(self._file.describe),
         )
 
     def facts(self) -> Meta:
@@ -174,7 +174,8 @@ class SiteRun:
         answer = self.host.step(self._opened.make_method, asked, step, round_, str(digest))
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         rows = rows_to_json(self._leaving(answer.rows))
-        return tensors, {"refused": answer.refused, "meta": answer.meta, "rows": rows, UNDELIVERED: self._undelivered}
+        facts = {"step": step, "refused": answer.refused, "meta": answer.meta, "rows": rows}
+        return tensors, facts | {UNDELIVERED: self._undelivered}
 
     def _deliver(self, step: int, parcel: Parcel) -> None:
         if not self._send(parcel, step, METHOD):
@@ -198,35 +199,49 @@ class SiteRun:
             RefusedError: If it can't be what that site may send.
         """
         meta = message.meta
-        if message.kind != "parcel" or meta.keys() != {"step", "use", "meta"} or type(meta["step"]) is not int:
+        if message.kind != "parcel" or meta.keys() != {"step", "use", "meta"} or not isinstance(meta["meta"], dict):
             raise RefusedError("expected a parcel")
+        step = integer(meta, "step", 1)
         if sender not in self._opened.offer.sites or sender == self.name:
             raise RefusedError(f"expected a parcel of another site of the run, got one of '{sender}'")
         guest = meta["use"] == EXCHANGE
         if not guest and not self._opened.make_method().posts_parcels:
             raise RefusedError(f"the method '{self._opened.offer.method}' posts no parcels")
-        if guest and not self._file.exchange:
-            raise RefusedError(f"'{self.name}' does not score models of other sites")
-        prefixes = (MODEL,) if guest else tuple(self._sends)
-        self._check_tensors(message.tensors, prefixes)
+        if guest:
+            self._check_exchange()
+        self._check_parcel(message.tensors, (PREFIX,) if guest else tuple(self._sends))
         check_meta(meta["meta"], DECLARED if guest else tuple(self._tells), f"site '{sender}'")
         folder = self.folder / EXCHANGE if guest else self.host.store.folder
-        Inbox(folder).post(meta["step"], sender, Parcel(self.name, message.tensors, meta["meta"], sender))
+        Inbox(folder).post(step, sender, Parcel(self.name, message.tensors, meta["meta"], sender))
+
+    def _check_parcel(self, tensors: Tensors, prefixes: Collection[str]) -> None:
+        """Refuse a model that is a part of one of the run's networks only."""
+        known = tensors.keys() & self._shapes.keys()
+        if known and not any(known == forms.keys() for forms in self._forms.values()):
+            raise RefusedError(f"expected the tensors of one whole network out of {sorted(self._forms)}")
+        self._check_tensors(tensors, prefixes)
+
+    def _check_exchange(self) -> None:
+        """Refuse to take part in a global test that the run or this site's file does not have."""
+        if not self._file.exchange or not self.settings.global_test or self.settings.privacy is not None:
+            raise RefusedError(f"'{self.name}' takes part in no global test in this run")
 
     # ---- the end of a run
 
     def post_model(self, message: Message) -> tuple[Tensors, Meta]:
         """The global test: send this site's model to the others, and score it here."""
-        if not self._file.exchange:
-            raise RefusedError(f"'{self.name}' does not give its model to be scored elsewhere")
+        self._check_exchange()
+        to = names(message.meta, "to")
+        if not set(self._opened.offer.sites) - {self.name} >= set(to):
+            raise RefusedError("expected to send a model to other sites of the run only")
         step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
         method = self._opened.make_method()
         models = self.host.models(method, message.tensors, step, round_)
         kind = "personal" if "personal" in models else "global"
         model = models[kind]
         meta = {"network": model.network, "meta": model.meta, "owner": kind}
-        for to in names(message.meta, "to"):
-            self._send(Parcel(to, wire.prefixed(model.tensors, MODEL), meta), step, EXCHANGE)
+        for receiver in to:
+            self._send(Parcel(receiver, wire.prefixed(model.tensors, PREFIX), meta), step, EXCHANGE)
         return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
 
     def score_guest(self, message: Message) -> tuple[Tensors, Meta]:
@@ -239,7 +254,7 @@ class SiteRun:
         meta = found[0].meta
         if meta.get("network") not in self.task.networks or meta.get("owner") not in ("personal", "global"):
             raise RefusedError(f"expected a model of '{owner}' with one of the networks {sorted(self.task.networks)}")
-        model = Model(meta["network"], wire.select(found[0].tensors, MODEL), meta["meta"])
+        model = Model(meta["network"], wire.select(found[0].tensors, PREFIX), meta["meta"])
         rows = self._score(model, f"{meta['owner']}@{owner}", integer(message.meta, "round"))
         inbox.drop(found[0].sender)
         return {}, {"rows": rows_to_json(rows)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from medfl.bundle_folders import shipped
 from medfl.data.phantoms import make_cohort
-from medfl.data.sites import load_global, load_sites
+from medfl.data.sites import PUBLIC, load_global, load_site, load_sites
 from medfl.deploy.bundle import open_offer
 from medfl.deploy.offer import Offer, make_offer
 from medfl.deploy.server_run import Progress, serve
@@ -140,12 +140,14 @@ class Place:
         values = {"rounds": 2, "batch_size": 8, "network_name": "tiny", "seed": 3} | FACTS | overrides
         return make_offer(self.bundle, values, run, SITES, 5)
 
-    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path) -> Result:
-        """The same run by the local carrier, with the sites' secrets."""
+    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **changes: Any) -> Result:
+        """The same run by the local carrier, with the sites' secrets; what else a `Run` may hold goes to `changes`."""
         opened = open_offer(offer, files["server"])
         built, task = opened.built, opened.task
         loaded = load_sites(self.data, task.num_classes, built.mean, built.std)
         test = load_global(self.data, task.num_classes, built.mean, built.std)
+        about = (self.data / PUBLIC, task.num_classes, built.mean, built.std)
+        public = load_site(*about) if about[0].is_dir() else None
         return simulate(
             Run(
                 method=offer.method,
@@ -155,8 +157,11 @@ class Place:
                 sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in loaded.items()},
                 folder=folder,
                 global_test=test.test if test else None,
+                public=public.train if public else None,
+                public_test=public.test if public else None,
                 method_args=built.method_args,
                 secrets={site: files[site].secret() for site in SITES},
+                **changes,
             )
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from medfl.deploy.provision import ALLOWED, RIGHTS, Federation, allowing, provision, rights
+from medfl.deploy.site_file import BundleEntry, Floor, SiteFile
 from medfl.errors import SettingsError
 
 ONE = Federation("localhost", ("site-01",), "me@hospital.org", port=8112)
@@ -78,10 +79,14 @@ def test_the_sites_file_names_the_site_and_allows_nothing_yet(kits: dict[str, Pa
         text = (kits[name] / "local" / "medfl-site.toml").read_text()
         assert tomllib.loads(text) == {"site": site}
         opened = "\n".join(line.removeprefix("# ") for line in text.splitlines()[2:])
-        from medfl.deploy.site_file import SiteFile
+        assert set(tomllib.loads(opened)) == set(SiteFile.model_fields)  # the template shows every key
 
-        filled = tomllib.loads(opened)
-        assert set(filled) == set(SiteFile.model_fields)  # the template shows every key
+
+def test_the_page_for_administrators_explains_every_key_and_both_allow_list_lines() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    keys = {*SiteFile.model_fields, *Floor.model_fields, *BundleEntry.model_fields} - {"privacy", "bundles"}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+    assert all(line in page for line in ALLOWED.values())
 
 
 def test_another_server_in_the_same_folder_is_refused(kits: dict[str, Path]) -> None:

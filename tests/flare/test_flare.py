@@ -1,0 +1,169 @@
+"""Methods between real processes of NVIDIA FLARE, under mutual TLS: the bits of one machine, faults and refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.loopback import UNLIKE
+from federation import REAL, Federation, federation, wait_for
+
+from medfl.deploy.offer import Offer, bundle_hash
+from medfl.deploy.session import read_record, resume, stop
+from medfl.errors import MedflError
+
+pytestmark = pytest.mark.flare
+
+PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 50.0, "delta": 1e-5}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedkper": {},
+    "pfedcdp": {
+        "networks_by_site": UNLIKE,
+        "method_args": {"fisher_samples": 8, "server_epochs": 1, "refine": {"epochs": 1, "probe_epochs": 1}},
+        "privacy": PRIVACY | {"clip": 0.5},
+        "compression": {"bits": 8},
+    },
+    "fedsdc": {},
+    "fedskd": {"networks_by_site": UNLIKE},
+}
+SILENT: dict[str, dict[str, Any]] = {"goes-on": {"min_replies": 2}, "ends": {"min_replies": 3}}
+SILENCE = 8
+"""Seconds to wait for a site that never answers."""
+
+
+@dataclass
+class Begun:
+    """Runs that were begun together.
+
+    Attributes:
+        offers: Name to run.
+        out: Name to the researcher's folder.
+        stopped: Name to the process that never answers.
+    """
+
+    offers: dict[str, Offer] = field(default_factory=dict)
+    out: dict[str, Path] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+
+    def begin(self, running: Federation, name: str, **about: Any) -> None:
+        self.offers[name] = running.offer(name, **about)
+        self.out[name] = running.begin(self.offers[name])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with federation(tmp_path_factory.mktemp("f")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def begun(running: Federation) -> Iterator[Begun]:
+    """All runs in which no participant dies, at the same time."""
+
+    runs = Begun()
+    for name, more in SILENT.items():
+        running.hold(name, "site-03", name, 1)
+        runs.begin(running, name, timeout=SILENCE, rounds=1, **more)
+    for name in SILENT:
+        runs.stopped[name] = running.held(name)
+        os.kill(runs.stopped[name], signal.SIGSTOP)
+    for name, more in METHODS.items():
+        runs.begin(running, name, method=name, **more)
+    runs.begin(running, "unlike", bundle="other", method="fedprox", rounds=1)
+    for out in runs.out.values():
+        wait_for(lambda out=out: running.state(out) != "starting")
+    running.write_files(site_01={"privacy": PRIVACY | {"epsilon": 8.0}})
+    runs.begin(running, "loose", network_name="large", rounds=1, steps=1, privacy=PRIVACY | {"clip": 0.5})
+    yield runs
+    for process in runs.stopped.values():
+        kill(process)
+
+
+def kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def test_the_images_are_real() -> None:
+    if not REAL.is_file():
+        pytest.skip("runs use made-up cells: medmnist/breastmnist.npz is not in the folder that MEDFL_DATA names")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_participant_ends_with_the_bits_of_one_machine(running: Federation, begun: Begun, method: str) -> None:
+    out = begun.out[method]
+    summary, wrong = running.end(out, report=method == "fedavg")
+    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    running.equals_local(begun.offers[method], out)
+    assert (out / "report.html").is_file() == (method == "fedavg")
+
+
+REFUSALS = {
+    "unlike": {
+        "site-01": "'site-01' refuses the run 'unlike': .*fedprox",
+        "site-03": "hash of the bundle's configurations: the run has {ours}, this participant has {theirs}",
+    },
+    "loose": {
+        "site-01": "epsilon 50.0, .* required at least: .* epsilon 8.0",
+        "site-02": "expected at most 1000000 bytes, got",
+    },
+}
+
+
+@pytest.mark.parametrize("run", REFUSALS)
+def test_a_refusal_says_why_and_the_others_go_on(running: Federation, begun: Begun, run: str) -> None:
+    summary, wrong = running.end(begun.out[run])
+    assert (wrong, summary["status"]) == ("", "finished")
+    assert set(summary["missing"]) == set(REFUSALS[run])
+    hashes = {"ours": bundle_hash(running.place.root / "other")}
+    hashes["theirs"] = bundle_hash(running.place.root / "changed" / "other")
+    for site, why in REFUSALS[run].items():
+        assert re.search(why.format(**hashes), summary["missing"][site]), summary["missing"]
+
+
+@pytest.mark.parametrize("run", SILENT)
+def test_a_site_that_never_answers_is_named_and_the_quorum_decides(running: Federation, begun: Begun, run: str) -> None:
+    wait_for(lambda: running.state(begun.out[run]) not in ("starting", "running"))
+    kill(begun.stopped[run])
+    summary, wrong = running.end(begun.out[run])
+    assert list(summary["missing"]) == ["site-03"]
+    assert summary["missing"]["site-03"].startswith("did not answer in time")
+    if run == "goes-on":
+        assert (wrong, summary["status"], summary["rounds"]) == ("", "finished", 1)
+    else:
+        assert (summary["status"], summary["rounds"]) == ("incomplete", 0)
+        assert re.search(r"ended as incomplete: 2 of 3 needed replies came.*medfl federate resume", wrong)
+
+
+def test_after_kills_of_a_site_and_of_the_server_in_mid_step_the_run_ends_in_the_same_bits(
+    running: Federation,
+) -> None:
+    running.write_files()
+    offer = running.offer("killed", method="fedskd", networks_by_site=UNLIKE)
+    running.hold("site", "site-02", offer.run, 2)
+    out = running.begin(offer)
+    running.held("site")
+    running.kill("site-02")
+    with ThreadPoolExecutor() as pool:
+        started = pool.submit(running.start, "site-02")
+        assert stop(out)
+        started.result()
+        running.hold("server", "server", offer.run, 4)
+        resumed = pool.submit(resume, out)
+        running.held("server")
+        running.kill("server")
+        running.start("server")
+        with pytest.raises(MedflError, match="the server lost the job.*medfl federate resume"):
+            resumed.result()
+    resume(out)
+    assert len(read_record(out)["jobs"]) == 3
+    running.equals_local(offer, out)
