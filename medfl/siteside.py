@@ -7,7 +7,6 @@ trains twice and never draws fresh noise.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from medfl.filters import Filters, check_parcels, plain_bytes
 from medfl.ledger import fingerprint, open_account
 from medfl.privacy.secret_site import SecretSite, secret_run_id
 from medfl.settings import Settings
-from medfl.store import Inbox, Record, Store
+from medfl.store import Inbox, Record, Store, copied
 from medfl.task import Task
 
 MethodFactory = Callable[[], Method]
@@ -60,18 +59,6 @@ class Splits:
     val: Dataset
     test: Dataset
     digest: str = ""
-
-
-def order_digest(order: Order, tensors_digest: str) -> str:
-    """Identifies an order: the same order sent again has the same digest."""
-    text = json.dumps([order.op, order.meta, tensors_digest], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _copy(state: State) -> State:
-    """A state that shares nothing with the given one."""
-    meta = json.loads(json.dumps(state.meta))
-    return State({name: tensor.clone() for name, tensor in state.tensors.items()}, meta, dict(state.blobs))
 
 
 class SiteHost:
@@ -151,7 +138,7 @@ class SiteHost:
         Raises:
             StoreError: If the stored step answers another order, or the step can't be saved.
         """
-        digest = order_digest(order, tensors_digest)
+        digest = wire.order_digest(order, tensors_digest)
         record = self._stored(step, digest)
         if record is None:
             record = self._carry_out(make_method(), order, step, round_, digest)
@@ -181,7 +168,7 @@ class SiteHost:
 
     def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str) -> Record:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
-        site, before = self._view(round_, last.state(), digest), _copy(last.state())
+        site, before = self._view(round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
         filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
         refused: str | None = None

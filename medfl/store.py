@@ -211,6 +211,12 @@ class Store:
             return list(json.loads(file.metadata()["medfl"])["blobs"].values())
 
 
+def copied(state: State) -> State:
+    """A state that shares nothing with the given one."""
+    meta = json.loads(json.dumps(state.meta))
+    return State({name: tensor.clone() for name, tensor in state.tensors.items()}, meta, dict(state.blobs))
+
+
 class Inbox:
     """Parcels that wait for a site. A parcel posted in step p is read by the receiver's first step after p.
 

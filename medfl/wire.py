@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch as st
 import torch
 
-from medfl.contract import Meta, Tensors
+from medfl.contract import Meta, Order, Tensors
 from medfl.errors import ContractError, DamagedError
 
 DTYPES = {
@@ -84,6 +84,12 @@ def digest(tensors: Tensors, meta: Meta | None = None) -> str:
         ContractError: As `encode`.
     """
     return _digest(_plain(tensors), _json(meta or {}))
+
+
+def order_digest(order: Order, tensors_digest: str) -> str:
+    """Identifies an order: the same order sent again has the same digest."""
+    text = json.dumps([order.op, order.meta, tensors_digest], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def payload_bytes(tensors: Mapping[str, torch.Tensor]) -> int:

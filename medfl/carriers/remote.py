@@ -20,30 +20,18 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from medfl import wire
-from medfl.carriers.messages import (
-    Form,
-    Limits,
-    Message,
-    check_codec,
-    check_counts,
-    check_meta,
-    check_tensors,
-    pack,
-    unpack,
-)
+from medfl.carriers.answers import Expected, opened, read_answer
+from medfl.carriers.messages import Limits, Message, pack
 from medfl.carriers.remote_messages import UNDELIVERED, StepMessages, read_account, read_facts, read_network, read_rows
-from medfl.carriers.rows import rows_from_json
 from medfl.carriers.stored import StoredReplies
 from medfl.contract import Meta, Order, Tensors
-from medfl.errors import MedflError, RefusedError
+from medfl.errors import MedflError
 from medfl.evaluation import Row
 from medfl.federation import Evaluation
-from medfl.filters import decode
 from medfl.siteside import Answer
 
 logger = logging.getLogger(__name__)
@@ -68,27 +56,6 @@ class Transport(Protocol):
             Site to the reason why it did not answer.
         """
         ...
-
-
-@dataclass
-class Expected:
-    """What answers may hold, known once the run has begun.
-
-    Attributes:
-        prefixes: Of the names of tensors in replies.
-        tells: Meta keys in replies.
-        shapes: Name to the forms that a tensor may have, where that is known.
-        closed: Prefixes under which there are no names but those in `shapes`.
-        norm_bound: Largest L2 norm of a reply, or None.
-        num_classes: Of the task.
-    """
-
-    prefixes: Collection[str] = ()
-    tells: Collection[str] = ()
-    shapes: Mapping[str, Collection[Form]] = field(default_factory=dict)
-    closed: Collection[str] = ()
-    norm_bound: float | None = None
-    num_classes: int = 2
 
 
 class RemoteCarrier:
@@ -172,7 +139,7 @@ class RemoteCarrier:
         rows = self._viewers(evaluation) if evaluation else []
         found = self._talk(
             {site: packed.message(ordered.get(site)) for site in asked},
-            lambda site, message: self._read_answer(site, message, step, site in ordered),
+            lambda site, message: read_answer(site, message, step, site in ordered, self.expected, self._limits),
             keep=True,
         )
         self._leave_out_silent(asked, found)
@@ -245,7 +212,7 @@ class RemoteCarrier:
         def take(site: str, blob: bytes) -> None:
             with self._lock:
                 try:
-                    result = read(site, self._opened(site, blob, messages[site].kind))
+                    result = read(site, opened(blob, messages[site].kind, self._limits))
                     if keep:
                         self._file(site).write_bytes(blob)
                     found[site] = result
@@ -266,49 +233,6 @@ class RemoteCarrier:
         for site in sorted(set(messages) - set(found)):
             logger.warning("%s is missing: %s", site, self.missing.get(site, "no answer"))
         return {site: found[site] for site in messages if site in found}
-
-    def _opened(self, site: str, blob: bytes, kind: str) -> Message:
-        message = unpack(blob, self._limits)
-        refused = message.meta.get("refused")
-        if isinstance(refused, str):
-            raise RefusedError(refused[:2000])
-        if message.kind != kind:
-            raise RefusedError(f"expected an answer to '{kind}', got one to '{message.kind}'")
-        return message
-
-    def _read_answer(self, site: str, message: Message, step: int, ordered: bool) -> tuple[Answer | None, list[Row]]:
-        """A site's answer to a step, and its rows of the evaluation; the reply's tensors go to a file."""
-        scores = rows_from_json(message.meta.get("evaluation") or [], site)
-        found = message.meta.get("answer")
-        if not ordered:
-            return None, scores
-        if not isinstance(found, dict) or found.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
-            raise RefusedError("expected an answer to the order, got none")
-        if found["step"] != step:
-            raise RefusedError("expected an answer to this step, got one to another")
-        if found["refused"] is not None:
-            return Answer(site, step, str(found["refused"])[:2000], {}, rows_from_json(found["rows"], site)), scores
-        self._check_reply(site, message.tensors, found["meta"])
-        undelivered = [name for name in self._all if name in found[UNDELIVERED]]
-        meta = found["meta"] | ({UNDELIVERED: undelivered} if undelivered else {})
-        return Answer(site, step, None, meta, rows_from_json(found["rows"], site)), scores
-
-    def _check_reply(self, site: str, tensors: Tensors, meta: Any) -> None:
-        who, expected = f"site '{site}'", self.expected
-        if not isinstance(meta, dict):
-            raise RefusedError(f"expected facts by name beside the reply of {who}")
-        check_codec(tensors, meta, self._limits)
-        plain, facts = decode(tensors, meta)
-        check_meta(facts, expected.tells, who)
-        check_counts(facts, expected.num_classes, who)
-        check_tensors(
-            plain,
-            prefixes=expected.prefixes,
-            shapes=expected.shapes,
-            norm_bound=expected.norm_bound,
-            who=who,
-            closed=expected.closed,
-        )
 
     def _file(self, site: str) -> Path:
         return self._folder / f"{site}.safetensors"
