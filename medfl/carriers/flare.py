@@ -35,8 +35,8 @@ PARCEL, PROGRESS = "medfl.parcel", "medfl.progress"
 POLL = 0.1
 """Seconds between two looks at tasks."""
 
-PARCEL_TRIES, PARCEL_TIMEOUT = 3, 600.0
-"""How often a parcel is sent, and seconds to wait for each acknowledgement. A dead receiver is known at once."""
+PARCEL_TRIES = 3
+"""How often a parcel is sent before its receiver counts as out of reach. A dead one is known at once."""
 
 WHY = {
     TaskCompletionStatus.TIMEOUT: "did not answer in time",
@@ -173,15 +173,15 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         self._fl_ctx = fl_ctx
         return Shareable({BLOB: self.answer(blob)})
 
-    def post(self, to: str, blob: bytes) -> bool:
-        """Bring a parcel to another site, encrypted for it; returns whether it was acknowledged."""
+    def post(self, to: str, blob: bytes, patience: float) -> bool:
+        """Bring a parcel to another site, encrypted for it; returns whether it was acknowledged within `patience` s."""
         assert self._fl_ctx is not None
         for _ in range(PARCEL_TRIES):
             answers = self._fl_ctx.get_engine().send_aux_request(
                 targets=[to],
                 topic=PARCEL,
                 request=Shareable({BLOB: blob}),
-                timeout=PARCEL_TIMEOUT,
+                timeout=patience / PARCEL_TRIES,
                 fl_ctx=self._fl_ctx,
                 secure=True,
             )

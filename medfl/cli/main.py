@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded into data lists."),
     "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
     "run": ("medfl.cli.run:app", "Run a federation described by a bundle."),
-    "federate": ("medfl.cli.federate:app", "Run between machines: kits, start, submit, status, resume, stop."),
+    "federate": ("medfl.cli.federate:app", "Run federations between machines."),
     "status": ("medfl.cli.status:command", "Say how far runs are."),
     "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
     "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),

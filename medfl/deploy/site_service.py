@@ -24,8 +24,11 @@ from medfl.errors import MedflError, RefusedError
 
 logger = logging.getLogger(__name__)
 
-Post = Callable[[str, bytes], bool]
-"""Brings a parcel to another site: (receiver, blob) to whether it was acknowledged."""
+Post = Callable[[str, bytes, float], bool]
+"""Brings a parcel to another site: (receiver, blob, seconds to try) to whether it was acknowledged."""
+
+PARCELS = 0.5
+"""Share of a step's time-out that sending its parcels may take."""
 
 BEFORE_BEGIN = Limits(max_bytes=2**20, max_tensors=0)
 """What a message may be before the run has begun."""
@@ -134,7 +137,9 @@ class SiteService:
 
     def _send(self, parcel: Parcel, step: int, use: str) -> bool:
         meta = {"step": step, "use": use, "meta": parcel.meta}
-        return self._post(parcel.to, pack(Message("parcel", parcel.tensors, meta)))
+        assert self._opened is not None
+        patience = PARCELS * self._opened.offer.answer_timeout
+        return self._post(parcel.to, pack(Message("parcel", parcel.tensors, meta)), patience)
 
 
 def _networks(meta: Meta) -> dict[str, str]:

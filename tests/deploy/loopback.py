@@ -95,8 +95,8 @@ class Loopback:
             if site != "server":
                 self.services[site] = SiteService(self.files[site], self._poster(site))
 
-    def _poster(self, sender: str) -> Callable[[str, bytes], bool]:
-        def post(to: str, blob: bytes) -> bool:
+    def _poster(self, sender: str) -> Callable[[str, bytes, float], bool]:
+        def post(to: str, blob: bytes, patience: float) -> bool:
             brought = self.tamper_parcel(sender, to, blob)
             return brought is not None and self.services[to].receive(sender, brought) is None
 
@@ -137,7 +137,8 @@ class Place:
         return found
 
     def offer(self, run: str = "one", **overrides: Any) -> Offer:
-        values = {"rounds": 2, "batch_size": 8, "network_name": "tiny", "seed": 3} | FACTS | overrides
+        values = {"rounds": 2, "batch_size": 8, "network_name": "tiny", "seed": 3, "metrics": ["accuracy"]}
+        values |= FACTS | overrides
         return make_offer(self.bundle, values, run, SITES, 5)
 
     def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **changes: Any) -> Result:

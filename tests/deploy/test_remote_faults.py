@@ -49,9 +49,9 @@ def unbroken(place: Place) -> dict[str, Any]:
 
 
 RESUMED: dict[str, tuple[int, dict[str, Any]]] = {
-    "fedavg": (3, {"rounds": 1, "global_test": True}),
-    "fedcross": (6, {"rounds": 1}),
-    "fedsdc": (9, {"rounds": 2}),
+    "fedavg": (5, {"rounds": 1, "global_test": True}),
+    "fedcross": (9, {"rounds": 1}),
+    "fedsdc": (15, {"rounds": 2}),
 }
 """Method to every how many points it is stopped at, and its settings."""
 

@@ -184,7 +184,7 @@ def test_what_goes_wrong_at_a_site_is_told_without_its_text(place: Place) -> Non
 def test_an_unexpected_error_is_told_by_its_kind_alone(
     place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    service = SiteService(place.files(f"error-{type(error).__name__}")["site-01"], lambda to, blob: True)
+    service = SiteService(place.files(f"error-{type(error).__name__}")["site-01"], lambda to, blob, patience: True)
 
     def fail(offer: object, file: object) -> None:
         raise error

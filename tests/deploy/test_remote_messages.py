@@ -82,7 +82,7 @@ def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_eve
     asked, said = talk(place, "to-site")
     other = place.files("to-site-again")
     before = set(place.root.rglob("*"))
-    service = SiteService(other["site-01"], lambda to, blob: False)
+    service = SiteService(other["site-01"], lambda to, blob, patience: False)
     hello, begin, first = asked[:3]
     for early in (begin, first, pack(Message("install", {}, {"step": 1, "round": 1}))):
         assert refused(service.answer(early))
@@ -106,7 +106,7 @@ def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_eve
 
 def test_a_step_number_that_the_store_can_not_name_is_refused(place: Place) -> None:
     asked, _ = talk(place, "steps")
-    service = SiteService(place.files("steps-again")["site-01"], lambda to, blob: False)
+    service = SiteService(place.files("steps-again")["site-01"], lambda to, blob, patience: False)
     service.answer(asked[0]), service.answer(asked[1])
     answer = service.answer(changed(asked[2], set_order(step=10**9)))
     service.close()
@@ -141,7 +141,7 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
     values = OFFERS[what]
     meta |= {"overrides": meta["overrides"] | values["overrides"]} if "overrides" in values else values
     files = place.files(f"offer-{what}".replace(" ", "-"))
-    service = SiteService(files["site-01"], lambda to, blob: False)
+    service = SiteService(files["site-01"], lambda to, blob, patience: False)
     answer = unpack(service.answer(pack(Message("hello", {}, meta))), LIMITS)
     assert isinstance(answer.meta["refused"], str)
     assert "unexpected" not in answer.meta["refused"]
@@ -152,7 +152,7 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
 def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(place: Place) -> None:
     asked, _ = talk(place, "post", method="fedper", rounds=1, global_test=True)
     posted: list[str] = []
-    service = SiteService(place.files("post-again")["site-01"], lambda to, blob: posted.append(to) is None)
+    service = SiteService(place.files("post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
     post = next(blob for blob in asked if unpack(blob, LIMITS).kind == "post")
     for blob in asked[:3]:
         service.answer(blob)
@@ -165,7 +165,7 @@ def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(pl
 def test_a_model_is_not_posted_where_the_run_has_no_global_test(place: Place) -> None:
     asked, _ = talk(place, "no-post", method="fedper", rounds=1)
     posted: list[str] = []
-    service = SiteService(place.files("no-post-again")["site-01"], lambda to, blob: posted.append(to) is None)
+    service = SiteService(place.files("no-post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
     for blob in asked[:3]:
         service.answer(blob)
     published = wire.select(unpack(asked[3], LIMITS).tensors, "published/")

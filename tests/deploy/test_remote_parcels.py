@@ -64,7 +64,7 @@ def parcel(place: Place) -> tuple[str, str, bytes]:
 
 def begun(place: Place, name: str, site: str, **overrides: Any) -> SiteService:
     """A site that has begun a run."""
-    service = SiteService(place.files(name)[site], lambda to, blob: True)
+    service = SiteService(place.files(name)[site], lambda to, blob, patience: True)
     service.answer(pack(Message("hello", {}, offered(place, **overrides).to_meta())))
     assert not refused(service.answer(pack(Message("begin", {}, {"networks": {}}))))
     return service
@@ -72,7 +72,7 @@ def begun(place: Place, name: str, site: str, **overrides: Any) -> SiteService:
 
 def test_a_site_refuses_parcels_that_the_method_would_not_post(place: Place, parcel: tuple[str, str, bytes]) -> None:
     sender, to, blob = parcel
-    early = SiteService(place.files("parcels-early")[to], lambda to, blob: True)
+    early = SiteService(place.files("parcels-early")[to], lambda to, blob, patience: True)
     assert early.receive(sender, blob)  # no run has begun
     service = begun(place, "parcels-again", to, method="fedskd", rounds=1)
     inbox = place.root / "parcels-again" / to / "state" / "runs" / "one" / "state" / to / "inbox"
@@ -104,7 +104,7 @@ def test_a_parcel_that_its_receiver_can_not_use_is_refused(
 def test_a_method_without_parcels_takes_none(place: Place, parcel: tuple[str, str, bytes]) -> None:
     sender, to, blob = parcel
     files = place.files("plain", {to: {"exchange": False}})
-    service = SiteService(files[to], lambda to, blob: True)
+    service = SiteService(files[to], lambda to, blob, patience: True)
     service.answer(pack(Message("hello", {}, offered(place).to_meta())))
     service.answer(pack(Message("begin", {}, {"networks": {}})))
     assert "posts no parcels" in str(service.receive(sender, blob))
