@@ -143,7 +143,7 @@ def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: Remote
             carrier.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
         else:
             agreed[site] = network
-    return opened.with_networks(agreed if begun is None else known)
+    return opened.with_networks(agreed if begun is None else known | settings.networks)
 
 
 def _claim(opened: Opened, folder: Path) -> Meta:

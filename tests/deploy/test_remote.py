@@ -9,6 +9,7 @@ import pytest
 from deploy.loopback import SITES, UNLIKE, Loopback, Place, digests, make_place
 from toys import snapshot
 
+from medfl.errors import StoreError
 from medfl.testing.cohort import scores
 
 
@@ -43,3 +44,11 @@ MORE = {
 @pytest.mark.parametrize("method", METHODS)
 def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method: str) -> None:
     compare(place, tmp_path, method, **{"method": method} | MORE.get(method, {}))
+
+
+def test_a_run_does_not_go_on_with_other_networks(place: Place) -> None:
+    loopback = Loopback(place.files("other-networks"))
+    settings = {"method": "fedskd", "rounds": 1, "steps": 1}
+    loopback.serve(place.offer(networks_by_site=UNLIKE, **settings))
+    with pytest.raises(StoreError, match="settings.networks.site-01 was 'resnet4', now 'resnet6'"):
+        loopback.serve(place.offer(networks_by_site=UNLIKE | {"site-01": "resnet6"}, **settings))
