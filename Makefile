@@ -20,13 +20,15 @@ export PYTHONDONTWRITEBYTECODE =
 # Freed memory is kept for the next step of training: no large array is mapped and cleared anew.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-.PHONY: demo test test-flare lint style types compiled clean
+.PHONY: demo test suite test-flare lint style types compiled clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
 
 test: $(VENV)/.ready-dev
-	$(MAKE) -j 2 types compiled style
+	$(MAKE) -j 2 types suite
+
+suite: compiled style
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-flare: $(VENV)/.ready-dev
