@@ -47,11 +47,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        flush_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -59,6 +55,15 @@ def write_atomic(path: Path, data: bytes) -> None:
             f"Could not write '{path}': {error.strerror}. What was saved before is still valid: "
             "free some space or permit writing there, then give the same command again."
         ) from error
+
+
+def flush_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, after a file there was renamed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -23,6 +23,7 @@ from medfl.deploy.offer import NAME
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
 from medfl.locks import held
 from medfl.settings import Strict, read_settings
+from medfl.store import flush_folder
 
 FILE = "medfl-site.toml"
 """Its name in the folder ``local`` of a startup kit."""
@@ -268,8 +269,4 @@ def _make_secret(path: Path) -> None:
             file.flush()
             os.fsync(descriptor)
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        flush_folder(path.parent)
