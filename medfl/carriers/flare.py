@@ -23,14 +23,17 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from medfl.carriers.remote_messages import PROGRESS, TASK
 from medfl.contract import Meta
 from medfl.errors import MedflError
 
 logger = logging.getLogger(__name__)
 
-TASK, BLOB, REFUSED = "medfl", "medfl", "refused"
-PARCEL, PROGRESS = "medfl.parcel", "medfl.progress"
-"""Topics of aux messages from site to site, and of the command that asks how far a run is."""
+BLOB, REFUSED = "medfl", "refused"
+"""What stands in a Shareable."""
+
+PARCEL = "medfl.parcel"
+"""Topic of aux messages from site to site."""
 
 POLL = 0.1
 """Seconds between two looks at tasks."""

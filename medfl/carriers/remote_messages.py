@@ -21,6 +21,9 @@ UNDELIVERED = "undelivered"
 """In an answer: receivers that did not acknowledge their parcel."""
 
 
+TASK, PROGRESS = "medfl", "medfl.progress"
+"""What a job's one kind of task is called, and the command that asks how far a run is."""
+
 MAX_STEP = 10**8
 """Steps have numbers below it, and rounds, too: what a store can name."""
 

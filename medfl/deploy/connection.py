@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medfl.carriers.remote_messages import PROGRESS
 from medfl.contract import Meta
 from medfl.deploy.kit import LOG
 from medfl.errors import MedflError
@@ -23,9 +24,6 @@ PATIENCE = 300.0
 """Seconds for which a server that can't be reached is tried again."""
 
 RETRY_SECONDS = 2.0
-TOPIC = "medfl.progress"
-"""What a run is asked how far it is."""
-
 COMPLETED = "FINISHED:COMPLETED"
 """NVFlare's word for a job that came to its own end."""
 
@@ -127,7 +125,7 @@ class Connection:
     def progress(self, job: str) -> Answer:
         """How far a job is."""
         try:
-            found = self._ask("do_app_command", job, TOPIC, {})
+            found = self._ask("do_app_command", job, PROGRESS, {})
         except SilentError:
             return Answer(True, {})
         except GoneError:

@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from medfl.carriers.remote_messages import TASK
 from medfl.contract import SERVER
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import SettingsError
-
-TASK = "medfl"
-"""Name of the one task that a server gives to sites."""
 
 POLL_SECONDS = 0.2
 """How often a site asks the server for an order, in seconds; NVFlare's is 2."""
