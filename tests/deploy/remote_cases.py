@@ -215,3 +215,15 @@ def flipped(blob: bytes, place: int) -> bytes:
 
 def one_less(message: Message) -> None:
     message.tensors.pop(sorted(message.tensors)[0])
+
+
+def without_last_site(place: Place, folder: Path) -> dict[str, Any]:
+    """One round of federated averaging on one machine in which site-03 is absent: what the others have."""
+    place.local(
+        offered(place, min_replies=2, rounds=1),
+        place.files("alone"),
+        folder,
+        absent=lambda site, step: site == "site-03",
+    )
+    found = local_outcome(folder)
+    return {name: found[name] for name in ("server", "site-01", "site-02")}

@@ -31,10 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 @pytest.fixture(scope="module")
 def alone(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One round of federated averaging on one machine in which site-03 is absent."""
-    folder, offer = tmp_path_factory.mktemp("alone"), offered(place, min_replies=2, rounds=1)
-    place.local(offer, place.files("alone"), folder, absent=lambda site, step: site == "site-03")
-    found = local_outcome(folder)
-    return {name: found[name] for name in ("server", "site-01", "site-02")}
+    return without_last_site(place, tmp_path_factory.mktemp("alone"))
 
 
 def other_bundle(place: Place, tmp_path: Path) -> dict[str, Any]:
