@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from deploy.loopback import BUNDLE, SITES, Loopback, Place
-from deploy.remote_cases import LIMITS, local_outcome, mini_place, offered, outcome_without, serve
+from deploy.remote_cases import (
+    LIMITS,
+    local_outcome,
+    mini_place,
+    offered,
+    outcome_without,
+    serve,
+    without_last_site,
+)
 
 import medfl
 from medfl.carriers.messages import Message, pack, unpack
