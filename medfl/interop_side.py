@@ -60,7 +60,7 @@ class Side:
 
     def view(self, round_: int, state: State, train: Dataset) -> Site:
         """What the method sees of the site."""
-        site = Site(self.name, round_, state, self.task, self.settings)
+        site = Site(self.name, round_, state, self.task.in_round(round_, self.settings.lr_decay), self.settings)
         site.train, site.val = train, self.data.val
         return site
 

@@ -82,6 +82,7 @@ class Settings(Strict):
         epochs: Passes over a site's training data in a round, >= 0.
         steps: Batches a site trains in a round, >= 1. Where given, it stands in place of `epochs`.
         batch_size: Images in a batch, >= 1.
+        lr_decay: Factor of the sites' learning rate from each round to the next, in (0, 1]; 1 keeps it.
         fraction: Share of the sites that take part in a round, in (0, 1]; at least one does.
         norm_sync: What of the normalisation layers is shared (rule G-2): ``all``; ``params`` without the running
             statistics; ``none``; ``frozen`` is ``all`` with the layers in evaluation mode during training.
@@ -105,6 +106,7 @@ class Settings(Strict):
     epochs: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=1)
     batch_size: int = Field(32, ge=1)
+    lr_decay: float = Field(1.0, gt=0, le=1)
     fraction: float = Field(1.0, gt=0, le=1)
     norm_sync: Literal["all", "params", "none", "frozen"] = "all"
     min_replies: int = Field(1, ge=1)

@@ -248,9 +248,10 @@ class SiteHost:
 
     def _view(self, round_: int, state: State, order: str = "") -> Site:
         """The method's view of this site with a given state."""
-        site = Site(self.name, round_, state, self.task, self.settings, self.store)
+        task = self.task.in_round(round_, self.settings.lr_decay)
+        site = Site(self.name, round_, state, task, self.settings, self.store)
         if self._hides_images:
-            site = SecretSite(self.name, round_, state, self.task, self.settings, self.store, order=order)
+            site = SecretSite(self.name, round_, state, task, self.settings, self.store, order=order)
         site.train, site.val, site.secret, site.run_id = self.data.train, self.data.val, self.secret, self.run_id
         return site
 

@@ -151,6 +151,25 @@ class Task:
         """
         return replace(self, loss=weighted_loss(self.loss, labels, self.num_classes, self.device))
 
+    def in_round(self, round_: int, lr_decay: float) -> Task:
+        """The task as it is in a round: learning rates are those of the optimiser times ``lr_decay ** (round_ - 1)``.
+
+        Args:
+            round_: Counted from 1.
+            lr_decay: In (0, 1]; 1 leaves the task as it is.
+        """
+        if lr_decay == 1:
+            return self
+        factor = lr_decay ** max(round_ - 1, 0)
+
+        def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = self.optimizer(parameters)
+            for group in optimizer.param_groups:
+                group["lr"] *= factor
+            return optimizer
+
+        return replace(self, optimizer=build)
+
     def with_network(self, name: str, build: Callable[[], nn.Module]) -> Task:
         """The same task with another network under a name."""
         return replace(self, networks={**self.networks, name: build}, _names={})

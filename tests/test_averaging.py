@@ -1,6 +1,8 @@
 """Averaging and the methods on it, against plain loops that share no code with them."""
 
 import math
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -321,3 +323,26 @@ def test_the_data_of_a_site_are_left_as_they_are(tmp_path):
     sites, fresh = make_sites(), make_data(21, "site-1")
     Case(REGISTRY, "fedavg").run(tmp_path, sites=sites, rounds=1)
     assert torch.equal(sites["site-1"].train.images, fresh.images)
+
+
+# ---- learning rates over the rounds
+
+
+class Noted(torch.optim.SGD):
+    """Says with which learning rate it steps."""
+
+    rates: ClassVar[list[float]] = []
+
+    def step(self, closure=None):
+        self.rates.append(self.param_groups[0]["lr"])
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_the_learning_rate_decays_from_round_to_round(tmp_path, monkeypatch, method):
+    monkeypatch.setattr(Noted, "rates", [])
+    task = replace(make_task(), optimizer=lambda parameters: Noted(parameters, 0.1))
+    Case(REGISTRY, method).run(tmp_path, task=task, rounds=3, steps=1, lr_decay=0.5)
+    sites = len(Noted.rates) // 3
+    assert Noted.rates == [0.1] * sites + [0.05] * sites + [0.025] * sites
+    assert task.in_round(3, 1.0) is task

@@ -26,12 +26,12 @@ SHOWN = 40
 """Sites that the table shows; the picture and the cards show all."""
 
 _BELONGS = {
-    "test_fraction": ("test", "fraction"),
-    "folds": ("test", "k_fold"),
-    "fold": ("test", "k_fold"),
-    "per_class": ("global_test", "per_class"),
-    "duplicates": ("global_test", "official"),
-    "allow_leaks": ("global_test", "official"),
+    "test_fraction": ("test", ("fraction", "class_balanced")),
+    "folds": ("test", ("k_fold",)),
+    "fold": ("test", ("k_fold",)),
+    "per_class": ("global_test", ("per_class",)),
+    "duplicates": ("global_test", ("official",)),
+    "allow_leaks": ("global_test", ("official",)),
 }
 
 
@@ -47,8 +47,12 @@ def command(
     column: Annotated[str | None, typer.Option(help="Column of the data list to go by, for by_site.")] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the scheme.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
-    test: Annotated[str, typer.Option(help="A site's own test set: fraction, k_fold or none.")] = "fraction",
-    test_fraction: Annotated[float | None, typer.Option(help="With fraction: share of a site's images [0.2].")] = None,
+    test: Annotated[
+        str, typer.Option(help="A site's own test set: fraction, class_balanced, k_fold or none.")
+    ] = "fraction",
+    test_fraction: Annotated[
+        float | None, typer.Option(help="Share of a site's images that is its test set [0.2].")
+    ] = None,
     folds: Annotated[int | None, typer.Option(help="With k_fold: number of folds [5].")] = None,
     fold: Annotated[int | None, typer.Option(help="With k_fold: the fold to test on, from 0 [0].")] = None,
     val_fraction: Annotated[float, typer.Option(help="Share of a site's images for validation.")] = 0.0,
@@ -139,10 +143,12 @@ def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[st
     given = {name: value for name, value in details.items() if value is not None}
     for name in given:
         policy, needed = _BELONGS[name]
-        if policies[policy] != needed:
+        if policies[policy] not in needed:
             flag = "allow-leak" if name == "allow_leaks" else name.replace("_", "-")
             owner = policy.replace("_", "-")
-            raise SettingsError(f"--{flag} belongs to --{owner} {needed}, but --{owner} is {policies[policy]}")
+            raise SettingsError(
+                f"--{flag} belongs to --{owner} {' or '.join(needed)}, but --{owner} is {policies[policy]}"
+            )
     return given
 
 

@@ -86,6 +86,36 @@ def fold_of(
     return chosen
 
 
+def class_balanced(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Choose a share of units in which classes are alike.
+
+    With n units of c classes each class gives floor(floor(fraction n) / c) units, or floor(fraction) of its own where
+    it has fewer; where that is none of any, a share of all is drawn whatever their classes. So a rare class counts as
+    much as a common one, and guessing the commonest is right less often than with `holdout`. A class with no more than
+    its quota is then missing in the training.
+
+    Args:
+        labels: Label of each unit, shape (n,).
+        fraction: Share to choose, in [0, 1).
+        rng: Source of randomness.
+
+    Returns:
+        Mask of the chosen units, shape (n,), bool.
+
+    Source: the released code of FedKPer (Fowler and AlRegib, ICIP 2026), which draws its sites' test sets so.
+    """
+    classes, sizes = np.unique(labels, return_counts=True)
+    total = math.floor(fraction * len(labels))
+    quota = total // max(len(classes), 1)
+    chosen = np.zeros(len(labels), dtype=bool)
+    for label, size in zip(classes, sizes.tolist(), strict=True):
+        count = quota if size >= quota else math.floor(fraction * size)
+        chosen[rng.permutation(np.flatnonzero(labels == label))[:count]] = True
+    if not chosen.any():
+        chosen[rng.permutation(len(labels))[:total]] = True
+    return chosen
+
+
 def per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Choose whole units such that each class has `count` images among them, or as many as units allow.
 
@@ -167,4 +197,6 @@ def _local_test(
         rng = np.random.default_rng(streams.seed_of(plan.seed, name, "folds"))
         return fold_of(labels, plan.folds, plan.fold, rng, strata), rng
     rng = np.random.default_rng(streams.seed_of(plan.seed, name, "holdout"))
+    if plan.test == "class_balanced":
+        return class_balanced(labels, plan.test_fraction, rng), rng
     return holdout(labels, plan.test_fraction if plan.test == "fraction" else 0.0, rng, strata=strata), rng

@@ -22,8 +22,8 @@ from medfl.partition.deal import Scheme
 from medfl.partition.distribute import distribute
 from medfl.partition.writing import draw, numbered, write_sites
 
-TestPolicy = Literal["fraction", "k_fold", "none"]
-"""A site's own test set: a share of its units, one of several folds, or none."""
+TestPolicy = Literal["fraction", "class_balanced", "k_fold", "none"]
+"""A site's own test set: a share of its units, the same with classes alike, a fold, or none."""
 
 GlobalTest = Literal["official", "per_class", "remainder", "none"]
 """The server's test set: the pooled test split, images of each class from the training split, what the scheme leaves
@@ -48,7 +48,7 @@ class Plan:
         seed: Seed of all draws, >= 0.
         options: Options of the scheme.
         test: How a site's own test set is chosen.
-        test_fraction: With ``fraction``: the share of a site's units, in [0, 1).
+        test_fraction: With ``fraction`` and ``class_balanced``: the share of a site's units, in [0, 1).
         folds: With ``k_fold``: number of folds, >= 2.
         fold: With ``k_fold``: the fold that is the test set, in 0..folds-1.
         val_fraction: Share of a site's units that become its validation set, in [0, 1); with the test set below 1.
@@ -102,7 +102,7 @@ class Plan:
     @property
     def held_out(self) -> float:
         """The share of a site's units that is its test set."""
-        return {"fraction": self.test_fraction, "k_fold": 1 / self.folds, "none": 0.0}[self.test]
+        return {"k_fold": 1 / self.folds, "none": 0.0}.get(self.test, self.test_fraction)
 
     def names(self) -> list[str]:
         """The names of numbered sites, zero-padded so that they sort as numbers do."""

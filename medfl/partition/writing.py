@@ -137,6 +137,7 @@ def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a plan that had an effect."""
     keys = {
         "fraction": ("test_fraction",),
+        "class_balanced": ("test_fraction",),
         "k_fold": ("folds", "fold"),
         "per_class": ("per_class",),
         "official": ("duplicates", "allow_leaks"),

@@ -7,7 +7,7 @@ import pytest
 
 from medfl.data.datalists import Record, make_records
 from medfl.errors import SettingsError
-from medfl.partition.holdouts import fold_of, holdout, local_splits, per_class
+from medfl.partition.holdouts import class_balanced, fold_of, holdout, local_splits, per_class
 from medfl.partition.plan import Plan
 
 
@@ -37,6 +37,38 @@ def test_a_holdout_leaves_an_image_to_train_with(size, kept):
     assert (~chosen).sum() == kept
 
 
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ([100, 20, 3], [8, 8, 0]),  # 24 // 3 of each; a fifth of 3 is none
+        ([100, 20, 7], [8, 8, 1]),  # 25 // 3; a fifth of 7
+        ([90, 8], [9, 1]),
+        ([12], [2]),
+        ([40, 4], [4, 4]),  # the quota takes the whole of a small class
+        ([], []),
+    ],
+)
+def test_a_class_balanced_holdout_has_as_many_of_each_class_as_the_released_code_draws(sizes, counts):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    chosen = class_balanced(labels, 0.2, np.random.default_rng(0))
+    assert np.bincount(labels[chosen], minlength=len(sizes)).tolist() == counts
+
+
+def test_where_no_class_has_a_quota_a_class_balanced_holdout_is_a_share_of_all():
+    chosen = class_balanced(np.arange(13), 0.2, np.random.default_rng(0))
+    assert chosen.sum() == 2
+
+
+def test_guessing_the_commonest_class_is_right_less_often_where_test_classes_are_alike():
+    records = make_records(range(100), [0] * 80 + [1] * 20, "x")
+    shares = {}
+    for test in ("fraction", "class_balanced"):
+        held = local_splits(records, Plan("iid", 1, test=test, test_fraction=0.2), "site-01")["test"]
+        assert len(held) == 20
+        shares[test] = sum(record["label"] == 0 for record in held) / 20
+    assert shares == {"fraction": 0.8, "class_balanced": 0.5}
+
+
 def test_local_splits_depend_on_seed_and_site_only():
     records = make_records(range(50), [row % 2 for row in range(50)], "x")
     plan = Plan("iid", 2, seed=3, test_fraction=0.2, val_fraction=0.1)
@@ -49,7 +81,13 @@ def test_local_splits_depend_on_seed_and_site_only():
 
 
 @pytest.mark.parametrize(
-    "policy", [{"test_fraction": 0.3}, {"test": "k_fold", "folds": 4, "fold": 2}, {"test": "none"}]
+    "policy",
+    [
+        {"test_fraction": 0.3},
+        {"test": "class_balanced", "test_fraction": 0.3},
+        {"test": "k_fold", "folds": 4, "fold": 2},
+        {"test": "none"},
+    ],
 )
 def test_a_patient_is_on_one_side_only(policy):
     records = grouped(120)
@@ -57,7 +95,7 @@ def test_a_patient_is_on_one_side_only(policy):
     assert sum(map(len, splits.values())) == len(records)
     together = [subjects(part) for part in splits.values()]
     assert sum(map(len, together)) == len(set.union(*together)) == 120
-    share = {"fraction": 0.3, "k_fold": 0.25, "none": 0.0}[policy.get("test", "fraction")]
+    share = {"fraction": 0.3, "class_balanced": 0.3, "k_fold": 0.25, "none": 0.0}[policy.get("test", "fraction")]
     assert [len(part) for part in together] == [120 - 24 - round(120 * share), 24, round(120 * share)], "by patient"
 
 
