@@ -30,6 +30,9 @@ class FedKPer(Averaging):
 
     ``distill = false`` with ``aggregation = size`` and no clipping makes this FedAvg.
 
+    The preset ``code`` goes with settings of the run that the released code has and the paper does not: ``lr_decay``
+    0.99, and SGD with momentum 0.9 and weight decay 1e-5.
+
     When to use it: When few sites take part in a round and hold unlike shares of the classes, so that FedAvg forgets
     between rounds what absent sites taught it. It can't help a site that holds one class only, whose update is all but
     ignored.
