@@ -273,7 +273,7 @@ def test_the_lock_waits_for_processes_that_are_ending(tmp_path: Path) -> None:
             time.sleep(0.2)
             os._exit(0)
     os.read(ready, 1)
-    with only_writer(tmp_path):
+    with only_writer(tmp_path, patience=600):
         pass
     os.waitpid(pid, 0)
     os.close(ready)

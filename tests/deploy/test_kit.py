@@ -37,7 +37,7 @@ def test_a_kit_is_started_once_and_its_processes_are_gone_after_stop(tmp_path: P
     (kit / "local" / "medfl-site.toml").write_text('site = "server"\nthreads = 3\n')
     assert kits.processes(kit) == []
     assert not kits.stop(kit)
-    kits.start(kit, patience=10)
+    kits.start(kit, patience=600)
     try:
         assert len(kits.processes(kit)) >= 1
         said = (kit / kits.LOG).read_text()
@@ -54,7 +54,7 @@ def test_a_process_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: P
     kit = make_kit(tmp_path / "server", "server", "echo no certificate\nexit 3\n")
     (kit / kits.LOG).write_text("Server started\n")  # of an earlier start: it must not count
     with pytest.raises(MedflError, match="ended with status 3: no certificate"):
-        kits.start(kit, patience=10)
+        kits.start(kit, patience=600)
 
 
 def test_a_site_that_does_not_reach_its_server_is_told_where_that_should_be(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_servers_jobs_are_kept_in_its_kit_wherever_that_lies(tmp_path: Path) -
     }
     (kit / "local" / "resources.json").write_text(json.dumps(resources))
     with pytest.raises(MedflError, match="ended with status 0"):
-        kits.start(kit, patience=10)
+        kits.start(kit, patience=600)
     found = json.loads((kit / "local" / "resources.json").read_text())
     assert found["kept"] == 1
     assert found["components"][0]["args"]["uri_root"] == str(kit / "storage" / "jobs")

@@ -10,12 +10,14 @@ import multiprocessing
 import os
 import select
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
 import medfl.federation
 import medfl.store
+
+PATIENCE = 300.0
+"""Seconds after which a process counts as left for ever, also where others keep all cores busy."""
 
 
 class Child:
@@ -47,21 +49,25 @@ class Child:
         """Signal the group or the first process only."""
         (os.killpg if group else os.kill)(self.pid, number)
 
-    def end(self, timeout: float = 30.0) -> str:
+    def has_ended(self) -> bool:
+        """Whether the first process has ended; `end` still tells how."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def end(self) -> str:
         """Wait until the child and all processes that it forked are gone.
 
         Returns:
             ``done``, ``killed``, or the type and message of the error that ended it.
 
         Raises:
-            AssertionError: If one of them is left after `timeout` seconds.
+            AssertionError: If one of them is left after `PATIENCE`.
         """
-        said, deadline = b"", time.monotonic() + timeout
+        said = b""
         while True:  # the pipe ends when the last process that inherited it does
-            if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not select.select([self._read], [], [], PATIENCE)[0]:
                 self.kill()
                 os.waitpid(self.pid, 0)
-                raise AssertionError(f"a process is left after {timeout} s; said so far: {said.decode()!r}")
+                raise AssertionError(f"a process is left after {PATIENCE} s; said so far: {said.decode()!r}")
             part = os.read(self._read, 65536)
             if not part:
                 break
@@ -102,7 +108,7 @@ class Faults:
         with self._count.get_lock():
             self._count.value += 1
             number = self._count.value
-        return number, self._act(number, what, str(path))
+            return number, self._act(number, what, str(path))  # whom it kills does not hold the lock of the count
 
     def _wrapped(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +117,26 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     assert kills > 2, f"killed {kills} times only"
 
 
-def test_parent_killed_at_random_moments_leaves_no_worker(tmp_path: Path) -> None:
-    """Only the parent dies: its workers see that and end, and the lock ends with them."""
-    case = CASES["ring"]()
-    start = time.monotonic()
-    Child(lambda: run(case, tmp_path / "whole", workers=2)).end()
-    duration = time.monotonic() - start
-    wanted, moments, kills = snapshot(tmp_path / "whole"), random.Random(1), 0
-    for number in range(12):
+def test_parent_killed_alone_leaves_no_worker(tmp_path: Path) -> None:
+    """Only the parent dies, as it or a worker touches the disk: its workers see that and end, and so does the lock."""
+    case, every = CASES["ring"](), Faults(lambda number, what, path: None)
+
+    def parent_killed_at(number: int, folder: Path) -> str:
+        def work() -> None:
+            parent = os.getpid()
+            Faults(lambda count, what, path: os.kill(parent, signal.SIGKILL) if count == number else None).install()
+            run(case, folder, workers=2)
+
+        return Child(work).end()  # fails if a worker is left
+
+    def unbroken() -> None:
+        every.install()
+        run(case, tmp_path / "whole", workers=2)
+
+    assert Child(unbroken).end() == "done"
+    wanted = snapshot(tmp_path / "whole")
+    for number in random.Random(1).sample(range(1, every.count), 12):
         folder = tmp_path / str(number)
-        child = Child(lambda folder=folder: run(case, folder, workers=2))
-        time.sleep(moments.uniform(0.0, duration))
-        child.kill(group=False)
-        kills += child.end() == "killed"  # fails if a worker is left
+        assert parent_killed_at(number, folder) == "killed", f"call {number}"
         run(case, folder, workers=2)
-        assert snapshot(folder) == wanted, f"kill number {number}"
-    assert kills > 3, f"only {kills} of 12 came before the end"
+        assert snapshot(folder) == wanted, f"call {number}"

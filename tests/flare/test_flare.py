@@ -36,8 +36,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedskd": {"networks_by_site": UNLIKE},
 }
 SILENT: dict[str, dict[str, Any]] = {"goes-on": {"min_replies": 2}, "ends": {"min_replies": 3}}
-SILENCE = 8
-"""Seconds to wait for a site that never answers."""
+SILENCE = 60
+"""Seconds to wait for a site that never answers; the others answer sooner, also where the cores are busy."""
 
 
 @dataclass

@@ -37,23 +37,30 @@ def test_two_studies_do_not_work_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> None:
-    """Another process holds the run folder and ends after a while; then the run is given again."""
+    """Another process holds the run folder, and ends when it is said to be there; then the run is given again."""
     left, said = job(tmp_path), []
     left.folder.mkdir(parents=True)
     hold = (
-        "import fcntl, sys, time\n"
+        "import fcntl, sys\n"
         "file = open(sys.argv[1] + '/.lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX)\n"
-        "print('held', flush=True); time.sleep(1); open(sys.argv[1] + '/ended', 'w').close()\n"
+        "print('held', flush=True); sys.stdin.read(); open(sys.argv[1] + '/ended', 'w').close()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", hold, str(left.folder)], stdout=subprocess.PIPE) as other:
+    command = [sys.executable, "-c", hold, str(left.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
         assert other.stdout is not None
         other.stdout.readline()
+
+        def say(line: str) -> None:
+            said.append(line)
+            if "another process still writes there" in line:
+                other.stdin.close()  # type: ignore[union-attr] # it ends now
 
         def start(command: list[str], log: Path) -> int:
             assert (left.folder / "ended").exists(), "started while another process was writing"
             return 1
 
-        run_jobs([left], said.append, lambda outcome, job: None, start)
+        run_jobs([left], say, lambda outcome, job: None, start)
     assert sum("another process still writes there" in line for line in said) == 1
 
 
@@ -69,7 +76,7 @@ def script(folder: Path, number: int, code: str) -> Job:
 
 def test_an_interruption_ends_the_processes_too(tmp_path: Path) -> None:
     """As on Ctrl-C, or when the system ends the study: what runs is ended, what waits is not started."""
-    code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(60)"
+    code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(3600)"
     jobs = [script(tmp_path, number, code) for number in range(3)]
 
     def interrupt(*_: object) -> None:
