@@ -95,9 +95,9 @@ class FederatedRun:
         site_values: Values of the run that go into the configurations of the bundles that sites take home.
         carrier: ``local``; across machines (``flare``) `medfl.workflow.FederatedWorkflow` submits a run and nothing of
             this class runs here.
-        workers: Processes that train sites.
+        workers: Processes that train sites; several compute on the CPU.
         threads: Threads of each.
-        device: ``auto``, ``cpu`` or ``cuda:N``.
+        device: ``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu`` or ``cuda:N``.
         settings: Everything else is a setting of the run, see `medfl.settings.Settings`.
     """
 
@@ -187,6 +187,7 @@ class FederatedRun:
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run")
+        device = pick_device(execution.device, execution.workers)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self._load()
@@ -213,9 +214,7 @@ class FederatedRun:
         run = Run(
             method=self.method,
             make_method=lambda: registry.make_method(self.method, self.method_args),
-            task=dataclasses.replace(
-                self.task, device=pick_device(execution.device), scale=Scale(data.first.shape, self.mean, self.std)
-            ),
+            task=dataclasses.replace(self.task, device=device, scale=Scale(data.first.shape, self.mean, self.std)),
             settings=settings,
             sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
             folder=self.output_dir,
@@ -263,14 +262,31 @@ class FederatedRun:
         return data
 
 
-def pick_device(device: str) -> str:
+def pick_device(device: str, workers: int = 1) -> str:
     """The device that a name means here; ``auto`` is the first GPU, or the CPU.
 
+    Several workers compute on the CPU: they are forked, and CUDA works in no process that is forked after it was so
+    much as asked for. So it is not asked for. A GPU is started at once, because `medfl.streams` seeds what is started.
+
+    Args:
+        device: ``auto``, ``cpu`` or ``cuda:N``.
+        workers: Processes that train sites; 1 is this process.
+
     Raises:
-        SettingsError: If a GPU is asked for and there is none.
+        SettingsError: If a GPU is asked for, and there is none or there are several workers.
     """
-    if device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    if workers > 1:
+        if device.startswith("cuda"):
+            raise SettingsError(
+                f"device '{device}' and {workers} workers were asked for, but worker processes can't use a GPU; use "
+                "--workers 1 to compute on it, or --device cpu to compute in several processes."
+            )
+        if device == "auto" and torch.backends.cuda.is_built():
+            logger.info("%d workers compute on the CPU; a GPU would take --workers 1.", workers)
+        return "cpu"
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
         raise SettingsError(f"device '{device}' was asked for and torch sees no GPU here; use --device cpu or auto.")
-    return device
+    torch.cuda.init()
+    return "cuda:0" if device == "auto" else device

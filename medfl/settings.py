@@ -130,9 +130,9 @@ class Execution(Strict):
     """Where and how a run computes. Changing these may change the last bits, never the meaning.
 
     Attributes:
-        workers: Processes that train sites, >= 1; 1 works in this process.
+        workers: Processes that train sites, >= 1; 1 works in this process. Several compute on the CPU.
         threads: Threads of each process, >= 1.
-        device: ``auto``, ``cpu`` or ``cuda:N``.
+        device: ``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu`` or ``cuda:N``.
     """
 
     workers: int = Field(1, ge=1)

@@ -59,13 +59,13 @@ def pinned(*key: str | int) -> Iterator[None]:
 def _seed_torch(seed: int) -> None:
     """Seed torch's global generators.
 
-    Where there is no GPU this asks for the CPU's alone: `torch.manual_seed` keeps a call, and the stack from which it
-    came, for every device that might be started later; over many rounds that costs much time and memory.
+    A GPU that was not started (see `medfl.federated_run.pick_device`) is not asked for, as CUDA would then fail in
+    processes that are forked later. `torch.manual_seed` would also keep a call, and the stack from which it came, for
+    every device that might be started later; over many rounds that costs much time and memory.
     """
-    if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 class SecretStream:

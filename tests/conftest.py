@@ -1,4 +1,4 @@
-"""What holds for all tests: their order, one thread, and a disk that nobody waits for."""
+"""What holds for all tests: their order, one thread, no GPU, no time limits, and a disk that nobody waits for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+"""Tests train before they fork processes, which torch can't where a GPU is in sight. It holds for all they start."""
+
+settings.register_profile("medfl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("medfl")
+"""No example, and no making of one, has a time limit."""
 
 LONG = (
     "test_flare.py",

@@ -23,6 +23,12 @@ Job = tuple[Meta, Tensors]
 """What a worker is asked to do: JSON and tensors."""
 
 
+FORKED_LATE = (
+    "This process trained or used a GPU before it was to start workers, and torch can't go on in those. Begin the run "
+    "in a process of its own (`medfl run`), use --workers 1, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
+)
+
+
 class Pool:
     """Forked processes that do jobs; the first jobs of a list start first.
 
@@ -146,13 +152,16 @@ def _answer_jobs(pipe: Connection, work: Callable[[Meta, Tensors], Meta], thread
 
 def _do(work: Callable[[Meta, Tensors], Meta], meta: Meta, blob: bytes) -> Meta:
     """One job; an error becomes a result."""
+    result: Meta
     try:
         return work(meta, wire.decode(blob)[0])
     except MedflError as error:
         result = {"error": str(error), "kind": type(error).__name__, "expected": True}
         result["traceback"] = traceback.format_exc()
     except Exception as error:
-        result = {"error": describe_bug(error, meta), "kind": "", "expected": False}
+        late = any(words in str(error) for words in ("CUDA in forked subprocess", "fork-based multiprocessing"))
+        result = {"error": FORKED_LATE if late else describe_bug(error, meta)}
+        result |= {"kind": "SettingsError" if late else "", "expected": late}
         result["traceback"] = traceback.format_exc()
     return result
 
