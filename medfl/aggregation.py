@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from medfl.contract import Meta, Replies, Tensors
+from medfl.contract import Kind, Meta, Replies, Tensors
+from medfl.errors import RefusedError
 from medfl.wire import select
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,34 @@ def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """Old plus update, summed in the update's precision and returned in the old one's."""
     return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
+
+
+def check_updates(updates: Tensors, originals: Tensors, sends: Mapping[str, Kind]) -> None:
+    """Refuse updates that can't be added to what they are updates of.
+
+    Args:
+        updates: Of a reply.
+        originals: Of the order: what they are updates of, by the same names.
+        sends: `medfl.contract.Method.sends`. Under each of its prefixes that stands for updates a reply has an update
+            of every floating tensor, or none at all; other tensors may be left out. What is no update is not looked at.
+
+    Raises:
+        RefusedError: If a name, a shape or a dtype is another one, or a tensor is missing.
+    """
+    for prefix in (prefix for prefix, kind in sends.items() if kind == "update"):
+        known = {name: tensor for name, tensor in originals.items() if name.startswith(prefix)}
+        came = {name: tensor for name, tensor in updates.items() if name.startswith(prefix)}
+        for name, tensor in came.items():
+            old = known.get(name)
+            if old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype):
+                expected = "no such name" if old is None else f"{old.dtype} {list(old.shape)}"
+                raise RefusedError(
+                    f"An update of {ascii(name)[:60]} was refused: expected {expected}, as in the order, got "
+                    f"{tensor.dtype} {list(tensor.shape)}. The site needs the same network and version of medfl."
+                )
+        lacking = [name for name, tensor in known.items() if name not in came and tensor.is_floating_point()]
+        if came and lacking:
+            raise RefusedError(f"An update of '{lacking[0]}' is missing in a reply that has others: expected all.")
 
 
 def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:

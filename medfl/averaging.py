@@ -13,8 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from medfl.aggregation import PREFIX, add_update, mean_update, normalised, subtract
-from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors, Told
+from medfl.aggregation import PREFIX, add_update, check_updates, mean_update, normalised, subtract
+from medfl.contract import Findings, Kind, Limit, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.errors import SettingsError
 from medfl.fit import Fit, Fitted
 from medfl.networks.norms import buffer_names, norm_names
@@ -22,6 +22,7 @@ from medfl.optimizer_state import read_state, write_state
 from medfl.participation import sample
 from medfl.privacy.samples import PrivateSteps
 from medfl.task import Task
+from medfl.tells import Tell, count
 from medfl.training import Batch, Steps, train
 from medfl.wire import digest, prefixed, select
 
@@ -48,7 +49,7 @@ class Averaging(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update"}
-    tells: ClassVar[Mapping[str, Told]] = {"size": "private"}
+    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
     unlike_networks: ClassVar[bool] = False
     unlike_heads: ClassVar[bool] = False
     posts_parcels: ClassVar[bool] = False
@@ -134,6 +135,10 @@ class Averaging(BaseModel):
         update = prefixed({name: subtract(done.after[name], done.before[name]) for name in received}, PREFIX)
         tells = {"size": len(site.train)} | done.tells
         return Reply(update, tells, log=done.log, trained=Model(site.network, done.after))
+
+    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+        """Updates are of the order's tensors."""
+        check_updates(tensors, order.tensors, self.sends)
 
     def fold(self, server: Server, replies: Replies) -> None:
         """Weighted mean of the updates, then `server_update`."""

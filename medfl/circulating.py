@@ -18,6 +18,7 @@ from medfl.parcels import SENDS, TELLS, Traveller, arrived, as_host, is_finite, 
 from medfl.participation import sample
 from medfl.personal import Personal
 from medfl.routes import route
+from medfl.tells import Tell, one_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Circulating(Personal):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = SENDS
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {**TELLS, "guest": "public"}
+    tells: ClassVar[Mapping[str, Tell]] = {**TELLS, "guest": Tell("public", one_of("owner", none=True))}
     posts_parcels: ClassVar[bool] = True
 
     route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"

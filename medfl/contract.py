@@ -13,8 +13,9 @@ Promises that a method makes (`medfl.testing.check_method` checks each):
 * Random numbers come from `holder.rng(label)`, which depends on (seed, name, round, label) and on nothing else, or from
   torch's global generator, which is pinned in the same way before each step.
 * Only tensors whose name begins with a prefix in `sends`, and only declared meta keys, leave a site.
+* `fold` can use whatever `tells` and `check_tensors` let through: a site that is not honest ends no run.
 
-This module imports torch and the two smallest modules of the package, so that a method author can read it on its own.
+This module imports torch and the smallest modules of the package, so that a method author can read it on its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from torch import nn
 
 from medfl import streams
+from medfl.tells import Tell, check_told
 
 if TYPE_CHECKING:
     from medfl.settings import Settings
@@ -40,10 +42,6 @@ Meta = dict[str, Any]
 
 Kind = Literal["update", "weights", "statistic", "samples"]
 """What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
-
-Told = Literal["public", "private", "needed"]
-"""What a fact in a reply's meta is. Under a privacy setting only ``public`` ones leave a site; a method that can't do
-without one that is not says that it is ``needed``, and is refused then."""
 
 SERVER = "server"
 """The name of the server among participants; no site may have it."""
@@ -310,8 +308,8 @@ class Method(Protocol):
     sends: ClassVar[Mapping[str, Kind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
 
-    tells: ClassVar[Mapping[str, Told]]
-    """Meta keys that a reply may carry, and what they are."""
+    tells: ClassVar[Mapping[str, Tell]]
+    """Meta keys that a reply or a parcel may carry: of which type, shape and range, and whether they may leave."""
 
     unlike_networks: ClassVar[bool]
     """Whether sites may have different networks."""
@@ -343,6 +341,19 @@ class Method(Protocol):
         """What a site does with an order; dispatches on ``order.op``."""
         ...
 
+    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+        """Called at the site and again at the server, before `fold`: refuse a reply that `fold` could not use.
+
+        Args:
+            task: The learning problem.
+            order: As the server sent it.
+            tensors: Of the reply, finite; their names begin with prefixes in `sends`.
+
+        Raises:
+            RefusedError: If names, shapes or dtypes are not what `fold` expects. The site counts as missing.
+        """
+        ...
+
     def fold(self, server: Server, replies: Replies) -> None:
         """Take the replies of the step into the server's state."""
         ...
@@ -362,3 +373,24 @@ class Method(Protocol):
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """A network that maps images to logits (B, num_classes). Pure: it also runs elsewhere, without the run."""
         ...
+
+
+def check_reply(
+    method: Method, task: Task, order: Order, tensors: Tensors, meta: Any, who: str, private: bool = False
+) -> None:
+    """Refuse a reply that the method's `fold` could not use; the site asks this, and the server again.
+
+    Args:
+        method: The method.
+        task: The learning problem.
+        order: What the reply is to.
+        tensors: Of the reply.
+        meta: Of the reply, without what the core adds.
+        who: Who sent it, for the message: "site 'site-01'".
+        private: Whether the run has a privacy setting.
+
+    Raises:
+        RefusedError: If it is not what the method declares.
+    """
+    check_told(meta, method.tells, order.op, {"classes": task.num_classes} | order.meta, who, private)
+    method.check_tensors(task, order, tensors)

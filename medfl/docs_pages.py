@@ -146,8 +146,8 @@ def _leaves(kind: Any) -> list[str]:
         parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
     if kind.tells:
         notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
-        facts = [f"`{key}`{notes[who]}" for key, who in sorted(kind.tells.items())]
-        parts.append(f"Facts that go beside them: {', '.join(facts)}.")
+        facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.tells.items())]
+        parts += ["Facts that go beside them, and nothing else:", _table(["name", "what it is"], facts)]
     if kind.posts_parcels:
         parts.append("Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.")
     if kind.pools_data:
@@ -157,7 +157,7 @@ def _leaves(kind: Any) -> list[str]:
 
 def _needs(kind: Any) -> list[str]:
     private = not kind.pools_data and not kind.posts_parcels and set(kind.sends.values()) <= {"update"}
-    private = private and "needed" not in kind.tells.values()
+    private = private and all(tell.kind != "needed" for tell in kind.tells.values())
     return [
         f"Networks: {_networks(kind)}",
         "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),

@@ -25,7 +25,7 @@ from medfl.networks.distiller import SharedPart
 from medfl.participation import sample
 from medfl.privacy.release import sentences
 from medfl.released import Released
-from medfl.shared_images import SharedBatches, SharedImages
+from medfl.shared_images import SharedBatches, SharedImages, check_shared
 from medfl.shared_set import stratified_share
 from medfl.sharing_facts import sharing_findings
 from medfl.task import Task
@@ -148,6 +148,15 @@ class FeatureSharing(Dividing):
         else:
             holders = {*server.state.meta["holders"], *replies.meta} - set(replies.missing)
             server.state.meta["holders"] = sorted(holders)  # whoever is missing may have lost it, and gets it again
+
+    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+        """Updates of what the order brought, or shared images of the task's shape with labels of its classes."""
+        super().check_tensors(task, order, tensors)
+        shared = select(tensors, SHARED)
+        if bool(shared) != (order.op == "share"):
+            raise RefusedError(f"Expected shared images in a reply to 'share' and in no other, got '{order.op}'.")
+        if shared:
+            check_shared(shared, len(self.releases()), scale_of(task).shape, task.num_classes)
 
     def fold_distilled(self, server: Server, replies: Replies) -> None:
         """Take the generators and classifiers of a round of the first stage."""

@@ -23,12 +23,13 @@ import torch
 
 from medfl import wire
 from medfl.compression.quantise import dequantise, pack, quantise, unpack
-from medfl.contract import Kind, Meta, Parcel, Tensors, Told
+from medfl.contract import Kind, Meta, Parcel, Tensors
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.clip import clip_by_norm, l2_norm
 from medfl.privacy.gaussian import noise_multiplier
 from medfl.settings import Settings
 from medfl.streams import SecretStream
+from medfl.tells import Tell, check_tells
 
 CODEC = "_codec"
 """Meta key beside quantised tensors: bits, and for each tensor its minimum, maximum, dtype and shape."""
@@ -55,7 +56,7 @@ class Filters:
     def __init__(
         self,
         sends: Mapping[str, Kind],
-        tells: Mapping[str, Told],
+        tells: Mapping[str, Tell],
         settings: Settings,
         releases: int,
     ) -> None:
@@ -122,11 +123,11 @@ class Filters:
             if key not in self._tells or key == CODEC:
                 raise ContractError(
                     f"Site '{site}' may not send the meta key '{key}': the method tells {sorted(self._tells)}. "
-                    "Declare it in `tells` as public or private, or leave it out."
+                    "Declare it in `tells`, or leave it out."
                 )
         self._check_numbers(tensors, site)
         return kinds, {
-            key: value for key, value in meta.items() if self._privacy is None or self._tells[key] == "public"
+            key: value for key, value in meta.items() if self._privacy is None or self._tells[key].kind == "public"
         }
 
     def _kind(self, name: str, site: str) -> Kind:
@@ -225,6 +226,7 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
             which none is an update.
     """
     name = name or (method if isinstance(method, type) else type(method)).__name__
+    check_tells(method.tells, name)
     sends: Mapping[str, Kind] = method.sends
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(sends.items()) if kind != "update"]
     if getattr(method, "posts_parcels", False):
@@ -232,9 +234,7 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
     if getattr(method, "pools_data", False):
         other.append("the sites' raw data")
     other += [
-        f"'{fact}' (a fact that it can't do without)"
-        for fact, kind in getattr(method, "tells", {}).items()
-        if kind == "needed"
+        f"'{fact}' (a fact that it can't do without)" for fact, tell in method.tells.items() if tell.kind == "needed"
     ]
     if settings.privacy is not None and other:
         raise SettingsError(_not_private(f"method '{name}'", ", ".join(other)))

@@ -13,6 +13,7 @@ from medfl.contract import Dataset, Meta, Site
 from medfl.evaluation import logits
 from medfl.networks.parts import body_and_head
 from medfl.networks.voting import elected
+from medfl.tells import Form, count, fields
 from medfl.training import autocast
 
 
@@ -53,6 +54,15 @@ def judge(said: torch.Tensor, labels: torch.Tensor, ranking: Sequence[int] | Non
         "agree": (chosen[:, None] == chosen[None]).sum(dim=2).tolist(),
         "votes": [int((together(said[order[: count + 1]]) == labels).sum()) for count in range(len(order))],
     }
+
+
+def judgement(heads: str) -> Form:
+    """What `judge` tells: the form of a fact.
+
+    Args:
+        heads: Under which name the order tells how many heads there are.
+    """
+    return fields(images=count(), right=count(heads), agree=count(heads, heads), votes=count(heads))
 
 
 def _likeliest(said: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
 from medfl.contract import Kind, Meta, Parcel, Site, Tensors
 from medfl.optimizer_state import PREFIX as OPTIMIZER
+from medfl.tells import PARCEL, Tell, count, one_of, text
 from medfl.wire import prefixed, select
 
 MODEL = "model/"
@@ -17,7 +17,11 @@ MODEL = "model/"
 SENDS: Mapping[str, Kind] = {MODEL: "weights", OPTIMIZER: "statistic"}
 """What a parcel with a model holds; for a method's `sends`."""
 
-TELLS: Mapping[str, Literal["public", "private"]] = {"owner": "public", "network": "public", "stamp": "public"}
+TELLS: Mapping[str, Tell] = {
+    "owner": Tell("public", text(), after=(PARCEL,)),
+    "network": Tell("public", one_of("networks"), after=(PARCEL,)),
+    "stamp": Tell("public", count(2, shorter=True), after=(PARCEL,)),
+}
 """What stands on it; for a method's `tells`."""
 
 

@@ -10,6 +10,7 @@ from medfl.contract import Kind, Model, Replies, Server, Site, Tensors
 from medfl.fit import Fitted
 from medfl.optimizer_state import PREFIX as OPTIMIZER
 from medfl.optimizer_state import split
+from medfl.tells import Tell
 from medfl.wire import prefixed
 
 
@@ -24,7 +25,7 @@ class Personal(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {}
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {}
+    tells: ClassVar[Mapping[str, Tell]] = {}
     unlike_networks: ClassVar[bool] = True
 
     init: Literal["shared", "own"] = "shared"

@@ -20,6 +20,7 @@ from medfl.parcels import SENDS, TELLS, Traveller, arrived, is_finite, pack
 from medfl.participation import sample
 from medfl.personal import Personal
 from medfl.routes import route
+from medfl.tells import Tell, one_of
 from medfl.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,10 @@ class Relay(Personal):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = SENDS
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {**TELLS, "trained": "public"}
+    tells: ClassVar[Mapping[str, Tell]] = {
+        **TELLS,
+        "trained": Tell("public", one_of("model", none=True), after=("train",)),
+    }
     unlike_networks: ClassVar[bool] = False
     posts_parcels: ClassVar[bool] = True
 

@@ -118,7 +118,7 @@ def check_privacy(
     else:
         check_delta(privacy, sites, "a federation")
     logger.info("%s", describe(privacy, settings.rounds))
-    if private := sorted(key for key, kind in method.tells.items() if kind == "private"):
+    if private := sorted(key for key, tell in method.tells.items() if tell.kind == "private"):
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from medfl.contract import Tensors
+from medfl.errors import RefusedError
 from medfl.shared_set import balanced_rows
 from medfl.wire import select
 
@@ -51,6 +52,30 @@ class SharedImages:
         some = [part for part in parts.values() if len(part)] or list(parts.values())
         copies = tuple(torch.cat(same) for same in zip(*(part.copies for part in some), strict=True))
         return cls(copies, torch.cat([part.labels for part in some]))
+
+
+def check_shared(tensors: Tensors, copies: int, shape: Sequence[int], num_classes: int) -> None:
+    """Refuse what is no part of a shared set.
+
+    Args:
+        tensors: As `SharedImages.tensors` makes them, of any number of images.
+        copies: Of each image.
+        shape: Of an image, (C, *spatial).
+        num_classes: Labels are below it.
+
+    Raises:
+        RefusedError: If a tensor is missing or one too many, or of another shape or dtype, or a label is no class.
+    """
+    names = {"labels", *(f"{COPIES}{number}" for number in range(copies))}
+    labels = tensors.get("labels", torch.empty(0))
+    forms = {((len(labels), *shape), torch.float16)}
+    came = {(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items() if name != "labels"}
+    classes = labels.dtype is torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < num_classes)).all())
+    if tensors.keys() != names or came != forms or not classes:
+        raise RefusedError(
+            f"Expected {copies} half-precision copies of images of shape {list(shape)} and a label below {num_classes} "
+            "for each, got something else. The site needs the same bundle and version of medfl."
+        )
 
 
 class SharedBatches:

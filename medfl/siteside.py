@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from medfl import streams, wire
-from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors
+from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors, check_reply
 from medfl.errors import RefusedError, StoreError
 from medfl.evaluation import Row, rows_of, score
 from medfl.filters import Filters, check_parcels, plain_bytes
@@ -24,6 +24,7 @@ from medfl.privacy.secret_site import SecretSite, secret_run_id
 from medfl.settings import Settings
 from medfl.store import Inbox, Record, Store, copied
 from medfl.task import Task
+from medfl.tells import PARCEL, check_told
 
 MethodFactory = Callable[[], Method]
 """Makes the method anew; called before every step, since nothing may live on a method object."""
@@ -177,6 +178,7 @@ class SiteHost:
         started = time.perf_counter()
         try:
             reply = self._work(method, site, order, digest, released)
+            self._check(method, order, reply)
             sent, meta = filters.outgoing(
                 reply.tensors,
                 reply.meta,
@@ -203,6 +205,15 @@ class SiteHost:
         kept = self.store.steps()
         self.inbox.forget(kept[0] if len(kept) > 1 else 0)
         return Record(step, tensors, content)
+
+    def _check(self, method: Method, order: Order, reply: Reply) -> None:
+        """Refuse what the receivers would refuse; what is not declared at all is left to the filters."""
+        who, private = f"site '{self.name}'", self.settings.privacy is not None
+        told = {key: value for key, value in reply.meta.items() if key in method.tells}
+        check_reply(method, self.task, order, reply.tensors, told, who, private)
+        for parcel in reply.parcels:
+            told = {key: value for key, value in parcel.meta.items() if key in method.tells}
+            check_told(told, method.tells, PARCEL, parcel_facts(self.task, self.settings), who, private)
 
     def _work(self, method: Method, site: Site, order: Order, digest: str, released: list[str]) -> Reply:
         """The method's work. Where single images are hidden it is in the account before anything of it leaves."""
@@ -297,3 +308,9 @@ class SiteHost:
         site = self._view(round_, self.store.peek(before=step + 1))
         site.published = published
         return method.models(site)
+
+
+def parcel_facts(task: Task, settings: Settings) -> Meta:
+    """What the receiver of a parcel knows itself, for `medfl.tells.Form.fits`."""
+    networks = sorted({task.network, *settings.networks.values()})
+    return {"classes": task.num_classes, "networks": networks}

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from medfl.carriers.messages import (
-    Form,
     Limits,
     Message,
     check_codec,
-    check_counts,
-    check_meta,
     check_tensors,
     unpack,
 )
 from medfl.carriers.remote_messages import UNDELIVERED, names
 from medfl.carriers.rows import rows_from_json
-from medfl.contract import Tensors
+from medfl.contract import Method, Order, Tensors, check_reply
 from medfl.errors import RefusedError
 from medfl.evaluation import Row
 from medfl.filters import decode
 from medfl.siteside import Answer
+from medfl.task import Task
 
 REASON = 2000
 """Letters of a reason, at most."""
@@ -33,20 +30,16 @@ class Expected:
     """What answers may hold, known once the run has begun.
 
     Attributes:
-        prefixes: Of the names of tensors in replies.
-        tells: Meta keys in replies.
-        shapes: Name to the forms that a tensor may have, where that is known.
-        closed: Prefixes under which there are no names but those in `shapes`.
+        method: Declares what a reply holds.
+        task: The run's.
         norm_bound: Largest L2 norm of a reply, or None.
-        num_classes: Of the task.
+        private: Whether the run has a privacy setting.
     """
 
-    prefixes: Collection[str] = ()
-    tells: Collection[str] = ()
-    shapes: Mapping[str, Collection[Form]] = field(default_factory=dict)
-    closed: Collection[str] = ()
+    method: Method
+    task: Task
     norm_bound: float | None = None
-    num_classes: int = 2
+    private: bool = False
 
 
 def opened(blob: bytes, kind: str, limits: Limits) -> Message:
@@ -65,16 +58,16 @@ def opened(blob: bytes, kind: str, limits: Limits) -> Message:
 
 
 def read_answer(
-    site: str, message: Message, step: int, ordered: bool, expected: Expected, limits: Limits
+    site: str, message: Message, step: int, order: Order | None, expected: Expected, limits: Limits
 ) -> tuple[Answer | None, list[Row]]:
-    """A site's answer to a step, if it was ordered, and its rows of the evaluation.
+    """A site's answer to a step, if it got an order, and its rows of the evaluation.
 
     Raises:
         RefusedError: If it holds anything that is not expected.
     """
     scores = rows_from_json(message.meta.get("evaluation") or [], site)
     found = message.meta.get("answer")
-    if not ordered:
+    if order is None:
         return None, scores
     if not isinstance(found, dict) or found.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
         raise RefusedError("expected an answer to the order, got none")
@@ -83,23 +76,16 @@ def read_answer(
     rows = rows_from_json(found["rows"], site)
     if found["refused"] is not None:
         return Answer(site, step, str(found["refused"])[:REASON], {}, rows), scores
-    _check_reply(f"site '{site}'", message.tensors, found["meta"], expected, limits)
+    _check_reply(f"site '{site}'", order, message.tensors, found["meta"], expected, limits)
     undelivered = names(found, UNDELIVERED)
     return Answer(site, step, None, found["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows), scores
 
 
-def _check_reply(who: str, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:
+def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:
     if not isinstance(meta, dict):
         raise RefusedError(f"expected facts by name beside the reply of {who}")
     check_codec(tensors, meta, limits)
     plain, facts = decode(tensors, meta)
-    check_meta(facts, expected.tells, who)
-    check_counts(facts, expected.num_classes, who)
-    check_tensors(
-        plain,
-        prefixes=expected.prefixes,
-        shapes=expected.shapes,
-        norm_bound=expected.norm_bound,
-        who=who,
-        closed=expected.closed,
-    )
+    method = expected.method
+    check_tensors(plain, prefixes=tuple(method.sends), shapes={}, norm_bound=expected.norm_bound, who=who)
+    check_reply(method, expected.task, order, plain, facts, who, expected.private)

@@ -2,8 +2,8 @@
 
 A message is one blob of `medfl.wire`; nothing in it is evaluated, imported or unpickled. `unpack` refuses what is too
 large or has another form before anything is allocated for it. What a method expects of the content is checked by
-`check_tensors` and `check_meta`, and what stands for quantised tensors by `check_codec`. Each ends in `RefusedError`,
-whose sentence tells sizes, types and names but never contents.
+`check_tensors` and `medfl.contract.check_reply`, and what stands for quantised tensors by `check_codec`. Each ends in
+`RefusedError`, whose sentence tells sizes, types and names but never contents.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from medfl import wire
-from medfl.aggregation import PREFIX
-from medfl.carriers.message_checks import FOREIGN, HONEST, Limits, check_blob, check_shape, refusal, shown, walk
-from medfl.contract import Meta, Method, Tensors
+from medfl.carriers.message_checks import HONEST, Limits, check_blob, check_shape, refusal, shown
+from medfl.contract import Meta, Tensors
 from medfl.errors import DamagedError
 from medfl.filters import CODEC
 from medfl.privacy.clip import l2_norm
@@ -28,8 +27,6 @@ __all__ = [
     "Limits",
     "Message",
     "check_codec",
-    "check_counts",
-    "check_meta",
     "check_tensors",
     "pack",
     "shapes_of",
@@ -41,8 +38,6 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 _UNLIKE = "Sender and receiver need the same method, networks and version of medfl."
 _DIVERGED = "The sender's training diverged, or it is not honest: see its log."
-_COUNTS = ("size", "sizes", "images", "count", "counts")
-_ENDINGS = tuple(f"_{word}" for word in _COUNTS)
 _CODES = {4: torch.uint8, 8: torch.uint8, 16: torch.uint16}
 _FLOATS = {str(kind).removeprefix("torch."): kind for kind in wire.DTYPES if kind.is_floating_point}
 
@@ -100,7 +95,6 @@ def check_tensors(
     shapes: Mapping[str, Collection[Form]],
     norm_bound: float | None,
     who: str,
-    closed: Collection[str] = (),
 ) -> None:
     """Refuse tensors that a method did not declare or can't use.
 
@@ -110,7 +104,6 @@ def check_tensors(
         shapes: For names of which it is known: the shapes and dtypes that a tensor may have, see `shapes_of`.
         norm_bound: Largest L2 norm over all floating tensors together; None asks only that it is finite.
         who: Who sent them, for the message: "site 'site-01'".
-        closed: Prefixes under which there are no names but those in `shapes`.
 
     Raises:
         RefusedError: If a name begins with none of the prefixes, a tensor has another shape or dtype, a number is not
@@ -121,8 +114,6 @@ def check_tensors(
         if prefixes is not None and not any(name.startswith(prefix) for prefix in prefixes):
             raise refusal(f"names that begin with {sorted(prefixes)}", shown(name), _UNLIKE, who)
         form = (tuple(tensor.shape), tensor.dtype)
-        if name not in shapes and name.startswith(tuple(closed)):
-            raise refusal("names of tensors that the run's networks have", shown(name), _UNLIKE, who)
         if name in shapes and form not in shapes[name]:
             known = " or ".join(sorted(_form(one) for one in shapes[name]))
             raise refusal(f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who)
@@ -132,59 +123,6 @@ def check_tensors(
     if not math.isfinite(norm) or (norm_bound is not None and norm > norm_bound):
         bound = "" if norm_bound is None else f" of at most {norm_bound:g}"
         raise refusal(f"tensors of a finite L2 norm{bound}", f"{norm:.6g}", _DIVERGED, who)
-
-
-def check_meta(meta: Meta, allowed: Collection[str], who: str) -> None:
-    """Refuse meta that a method did not declare or can't reckon with.
-
-    Args:
-        meta: Of a message.
-        allowed: Keys that may be there; none has to be.
-        who: Who sent it, for the message: "site 'site-01'".
-
-    Raises:
-        RefusedError: If there is another key; a number at any depth is not finite, or an integer beyond 64 bits; or
-            a number of things is no integer >= 0. The latter stand, alone or in lists, under keys whose last word is
-            size, sizes, images, count or counts, such as ``size`` and ``label_counts``.
-    """
-    for key in sorted(meta):
-        if key not in allowed:
-            raise refusal(f"meta keys among {sorted(allowed)}", shown(key), _UNLIKE, who)
-    for value, _, key in walk(meta):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise refusal(f"a finite number under the meta key {shown(key)}", "NaN or infinity", _DIVERGED, who)
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise refusal(f"a number of at most 64 bits under the meta key {shown(key)}", "a larger one", FOREIGN, who)
-        if _counts(key) and not isinstance(value, list) and (type(value) is not int or value < 0):
-            got = "a negative one" if type(value) is int else type(value).__name__
-            raise refusal(f"an integer >= 0 under the meta key {shown(key)}", got, FOREIGN, who)
-
-
-def check_counts(meta: Meta, num_classes: int, who: str) -> None:
-    """Refuse numbers of images that no method could reckon with.
-
-    Args:
-        meta: Of a message: ``size`` is one number, ``label_counts`` has one for each class; either may be absent.
-        num_classes: Of the task.
-        who: Who sent it, for the message.
-
-    Raises:
-        RefusedError: If one has another form.
-    """
-    if "size" in meta and type(meta["size"]) is not int:
-        raise refusal("one number as 'size'", type(meta["size"]).__name__, FOREIGN, who)
-    counts = meta.get("label_counts", [0] * num_classes)
-    if not isinstance(counts, list) or len(counts) != num_classes or any(type(count) is not int for count in counts):
-        raise refusal(f"{num_classes} numbers as 'label_counts'", "something else", FOREIGN, who)
-
-
-def closed_prefixes(method: Method) -> tuple[str, ...]:
-    """Prefixes under which a method sends the tensors of the run's networks and nothing else, for `check_tensors`.
-
-    That is so for updates of the model (`medfl.averaging`), unless networks get other heads than their own.
-    """
-    plain = method.sends.get(PREFIX) == "update" and not method.unlike_heads
-    return (PREFIX,) if plain else ()
 
 
 def shapes_of(
@@ -254,11 +192,6 @@ def _decoded_bytes(name: str, packed: torch.Tensor, bits: int, facts: Any, limit
     if came != expected:
         raise refusal(f"the {bits}-bit codes of {shown(name)} as {_form(expected)}", _form(came))
     return count * _FLOATS[dtype].itemsize
-
-
-def _counts(key: str) -> bool:
-    """Whether the values of a key are numbers of things."""
-    return key in _COUNTS or key.endswith(_ENDINGS)
 
 
 def _form(form: Form) -> str:

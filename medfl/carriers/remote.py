@@ -71,7 +71,6 @@ class RemoteCarrier:
     Attributes:
         missing: Site to the reason why nothing came from it last; a site that answers again is taken out.
         facts: What each site told of its data in `begin`: ``facts``, ``newest``, ``data``.
-        expected: What answers may hold.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class RemoteCarrier:
         self._lock, self._silent = threading.Lock(), dict[str, int]()
         self.missing: dict[str, str] = {}
         self.facts: dict[str, Meta] = {}
-        self.expected = Expected()
+        self._expected: Expected | None = None
 
     @property
     def sites(self) -> list[str]:
@@ -106,10 +105,16 @@ class RemoteCarrier:
         found = self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_network, timeout)
         return {site: network for site, network in found.items() if network is not None}
 
-    def begin(self, networks: Mapping[str, str]) -> None:
-        """Have the sites that took the offer load their data; fills `facts`."""
+    def begin(self, networks: Mapping[str, str], expected: Expected) -> None:
+        """Have the sites that took the offer load their data; fills `facts`.
+
+        Args:
+            networks: Site to network.
+            expected: What their answers may hold.
+        """
+        self._expected = expected
         ready = [site for site in self._all if site not in self.missing]
-        message, classes = Message("begin", {}, {"networks": dict(networks)}), self.expected.num_classes
+        message, classes = Message("begin", {}, {"networks": dict(networks)}), expected.task.num_classes
         self.facts = self._talk(dict.fromkeys(ready, message), lambda site, message: read_facts(site, message, classes))
 
     def drop(self, site: str, why: str) -> None:
@@ -133,13 +138,14 @@ class RemoteCarrier:
         """Carry out a step's orders, and the evaluation of the round before beside them."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        ordered = {order.to: order for order in orders}
+        assert self._expected is not None, "begin comes first"
+        ordered, expected = {order.to: order for order in orders}, self._expected
         asked = [site for site in self._all if site in self.facts and (site in ordered or evaluation)]
         packed = StepMessages(step, round_, evaluation)
         rows = self._viewers(evaluation) if evaluation else []
         found = self._talk(
             {site: packed.message(ordered.get(site)) for site in asked},
-            lambda site, message: read_answer(site, message, step, site in ordered, self.expected, self._limits),
+            lambda site, message: read_answer(site, message, step, ordered.get(site), expected, self._limits),
             keep=True,
         )
         self._leave_out_silent(asked, found)

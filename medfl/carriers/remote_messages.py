@@ -7,12 +7,13 @@ import json
 import torch
 
 from medfl import wire
-from medfl.carriers.messages import Message, check_counts, check_meta
+from medfl.carriers.messages import Message
 from medfl.carriers.rows import rows_from_json
 from medfl.contract import Meta, Order, Tensors
 from medfl.errors import RefusedError
 from medfl.evaluation import Row
 from medfl.federation import Evaluation
+from medfl.tells import Tell, check_told, count, fields, flag, number, or_none, text
 
 ORDER, PUBLISHED = "order/", "published/"
 """Before the names of tensors in a message to a site."""
@@ -23,6 +24,32 @@ UNDELIVERED = "undelivered"
 
 TASK, PROGRESS = "medfl", "medfl.progress"
 """What a job's one kind of task is called, and the command that asks how far a run is."""
+
+FACTS = {
+    "trainable": Tell("public", flag(), after=("begin",)),
+    "validates": Tell("public", flag(), after=("begin",)),
+    "size": Tell("private", count()),
+    "label_counts": Tell("private", count("classes")),
+}
+"""What a site tells of its data at the start (`medfl.siteside.SiteHost.describe`)."""
+
+ACCOUNT = fields(
+    unit=text(),
+    adjacency=text(),
+    delta=number(0, 1),
+    sigma=number(0),
+    rate=number(0, 1),
+    steps=count(),
+    planned=count(),
+    releases=count(),
+    stated_epsilon=number(0),
+    epsilon=or_none(number(0)),
+    composed=or_none(number(0)),
+    runs=count(),
+    total_epsilon=or_none(number(0)),
+    ledger=flag(),
+)
+"""`medfl.ledger.Account.facts`."""
 
 MAX_STEP = 10**8
 """Steps have numbers below it, and rounds, too: what a store can name."""
@@ -104,14 +131,11 @@ def read_facts(site: str, message: Message, num_classes: int) -> Meta:
     facts, data = message.meta.get("facts"), message.meta.get("data")
     if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != {"classes", "name", "modality"}:
         raise RefusedError("expected what the site tells of its data")
-    check_meta(facts, ("trainable", "validates", "size", "label_counts"), f"site '{site}'")
-    check_counts(facts, num_classes, f"site '{site}'")
-    if not all(isinstance(facts.get(name), bool) for name in ("trainable", "validates")):
-        raise RefusedError("expected whether the site trains and validates")
+    check_told(facts, FACTS, "begin", {"classes": num_classes}, f"site '{site}'")
     if not isinstance(data["classes"], list) or len(data["classes"]) != num_classes:
         raise RefusedError(f"expected the names of {num_classes} classes")
-    for text in (*data["classes"], data["name"], data["modality"]):
-        if not isinstance(text, str) or not text.isprintable() or len(text) > 200 or text.lstrip()[:1] in (*"$@%",):
+    for name in (*data["classes"], data["name"], data["modality"]):
+        if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
             raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")
     return {"facts": facts, "newest": integer(message.meta, "newest"), "data": data}
 
@@ -122,6 +146,12 @@ def read_rows(site: str, message: Message) -> list[Row]:
 
 
 def read_account(site: str, message: Message) -> Meta:
-    """What a site says of its account of privacy at the end; empty if it keeps none."""
+    """What a site says of its account of privacy at the end; empty if it keeps none.
+
+    Raises:
+        RefusedError: If it has another form.
+    """
     account = message.meta.get("privacy")
-    return account if isinstance(account, dict) else {}
+    told = {"privacy": Tell("public", or_none(ACCOUNT), after=("install",))}
+    check_told({"privacy": account}, told, "install", {}, f"site '{site}'")
+    return account or {}

@@ -164,7 +164,8 @@ def _exchange(site_file: SiteFile, settings: Settings) -> list[str]:
 
 def _needed(site_file: SiteFile, method: Any) -> list[str]:
     """Facts that the method can't do without and this site does not tell."""
-    facts = [fact for fact, kind in method.tells.items() if kind == "needed" and fact not in site_file.describe]
+    needed = [fact for fact, tell in method.tells.items() if tell.kind == "needed"]
+    facts = [fact for fact in needed if fact not in site_file.describe]
     if site_file.is_server or not facts:
         return []
     allowed = ", ".join(site_file.describe) or "none"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from medfl.carriers.messages import Limits, closed_prefixes, shapes_of
+from medfl.carriers.messages import Limits
 from medfl.carriers.remote import Expected, RemoteCarrier, Transport
 from medfl.contract import Meta, Method
 from medfl.data.pooled import Empty
@@ -106,8 +106,7 @@ def serve(
         named = _claim(opened, folder)
         forget_summary(folder)
         carrier.set_viewers(data.viewers(folder, run_id_of(named)))
-        carrier.expected = _expected(opened, method)
-        carrier.begin(opened.settings.networks)
+        carrier.begin(opened.settings.networks, _expected(opened, method))
         about = _same_data(carrier)
         training = sum(bool(facts["facts"].get("trainable", True)) for facts in carrier.facts.values())
         check_privacy(opened.settings, method, built, {}, training)
@@ -180,13 +179,9 @@ def _same_data(carrier: RemoteCarrier) -> Meta:
 
 def _expected(opened: Opened, method: Method) -> Expected:
     """What replies may hold."""
-    task, settings = opened.task, opened.settings
-    used = {settings.networks.get(site, task.network) for site in opened.offer.sites}
-    noised = settings.privacy is not None and settings.privacy.unit == "site"  # clipping bounds it, and noise is added
-    bound = None if noised else settings.norm_bound
-    shapes = {} if method.unlike_heads else shapes_of(task, used)
-    closed = closed_prefixes(method)
-    return Expected(tuple(method.sends), tuple(method.tells), shapes, closed, bound, task.num_classes)
+    privacy = opened.settings.privacy
+    noised = privacy is not None and privacy.unit == "site"  # clipping bounds it, and noise is added
+    return Expected(method, opened.task, None if noised else opened.settings.norm_bound, privacy is not None)
 
 
 def _means(rows: list[Row]) -> dict[str, float]:

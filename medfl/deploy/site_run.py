@@ -10,7 +10,7 @@ from typing import Any
 
 from medfl import wire
 from medfl.aggregation import PREFIX
-from medfl.carriers.messages import Message, check_meta, check_tensors, shapes_of
+from medfl.carriers.messages import Message, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names
 from medfl.carriers.rows import rows_to_json
 from medfl.contract import Meta, Model, Order, Parcel, Tensors
@@ -24,9 +24,10 @@ from medfl.evaluation import Row, rows_of, score
 from medfl.export import Home, export_site, write_predictions
 from medfl.run_checks import check_labels, check_plan, check_privacy
 from medfl.run_folder import claim, identity, run_id_of
-from medfl.siteside import SiteHost, Splits
+from medfl.siteside import SiteHost, Splits, parcel_facts
 from medfl.store import Inbox, only_writer
 from medfl.summary import COSTS
+from medfl.tells import PARCEL, Tell, check_told, facts, one_of, text
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,11 @@ METHOD, EXCHANGE = "method", "exchange"
 PATIENCE = 90.0
 """Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
 
-DECLARED = ("owner", "network", "meta")
+DECLARED = {
+    "owner": Tell("public", text(), after=(PARCEL,)),
+    "network": Tell("public", one_of("networks"), after=(PARCEL,)),
+    "meta": Tell("public", facts(), after=(PARCEL,)),
+}
 """What stands on a model in the global test."""
 
 
@@ -210,7 +215,8 @@ class SiteRun:
         if guest:
             self._check_exchange()
         self._check_parcel(message.tensors, (PREFIX,) if guest else tuple(self._sends))
-        check_meta(meta["meta"], DECLARED if guest else tuple(self._tells), f"site '{sender}'")
+        tells, known = DECLARED if guest else self._tells, parcel_facts(self.task, self.settings)
+        check_told(meta["meta"], tells, PARCEL, known, f"site '{sender}'", self.settings.privacy is not None)
         folder = self.folder / EXCHANGE if guest else self.host.store.folder
         Inbox(folder).post(step, sender, Parcel(self.name, message.tensors, meta["meta"], sender))
 

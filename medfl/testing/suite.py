@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ CHECKS: dict[str, Callable[[Case], None]] = {}
 def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[str, Any] | None = None) -> None:
     """Run every check on a method and report all failures.
 
+    GPUs that the process has not used yet are hidden from it: the checks train before they fork processes, which torch
+    can't where a GPU is in sight.
+
     Args:
         name: The method, as in ``medfl list methods``.
         plugins: Plugin files to load first.
@@ -29,6 +33,7 @@ def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[st
     Raises:
         AssertionError: Naming each promise that is not kept, and how that showed.
     """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     registry = load_plugins(files=list(plugins))
     logger = logging.getLogger("medfl")
     level = logger.level

@@ -91,7 +91,8 @@ class FedCross(Relay):
         for to in sites:
             wanted = [model for model in mine if to != site.name and (everywhere or model == to)]
             tensors = {f"{MODEL}{model}/{name}": t for model in wanted for name, t in mine[model].items()}
-            parcels += [Parcel(to, tensors, {"stamp": [site.round]})] if wanted else []
+            meta: Meta = {"owner": site.name, "network": site.network, "stamp": [site.round]}
+            parcels += [Parcel(to, tensors, meta)] if wanted else []
         return parcels
 
     def models(self, holder: Server | Site) -> dict[str, Model]:

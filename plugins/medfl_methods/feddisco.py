@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 
 from medfl.averaging import Averaging, Fit
-from medfl.contract import Limit, Meta, Server, Told
+from medfl.contract import Limit, Meta, Server
+from medfl.tells import Tell, count
 
 Metric = Literal["kl", "l2"]
 Target = Literal["uniform", "global"]
@@ -43,7 +44,10 @@ class FedDisco(Averaging):
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
 
-    tells: ClassVar[Mapping[str, Told]] = {"size": "private", "label_counts": "needed"}
+    tells: ClassVar[Mapping[str, Tell]] = {
+        "size": Tell("private", count()),
+        "label_counts": Tell("needed", count("classes"), after=("fit",)),
+    }
     limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"a": 0.0, "b": 0.0}),)
 
     a: float = Field(0.5, ge=0, allow_inf_nan=False)

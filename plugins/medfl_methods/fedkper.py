@@ -15,6 +15,7 @@ from medfl.contract import Limit, Meta
 from medfl.evaluation import logits
 from medfl.losses.distillation import distillation
 from medfl.teacher import Teacher
+from medfl.tells import Tell, count, number
 from medfl.training import Batch
 
 
@@ -52,7 +53,7 @@ class FedKPer(Averaging):
     Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper is silent, its released code.
     """
 
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private", "score": "private"}
+    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "score": Tell("private", number(0))}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gradient_clip": None, "score_eps": 1e-6},

@@ -11,17 +11,18 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from medfl import streams
-from medfl.aggregation import PREFIX, add_update
+from medfl.aggregation import PREFIX, add_update, check_updates
 from medfl.averaging import Averaging, shared_of
-from medfl.contract import Findings, Holder, Kind, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors, Told
-from medfl.errors import SettingsError
-from medfl.head_judgement import judge, kept_count, opinions, rank, total
+from medfl.contract import Findings, Holder, Kind, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.errors import RefusedError, SettingsError
+from medfl.head_judgement import judge, judgement, kept_count, opinions, rank, total
 from medfl.head_pool import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import body_and_head, features_of, head_path, without_head
 from medfl.participation import participants, sample
 from medfl.server_optimizer import momentum_step
 from medfl.task import Task
+from medfl.tells import Tell, count
 from medfl.wire import prefixed, select
 
 HEAD = "head/"
@@ -62,7 +63,10 @@ class FedSDC(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update", HEAD: "update"}
-    tells: ClassVar[Mapping[str, Told]] = {"size": "private", "judged": "private"}
+    tells: ClassVar[Mapping[str, Tell]] = {
+        "size": Tell("private", count()),
+        "judged": Tell("private", judgement("heads"), after=("judge",)),
+    }
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gamma": 0.3, "select_on": "training"},  # where heads are compared by their balanced accuracy
@@ -126,12 +130,14 @@ class FedSDC(Averaging):
             return None
         left = judgements_left(server)
         if left:
-            tensors, meta = published(server, range(len(pool(server)))), {"ranking": server.state.meta.get("ranking")}
+            tensors, heads = published(server, range(len(pool(server)))), len(pool(server))
+            meta = {"ranking": server.state.meta.get("ranking"), "heads": heads}
             orders = [Order(name, "judge", tensors, meta) for name in self.judges(server)]
             return Plan(server.round, orders, ends_round=left == 1, quorum=int(self.selects))
         path = PREFIX + head_path(server.task.build(), server.task.network)
         body, heads = prefixed(shared_of(server), PREFIX), pool(server)
-        orders = [Order(name, "fit", body | prefixed(heads[slot], path)) for name, slot in self.dealt(server).items()]
+        dealt, meta = self.dealt(server), {"head": path}
+        orders = [Order(name, "fit", body | prefixed(heads[slot], path), meta) for name, slot in dealt.items()]
         quorum = min(server.settings.min_replies, max(len(orders), 1))
         return Plan(server.round, orders, ends_round=not self.judgements(server), quorum=quorum)
 
@@ -142,6 +148,15 @@ class FedSDC(Averaging):
         if not self.shuffle:
             return {name: sites.index(name) for name in chosen}
         return dict(zip(chosen, torch.randperm(len(chosen), generator=server.rng("heads")).tolist(), strict=True))
+
+    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+        """Updates of the body and of the head that was dealt, and nothing where heads are judged."""
+        path = order.meta.get("head", HEAD)
+        heads = prefixed(select(tensors, HEAD), path)
+        if bool(heads) != (order.op == "fit"):
+            raise RefusedError(f"Expected the update of a head in a reply to 'fit' and in no other, got '{order.op}'.")
+        body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD))}
+        check_updates(body | heads, order.tensors, self.sends)
 
     def fold(self, server: Server, replies: Replies) -> None:
         """The body's step with momentum and each head's change; or what the sites found out about the heads."""

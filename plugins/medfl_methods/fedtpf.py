@@ -11,7 +11,7 @@ from torch import nn
 
 from medfl.adversary import CRITIC, Adversary
 from medfl.averaging import KEPT, shared_of
-from medfl.contract import Limit, Meta, Order, Plan, Replies, Reply, Server, Site, Told
+from medfl.contract import Limit, Meta, Order, Plan, Replies, Reply, Server, Site
 from medfl.distilling import Distilling, Divided, judge, scale_of
 from medfl.dividing import PART
 from medfl.errors import SettingsError
@@ -22,6 +22,7 @@ from medfl.networks.distiller import Distiller
 from medfl.networks.parts import features_of
 from medfl.privacy.release import Release
 from medfl.prototypes import distance, prototypes, scaled
+from medfl.tells import Tell, count, flag, number
 from medfl.wire import prefixed, select
 
 
@@ -74,7 +75,12 @@ class FedTPF(FeatureSharing):
     at the accuracies after the rounds t - 1 and t - 2, the last that are known.
     """
 
-    tells: ClassVar[Mapping[str, Told]] = dict.fromkeys(("size", "frozen", "accuracy", "judged"), "private")
+    tells: ClassVar[Mapping[str, Tell]] = {
+        "size": Tell("private", count()),
+        "frozen": Tell("private", flag()),
+        "accuracy": Tell("private", number(0, 1), after=("assess",)),
+        "judged": Tell("private", count(), after=("assess",)),
+    }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None}, "medfl": {}}
     limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"share_fraction": 0.0}),)
 

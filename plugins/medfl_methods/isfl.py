@@ -9,10 +9,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Meta, Order, Plan, Replies, Reply, Server, Site, Told
+from medfl.contract import Meta, Order, Plan, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.fit import Fit
 from medfl.importance import class_lipschitz, probe_rows, sampling_distribution
+from medfl.tells import Tell, count
 from medfl_methods.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
-    tells: ClassVar[Mapping[str, Told]] = {"size": "private", COUNTS: "private"}
+    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), COUNTS: Tell("private", count("classes"))}
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform", "target": "counts"}, "medfl": {}}
 
     sigma: float = Field(0.02, ge=0, le=1)

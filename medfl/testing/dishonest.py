@@ -1,0 +1,102 @@
+"""The checks of the conformance suite in which a site is not honest."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from medfl.contract import Meta, Order, Plan, Replies, Reply, Server, Site, Tensors, check_reply
+from medfl.errors import RefusedError
+from medfl.store import copied
+from medfl.tells import LARGEST, LETTERS
+from medfl.testing.cohort import CLASSES, Case, bits, folders
+from medfl.testing.suite import expect, finite, promise
+
+LIES: tuple[Any, ...] = (
+    None, True, "x", "x" * (LETTERS + 1), [], [0], [[]], {}, {"size": {"size": [None]}}, -1, 0, 0.5, 1, 1e300, LARGEST,
+    2**63, 10**400, math.nan, math.inf, -math.inf, [0] * CLASSES, [LARGEST] * CLASSES, [-1] * CLASSES, [1] * 10_000,
+)  # fmt: skip
+"""What a site may say in place of a fact: of every type, at the ends of ranges and beyond them."""
+
+
+@promise
+def a_dishonest_site_stops_nobody(case: Case) -> None:
+    """A site that tells nonsense counts as missing; what a reply may hold by its declarations does `fold` no harm."""
+    orders: dict[str, Order] = {}
+
+    class Lied(case.kind):  # type: ignore[name-defined]
+        """The method, with a site-2 that lies; before each fold it is tried with lies of the last site."""
+
+        def plan(self, server: Server) -> Plan | None:
+            plan: Plan | None = super().plan(server)
+            orders.clear()
+            orders.update({order.to: order for order in plan.orders} if plan else {})
+            return plan
+
+        def work(self, site: Site, order: Order) -> Reply:
+            reply: Reply = super().work(site, order)
+            if site.name == "site-2":
+                reply.meta = {} if site.round == 1 else dict.fromkeys(reply.meta, {"size": [math.nan]})
+            return reply
+
+        def fold(self, server: Server, replies: Replies) -> None:
+            told = {site: (tensors, replies.meta[site]) for site, tensors in replies}
+            for site in sorted(told)[-1:]:
+                for what, tensors, meta in _lies(*told[site], sorted(self.tells)):
+                    with contextlib.suppress(RefusedError):
+                        check_reply(self, server.task, orders[site], tensors, meta, site)
+                        self.suffer(server, _Told(told | {site: (tensors, meta)}, replies.missing), what)
+            super().fold(server, replies)
+
+        def suffer(self, server: Server, replies: Replies, what: str) -> None:
+            copy = replace(server, state=copied(server.state))
+            try:
+                super().fold(copy, replies)
+                super().plan(copy)
+                super().publish(copy)
+            except Exception as error:
+                raise AssertionError(
+                    f"a reply with {what} is not refused and ends the run ({type(error).__name__}: {error}): say more "
+                    "of it in `tells` or `check_tensors`"
+                ) from error
+
+    with folders(1) as (folder,):
+        make_method = lambda: Lied(**case.make_method().model_dump())  # type: ignore[attr-defined]  # noqa: E731
+        result = case.run(folder, make_method=make_method, rounds=2)
+        expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")
+        finite(bits(result), "beside a dishonest site")
+
+
+class _Told:
+    """Replies in memory."""
+
+    def __init__(self, told: dict[str, tuple[Tensors, Meta]], missing: list[str]) -> None:
+        self._told, self.missing = told, missing
+        self.meta = {site: meta for site, (_, meta) in told.items()}
+
+    def __iter__(self) -> Iterator[tuple[str, Tensors]]:
+        for site, (tensors, _) in sorted(self._told.items()):
+            yield site, dict(tensors)
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+
+def _lies(tensors: Tensors, meta: Meta, declared: list[str]) -> Iterator[tuple[str, Tensors, Meta]]:
+    """What a reply may be changed to: what is wrong in it, its tensors, its meta."""
+    for key in declared:
+        for lie in LIES:
+            yield f"'{key}' as {str(lie)[:40]}", tensors, meta | {key: lie}
+        yield f"no '{key}'", tensors, {name: value for name, value in meta.items() if name != key}
+    yield "no tensors", {}, meta
+    for name in sorted(tensors)[:1] + sorted(tensors)[-1:]:
+        others = {other: tensor for other, tensor in tensors.items() if other != name}
+        yield f"no '{name}'", others, meta
+        yield f"'{name}' of another shape", tensors | {name: torch.zeros(2, 2, 2, 2, 2)}, meta
+        yield f"'{name}' as bool", tensors | {name: tensors[name].bool()}, meta
+        yield f"'{name}' twice", tensors | {f"{name}.1": tensors[name]}, meta
