@@ -38,7 +38,6 @@ from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLos
 
 from medfl.data.cbis_pixels import Film, Options, load
 from medfl.data.ingest import core_count, ingest
-from medfl.data.new_array import new_array
 
 SYNTAXES = {"none": ExplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "jpeg-ls": JPEGLSLossless}
 MIB = 2**20
@@ -68,7 +67,7 @@ def write_film(path: Path, number: int, rows: int, columns: int, bits: int, synt
 
 def bare(paths: list[Path], size: int, folder: Path) -> None:
     """What one would write without medfl."""
-    rows = new_array(folder / "bare.npy", (len(paths), size, size), np.uint16)
+    rows = np.lib.format.open_memmap(folder / "bare.npy", "w+", np.uint16, (len(paths), size, size))
     for row, path in enumerate(paths):
         image = Image.fromarray(pydicom.dcmread(path).pixel_array)
         rows[row] = np.asarray(image.resize((size, size), Image.Resampling.BOX))

@@ -14,7 +14,7 @@ import numpy as np
 from medfl.data.abide_maps import read_map
 from medfl.data.abide_phenotypes import Subject
 from medfl.data.atlas_grid import Grid
-from medfl.data.new_array import new_array
+from medfl.data.new_array import new_array, tell_need
 from medfl.data.progress import progress
 from medfl.data.quiet import quiet_decoders
 from medfl.data.table import row_list
@@ -50,27 +50,31 @@ def write_images(
     Returns:
         The maps that can't be read; the rows of their subjects are of no use.
     """
-    array = new_array(target, (len(subjects), *grid.shape, len(channels)), np.float32)
-
-    def read(row: int) -> Failures:
-        failed: Failures = {}
-        for channel, derivative in enumerate(channels):
-            try:
-                array[row, ..., channel] = read_map(files[subjects[row].file_id, derivative], grid)
-            except DataError as error:
-                failed[subjects[row].row, derivative] = str(error)
-        return failed
-
     failed: Failures = {}
-    threads = ThreadPoolExecutor(os.cpu_count() or 1)
-    try:
-        with quiet_decoders(), progress("reading", len(subjects) * len(channels), "maps", say) as show:
-            for done, found in enumerate(threads.map(read, range(len(subjects))), 1):
-                failed |= found
-                show(done * len(channels))
-    finally:
-        threads.shutdown(cancel_futures=True)
-    array.flush()
+    shape = (len(subjects), *grid.shape, len(channels))
+    tell_need(target, shape, np.float32, 1, say)
+    with new_array(target, shape, np.float32) as array:
+
+        def read(row: int) -> Failures:
+            failed: Failures = {}
+            maps = np.zeros((*grid.shape, len(channels)), np.float32)
+            for channel, derivative in enumerate(channels):
+                try:
+                    maps[..., channel] = read_map(files[subjects[row].file_id, derivative], grid)
+                except DataError as error:
+                    failed[subjects[row].row, derivative] = str(error)
+            array.write(row, maps)
+            return failed
+
+        threads = ThreadPoolExecutor(os.cpu_count() or 1)
+        try:
+            with quiet_decoders(), progress("reading", len(subjects) * len(channels), "maps", say) as show:
+                for done, found in enumerate(threads.map(read, range(len(subjects))), 1):
+                    failed |= found
+                    show(done * len(channels))
+        finally:
+            threads.shutdown(cancel_futures=True)
+        array.flush()
     return failed
 
 

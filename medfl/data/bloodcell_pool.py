@@ -8,7 +8,6 @@ file are one subject.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from medfl.data.bloodcell_labels import LabelMap
-from medfl.data.bloodcell_release import Cell, Listing, Release
+from medfl.data.bloodcell_release import Cell, Listing, Release, read_cell
 from medfl.data.bloodcell_split import choose_test, find_copies
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
-from medfl.data.ingest import QUARANTINE, Loaded, ingest, work_folder, write_quarantine
+from medfl.data.ingest import QUARANTINE, ingest, work_folder, write_quarantine
 from medfl.data.new_array import keep_rows
 from medfl.data.own_labels import number_subjects
-from medfl.data.rgb import read_rgb, resize
 from medfl.errors import DataError, SettingsError
 
 NO_PATIENTS = (
@@ -130,25 +128,6 @@ def pool_cells(
         }
         write_datalist(folder, datalist)
     return datalist
-
-
-def read_cell(path: Path, size: int) -> Loaded:
-    """Read the image of a cell.
-
-    Args:
-        path: The file.
-        size: Height and width of what is returned.
-
-    Returns:
-        Pixels of shape (size, size, 3), uint8, and a hash of the bytes of the file.
-
-    Raises:
-        DataError: If it can't be read, or is of another kind.
-    """
-    pixels = resize(read_rgb(path), (size, size))
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Loaded(pixels, {"digest": digest})
 
 
 def _told(releases: Sequence[Release], listings: Sequence[Listing], say: Say) -> list[str]:

@@ -1,15 +1,18 @@
 """A release of white blood cells on disk: folders of classes with image files, which become a list of cells.
 
-No release says which patient a cell is of. Nothing is opened here: names of files are listed and told apart.
+No release says which patient a cell is of. To list cells nothing is opened: names of files are told apart.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from medfl.data.ingest import Loaded
+from medfl.data.rgb import read_rgb, resize
 from medfl.errors import DataError, did_you_mean
 
 SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
@@ -162,6 +165,25 @@ def read_tree(top: Path) -> dict[str, list[str]]:
     """The names of the files in each folder of classes; hidden folders and those of macOS are passed over."""
     folders = _subfolders(top)
     return {folder.name: sorted(file.name for file in folder.iterdir() if file.is_file()) for folder in folders}
+
+
+def read_cell(path: Path, size: int) -> Loaded:
+    """Read the image of a cell.
+
+    Args:
+        path: The file.
+        size: Height and width of what is returned.
+
+    Returns:
+        Pixels of shape (size, size, 3), uint8, and a hash of the bytes of the file.
+
+    Raises:
+        DataError: If it can't be read, or is of another kind.
+    """
+    pixels = resize(read_rgb(path), (size, size))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Loaded(pixels, {"digest": digest})
 
 
 def _subfolders(folder: Path) -> list[Path]:

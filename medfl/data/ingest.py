@@ -11,6 +11,7 @@ A data set says what its items are and how one is read; this module does the res
 
 - Items are read in processes of their own, which write their rows straight into the array file. So `load` must be
   importable (a function of a module, or a `functools.partial` of one), and items must be picklable.
+- What disk and memory that needs is said first. No process holds more than what it reads at the moment.
 - What is read is noted in a journal in the work folder every few seconds. After an interruption, however hard, the same
   call goes on where it stopped; a changed file, item or recipe is read anew. The work folder is removed at the end.
 - A file that can't be read (`load` raises `DataError`) is left out with its reason; one whose decoder ends its process
@@ -33,9 +34,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from medfl.data.ingest_journal import Journal, stamp_of
+from medfl.data.ingest_journal import ARRAY, Journal, stamp_of
 from medfl.data.ingest_workers import read_all
-from medfl.data.new_array import keep_rows
+from medfl.data.new_array import keep_rows, tell_need
 from medfl.data.progress import progress
 from medfl.errors import DataError, SettingsError
 from medfl.locks import LOCK, held
@@ -125,16 +126,18 @@ def ingest(
             raise DataError(
                 f"another process prepares the same data set in {work}. Wait until it ends, or give another --out."
             )
+        whole = (len(items), *shape)
+        tell_need(work / ARRAY, whole, dtype, workers, say)
         stamps = [stamp_of(item, files(item)) for item in items]
-        journal = Journal(work, stamps, (len(items), *shape), np.dtype(dtype), dict(recipe))
+        journal = Journal(work, stamps, whole, np.dtype(dtype), dict(recipe))
         failed = _fill(journal, items, load, workers, what, say)
         if not journal.done:
             shutil.rmtree(work, ignore_errors=True)
             raise DataError(f"none of the {len(items)} {what} can be read: {told(failed)}. Download them again.")
         kept = sorted(journal.done)
+        os.replace(journal.array, target)  # from here on an interruption means to begin anew
         if failed:
-            keep_rows(journal.array, kept)
-        os.replace(journal.array, target)
+            keep_rows(target, kept)
         shutil.rmtree(work, ignore_errors=True)
     return Ingested(kept, failed, {place: journal.done[place] for place in kept})
 

@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from medfl.data.new_array import new_array
+from medfl.data.new_array import ArrayFile, new_array, writing
+
+ARRAY = "images.npy"
+"""The array file in the work folder."""
 
 EVERY_SECONDS = 2.0
 """How much work is lost at most when the machine stops."""
@@ -64,17 +67,15 @@ class Journal:
     def __init__(
         self, work: Path, stamps: Sequence[str], shape: Sequence[int], dtype: np.dtype, recipe: dict[str, Any]
     ) -> None:
-        self.array = work / "images.npy"
+        self.array = work / ARRAY
         self.done: dict[int, dict[str, Any]] = {}
         self._path, self._stamps = work / "journal.jsonl", stamps
         head = {"version": _VERSION, "shape": list(shape), "dtype": dtype.str, "recipe": recipe}
         self._head = json.loads(json.dumps(head))
-        if self.array.is_file() and self._read():
-            self._pixels = np.load(self.array, mmap_mode="r+")
-        else:
+        if not self._read():
             self._path.unlink(missing_ok=True)
-            self._pixels = new_array(self.array, shape, dtype)
-            self._path.write_text(json.dumps(self._head) + "\n", encoding="utf-8")
+            with writing(), new_array(self.array, shape, dtype):
+                self._path.write_text(json.dumps(self._head) + "\n", encoding="utf-8")
         self._waiting: list[str] = []
         self._written = time.monotonic()
 
@@ -86,20 +87,27 @@ class Journal:
             self.flush()
 
     def flush(self) -> None:
-        """Bring rows to the disk, then their lines."""
+        """Bring rows to the disk, then their lines.
+
+        Raises:
+            DataError: If the disk is full.
+        """
         if self._waiting:
-            self._pixels.flush()
-            with self._path.open("a", encoding="utf-8") as file:
+            with ArrayFile(self.array) as pixels:
+                pixels.flush()
+            with writing(), self._path.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in self._waiting))
                 file.flush()
                 os.fsync(file.fileno())
         self._waiting, self._written = [], time.monotonic()
 
     def _read(self) -> bool:
-        """Read an earlier journal; whether it was one of the same recipe."""
+        """Read an earlier journal; whether it was one of the same recipe, and its array is whole."""
         try:
+            with ArrayFile(self.array) as pixels:
+                shape = list(pixels.shape)
             head, *lines = self._path.read_text(encoding="utf-8").splitlines()
-            if json.loads(head) != self._head:
+            if json.loads(head) != self._head or shape != self._head["shape"]:
                 return False
         except (OSError, ValueError):
             return False

@@ -18,8 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
+from medfl.data.new_array import ArrayFile
 from medfl.data.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
 
@@ -57,8 +56,7 @@ def read_all(load: Load, items: Sequence[Any], todo: Sequence[int], array: Path,
         SettingsError: If worker processes can't be started.
     """
     if workers == 1 or len(todo) < 2:
-        rows = np.load(array, mmap_mode="r+")
-        with quiet_decoders():
+        with ArrayFile(array) as rows, quiet_decoders():
             for place in todo:
                 yield _read(load, items[place], place, rows)
         return
@@ -124,7 +122,7 @@ def _pool(workers: int, load: Load, array: Path) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(load, array))
 
 
-_job: tuple[Load, np.ndarray] | None = None
+_job: tuple[Load, ArrayFile] | None = None
 """In a worker: how to read an item, and the rows of the array."""
 
 
@@ -133,7 +131,7 @@ def _start(load: Load, array: Path) -> None:
     global _job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _job = load, np.load(array, mmap_mode="r+")
+    _job = load, ArrayFile(array)
 
 
 def _end_with_parent() -> None:
@@ -153,12 +151,12 @@ def _work(item: Any, place: int) -> Read:
         return _read(_job[0], item, place, _job[1])
 
 
-def _read(load: Load, item: Any, place: int, rows: np.ndarray) -> Read:
+def _read(load: Load, item: Any, place: int, rows: ArrayFile) -> Read:
     try:
         pixels, facts = load(item)
     except DataError as error:
         return Read(place, str(error), {})
     if pixels.shape != rows.shape[1:]:
         raise ValueError(f"expected an image of shape {rows.shape[1:]}, got {pixels.shape}")
-    rows[place] = pixels
+    rows.write(place, pixels)
     return Read(place, None, facts)

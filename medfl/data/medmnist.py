@@ -18,6 +18,7 @@ from medfl.data.datalists import Datalist, Record, make_records, write_datalist
 from medfl.data.download import download
 from medfl.data.folders import check_free, written_whole
 from medfl.data.medmnist_releases import CITATION, RELEASES, URL, Release, find_release, split_flag
+from medfl.data.new_array import tell_need
 from medfl.data.npz import PARTS, Content, copy_images, read_npz
 from medfl.data.progress import progress
 from medfl.errors import DataError, SettingsError, did_you_mean
@@ -153,6 +154,7 @@ def prepare(
         extra={"citation": CITATION, "deviations": unlike},
     )
     with written_whole(out, force) as folder:
+        tell_need(folder / datalist.image_array, (sum(content.counts), *content.shape), np.uint8, 1, say)
         with progress(f"unpacking {content.path.name}", sum(content.counts), "images", say) as show:
             copy_images(content, folder / datalist.image_array, show)
         write_datalist(folder, datalist)

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from medfl.data.new_array import new_array
+from medfl.data.new_array import new_array, read_head
 from medfl.errors import DataError
 
 PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
@@ -60,7 +60,7 @@ def read_npz(path: Path) -> Content:
         _check_names(archive, path)
         for part, _ in PARTS:
             with archive.open(f"{part}_images.npy") as file:
-                heads.append(_read_head(file))
+                heads.append(read_head(file))
             with archive.open(f"{part}_labels.npy") as file:
                 labels.append(np.lib.format.read_array(file, allow_pickle=False))
     shape, width = heads[0][0][1:], labels[0].shape[1:]
@@ -85,19 +85,22 @@ def copy_images(content: Content, target: Path, show: Callable[[int], None] = la
     Raises:
         DataError: If the file is damaged, or the disk has no room.
     """
-    out = new_array(target, (sum(content.counts), *content.shape), np.uint8)
     length = int(np.prod(content.shape))
     done = 0
-    with _readable(content.path), zipfile.ZipFile(content.path) as archive:
+    with (
+        new_array(target, (sum(content.counts), *content.shape), np.uint8) as out,
+        _readable(content.path),
+        zipfile.ZipFile(content.path) as archive,
+    ):
         for (part, _), count in zip(PARTS, content.counts, strict=True):
             with archive.open(f"{part}_images.npy") as file:
-                _read_head(file)
+                read_head(file)
                 for piece in _pieces(file, count, length):
-                    out[done : done + len(piece)] = piece.reshape(-1, *content.shape)
+                    out.write(done, piece)
                     done += len(piece)
                     show(done)
                 file.read()  # to the end, where the zip file's own checksum is compared
-    out.flush()
+        out.flush()
 
 
 def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
@@ -109,14 +112,6 @@ def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
         if len(content) != rows * length:
             raise EOFError(f"the array ends after {start + len(content) // length} of {count} images")
         yield np.frombuffer(content, dtype=np.uint8).reshape(rows, length)
-
-
-def _read_head(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the first axis runs fastest, and type, from the head of an array file."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran_order, dtype = read(file)
-    return shape, fortran_order, dtype
 
 
 @contextlib.contextmanager

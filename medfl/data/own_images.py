@@ -27,7 +27,7 @@ from medfl.data.dicom_identity import CHECKS
 from medfl.data.folders import check_free, written_whole
 from medfl.data.image_files import ImageFolder
 from medfl.data.images import Kind, look_at, read_image
-from medfl.data.new_array import keep_rows, new_array
+from medfl.data.new_array import keep_rows, new_array, tell_need
 from medfl.data.own_labels import Columns, Rows, read_rows
 from medfl.data.progress import progress
 from medfl.data.quiet import quiet_decoders
@@ -202,21 +202,21 @@ def _write_images(target: Path, files: Sequence[Path], form: Form, say: Say) -> 
     Returns:
         Place in `files` to the reason why it could not be read.
     """
-    shape = form.size if form.channels == 1 else (*form.size, form.channels)
-    array = new_array(target, (len(files), *shape), form.dtype)
+    shape = (len(files), *form.size, *((form.channels,) if form.channels > 1 else ()))
+    tell_need(target, shape, form.dtype, 1, say)
     failed: dict[int, str] = {}
 
     def read(path: Path) -> np.ndarray:
         return read_image(path, form.size, form.channels)
 
-    for place, image in enumerate(_each(read, files, "reading", say)):
-        if isinstance(image, DataError):
-            failed[place] = str(image)
-        elif image.dtype == form.dtype:
-            array[place - len(failed)] = image
-        else:
-            array[place - len(failed)] = image / np.float32(255)
-    array.flush()
+    with new_array(target, shape, form.dtype) as array:
+        for place, image in enumerate(_each(read, files, "reading", say)):
+            if isinstance(image, DataError):
+                failed[place] = str(image)
+            else:
+                row = image if image.dtype == form.dtype else image / np.float32(255)
+                array.write(place - len(failed), row)
+        array.flush()
     return failed
 
 

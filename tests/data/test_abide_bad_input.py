@@ -197,7 +197,7 @@ def test_impossible_options(release, tmp_path):
 def test_a_full_disk_and_an_interruption_leave_nothing(release, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(new_array, "_free", lambda folder: 20 * 8**3 * 2 * 4 - 1)
-        refused(release, tmp_path / "P", "the array of images needs 0.0 GB, the disk of --out has")
+        refused(release, tmp_path / "P", "the array of images needs 0.1 MB, the disk of --out has")
 
     def interrupted(path, grid):
         if path == map_of(release, 6)[1]:

@@ -13,7 +13,8 @@ from PIL import Image
 
 from medfl.data import acevedo, bloodcells, bodzas, matek
 from medfl.data.bloodcell_labels import SHIPPED, read_label_map
-from medfl.data.bloodcell_pool import How, read_cell
+from medfl.data.bloodcell_pool import How
+from medfl.data.bloodcell_release import read_cell
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 

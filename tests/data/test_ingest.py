@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -130,12 +131,13 @@ def test_what_changed_meanwhile_is_read_again(tmp_path, items):
     items[4] = Item(items[4].path, add=100)
     said: list[str] = []
     run(tmp_path, items, say=said.append)
-    assert said == ["note: an earlier call was interrupted: 6 of 9 images are done, the rest follows"]
+    assert said[0].startswith("note: needs 0.0 MB on the disk of --out, which has ")
+    assert said[1:] == ["note: an earlier call was interrupted: 6 of 9 images are done, the rest follows"]
     assert calls(tmp_path) == ["02", "04", "08"]
     np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[:, 0, 0], [10, 11, 777, 13, 114, 15, 16, 17, 18])
 
 
-@pytest.mark.parametrize("change", ["recipe", "items", "damaged journal", "no array"])
+@pytest.mark.parametrize("change", ["recipe", "items", "damaged journal", "no array", "a cut array"])
 def test_what_no_longer_fits_is_read_anew(tmp_path, items, change):
     interrupt(tmp_path, items)
     work = work_folder(tmp_path / "P")
@@ -145,6 +147,8 @@ def test_what_no_longer_fits_is_read_anew(tmp_path, items, change):
         (work / "journal.jsonl").write_text("{")
     elif change == "no array":
         (work / "images.npy").unlink()
+    elif change == "a cut array":
+        os.truncate(work / "images.npy", 150)
     run(tmp_path, items, recipe={"size": 4} if change == "recipe" else None)
     assert calls(tmp_path) == [f"{number:02d}" for number in range(len(items))]
 
@@ -160,6 +164,25 @@ def test_a_journal_whose_last_line_was_cut_is_believed_up_to_it(tmp_path, items)
     items[8].path.write_text("18")
     run(tmp_path, items)
     assert calls(tmp_path) == ["08"], "what was added after the cut line counts, too"
+
+
+def test_a_full_disk_ends_it_with_a_reason_and_the_same_call_goes_on(tmp_path, items, monkeypatch):
+    write, written = os.pwrite, []
+
+    def full(*rest):
+        if len(written) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(rest)
+        return write(*rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DataError, match="can't be written: No space left"):
+            run(tmp_path, items)
+    calls(tmp_path)
+    run(tmp_path, items)
+    assert calls(tmp_path) == ["04", "05", "06", "07", "08"]
+    np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[:, 0, 0], np.arange(10, 19))
 
 
 def children(number: int) -> list[int]:

@@ -215,7 +215,7 @@ def test_an_occupied_folder_is_replaced_only_on_request_and_only_if_ours(tmp_pat
 def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     write_npz(tmp_path / "bloodmnist.npz")
     monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3 - 1)
-    with pytest.raises(DataError, match=r"needs 0\.0 GB, the disk of --out has 0\.0 GB left. Make room"):
+    with pytest.raises(DataError, match=r"needs 0\.0 MB, the disk of --out has 0\.0 MB left. Make room"):
         prepare(tmp_path, "bloodmnist", tmp_path / "P")
     assert [path.name for path in tmp_path.iterdir()] == ["bloodmnist.npz"]
     monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3)

@@ -30,7 +30,9 @@ def by_row(datalist):
 def test_the_whole_way(own, tmp_path):
     said: list[str] = []
     images, datalist = prepared(own, tmp_path / "P", ALL, name="own", licence="ours", say=said.append)
-    assert said == ["own: licence ours"]
+    assert said[0] == "own: licence ours"
+    assert said[1].startswith("note: needs 0.0 MB on the disk of --out, which has ")
+    assert len(said) == 2
     assert (images.dtype, images.shape) == (np.uint8, (4, 10, 15))
     for row, pixels in zip(ROWS, images, strict=True):
         np.testing.assert_array_equal(pixels, read_image(own[0] / row[0], (10, 15), 1))

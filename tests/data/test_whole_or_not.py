@@ -49,7 +49,7 @@ def test_only_a_few_images_are_read_ahead(own, tmp_path, monkeypatch):
     for done, path in enumerate(each):
         assert path == files[done]
         assert len(begun) <= done + 1 + own_images.AHEAD * 2
-    assert begun == files
+    assert sorted(begun) == sorted(files), "two threads may begin in either order"
 
 
 def test_what_is_read_is_never_replaced(own, tmp_path):
