@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 
 from medfl.contract import Dataset, Meta, Model
-from medfl.errors import StoreError
 from medfl.evaluation import predict
 from medfl.report.runs import PREDICTIONS
 from medfl.settings import Settings
@@ -24,6 +22,9 @@ from medfl.store import write_atomic
 
 Facts = Mapping[str, Sequence[str | None]]
 """Name of a fact to what is known of each image."""
+
+README = Path("docs", "README.md")
+"""A bundle's docs."""
 
 LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
@@ -120,53 +121,53 @@ def write_predictions(
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta) -> None:
-    try:
-        (target / "models").mkdir(parents=True, exist_ok=True)
-        for part in ("configs", "docs"):
-            if (home.bundle_root / part).is_dir():
-                shutil.copytree(
-                    home.bundle_root / part, target / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT_OUT)
-                )
-        if (home.bundle_root / "LICENSE").exists():
-            shutil.copy(home.bundle_root / "LICENSE", target / "LICENSE")
-        for config in sorted((target / "configs").glob("*.json")):
-            _settle(config, home, home.values | values | {"network_name": model.network}, model.meta.get("head"))
-        _introduce(target / "docs" / "README.md", home, model)
-        torch.save(model.tensors, target / "models" / "model.pt")
-    except OSError as error:
-        raise StoreError(
-            f"Could not write the bundle '{target}': {error.strerror}. The run itself is saved: mend that and give the "
-            "same command again."
-        ) from error
+    """Write a bundle, each of its files whole or not at all."""
+    values = home.values | values | {"network_name": model.network}
+    for path in _files(home.bundle_root):
+        inside = path.relative_to(home.bundle_root)
+        content = path.read_bytes()
+        if inside.parent == Path("configs") and path.suffix == ".json":
+            content = _settled(content, path.name, home, values, model.meta.get("head"))
+        if inside != README:
+            write_atomic(target / inside, content)
+    write_atomic(target / README, _introduction(home, model).encode())
+    tensors = io.BytesIO()
+    torch.save(model.tensors, tensors)
+    write_atomic(target / "models" / "model.pt", tensors.getbuffer())
 
 
-def _introduce(readme: Path, home: Home, model: Model) -> None:
-    """Begin the bundle's docs with what this model is; the rest is about the bundle that it was made from."""
-    rest = (home.bundle_root / "docs" / "README.md").read_text(encoding="utf-8") if readme.exists() else ""
-    about = (
+def _files(root: Path) -> list[Path]:
+    """What a bundle hands on: its configurations, docs and licence."""
+    paths = [path for part in ("configs", "docs") for path in sorted((root / part).rglob("*"))]
+    return [path for path in (*paths, root / "LICENSE") if path.is_file() and path.name not in LEFT_OUT]
+
+
+def _introduction(home: Home, model: Model) -> str:
+    """The bundle's docs, which begin with what this model is; the rest is about the bundle that it was made from."""
+    readme = home.bundle_root / README
+    rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    return (
         f"# A network '{model.network}' trained by a federation\n\n"
         f"Data: {home.data or 'not stated'}. Classes: {'; '.join(home.classes) or 'not stated'}. Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
-        " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n"
+        " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n" + rest
     )
-    readme.parent.mkdir(exist_ok=True)
-    write_atomic(readme, (about + rest).encode())
 
 
-def _settle(config: Path, home: Home, values: Meta, head: Meta | None) -> None:
-    """Write the run's values into a configuration, where it has such ids, so that nobody needs to give them again.
+def _settled(config: bytes, name: str, home: Home, values: Meta, head: Meta | None) -> bytes:
+    """A configuration with the run's values where it has such ids, so that nobody needs to give them again.
 
     A head that the model has in place of its network's own stands around the network's definition.
     """
-    content = json.loads(config.read_text(encoding="utf-8"))
-    if config.name == "metadata.json":
+    content = json.loads(config)
+    if name == "metadata.json":
         _describe(content, home)
     else:
-        content |= {name: value for name, value in values.items() if name in content}
+        content |= {key: value for key, value in values.items() if key in content}
         if head is not None and "network_def" in content:
             around = {"_target_": "medfl.networks.parts.with_head", "network": content["network_def"], "head": head}
             content["network_def"] = around
-    write_atomic(config, (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode())
+    return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
 def _describe(metadata: Any, home: Home) -> None:

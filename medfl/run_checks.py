@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from medfl.contract import SERVER, Dataset, Limit, Method
-from medfl.data.sites import GLOBAL, PUBLIC
+from medfl.contract import Dataset, Limit, Method
+from medfl.data.sites import name_problem
 from medfl.errors import DataError, SettingsError
 from medfl.filters import check_method
 from medfl.metrics import check_metrics
@@ -22,9 +22,6 @@ from medfl.task import Task
 from medfl.training import cpu_has_bf16
 
 logger = logging.getLogger(__name__)
-
-POOLED = "pooled"
-"""Name of the one participant that holds all sites' training data, for methods that pool."""
 
 
 def check_plan(
@@ -49,7 +46,8 @@ def check_plan(
     names = sorted(sites)
     check_metrics(task.metrics)
     check_method(method, settings, name)
-    check_names(names)
+    if problem := name_problem(names):
+        raise SettingsError(problem)
     unknown = sorted(set(settings.networks) - set(names))
     if unknown:
         raise SettingsError(f"'networks' names sites that are not there: {unknown}. Sites: {names}.")
@@ -68,20 +66,6 @@ def check_plan(
     networks = [task.build(network) for network in used]
     _warn_of_limits(name, method, networks)
     return networks
-
-
-def check_names(sites: Sequence[str]) -> None:
-    """Refuse names of sites that mean something else.
-
-    Raises:
-        SettingsError: Naming the first.
-    """
-    for name in sites:
-        taken = name in (SERVER, GLOBAL, PUBLIC) or (name == POOLED and len(sites) > 1)
-        if taken or "/" in name or name.startswith("."):
-            raise SettingsError(
-                f"A site can't be called '{name}': that name has a meaning of its own. Rename its folder."
-            )
 
 
 def _check_weights(task: Task, networks: list[str]) -> None:

@@ -12,12 +12,12 @@ import torch
 from medfl.carriers.local import LocalCarrier
 from medfl.contract import Dataset, Meta, Method, Model, Parcel
 from medfl.data.pooled import Empty, Pooled
-from medfl.data.sites import GLOBAL, PUBLIC
+from medfl.data.sites import GLOBAL, POOLED, PUBLIC
 from medfl.errors import StoreError
 from medfl.evaluation import Row
 from medfl.federation import Federation, Outcome
 from medfl.findings import write_findings
-from medfl.run_checks import POOLED, check_labels, check_plan, check_privacy, check_training
+from medfl.run_checks import check_labels, check_plan, check_privacy, check_training
 from medfl.run_folder import claim, identity, run_id_of
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteHost, Splits

@@ -33,7 +33,7 @@ PATIENCE = 1.0
 """Seconds to wait for a run folder: after a kill the system takes a moment to end the processes that held it."""
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that it is there whole or not at all, also after a power cut.
 
     Raises:

@@ -71,7 +71,7 @@ def test_names_with_a_meaning_of_their_own_are_refused(tmp_path, name):
     refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites=sites)
 
 
-@pytest.mark.parametrize("name", ["server", "global"])
+@pytest.mark.parametrize("name", ["server", "global", "pooled"])
 def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
     refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites={name: make_site(6, "a")})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import stat
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from medfl.errors import DataError
 
 RESIDENT_BYTES = 2 << 30
 """A split above this size stays in its file and is read batch by batch."""
+
+CHUNK_BYTES = 16 << 20
+"""Pixels that are looked at at a time."""
 
 _CHANNELS = (1, 3)
 _DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
@@ -35,7 +39,8 @@ def open_array(path: Path) -> np.ndarray:
         The memory-mapped array, read-only.
 
     Raises:
-        DataError: If the file is missing, is no array file, is cut short, or holds python objects.
+        DataError: If the file is missing, is no array file, is cut short, holds python objects, or has a shape that no
+            images have.
     """
     return _open(*_identity(path))
 
@@ -83,7 +88,8 @@ class ArrayDataset:
         std: One number, or one for each channel, > 0.
 
     Raises:
-        DataError: If the shapes, the type of the images, or mean and std do not fit together, or a row is outside.
+        DataError: If the shapes, the type of the images, or mean and std do not fit together, a row is outside, or a
+            pixel is not finite.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class ArrayDataset:
         self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64).reshape(-1).copy())
         _check(images, index, len(self.labels))
         self._channels = channels_of(images.shape)
+        check_finite(images, index)
         self._scale, self._shift = _affine(images, self._channels, mean, std)
         self._pixels = int(np.prod(images.shape[1:]))
         nbytes = len(index) * self._pixels * images.dtype.itemsize
@@ -130,6 +137,32 @@ class ArrayDataset:
         if self._block is not None:
             return self._block.index_select(0, rows)
         return torch.from_numpy(np.ascontiguousarray(self._source[self._index[rows.numpy()]]))
+
+
+def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
+    """Refuse images with a pixel that is no finite number, as float32, in which networks get them.
+
+    Integers are always finite, so that only arrays of floating numbers are read.
+
+    Args:
+        images: The shared array.
+        rows: The rows to look at, each in it, shape (n,).
+
+    Raises:
+        DataError: Naming the first row.
+    """
+    if images.dtype.kind != "f":
+        return
+    step = max(1, CHUNK_BYTES // max(1, images[:1].nbytes))
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(images[some].astype(np.float32, copy=False)).reshape(len(some), -1).all(axis=1)
+        if not finite.all():
+            raise DataError(
+                f"expected finite pixels, row {some[~finite][0]} of the image array has NaN or infinite ones. Prepare "
+                "that image again, or leave it out of the list."
+            )
 
 
 def _check(images: np.ndarray, rows: np.ndarray, labels: int) -> None:
@@ -174,13 +207,15 @@ def _pattern(values: np.ndarray, images: np.ndarray, count: int) -> torch.Tensor
 
 def _identity(path: Path) -> tuple[Path, int, int]:
     try:
-        stat = path.stat()
+        facts = path.stat()
     except OSError:
         raise DataError(
             f"the image array {path} is missing. It stays where `medfl prep` wrote it: put it back, "
             "or partition the data set again from its new place."
         ) from None
-    return path.resolve(), stat.st_mtime_ns, stat.st_size
+    if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
+        raise DataError(f"the image array {path} is no file, but a folder, a pipe or a device. Put the file there.")
+    return path.resolve(), facts.st_mtime_ns, facts.st_size
 
 
 @functools.lru_cache(maxsize=32)
@@ -192,6 +227,7 @@ def _open(path: Path, mtime: int, size: int) -> np.ndarray:
         raise DataError(f"the image array {path} can't be read: {why}. Prepare the data set again.") from error
     if not isinstance(array, np.ndarray):
         raise DataError(f"expected one array in {path}, got an archive of several. Save it as a .npy file.")
+    channels_of(array.shape)
     return np.asarray(array)  # a plain view: the memmap class slows every index down
 
 

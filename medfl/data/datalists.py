@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ FILE = "datalist.json"
 SPLITS = ("training", "validation", "test")
 """The splits of a data list, in the order in which they are written."""
 
+MAX_CLASSES = 10_000
+"""More classes than this are a mistake: a network would have an output for each."""
+
 Record = dict[str, Any]
 """One image: at least ``image`` (a row) and ``label``."""
 
@@ -40,7 +44,7 @@ class Datalist:
     Attributes:
         name: Of the data set.
         image_array: Path of the array file, relative to the folder of the list.
-        num_classes: Number of classes, >= 2.
+        num_classes: Number of classes, 2 to `MAX_CLASSES`.
         labels: Number of a class, as a string, to its name.
         modality: How the images were taken.
         licence: Terms of use.
@@ -134,15 +138,18 @@ def read_bytes(folder: Path) -> bytes:
     """The bytes of the data list of a folder.
 
     Raises:
-        DataError: If it is missing.
+        DataError: If it is missing, or no file that can be read.
     """
-    try:
-        return (folder / FILE).read_bytes()
-    except OSError:
+    path = folder / FILE
+    if not path.is_file():  # reading a pipe would wait for ever
         raise DataError(
-            f"expected a data list {folder / FILE}, there is none. Write one with `medfl prep` and `medfl partition`, "
+            f"expected a data list {path}, there is none. Write one with `medfl prep` and `medfl partition`, "
             "or give the folder that holds it."
-        ) from None
+        )
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"the data list {path} can't be read: {error.strerror}. Permit reading it.") from None
 
 
 def parse_datalist(content: bytes, path: Path) -> Datalist:
@@ -157,6 +164,10 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
     """
     try:
         values = json.loads(content)
+        if re.search(rb"\\u[dD][89a-fA-F]", content):  # half of such a pair is no text that can be written again
+            json.dumps(values, ensure_ascii=False).encode()
+    except RecursionError:
+        raise DataError(f"the data list {path} is nested too deep to be one. Write it again.") from None
     except ValueError as error:
         raise DataError(f"the data list {path} is no valid JSON: {error}. Write it again.") from None
     if not isinstance(values, dict):
@@ -164,14 +175,10 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
     for key, kind in (("image_array", str), ("num_classes", int)):
         if key not in values and any(_is_file(values.get(split)) for split in SPLITS):
             raise DataError(_files_message(str(path)))
-        if not isinstance(values.get(key), kind):
-            got = f"got {values[key]!r}" if key in values else f"the keys are {', '.join(values) or 'none'}"
-            raise DataError(f"expected '{key}' of type {kind.__name__} in {path}, {got}. Add it to the list.")
-    if not isinstance(values.get("labels", {}), dict):
-        raise DataError(
-            f'expected a JSON object in \'labels\' of {path}, such as {{"0": "benign", "1": "malignant"}}, '
-            f"got {type(values['labels']).__name__}. Correct the list."
-        )
+        if type(values.get(key)) is not kind:
+            got = f"got {type(values[key]).__name__}" if key in values else "there is none"
+            raise DataError(f"expected '{key}' of type {kind.__name__} in {path}, {got}. Correct the list.")
+    _check_head(values, path)
     if not any(split in values for split in SPLITS):
         raise DataError(f"expected one of {', '.join(SPLITS)} in {path}, got none of them. Add the records.")
     splits = {split: values.pop(split, []) for split in SPLITS}
@@ -199,6 +206,33 @@ def write_datalist(folder: Path, datalist: Datalist) -> None:
 _HEAD = ("name", "modality", "licence", "num_classes", "labels", "image_array")
 
 
+def _check_head(values: Record, path: Path) -> None:
+    """Refuse a list whose head says what can't be."""
+    if "\0" in values["image_array"]:
+        raise DataError(f"expected the path of a file in 'image_array' of {path}, got one with a NUL. Correct the list.")
+    count = values["num_classes"]
+    if not 2 <= count <= MAX_CLASSES:
+        got = count if abs(count) < 10**9 else "a number of more digits"
+        raise DataError(f"expected 'num_classes' in 2..{MAX_CLASSES} in {path}, got {got}. Correct the list.")
+    for key in ("name", "modality", "licence"):
+        if not isinstance(values.get(key, ""), str):
+            raise DataError(f"expected text in '{key}' of {path}, got {type(values[key]).__name__}. Correct the list.")
+    labels = values.get("labels", {})
+    if not isinstance(labels, dict):
+        raise DataError(
+            f'expected a JSON object in \'labels\' of {path}, such as {{"0": "benign", "1": "malignant"}}, '
+            f"got {type(labels).__name__}. Correct the list."
+        )
+    numbers = {str(number) for number in range(count)}
+    for number, name in labels.items():
+        if number not in numbers or not isinstance(name, str):
+            got = "another key" if number not in numbers else f"{type(name).__name__} as a name"
+            raise DataError(
+                f"expected the numbers of classes, \"0\" to \"{count - 1}\", with a name each in 'labels' of {path}, got "
+                f"{got}. Correct 'labels' or 'num_classes'."
+            )
+
+
 def _integers(records: list[Record], key: str, place: str) -> np.ndarray:
     """The integers under a key of all records."""
     try:
@@ -214,7 +248,10 @@ def _integers(records: list[Record], key: str, place: str) -> np.ndarray:
                 f"expected an integer in '{key}' of record {number} of {place}, got {type(value).__name__}. "
                 "Correct the list."
             )
-    return np.array(values, dtype=np.int64)
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise DataError(f"expected integers of 64 bits in '{key}' of {place}, got a larger one. Correct the list.") from None
 
 
 def _is_file(records: Any) -> bool:

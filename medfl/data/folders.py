@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -13,6 +14,10 @@ from medfl.errors import DataError
 
 MARKS = ("datalist.json", "partition.json")
 """A folder that holds one of these was written by medfl and may be replaced on request."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a system says of a disk, a quota or a file that can't grow."""
 
 
 def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
@@ -60,7 +65,7 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
         The temporary folder. It is removed when the block fails, and what was at `out` stays.
 
     Raises:
-        DataError: If `out` may not be replaced, or its folder can't be written.
+        DataError: If `out` may not be replaced, its folder can't be written, or the disk is full.
     """
     out = out.resolve()  # a link stays, and its target is replaced
     check_free(out, force)
@@ -77,6 +82,10 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
         if out.exists():
             os.replace(out, old)
         os.replace(content, out)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise DataError(f"could not write '{out}': {error.strerror}. Make room, or give another --out.") from None
     finally:
         if old.exists() and not out.exists():  # interrupted between the two
             os.replace(old, out)

@@ -239,10 +239,11 @@ def _comparable(images: np.ndarray) -> Iterator[np.ndarray]:
     if images.dtype.kind != "f":
         yield from np.ascontiguousarray(images)
         return
-    values = np.ascontiguousarray(images, dtype=np.float32) + 0.0  # makes -0.0 to 0.0
-    levels = np.rint(values * 255)
     rounding = 255 * max(np.finfo(images.dtype).eps, np.finfo(np.float32).eps)
-    fits = (np.abs(values * 255 - levels) <= rounding) & (levels >= 0) & (levels <= 255)
+    with np.errstate(over="ignore", invalid="ignore"):  # a row that no list names may hold anything
+        values = np.ascontiguousarray(images, dtype=np.float32) + 0.0  # makes -0.0 to 0.0
+        levels = np.rint(values * 255)
+        fits = (np.abs(values * 255 - levels) <= rounding) & (levels >= 0) & (levels <= 255)
     eight_bits = fits.reshape(len(images), -1).all(axis=1)
     for image, level, is_eight_bits in zip(values, levels, eight_bits, strict=True):
         yield level.astype(np.uint8) if is_eight_bits else image

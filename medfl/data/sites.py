@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ PUBLIC = "public"
 
 NO_SITES = (GLOBAL, PUBLIC)
 """Whose test images are nobody's: rows of scores under these names are no site's."""
+
+POOLED = "pooled"
+"""Name of the one participant that holds all sites' training data, for methods that pool."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
+"""Names that Windows gives to no folder."""
 
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
@@ -71,11 +79,36 @@ class SiteData:
     test_facts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
 
 
+def name_problem(names: Iterable[str]) -> str | None:
+    """What is wrong with the names of a federation's sites; None if they will do.
+
+    A name stands in paths, messages, certificates and configurations, on whatever system each site has: one rule for
+    partitions, runs, and federations between machines.
+
+    Args:
+        names: Of all sites, each once.
+
+    Returns:
+        A sentence that says what to do.
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        lower = name.lower()
+        if not _NAME.fullmatch(name):
+            rule = "expected 1 to 63 letters a to z, digits, '_' or '-', a letter or digit first"
+            return f"A site can't be called {name!a}: {rule}. Rename it."
+        if lower in (SERVER, *NO_SITES, POOLED, *_DEVICES):
+            return f"A site can't be called '{name}': that name has a meaning of its own. Rename it."
+        if known.setdefault(lower, name) != name:
+            return f"The sites '{known[lower]}' and '{name}' differ in upper and lower case only. Rename one of them."
+    return None
+
+
 def site_names(dataset_dir: Path) -> list[str]:
     """The sites of a partitioned data set: its folders that hold a data list, sorted; not those of `NO_SITES`.
 
     Raises:
-        DataError: If there is no site, a site has a reserved name, or a site's folder lacks its list.
+        DataError: If there is no site, a name will not do (`name_problem`), or a site's folder lacks its list.
     """
     if not dataset_dir.is_dir():
         raise DataError(f"expected the folder of a partitioned data set, there is none at {dataset_dir}.")
@@ -84,8 +117,8 @@ def site_names(dataset_dir: Path) -> list[str]:
     for path in folders:
         if path.name not in (*names, *NO_SITES) and ((path / CARD).exists() or path.name.startswith("site-")):
             read_bytes(path)  # says what is missing
-    if SERVER in names:
-        raise DataError(f"the name '{SERVER}' is reserved for the server. Rename the folder {dataset_dir / SERVER}.")
+    if problem := name_problem(names):
+        raise DataError(f"{problem} It is a folder in {dataset_dir}.")
     if not names:
         pooled = (dataset_dir / FILE).is_file()
         hint = f"This is a pooled data set: run `medfl partition {dataset_dir} --out ...` first." if pooled else ""

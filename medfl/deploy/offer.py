@@ -17,8 +17,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, field_validator
 
 import medfl
-from medfl.contract import SERVER, Meta
-from medfl.data.sites import NO_SITES
+from medfl.contract import Meta
+from medfl.data.sites import name_problem
 from medfl.deploy.overrides import check_overrides
 from medfl.errors import RefusedError, SettingsError
 from medfl.origins import bundle_values
@@ -26,7 +26,7 @@ from medfl.plugins import Registry, load_plugins
 from medfl.settings import Strict, read_settings
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Names of runs, bundles and sites."""
+"""Names of runs and bundles."""
 
 MAX_PROBLEM = 2000
 """Letters of a refusal: an offer comes from elsewhere and may hold anything."""
@@ -63,16 +63,15 @@ class Offer(Strict):
     method: Text
     method_version: Text
     overrides: dict[str, Any] = {}
-    sites: list[Name] = Field([], max_length=10_000)
+    sites: list[str] = Field([], max_length=10_000)
     answer_timeout: int = Field(3600, ge=1, le=10**7)
     given_by: Text = "command line"
 
     @field_validator("sites")
     @classmethod
     def _unique_and_sorted(cls, sites: list[str]) -> list[str]:
-        reserved = sorted({SERVER, *NO_SITES} & set(sites))
-        if reserved:
-            raise ValueError(f"no site may have the name '{reserved[0]}'")
+        if problem := name_problem(sites):
+            raise ValueError(problem)
         if sites != sorted(set(sites)):
             raise ValueError("expected names of sites in order, each once")
         return sites

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Meta
+from medfl.data.sites import name_problem
 from medfl.errors import SettingsError, StoreError
 
 ALLOWED = {"server": "medfl.deploy.job.MedflController", "client": "medfl.deploy.job.MedflExecutor"}
@@ -52,7 +53,7 @@ site = "{name}"
 """
 """What a new kit has as ``local/medfl-site.toml``: it allows nothing until its administrator fills it in."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 RIGHTS = (
     "app_command",
@@ -103,12 +104,11 @@ class Federation:
             raise SettingsError(f"expected an e-mail address for the researcher, got '{self.admin}'")
         if not 1 <= self.port <= 65535:
             raise SettingsError(f"expected a port from 1 to 65535, got {self.port}")
-        for name in (self.name, *self.sites):
-            if not _NAME.fullmatch(name):
-                raise SettingsError(
-                    f"'{name}' can't name a site: expected 1 to 63 letters, digits, '_' or '-', a letter or digit first"
-                )
-        reserved = {"server", CA, self.server, self.admin} & set(self.sites)
+        if not _PROJECT.fullmatch(self.name):
+            raise SettingsError(f"expected 1 to 63 letters, digits, '_' or '-' as the project's name, got '{self.name}'")
+        if problem := name_problem(self.sites):
+            raise SettingsError(problem)
+        reserved = {CA, self.server, self.admin} & set(self.sites)
         if reserved or len(set(self.sites)) != len(self.sites):
             raise SettingsError(f"every site needs a name of its own, other than {sorted(reserved) or 'another site'}")
 

@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medfl.bundle_folders import shipped
 from medfl.contract import SERVER
-from medfl.data.sites import NO_SITES
+from medfl.data.sites import name_problem
 from medfl.deploy.offer import NAME
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
 from medfl.locks import held
@@ -115,7 +115,7 @@ class SiteFile(Strict):
         bundles: Name to bundle; no other may run.
     """
 
-    site: Name
+    site: str
     state: Path
     methods: tuple[str, ...] = ()
     max_rounds: int = Field(200, ge=1)
@@ -131,9 +131,9 @@ class SiteFile(Strict):
 
     @field_validator("site")
     @classmethod
-    def _not_reserved(cls, site: str) -> str:
-        if site in NO_SITES:
-            raise ValueError(f"no site may have the name '{site}'")
+    def _can_be_called(cls, site: str) -> str:
+        if site != SERVER and (problem := name_problem([site])):
+            raise ValueError(problem)
         return site
 
     @model_validator(mode="after")

@@ -11,10 +11,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from medfl import streams
-from medfl.contract import SERVER
-from medfl.data.sites import NO_SITES
+from medfl.data.sites import name_problem
 from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
-from medfl.partition.by_site import folder_name
 from medfl.partition.writing import numbered
 
 if TYPE_CHECKING:
@@ -52,7 +50,8 @@ def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: Pl
         raise DataError(_broken(plan, f"must make {plan.sites} sites; it made {len(parts)}"))
     named = parts if isinstance(parts, Mapping) else dict(zip(numbered(len(parts)), parts, strict=True))
     named = {name: np.asarray(part, dtype=np.int64).reshape(-1) for name, part in sorted(named.items())}
-    _check_names(named, plan)
+    if problem := name_problem(named):
+        raise DataError(f"partition '{plan.scheme}': {problem}")
     _check_positions(named, len(labels), plan)
     return named
 
@@ -98,14 +97,6 @@ def _typed(kind: Any, value: Any, name: str, plan: Plan) -> Any:
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise SettingsError(f"partition '{plan.scheme}', option '{name}': {message}, got {value!r}") from None
-
-
-def _check_names(parts: Mapping[str, np.ndarray], plan: Plan) -> None:
-    for name in parts:
-        if name.casefold() in (*NO_SITES, SERVER):
-            raise DataError(f"no site may be called '{name}', as medfl uses this name. Call it something else.")
-        if folder_name(name) != name or not name:
-            raise DataError(_broken(plan, "must name its sites with letters, digits, '_' and '-' only"))
 
 
 def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: Plan) -> None:

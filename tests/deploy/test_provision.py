@@ -100,11 +100,12 @@ def test_another_server_in_the_same_folder_is_refused(kits: dict[str, Path]) -> 
         ({"server": "no host"}, "host name"),
         ({"admin": "me"}, "e-mail"),
         ({"port": 0}, "port from 1 to 65535"),
-        ({"sites": ("../x",)}, "can't name a site"),
-        ({"sites": ("a.b",)}, "can't name a site"),
+        ({"sites": ("../x",)}, "can't be called"),
+        ({"sites": ("a.b",)}, "can't be called"),
         ({"sites": ("a", "a")}, "name of its own"),
-        ({"sites": ("server",)}, "other than"),
+        ({"sites": ("server",)}, "can't be called 'server'"),
         ({"sites": ("ca",)}, "other than"),
+        ({"sites": ("North", "north")}, "'North' and 'north' differ in upper and lower case only"),
     ],
 )
 def test_names_that_cannot_be_are_refused_before_anything_is_made(change: dict, message: str, tmp_path: Path) -> None:

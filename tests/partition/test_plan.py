@@ -103,9 +103,9 @@ def test_a_scheme_that_doubles_images_is_caught(pool, tmp_path):
     [
         ([np.arange(100)], "must make 2 sites; it made 1"),
         ([np.arange(50), np.arange(50, 101)], "some outside the data set"),
-        ({"a": np.arange(50), "b/c": np.arange(50, 100)}, "must name its sites with letters"),
-        ({"a": np.arange(50), "Global": np.arange(50, 100)}, "no site may be called 'Global'"),
-        ({"a": np.arange(50), "server": np.arange(50, 100)}, "no site may be called 'server'"),
+        ({"a": np.arange(50), "b/c": np.arange(50, 100)}, "A site can't be called 'b/c': expected 1 to 63 letters"),
+        ({"a": np.arange(50), "Global": np.arange(50, 100)}, "A site can't be called 'Global'"),
+        ({"a": np.arange(50), "server": np.arange(50, 100)}, "A site can't be called 'server'"),
     ],
 )
 def test_a_scheme_that_breaks_the_rules_is_caught(pool, tmp_path, result, message):
