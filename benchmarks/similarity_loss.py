@@ -7,8 +7,13 @@ its ratio to the fastest of the three should be 1.
 Memory is the peak of the resident set of a child process (VmHWM of Linux, reset once the features are there) in one
 forward and backward pass, less what was resident before; gradients count, features do not.
 
+A second table has the region form as training meets it where the atlas moves with each image: weights of the regions on
+the grids of four stages, and the loss over these, forward and backward. "masks" makes a mask for each region and pools
+it; "medfl" counts each voxel once in its cell.
+
     python benchmarks/similarity_loss.py
     python benchmarks/similarity_loss.py --sizes 13824x512 --repetitions 1 --threads 2
+    python benchmarks/similarity_loss.py --sizes "" --atlas 48x116x8
 
 The direct form at 13824 x 512 (the first stage of a 3-D ResNet at 48^3, batch 8) takes 4.4 GiB and up to half a minute.
 """
@@ -20,14 +25,17 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import torch
 
 from medfl.losses.gram import choose_form, gram_loss
+from medfl.losses.regions import pool
+from medfl.losses.similarity import region_similarity_loss
 from medfl.memory import release
+from medfl.similar_stages import RegionGrids
 
 DEFAULT = "8x110592 27x4096 116x512 216x2048 784x2048 1728x1024 3136x1024 2048x512 3072x512 1024x256 1536x256 3136x64"
 FORMS = ("direct", "n x n", "k x k")
@@ -113,6 +121,49 @@ def peak(form: str, n: int, k: int) -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 - before
 
 
+def moved_atlas(edge: int, regions: int, batch: int) -> torch.Tensor:
+    """Labels (batch, edge, edge, edge): the cells of random points within a ball, moved a little in each image."""
+    torch.manual_seed(0)
+    places = torch.stack(torch.meshgrid(*[torch.arange(float(edge))] * 3, indexing="ij"), dim=-1).view(-1, 3)
+    labels = torch.cdist(places, torch.rand(regions, 3) * edge).argmin(1) + 1
+    labels[(places - edge / 2).norm(dim=1) > 0.46 * edge] = 0
+    atlas = labels.view(edge, edge, edge)
+    return torch.stack([atlas.roll(number % 3, dims=0) for number in range(batch)])
+
+
+def by_masks(labels: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """The weights of the regions (B, R, *size), a mask for each region."""
+    masks = [(labels == value)[:, None].float() for value in labels.unique() if value > 0]
+    return torch.cat([pool(mask, size) for mask in masks], dim=1)
+
+
+def region_seconds(form: str, labels: torch.Tensor, features: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """One pass over all stages."""
+    begun = time.perf_counter()
+    grids = RegionGrids(labels, "soft")
+    total = torch.zeros(())
+    for a, b in features:
+        weights = grids.for_maps(a, b) if form == "medfl" else by_masks(labels, a.shape[2:])
+        total = total + region_similarity_loss(a, b, weights)
+    total.backward()
+    return time.perf_counter() - begun
+
+
+def measure_regions(edge: int, regions: int, batch: int, repetitions: int) -> dict[str, float]:
+    """Shortest milliseconds of both forms over stages of 64, 128, 256 and 512 channels, taken in turn."""
+    labels = moved_atlas(edge, regions, batch)
+    shapes = [(batch, 64 * 2**stage, *[max(edge // 2 ** (stage + 1), 1)] * 3) for stage in range(4)]
+    maps = [tuple(torch.randn(shape).relu_().requires_grad_() for _ in range(2)) for shape in shapes]
+    times: dict[str, list[float]] = {"masks": [], "medfl": []}
+    for number in range(repetitions + 1):  # the first one warms up
+        for form in sorted(times, reverse=bool(number % 2)):
+            taken = region_seconds(form, labels, maps)
+            times[form] += [taken] if number else []
+    found = {f"{form}: milliseconds forward and backward": min(taken) * 1e3 for form, taken in times.items()}
+    found["masks / medfl: time"] = min(times["masks"]) / min(times["medfl"])
+    return {f"atlas {edge} x {regions} x {batch}, {name}": value for name, value in found.items()}
+
+
 def figures(n: int, k: int, repetitions: int, threads: int, memory: bool) -> dict[str, float]:
     """Everything about one size."""
     times = measure_time(n, k, repetitions)
@@ -151,6 +202,7 @@ def main() -> None:
     """Read the options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=DEFAULT, help="of the form NxK, with blanks between")
+    parser.add_argument("--atlas", default="48x116x8", help="edge in voxels, regions, images; empty for none")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-memory", action="store_true", help="times only: memory needs Linux and a process each")
@@ -168,6 +220,10 @@ def main() -> None:
     for n, k in sizes:
         found |= figures(n, k, options.repetitions, options.threads, not options.no_memory)
         print(row(n, k, found), flush=True)
+    if options.atlas:
+        edge, regions, batch = map(int, options.atlas.split("x"))
+        found |= (atlas := measure_regions(edge, regions, batch, options.repetitions))
+        print("\n" + "\n".join(f"{name}: {value:.1f}" for name, value in atlas.items()))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from medfl.errors import SettingsError
-from medfl.losses.regions import region_weights
+from medfl.losses.regions import number_regions, weights_of
 from medfl.losses.similarity import similarity_loss
 
 Form = Literal["batch", "pixel", "region"]
@@ -24,6 +24,7 @@ class RegionGrids:
 
     def __init__(self, labels: torch.Tensor, mode: Literal["soft", "nearest"]) -> None:
         self._labels, self._mode = labels, mode
+        self._numbered: tuple[torch.Tensor, int] | None = None
         self._grids: dict[torch.Size, torch.Tensor] = {}
 
     def check(self, images: torch.Tensor) -> None:
@@ -42,8 +43,10 @@ class RegionGrids:
         """Weights on the grid of both maps; where they have unlike grids, on the images' own, from which they pool."""
         axes = a.dim() - 2
         size = a.shape[2:] if a.shape[2:] == b.shape[2:] else self._labels.shape[-axes:]
+        if self._numbered is None:
+            self._numbered = number_regions(self._labels, axes)
         if size not in self._grids:
-            self._grids[size] = region_weights(self._labels, size, self._mode).to(a.device)
+            self._grids[size] = weights_of(*self._numbered, size, self._mode).to(a.device)
         return self._grids[size]
 
 

@@ -45,8 +45,10 @@ def test_the_cost_of_a_method_is_a_ratio_to_fedavg(run: Run) -> None:
 
 
 def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
-    said, figures = run("similarity_loss.py", ["--sizes", "90x6", "--repetitions", "2", "--no-memory"])
+    size = ["--sizes", "90x6", "--atlas", "8x5x2", "--repetitions", "2", "--no-memory"]
+    said, figures = run("similarity_loss.py", size)
     assert "| 90 | 6 |" in said
+    assert figures["atlas 8 x 5 x 2, masks / medfl: time"] > 0
     for form in ("direct", "n x n", "k x k"):
         assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
 

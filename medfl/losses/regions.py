@@ -6,6 +6,9 @@ that it has in every cell. FedSKD (Weng et al. 2025) does not say how its masks 
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,9 +16,6 @@ import torch
 from torch.nn import functional as F
 
 from medfl.errors import DataError, SettingsError, did_you_mean
-
-SMALLEST_MASS = 1e-6
-"""A region with less mass (in voxels) than this in the input mask is dropped."""
 
 _MODES = ("soft", "nearest")
 
@@ -42,20 +42,87 @@ def region_weights(
     """
     if mode not in _MODES:
         raise SettingsError(f"expected a way to make region masks, got '{mode}'. {did_you_mean(mode, _MODES)}")
-    _check(labels, size)
-    found = [value for value in labels.unique().tolist() if value > 0]
-    if not found:
+    weights = weights_of(*number_regions(labels, len(size)), size, mode)
+    return weights if labels.dim() > len(size) else weights[0]
+
+
+def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
+    """Number the labelled regions from 1, in the order of their labels.
+
+    Args:
+        labels: As in `region_weights`.
+        axes: Spatial axes, 2 or 3.
+
+    Returns:
+        Numbers (B, *spatial), int64, 0 for the background, with B = 1 for labels of all samples; and how many regions
+        there are.
+
+    Raises:
+        DataError: As in `region_weights`.
+    """
+    _check(labels, axes)
+    values, places = labels.unique(return_inverse=True)
+    count = int((values > 0).sum())
+    if not count:
         raise DataError("expected labels above 0 in the atlas, found none: all is background. Give a label volume.")
-    batch = labels if labels.dim() > len(size) else labels[None]
-    weights = [_pooled(batch == value, size, mode) for value in found if (batch == value).sum() >= SMALLEST_MASS]
-    stacked = torch.stack(weights, dim=1)
-    return stacked if labels.dim() > len(size) else stacked[0]
+    numbers = places + (count + 1 - len(values))
+    return numbers if labels.dim() > axes else numbers[None], count
 
 
-def _pooled(mask: torch.Tensor, size: Sequence[int], mode: str) -> torch.Tensor:
-    """A mask (B, *spatial) on the grid `size`."""
-    values = mask[:, None].float()
-    return (pool(values, size) if mode == "soft" else F.interpolate(values, tuple(size), mode="nearest"))[:, 0]
+def weights_of(numbers: torch.Tensor, count: int, size: Sequence[int], mode: Literal["soft", "nearest"]) -> torch.Tensor:
+    """The weights of numbered regions: see `region_weights` and `number_regions`.
+
+    Args:
+        numbers: (B, *spatial), int64, in 0 to `count`.
+        count: Number of regions.
+        size: Spatial size of the feature map.
+        mode: ``soft`` or ``nearest``.
+
+    Returns:
+        float32, shape (B, count, *size).
+    """
+    return (_soft if mode == "soft" else _nearest)(numbers, count, size)
+
+
+def _soft(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
+    """The one-hot masks of the regions, average-pooled.
+
+    Each voxel is counted in its cells, so the work does not grow with the number of regions. It has one cell where the
+    cells divide the grid; those of adaptive average pooling overlap otherwise.
+    """
+    device, axes = numbers.device, len(size)
+    members, lengths = zip(*(_windows(*pair, device) for pair in zip(numbers.shape[1:], size, strict=True)), strict=True)
+    first = torch.arange(len(numbers), device=device).view(-1, *[1] * axes) * count + numbers - 1
+    voxels = torch.zeros(len(numbers) * count * math.prod(size), dtype=torch.int32, device=device)
+    for cells in itertools.product(*members):
+        at, inside = first, numbers > 0
+        for axis, (cell, length) in enumerate(zip(cells, size, strict=True), start=1):
+            cell = cell.view(-1, *[1] * (axes - axis))
+            at, inside = at * length + cell, inside & (cell >= 0)
+        at = at[inside]
+        voxels.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
+    volume = functools.reduce(lambda product, one: product[..., None] * one, lengths)
+    return voxels.view(len(numbers), count, *size) / volume
+
+
+def _windows(length: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cells of adaptive average pooling along an axis.
+
+    Returns:
+        The cells that each of `length` voxels is in, (K, length), -1 where a voxel is in fewer than K; and the number
+        of voxels in each cell, (size,).
+    """
+    cell, voxel = torch.arange(size, device=device)[:, None], torch.arange(length, device=device)
+    start, stop = cell * length // size, -((cell + 1) * -length // size)
+    held = (start <= voxel) & (voxel < stop)
+    members = torch.where(held, cell, -1).sort(dim=0, descending=True).values
+    return members[: int(held.sum(0).max())], (stop - start)[:, 0]
+
+
+def _nearest(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
+    """The one-hot masks of the regions, sampled."""
+    sampled = F.interpolate(numbers[:, None].double(), tuple(size), mode="nearest")[:, 0].long()
+    return F.one_hot(sampled, count + 1).movedim(-1, 1)[:, 1:].float()
 
 
 def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -72,8 +139,7 @@ def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return F.adaptive_avg_pool3d(maps, (size[0], size[1], size[2]))
 
 
-def _check(labels: torch.Tensor, size: Sequence[int]) -> None:
-    axes = len(size)
+def _check(labels: torch.Tensor, axes: int) -> None:
     if axes not in (2, 3) or labels.dim() not in (axes, axes + 1):
         raise DataError(
             f"expected an atlas of shape (*spatial) or (B, *spatial) for feature maps with {axes} spatial axes (2 or "

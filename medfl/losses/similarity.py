@@ -105,8 +105,8 @@ def region_similarity_loss(a: torch.Tensor, b: torch.Tensor, regions: torch.Tens
             f"expected a region with weight on the feature maps, got none of {len(held)} regions. Use soft regions, "
             "or an atlas on the grid of the images."
         )
-    means_a, means_b = (_region_means(x, pool(weights[:, held], x.shape[2:])) for x in (a, b))
-    return gram_loss(means_a, means_b)
+    weights = weights if held.all() else weights[:, held]
+    return gram_loss(*(_region_means(x, pool(weights, x.shape[2:])) for x in (a, b)))
 
 
 def similarity_loss(
@@ -224,7 +224,6 @@ def _mass(weights: torch.Tensor) -> torch.Tensor:
 def _region_means(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """A column of B C mean features for each region, shape (B C, R)."""
     mass = _mass(weights)
-    share = weights.flatten(2) / torch.where(mass > 0, mass, 1.0)[:, :, None]
     with torch.autocast(x.device.type, enabled=False):
-        means = x.to(weights.dtype).flatten(2) @ share.transpose(1, 2)
-    return means.reshape(-1, weights.shape[1])
+        sums = x.to(weights.dtype).flatten(2) @ weights.flatten(2).transpose(1, 2)
+    return (sums / torch.where(mass > 0, mass, 1.0)[:, None]).reshape(-1, weights.shape[1])

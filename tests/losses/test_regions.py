@@ -3,10 +3,12 @@
 import pytest
 import torch
 from similarity_cases import by_the_book, maps
+from torch.nn import functional as F
 
 from medfl.errors import ContractError, DataError, SettingsError
 from medfl.losses.regions import region_weights
 from medfl.losses.similarity import region_similarity_loss
+from medfl.similar_stages import RegionGrids
 
 
 def test_means_over_disjoint_regions():
@@ -25,6 +27,48 @@ def test_soft_weights_keep_each_region_s_mass_and_sum_to_one_inside():
     volumes = [(labels == value).sum().item() for value in (1, 2, 7)]
     assert torch.allclose(weights.flatten(1).sum(1) * 64, torch.tensor(volumes, dtype=torch.float32))
     assert torch.allclose(region_weights(torch.ones(12, 12), (5, 5)), torch.ones(1, 5, 5))
+
+
+def by_masks(labels, size, mode):
+    """The weights region by region, each a mask that is pooled or sampled by itself."""
+    masks = torch.stack([labels == value for value in labels.unique() if value > 0], dim=1).float()
+    if mode == "nearest":
+        return F.interpolate(masks, size, mode="nearest")
+    return (F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d)(masks, size)
+
+
+@pytest.mark.parametrize("mode", ["soft", "nearest"])
+@pytest.mark.parametrize(
+    ("grid", "size"),
+    [((16, 8), (4, 2)), ((16, 16, 8), (4, 2, 8)), ((11, 7), (5, 3)), ((9, 10, 7), (4, 10, 3)), ((3, 4), (5, 7))],
+)
+def test_weights_are_those_of_one_mask_for_each_region(grid, size, mode):
+    """Bit by bit where the cells have 2^n voxels; grids that the cells do not divide have cells that overlap."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 3, 4, 90])[torch.randint(4, (3, *grid), generator=generator)]
+    found, expected = region_weights(labels, size, mode), by_masks(labels, size, mode)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    if mode == "nearest" or grid[0] == 16:
+        assert torch.equal(found, expected)
+    assert torch.equal(region_weights(labels[0], size, mode), region_weights(labels[:1], size, mode)[0])
+
+
+@pytest.mark.parametrize("mode", ["soft", "nearest"])
+def test_loss_and_gradients_are_those_of_one_mask_for_each_region(mode):
+    """In float64, with regions of each sample's own, through the labels that a training batch has."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(7, (3, 12, 10, 8), generator=generator)
+    a, b = (torch.randn(3, k, 6, 5, 4, generator=generator, dtype=torch.float64).requires_grad_() for k in (4, 3))
+    grids = RegionGrids(labels, mode)
+    loss = region_similarity_loss(a, b, grids.for_maps(a, b))
+    found = torch.autograd.grad(loss, [a, b])
+    weights = by_masks(labels, (6, 5, 4), mode).double()
+    share = weights / weights.sum((2, 3, 4), keepdim=True)
+    rows = [torch.einsum("bkxyz,brxyz->rbk", x, share).flatten(1) for x in (a, b)]
+    expected = by_the_book(*rows)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    for ours, theirs in zip(found, torch.autograd.grad(expected, [a, b]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-12)
 
 
 def test_a_region_that_vanishes_by_nearest_neighbour_survives_soft():
