@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import torch
 
@@ -23,6 +24,9 @@ UNDELIVERED = "undelivered"
 
 TASK, PROGRESS = "medfl", "medfl.progress"
 """What a job's one kind of task is called, and the command that asks how far a run is."""
+
+DATA_FACTS = {"classes", "name", "modality", "shared_test"}
+"""What a site says of its data when a run begins."""
 
 MAX_STEP = 10**8
 """Steps have numbers below it, and rounds, too: what a store can name."""
@@ -102,7 +106,7 @@ def read_facts(site: str, message: Message, num_classes: int) -> Meta:
             there is no text in it that MONAI would evaluate.
     """
     facts, data = message.meta.get("facts"), message.meta.get("data")
-    if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != {"classes", "name", "modality"}:
+    if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != DATA_FACTS:
         raise RefusedError("expected what the site tells of its data")
     check_meta(facts, ("trainable", "validates", "size", "label_counts"), f"site '{site}'")
     check_counts(facts, num_classes, f"site '{site}'")
@@ -113,6 +117,8 @@ def read_facts(site: str, message: Message, num_classes: int) -> Meta:
     for text in (*data["classes"], data["name"], data["modality"]):
         if not isinstance(text, str) or not text.isprintable() or len(text) > 200 or text.lstrip()[:1] in (*"$@%",):
             raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")
+    if data["shared_test"] is not None and not re.fullmatch(r"[0-9a-f]{64}", str(data["shared_test"])):
+        raise RefusedError("expected the fingerprint of the shared test set, or none")
     return {"facts": facts, "newest": integer(message.meta, "newest"), "data": data}
 
 
