@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,11 +54,18 @@ class Augmentation:
         Returns:
             Images of the same shape, and labels (B, *spatial), or None without labels.
         """
-        seeds = torch.randint(_SEEDS, (len(images),), generator=generator, dtype=torch.int64).tolist()
+        return self.seeded(
+            images, regions, torch.randint(_SEEDS, (len(images),), generator=generator, dtype=torch.int64).tolist()
+        )
+
+    def seeded(
+        self, images: torch.Tensor, regions: torch.Tensor | None, seeds: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same with a seed of its own for each image, >= 0."""
         tracked = get_track_meta()
         set_track_meta(False)  # a third of the time, and nobody reads it
         try:
-            changed = [self._one(image, regions, seed) for image, seed in zip(images, seeds, strict=True)]
+            changed = [self._one(image, regions, seed % _SEEDS) for image, seed in zip(images, seeds, strict=True)]
         finally:
             set_track_meta(tracked)
         labels = None if regions is None else torch.stack([one[REGIONS][0] for one in changed]).to(regions.dtype)

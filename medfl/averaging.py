@@ -56,6 +56,7 @@ class Averaging(BaseModel):
     needs_public: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
+    preset_settings: ClassVar[Mapping[str, Meta]] = {}
     limits: ClassVar[tuple[Limit, ...]] = ()
 
     gradient_clip: float | None = Field(None, gt=0, allow_inf_nan=False)

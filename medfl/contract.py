@@ -20,7 +20,7 @@ This module imports torch and the smallest modules of the package, so that a met
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -239,12 +239,15 @@ class Server(Holder):
             shared.
         rounds_done: How many rounds are over.
         public: Public data, if the run has any; no site sees them.
+        watch: In `Method.fold`, where the run's ``moments`` ask for ``epochs``: hands the core a model that is trained
+            here, with the number of its epoch from 1, to be scored on the server's test sets. Nothing comes back.
     """
 
     sites: list[str] = field(default_factory=list)
     facts: dict[str, Meta] = field(default_factory=dict)
     rounds_done: int = 0
     public: Dataset | None = None
+    watch: Callable[[Model, int], None] | None = None
 
     def shared_rng(self, label: str) -> torch.Generator:
         """A generator keyed by (run seed, label, round) for what all methods share, such as who takes part (G-3)."""

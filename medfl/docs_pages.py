@@ -184,7 +184,8 @@ def _settings(kind: Any) -> list[str]:
     if any(kind.presets.values()):
         parts.append("Presets, as `--method_args#preset NAME`; what is given beside a preset wins over it:")
         sets = {name: _pairs(values) or "the defaults" for name, values in kind.presets.items()}
-        parts.append(_bullets(f"`{name}`: {values}" for name, values in sets.items()))
+        needed = {name: f"; for runs with {_pairs(values)}" for name, values in kind.preset_settings.items()}
+        parts.append(_bullets(f"`{name}`: {values}{needed.get(name, '')}" for name, values in sets.items()))
     return parts
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from medfl.contract import Dataset
+from medfl.contract import Dataset, Method, Model
 from medfl.metrics import METRICS
 from medfl.settings import Settings
 from medfl.task import Task
@@ -27,8 +28,10 @@ class Row(NamedTuple):
         site: Whose data (or, for costs, whose work); ``global`` is the test set that the server holds.
         model: ``global``, ``personal``, ``ensemble`` (several models of a method), or ``personal@SITE`` in the final
             global test.
-        split: ``train``, ``val`` or ``test``; costs stand under ``train``.
-        moment: ``aggregated`` (after the round) or ``trained`` (right after a site's training in it).
+        split: ``train``, ``val`` or ``test``; costs stand under ``train``. ``shared``: the site's personal model on the
+            test set that all sites share.
+        moment: ``aggregated`` (after the round), ``trained`` (right after a site's training in it), or ``epoch N`` of a
+            model that the server trains in it.
         metric: Its name.
         value: Its value; nan where it is undefined.
     """
@@ -88,3 +91,28 @@ def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> di
 def rows_of(scores: dict[str, float], round_: int, site: str, model: str, split: str, moment: str) -> list[Row]:
     """Scores as rows."""
     return [Row(round_, site, model, split, moment, name, value) for name, value in scores.items()]
+
+
+def watcher(
+    method: Method, tests: Mapping[str, Dataset], task: Task, settings: Settings, round_: int, rows: list[Row]
+) -> Callable[[Model, int], None] | None:
+    """What scores a model that the server trains after each of its epochs (`Server.watch`); None if nobody asks.
+
+    Args:
+        method: Makes the predictor.
+        tests: The server's test sets by their names.
+        task: The learning problem.
+        settings: The run's; its moments ask for ``epochs`` or don't.
+        round_: The round.
+        rows: Takes the scores.
+    """
+    if "epochs" not in settings.moments:
+        return None
+
+    def watch(model: Model, epoch: int) -> None:
+        predictor = method.predictor(task, [model])
+        for name, data in tests.items():
+            scores = score(predictor, data, task, settings)
+            rows.extend(rows_of(scores, round_, name, "global", "test", f"epoch {epoch}"))
+
+    return watch

@@ -7,7 +7,7 @@ begins from the newest valid commit (`medfl.journal`). A round is evaluated whil
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from medfl import streams
 from medfl.contract import SERVER, Dataset, Findings, Meta, Model, Order, Plan, Replies, Server, State, Tensors
 from medfl.errors import ContractError
-from medfl.evaluation import Row
+from medfl.evaluation import Row, watcher
 from medfl.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal
 from medfl.memory import release
 from medfl.settings import Settings
@@ -101,6 +101,7 @@ class Federation:
         settings: The run's settings.
         folder: The run folder; the caller holds it (`medfl.store.only_writer`).
         public: Public data for the server, if the run gives it any.
+        tests: The server's test sets by their names.
         on_round: Called after each committed round with (round, rows).
     """
 
@@ -112,11 +113,12 @@ class Federation:
         settings: Settings,
         folder: Path,
         public: Dataset | None = None,
+        tests: Mapping[str, Dataset] | None = None,
         on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
     ) -> None:
         self._make_method, self._carrier = make_method, carrier
         self._task, self._settings, self._folder, self._public = task, settings, folder, public
-        self._on_round = on_round
+        self._on_round, self._tests = on_round, dict(tests or {})
         self._journal = Journal(folder)
 
     def run(self) -> Outcome:
@@ -175,8 +177,10 @@ class Federation:
             who = f" Missing: {', '.join(missing)}." if missing else ""
             reason = f"{len(accepted)} of {quorum} needed replies came.{who}"
             return self._fail(server, now, last, reason, bool(absent))
+        method = self._make_method()
+        server.watch = watcher(method, self._tests, self._task, self._settings, plan.round, rows)
         with self._pinned(server):
-            self._make_method().fold(server, self._carrier.replies(accepted, missing))
+            method.fold(server, self._carrier.replies(accepted, missing))
         server.rounds_done = now.rounds_done
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)

@@ -30,8 +30,8 @@ from medfl.training import Batch, row_batches, train
 PROJECTION = (128, 64)
 """Widths of the projection whose output the contrastive loss compares; it is thrown away afterwards."""
 
-Views = Callable[[torch.Tensor], torch.Tensor]
-"""Changes a batch of images at random."""
+Views = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+"""Changes a batch at random: (images, their rows, epoch from 1, number of the view: 0 or 1) to images."""
 
 
 class Refinement(Strict):
@@ -132,6 +132,7 @@ def refine(
     device: str = "cpu",
     views: Views | None = None,
     scale: float = 1.0,
+    after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> dict[str, float]:
     """Train the student in place.
 
@@ -146,6 +147,7 @@ def refine(
         device: Where all models are.
         views: Makes a view of a batch of images; None takes the images themselves as both views.
         scale: Multiplies the loss (the literal equation 19).
+        after_epoch: Called after each epoch with its number, from 1; those of the probe are counted on.
 
     Returns:
         Mean losses of the last epoch, by name.
@@ -157,11 +159,11 @@ def refine(
     project = mlp(features_of(student, how.student or "student"), PROJECTION[:1], PROJECTION[1], norm=False).to(device)
     optimizer = torch.optim.Adam([*student.parameters(), *project.parameters()], lr=how.lr)
     sums: dict[str, float] = {}
-    for _ in range(how.epochs):
+    for epoch in range(1, how.epochs + 1):
         sums = {"contrast": 0.0, "distillation": 0.0}
         for rows in row_batches(len(data), how.batch_size, generator, 1):
             images, labels = data.batch(rows)
-            first, second = (images if views is None else views(images) for _ in range(2))
+            first, second = (images if views is None else views(images, rows, epoch, number) for number in range(2))
             first, second, labels = first.to(device), second.to(device), labels.to(device)
             shown = body(torch.cat([first, second]))
             contrast = supcon(project(shown), labels.repeat(2), how.contrast_tau)
@@ -173,8 +175,9 @@ def refine(
             optimizer.step()
             sums["contrast"] += float(contrast.detach()) * len(labels)
             sums["distillation"] += float(taught.detach()) * len(labels)
+        after_epoch(epoch)
     if how.probe_epochs:
-        probe(student, data, how, settings, generator, device)
+        probe(student, data, how, settings, generator, device, lambda epoch: after_epoch(how.epochs + epoch))
     return {name: total / len(data) for name, total in sums.items()}
 
 
@@ -185,12 +188,18 @@ def _mixed(how: Refinement, contrast: torch.Tensor, taught: torch.Tensor) -> tor
 
 
 def probe(
-    student: nn.Module, data: Dataset, how: Refinement, settings: Settings, generator: torch.Generator, device: str
+    student: nn.Module,
+    data: Dataset,
+    how: Refinement,
+    settings: Settings,
+    generator: torch.Generator,
+    device: str,
+    after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> None:
     """Train the student's head on its frozen features, by cross-entropy with the labels."""
     body, head = body_and_head(student)
     known = TensorData(logits(body, data, settings, device), data.labels)
-    train_head(head, known, how.probe_epochs, how.batch_size, how.lr, generator, device)
+    train_head(head, known, how.probe_epochs, how.batch_size, how.lr, generator, device, after_epoch)
 
 
 def train_head(
@@ -201,6 +210,7 @@ def train_head(
     lr: float,
     generator: torch.Generator,
     device: str,
+    after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> None:
     """Train a classifier on features in place, by cross-entropy and Adam.
 
@@ -212,12 +222,15 @@ def train_head(
         lr: Learning rate.
         generator: The stream of the batches.
         device: Where `head` is.
+        after_epoch: Called after each epoch with its number, from 1.
     """
-    settings = Settings(rounds=1, epochs=epochs, batch_size=batch_size)
+    settings = Settings(rounds=1, batch_size=batch_size)
     optimizer = torch.optim.Adam(head.parameters(), lr=lr)
 
     def loss(batch: Batch) -> torch.Tensor:
         return F.cross_entropy(head(batch.images), batch.labels)
 
-    train(head, features, loss, optimizer, settings, generator, device)
+    for epoch in range(1, epochs + 1):
+        train(head, features, loss, optimizer, settings, generator, device)
+        after_epoch(epoch)
     head.eval()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from medfl.contract import Dataset, Limit, Method
+from medfl.contract import Dataset, Limit, Meta, Method
 from medfl.data.sites import name_problem
 from medfl.errors import DataError, SettingsError
 from medfl.filters import check_method
@@ -66,6 +66,23 @@ def check_plan(
     networks = [task.build(network) for network in used]
     _warn_of_limits(name, method, networks)
     return networks
+
+
+def check_shared_test(settings: Settings, has_test: bool) -> None:
+    """Refuse to score sites' models on a test set that is not there.
+
+    Args:
+        settings: The run's.
+        has_test: Whether the server has a test set.
+
+    Raises:
+        SettingsError: If it is asked for and there is none.
+    """
+    if settings.shared_test and not has_test:
+        raise SettingsError(
+            "shared_test scores every site's personal model on the server's test set, and there is none: expected a "
+            "folder 'global' beside the sites. `medfl partition` makes one; or leave shared_test out."
+        )
 
 
 def _check_weights(task: Task, networks: list[str]) -> None:
@@ -143,6 +160,39 @@ def check_labels(num_classes: int, sites: Mapping[str, Splits], others: Mapping[
                 f"{where}: {wrong} labels are out of range, expected 0 to {num_classes - 1}, got up to "
                 f"{int(labels.max())} and down to {int(labels.min())}. Check num_classes and the datalist."
             )
+
+
+def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Settings) -> None:
+    """Warn where a preset belongs to runs with other settings: a method can't set them.
+
+    Args:
+        name: The method's.
+        method: It; its class may say what belongs to a preset (`medfl.averaging.Averaging.preset_settings`).
+        method_args: Its settings as given.
+        settings: The run's.
+    """
+    preset = method_args.get("preset")
+    needed: Mapping[str, Meta] = getattr(method, "preset_settings", {})
+    if other := _others(needed.get(str(preset), {}), settings.model_dump()):
+        logger.warning(
+            "The preset '%s' of '%s' belongs to runs with other settings than this one: %s. Give these, or leave the "
+            "preset out.",
+            preset,
+            name,
+            "; ".join(other),
+        )
+
+
+def _others(expected: Meta, found: Meta, path: str = "") -> list[str]:
+    """What is not as expected, with both values."""
+    told = []
+    for key, value in expected.items():
+        here = found.get(key)
+        if isinstance(value, dict):
+            told += _others(value, here or {}, f"{path}{key}.")
+        elif here != value:
+            told.append(f"expected {path}{key} = {value}, got {here}")
+    return told
 
 
 def _warn_of_limits(name: str, method: Method, models: list[nn.Module]) -> None:

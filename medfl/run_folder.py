@@ -129,7 +129,8 @@ def run_id_of(named: Meta) -> str:
 
 def _inputs(task: Task) -> Meta:
     """What a task does with its images before a network sees them, and the file that the network starts from."""
-    found: Meta = {} if task.augmentation is None else {"augmentation": task.augmentation.facts}
+    changes = {"augmentation": task.augmentation, "views": task.views}
+    found: Meta = {name: change.facts for name, change in changes.items() if change is not None}
     found |= {} if task.weights is None else {"weights": task.weights.sha256}
     return found | ({} if task.regions is None else {"regions": wire.digest({"regions": task.regions})[:16]})
 

@@ -88,8 +88,10 @@ class Settings(Strict):
             statistics; ``none``; ``frozen`` is ``all`` with the layers in evaluation mode during training.
         min_replies: Replies without which a round fails, >= 1.
         evaluate_every: Rounds between two evaluations, >= 1; the last round is always evaluated.
-        moments: When sites are scored: ``aggregated`` after a round, ``trained`` also right after local training.
+        moments: When models are scored: ``aggregated`` after a round, ``trained`` also right after local training,
+            ``epochs`` also a model that the server trains, on its test sets after each of its epochs.
         global_test: After the last round, score every site's model on every site's test data (core op ``exchange``).
+        shared_test: Score every site's personal model on the server's test set, too.
         balance: What is done about unlike class sizes at a site: ``none``; ``loss`` weighs each class of the task's
             loss by the inverse of its share of the site's training images; ``sampling`` draws the images of each class
             equally often, with replacement.
@@ -111,8 +113,9 @@ class Settings(Strict):
     norm_sync: Literal["all", "params", "none", "frozen"] = "all"
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)
-    moments: tuple[Literal["aggregated", "trained"], ...] = ("aggregated",)
+    moments: tuple[Literal["aggregated", "trained", "epochs"], ...] = ("aggregated",)
     global_test: bool = False
+    shared_test: bool = False
     balance: Literal["none", "loss", "sampling"] = "none"
     precision: Literal["fp32", "bf16"] = "fp32"
     networks: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,14 @@ from medfl.errors import StoreError
 from medfl.evaluation import Row
 from medfl.federation import Federation, Outcome
 from medfl.findings import write_findings
-from medfl.run_checks import check_labels, check_plan, check_privacy, check_training
+from medfl.run_checks import (
+    check_labels,
+    check_plan,
+    check_privacy,
+    check_shared_test,
+    check_training,
+    warn_of_preset,
+)
 from medfl.run_folder import claim, identity, run_id_of
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteHost, Splits
@@ -116,10 +123,8 @@ def simulate(run: Run) -> Result:
             hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
         )
         try:
-            federation = Federation(
-                run.make_method, carrier, run.task, run.settings, run.folder, run.public, run.on_round
-            )
-            outcome = federation.run()
+            parts = (run.make_method, carrier, run.task, run.settings, run.folder)
+            outcome = Federation(*parts, run.public, _tests(run), run.on_round).run()
         finally:
             carrier.close()
         summary = summarise(run.folder / "metrics.csv", run.method, outcome)
@@ -159,6 +164,8 @@ def _by_name(data: Splits) -> dict[str, Dataset]:
 def check(run: Run, method: Method) -> None:
     """Everything that can be checked before step 0."""
     networks = check_plan(run.method, method, run.task, run.settings, run.sites, bool(run.public))
+    warn_of_preset(run.method, method, run.method_args, run.settings)
+    check_shared_test(run.settings, bool(run.global_test))
     check_training(run.sites)
     check_labels(run.task.num_classes, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
@@ -166,6 +173,11 @@ def check(run: Run, method: Method) -> None:
 
 
 # ---- sites
+
+
+def _tests(run: Run) -> dict[str, Dataset]:
+    """The server's test sets by their names."""
+    return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
 
 
 def _hosts(run: Run, method: Method, named: Meta) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
@@ -180,13 +192,13 @@ def _hosts(run: Run, method: Method, named: Meta) -> tuple[dict[str, SiteHost], 
         folder, secret = run.folder / "state" / name, run.secrets.get(name)
         return SiteHost(name, data, folder, run.task, run.settings, run_id, post, names, secret)
 
-    tests = {GLOBAL: run.global_test, PUBLIC: run.public_test}
-    viewers = {held: host(held, Splits(Empty(), Empty(), test)) for held, test in tests.items() if test}
-    if not method.pools_data:
-        return {name: host(name, data) for name, data in sorted(run.sites.items())}, viewers
-    if len(run.sites) == 1:
-        return {name: host(name, data) for name, data in run.sites.items()}, viewers
-    parts = [data.train for _, data in sorted(run.sites.items()) if len(data.train)]
+    viewers = {held: host(held, Splits(Empty(), Empty(), test)) for held, test in _tests(run).items()}
+    sites = dict(sorted(run.sites.items()))
+    if run.settings.shared_test:
+        sites = {name: replace(data, shared=run.global_test) for name, data in sites.items()}
+    if not method.pools_data or len(sites) == 1:
+        return {name: host(name, data) for name, data in sites.items()}, viewers
+    parts = [data.train for data in sites.values() if len(data.train)]
     pooled = Splits(Pooled(parts), Empty(), Empty())
-    viewers |= {name: host(name, Splits(Empty(), data.val, data.test)) for name, data in sorted(run.sites.items())}
+    viewers |= {name: host(name, Splits(Empty(), data.val, data.test)) for name, data in sites.items()}
     return {POOLED: host(POOLED, pooled)}, viewers

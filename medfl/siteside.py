@@ -54,12 +54,16 @@ class Answer:
 
 @dataclass
 class Splits:
-    """The splits of one site; `test` is for the core only. Whoever made them gives their digest, if there is one."""
+    """The splits of one site; `test` is for the core only. Whoever made them gives their digest, if there is one.
+
+    `shared` are test images that all sites have in common; only personal models are scored on them.
+    """
 
     train: Dataset
     val: Dataset
     test: Dataset
     digest: str = ""
+    shared: Dataset | None = None
 
 
 class SiteHost:
@@ -93,8 +97,8 @@ class SiteHost:
         scored: Collection[str] = SCORED,
         withheld: Collection[str] = (),
     ) -> None:
-        self._withheld = frozenset(withheld)
-        self._peers, self._scored = peers, [split for split in SCORED if split in scored]
+        self._withheld, self._peers = frozenset(withheld), peers
+        self._scored = [split for split in SCORED if split in scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(data.train.labels) if settings.balance == "loss" else task
         self.run_id, self._post = run_id, post
@@ -146,13 +150,8 @@ class SiteHost:
         for index, parcel in enumerate(record.meta["parcels"]):
             tensors = wire.select(record.tensors, f"parcel/{index}/")
             self._post(step, Parcel(parcel["to"], tensors, parcel["meta"], self.name))
-        return Answer(
-            self.name,
-            step,
-            record.meta["refused"],
-            record.meta["reply"],
-            [Row(*row) for row in record.meta["rows"]],
-        )
+        rows = [Row(*row) for row in record.meta["rows"]]
+        return Answer(self.name, step, record.meta["refused"], record.meta["reply"], rows)
 
     def _stored(self, step: int, digest: str) -> Record | None:
         if step not in self.store.steps():
@@ -269,7 +268,7 @@ class SiteHost:
     def evaluate(
         self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]
     ) -> list[Row]:
-        """Score this site's models after a round on its validation and test data.
+        """Score this site's models after a round on its validation and test data, the personal one on shared ones, too.
 
         Args:
             method: The method.
@@ -278,13 +277,15 @@ class SiteHost:
             round_: The round.
             cache: Predictors that are the same at every site, by model name; a caller passes one dict per round.
         """
-        if not any(len(getattr(self.data, split)) for split in self._scored):
+        own = {split: getattr(self.data, split) for split in self._scored}
+        every = own if self.data.shared is None else own | {"shared": self.data.shared}
+        if not any(map(len, every.values())):
             return []
         rows = []
         started = time.perf_counter()
         for kind, predictor in self.predictors(method, published, step, round_, cache).items():
-            for split in self._scored:
-                scores = score(predictor, getattr(self.data, split), self.task, self.settings)
+            for split, data in (every if kind == "personal" else own).items():
+                scores = score(predictor, data, self.task, self.settings)
                 rows += rows_of(scores, round_, self.name, kind, split, "aggregated")
         cost = {"evaluate_seconds": time.perf_counter() - started}
         return rows + rows_of(cost, round_, self.name, "personal", "train", "aggregated")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from medfl.averaging import cpu_state
-from medfl.contract import Findings, Server, Tensors
+from medfl.contract import Findings, Model, Server, Tensors
 from medfl.evaluation import logits
 from medfl.explain import Explained, explain
 from medfl.refinement import Refinement, Views, refine, teacher_values
 from medfl.server_classifier import weighing_rows
 from medfl.shapley import as_weights
-from medfl.streams import generator
+from medfl.streams import generator, seed_of
+
+logger = logging.getLogger(__name__)
 
 
 def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Module]) -> tuple[Tensors, Findings]:
@@ -40,11 +44,17 @@ def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Modu
     shown = explained(server, how, teachers)
     network = how.student or task.network
     student = task.load(task.initial(settings.seed, network, "student"), network)
-    augment = task.augment(server.rng("views"))
-    views: Views | None = None if augment is None else lambda images: augment(images)[0]
     scale = shown.mean_size if how.teachers == "literal" and shown is not None else 1.0
     models = list(teachers.values())
-    losses = refine(student, models, weights, public, how, settings, server.rng("student"), task.device, views, scale)
+
+    def after_epoch(epoch: int) -> None:
+        if server.watch is not None:
+            server.watch(Model(network, cpu_state(student)), epoch)
+
+    rng, views = server.rng("student"), views_of(server)
+    losses = refine(
+        student, models, weights, public, how, settings, rng, task.device, views, scale, after_epoch=after_epoch
+    )
     meta = {
         "teachers": {
             name: {"value": value, "weight": weight} for name, value, weight in zip(names, values, weights, strict=True)
@@ -65,3 +75,29 @@ def explained(server: Server, how: Refinement, teachers: Mapping[str, nn.Module]
     assert server.public is not None
     rng = generator(server.settings.seed, server.name, "explained")
     return explain(teachers, server.public, per_class, rng, server.task.device)
+
+
+def views_of(server: Server) -> Views | None:
+    """Random views of public images, each from a stream of its own; None where the task changes no images.
+
+    A view depends on (run seed, round, epoch, its number, the image's row) and on nothing else.
+    """
+    changes = server.task.views or server.task.augmentation
+    if changes is None:
+        return None
+
+    def view(images: torch.Tensor, rows: torch.Tensor, epoch: int, number: int) -> torch.Tensor:
+        key = (server.settings.seed, server.name, server.round, f"view {number}", epoch)
+        return changes.seeded(images, None, [seed_of(*key, row) for row in rows.tolist()])[0]
+
+    return view
+
+
+def warn_of_equal_views(server: Server, how: Refinement) -> None:
+    """Say so where the contrastive loss would compare each image with itself."""
+    if how.losses != "kd" and views_of(server) is None:
+        logger.warning(
+            "Nothing changes images at random here, so the two views of an image that the student's contrastive loss "
+            "compares are the same image. Give the bundle's task `views` (or `augmentation`), or set refine.losses to "
+            "'kd'."
+        )

@@ -32,7 +32,7 @@ COSTS = {
 def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
     """The last round's scores (per site, mean, worst site, the global test set), and what each site spent in all."""
     table = read_metrics(csv)
-    scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test"])]
+    scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test", "shared"])]
     scores = scores[(scores["round"] == scores["round"].max()) & ~scores["model"].str.contains("@")]
     results: Meta = {}
     for (model, split, metric), group in scores.groupby(["model", "split", "metric"]):

@@ -96,6 +96,7 @@ class Task:
         regions: Labels of the regions of an image, (*spatial), integers, 0 for the background; None without any. For
             methods that look at features region by region.
         augmentation: Changes training images at random; None leaves them as they are.
+        views: Changes images at random for methods that compare two views of an image; None takes `augmentation`.
         weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
         scale: Shape and normalisation of the images; None where nobody said. For methods that generate images.
     """
@@ -109,6 +110,7 @@ class Task:
     device: str = "cpu"
     regions: torch.Tensor | None = field(default=None, compare=False)
     augmentation: Augmentation | None = None
+    views: Augmentation | None = None
     weights: Pretrained | None = None
     scale: Scale | None = None
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)

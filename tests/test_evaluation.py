@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from medfl import evaluation
+from medfl.errors import SettingsError
 from medfl.evaluation import EVALUATION_BATCH, Row, csv_lines, predict, rows_of, score
 from medfl.metrics import METRICS
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
+from medfl.simulation import Run, simulate
 from medfl.testing.cohort import Case, SmallNet, TensorData, make_data, make_sites, make_task
 from medfl_methods.fedavg import FedAvg
 
@@ -147,3 +149,31 @@ def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
             (value,) = crossed[(crossed["model"] == f"{kind}@{owner}") & (crossed["site"] == site)]["value"]
             assert value == pytest.approx(score(model, data.test, make_task(), Settings(rounds=1))["accuracy"])
     assert set(result.summary["scores"]) == {kind}
+
+
+@pytest.mark.parametrize("name", ["fedbn", "fedavg"])
+def test_the_shared_test_scores_every_personal_model_on_the_servers_test_set(tmp_path, name):
+    shared = make_data(10, "global")
+    result = case(name).run(tmp_path, rounds=2, shared_test=True)
+    table = rows(tmp_path, split="shared", metric="accuracy")
+    if name == "fedavg":  # the one model of all sites is scored there anyway
+        assert table.empty
+        return
+    assert set(map(tuple, table[["round", "site", "model", "moment"]].values)) == {
+        (round_, site, "personal", "aggregated") for round_ in (1, 2) for site in make_sites()
+    }
+    found = result.summary["scores"]["personal"]["shared"]["accuracy"]
+    for site, models in result.models.items():
+        model = FedAvg().predictor(make_task(), [models["personal"]])
+        expected = score(model, shared, make_task(), SETTINGS)["accuracy"]
+        assert found["sites"][site] == pytest.approx(expected)
+        assert table.set_index(["round", "site"]).loc[(2, site), "value"] == pytest.approx(expected)
+    assert found["mean"] == pytest.approx(sum(found["sites"].values()) / 3)
+
+
+def test_without_a_test_set_there_is_nothing_to_share(tmp_path):
+    run = Run(
+        "fedbn", case("fedbn").make_method, make_task(), Settings(rounds=1, shared_test=True), make_sites(), tmp_path
+    )
+    with pytest.raises(SettingsError, match="on the server's test set, and there is none: expected a folder 'global'"):
+        simulate(run)

@@ -221,14 +221,16 @@ class Recorder(nn.Module):
 
 
 def test_each_image_is_seen_in_two_views_and_taught_in_the_first():
-    views, teacher = [], Recorder()
+    views, asked, teacher = [], [], Recorder()
 
-    def view(images):
+    def view(images, rows, epoch, number):
+        assert torch.equal(images, DATA.images[rows])
         views.append(images + len(views))
+        asked.append((epoch, number))
         return views[-1]
 
     made([teacher], views=view, epochs=3, probe_epochs=0, losses="kd")
-    assert len(views) == 2 * 3 * 3
+    assert asked == [(epoch, number) for epoch in (1, 2, 3) for _ in range(3) for number in (0, 1)]
     assert len(teacher.shown) == 3 * 3
     assert all(torch.equal(shown, first) for shown, first in zip(teacher.shown, views[::2], strict=True))
     seen = torch.cat(views[:6:2]).flatten(1)
@@ -241,6 +243,23 @@ def test_batches_of_any_size_are_legal_with_batch_norm(n):
     student, losses = made([taught()], data=data, epochs=1, probe_epochs=1)
     assert all(tensor.isfinite().all() for tensor in student.state_dict().values())
     assert losses["distillation"] >= 0
+
+
+def test_whoever_watches_sees_each_epoch_and_those_of_the_probe_and_changes_nothing():
+    student, seen = small(), []
+
+    def look(epoch):
+        seen.append((epoch, student.head.weight.clone(), student.body[0].weight.clone()))
+
+    asked = Refinement(epochs=3, probe_epochs=2, batch_size=20, losses="scl")
+    refine(student, [taught()], [1.0], DATA, asked, SETTINGS, rng(), after_epoch=look)
+    assert [epoch for epoch, *_ in seen] == [1, 2, 3, 4, 5]
+    heads, bodies = [head for _, head, _ in seen], [body for *_, body in seen]
+    assert all(torch.equal(heads[0], head) for head in heads[:3])
+    assert not torch.equal(heads[3], heads[4])
+    assert not torch.equal(bodies[1], bodies[2])
+    assert torch.equal(bodies[2], bodies[4])
+    assert torch.equal(student.head.weight, heads[4])
 
 
 # ---- the literal equation 19

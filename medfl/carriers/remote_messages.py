@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import torch
 
@@ -50,6 +51,9 @@ ACCOUNT = fields(
     ledger=flag(),
 )
 """`medfl.ledger.Account.facts`."""
+
+DATA_FACTS = {"classes", "name", "modality", "shared_test"}
+"""What a site says of its data when a run begins."""
 
 MAX_STEP = 10**8
 """Steps have numbers below it, and rounds, too: what a store can name."""
@@ -129,7 +133,7 @@ def read_facts(site: str, message: Message, num_classes: int) -> Meta:
             there is no text in it that MONAI would evaluate.
     """
     facts, data = message.meta.get("facts"), message.meta.get("data")
-    if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != {"classes", "name", "modality"}:
+    if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != DATA_FACTS:
         raise RefusedError("expected what the site tells of its data")
     check_told(facts, FACTS, "begin", {"classes": num_classes}, f"site '{site}'")
     if not isinstance(data["classes"], list) or len(data["classes"]) != num_classes:
@@ -137,6 +141,8 @@ def read_facts(site: str, message: Message, num_classes: int) -> Meta:
     for name in (*data["classes"], data["name"], data["modality"]):
         if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
             raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")
+    if data["shared_test"] is not None and not re.fullmatch(r"[0-9a-f]{64}", str(data["shared_test"])):
+        raise RefusedError("expected the fingerprint of the shared test set, or none")
     return {"facts": facts, "newest": integer(message.meta, "newest"), "data": data}
 
 

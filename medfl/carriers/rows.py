@@ -12,7 +12,7 @@ from medfl.evaluation import Row
 WORD = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
 """Names of models and metrics."""
 
-SPLITS, MOMENTS = ("train", "val", "test"), ("aggregated", "trained")
+SPLITS, MOMENTS = ("train", "val", "test", "shared"), ("aggregated", "trained")
 
 MAX_ROWS = 100_000
 """Rows in one message, at most."""

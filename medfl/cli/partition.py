@@ -32,6 +32,7 @@ _BELONGS = {
     "per_class": ("global_test", ("per_class",)),
     "duplicates": ("global_test", ("official",)),
     "allow_leaks": ("global_test", ("official",)),
+    "public_test_fraction": ("public", ("validation",)),
 }
 
 
@@ -64,6 +65,9 @@ def command(
     ] = "official",
     per_class: Annotated[int | None, typer.Option(help="With per_class: images of each class [30].")] = None,
     public: Annotated[str, typer.Option(help="Public data for the server: none, or the pooled validation.")] = "none",
+    public_test_fraction: Annotated[
+        float | None, typer.Option(help="With validation: share of the public images that is their test set [0].")
+    ] = None,
     duplicates: Annotated[
         str | None, typer.Option(help="Training images that are in the pooled test split too: refuse or drop [refuse].")
     ] = None,
@@ -81,7 +85,8 @@ def command(
     function = load(plugin, no_plugin).partition(scheme)
     policies = {"test": test, "global_test": global_test, "public": public}
     details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
-    details |= {"duplicates": duplicates, "allow_leaks": tuple(allow_leak) if allow_leak else None}
+    details |= {"public_test_fraction": public_test_fraction, "duplicates": duplicates}
+    details |= {"allow_leaks": tuple(allow_leak) if allow_leak else None}
     plan = Plan(
         scheme,
         SITES if sites is None and column is None else sites,

@@ -35,6 +35,7 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         *_sites(site_file, offer),
         *_rounds(site_file, settings),
         *_exchange(site_file, settings),
+        *_shared_test(site_file, settings),
         *_privacy(site_file.privacy, settings.privacy),
         *_needed(site_file, method),
     ]
@@ -160,6 +161,12 @@ def _exchange(site_file: SiteFile, settings: Settings) -> list[str]:
     if site_file.exchange or site_file.is_server or not settings.global_test:
         return []
     return ["The run wants a global test (global_test), which scores each site's model at every site; allowed: no."]
+
+
+def _shared_test(site_file: SiteFile, settings: Settings) -> list[str]:
+    if site_file.shared_test or site_file.is_server or not settings.shared_test:
+        return []
+    return ["The run wants each site's own model scored on a test set that all share (shared_test); allowed: no."]
 
 
 def _needed(site_file: SiteFile, method: Any) -> list[str]:

@@ -35,6 +35,7 @@ site = "{name}"
 # min_count = 10                  # fewest images of which numbers may leave
 # describe = ["size"]             # facts that may be told about the training data: size, label_counts
 # exchange = false                # whether models of other sites may be scored here, and this site's elsewhere
+# shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data
 # threads = 1
 # device = "cpu"                  # auto, cpu, cuda:0
 

@@ -13,9 +13,9 @@ import torch
 
 from medfl.carriers.messages import Limits
 from medfl.carriers.remote import Expected, RemoteCarrier, Transport
-from medfl.contract import Meta, Method
+from medfl.contract import Dataset, Meta, Method
 from medfl.data.pooled import Empty
-from medfl.data.sites import GLOBAL, PUBLIC, SiteData, load_global, load_site
+from medfl.data.sites import GLOBAL, PUBLIC, load_global, load_site
 from medfl.deploy.bundle import Opened, open_offer
 from medfl.deploy.offer import Offer
 from medfl.deploy.site_file import SiteFile
@@ -24,8 +24,9 @@ from medfl.evaluation import Row
 from medfl.export import Home, export_global
 from medfl.federation import Evaluation, Federation, Outcome
 from medfl.findings import write_findings
+from medfl.ledger import fingerprint
 from medfl.origins import bundle_values, run_record
-from medfl.run_checks import check_plan, check_privacy
+from medfl.run_checks import check_plan, check_privacy, check_shared_test, warn_of_preset
 from medfl.run_folder import begun_settings, claim, identity, run_id_of
 from medfl.simulation import forget_summary
 from medfl.siteside import SiteHost, Splits
@@ -100,6 +101,8 @@ def serve(
     data = _ServerData(opened, site_file)
     method = opened.make_method()
     built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.public is not None)
+    check_shared_test(opened.settings, GLOBAL in data.tests)
+    warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
     if method.pools_data:
         raise SettingsError(f"Method '{offer.method}' pools the sites' data, which no site gives away.")
     with only_writer(folder, PATIENCE):
@@ -108,6 +111,7 @@ def serve(
         carrier.set_viewers(data.viewers(folder, run_id_of(named)))
         carrier.begin(opened.settings.networks, _expected(opened, method))
         about = _same_data(carrier)
+        _same_shared_test(carrier, data.tests.get(GLOBAL))
         training = sum(bool(facts["facts"].get("trainable", True)) for facts in carrier.facts.values())
         check_privacy(opened.settings, method, built, {}, training)
         progress.state = "running"
@@ -117,8 +121,8 @@ def serve(
             on_round(round_, rows)
 
         public = data.public.train if data.public is not None else None
-        federation = Federation(opened.make_method, carrier, opened.task, opened.settings, folder, public, round_ended)
-        outcome = federation.run()
+        parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
+        outcome = Federation(*parts, public, data.tests, round_ended).run()
         _finish(opened, carrier, outcome, folder, about)
         carrier.end()
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
@@ -177,6 +181,14 @@ def _same_data(carrier: RemoteCarrier) -> Meta:
     return next(about for about in told.values() if tuple(about["classes"]) == common)
 
 
+def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
+    """Leave out sites whose shared test set is another one than the server's."""
+    for site, facts in sorted(carrier.facts.items()):
+        told = facts["data"]["shared_test"]
+        if told is not None and (test is None or told != fingerprint(test)):
+            carrier.drop(site, "its shared test set has other images or labels than the server's")
+
+
 def _expected(opened: Opened, method: Method) -> Expected:
     """What replies may hold."""
     privacy = opened.settings.privacy
@@ -225,11 +237,16 @@ class _ServerData:
                     f"{list(opened.shape)} (channels, edges)."
                 )
 
+    @property
+    def tests(self) -> dict[str, Dataset]:
+        """Its test sets by their names."""
+        held = {GLOBAL: self.test, PUBLIC: self.public}
+        return {name: data.test for name, data in held.items() if data and len(data.test)}
+
     def viewers(self, folder: Path, run_id: str) -> Callable[[Evaluation], list[Row]]:
         """Scores the server's model on what the server has."""
         opened = self._opened
-        held = {GLOBAL: self.test, PUBLIC: self.public}
-        hosts = {name: self._host(name, data, folder, run_id) for name, data in held.items() if data and len(data.test)}
+        hosts = {name: self._host(name, test, folder, run_id) for name, test in self.tests.items()}
 
         def view(evaluation: Evaluation) -> list[Row]:
             cache: dict[str, torch.nn.Module] = {}
@@ -241,8 +258,8 @@ class _ServerData:
 
         return view
 
-    def _host(self, name: str, data: SiteData, folder: Path, run_id: str) -> SiteHost:
-        splits = Splits(Empty(), Empty(), data.test)
+    def _host(self, name: str, test: Dataset, folder: Path, run_id: str) -> SiteHost:
+        splits = Splits(Empty(), Empty(), test)
         task, settings = self._opened.task, self._opened.settings
         return SiteHost(name, splits, folder / "state" / name, task, settings, run_id, _no_post)
 

@@ -20,7 +20,7 @@ import torch
 
 from medfl.contract import Meta
 from medfl.data.leaks import check_leaks
-from medfl.data.sites import NO_SITES, PUBLIC, SiteData, load_site
+from medfl.data.sites import GLOBAL, NO_SITES, PUBLIC, SiteData, load_site
 from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import bundle_hash, bundle_version, method_version
 from medfl.deploy.policy import check_counts, promise
@@ -149,7 +149,8 @@ def _limits(found: SiteFile) -> str:
     return (
         f"at most {found.max_rounds} rounds and messages of {found.max_message_mb} MB; scores only of "
         f"{found.min_count} images or more; tells {tells} of its training data; models "
-        f"{'are' if found.exchange else 'are not'} exchanged for a global test"
+        f"{'are' if found.exchange else 'are not'} exchanged for a global test, its own "
+        f"{'is' if found.shared_test else 'is not'} scored on a test set that all sites share"
     )
 
 
@@ -186,6 +187,8 @@ def _bundle(found: SiteFile, name: str) -> Iterator[Line]:
 def _dataset(found: SiteFile, data: Path) -> Iterator[Path]:
     """A folder as bundles expect it, with one folder for each site: here links to this participant's data alone."""
     links = {found.site: data}
+    if found.shared_test and (data.parent / GLOBAL).is_dir():
+        links[GLOBAL] = data.parent / GLOBAL
     if found.is_server:
         links = {name: data / name for name in NO_SITES if (data / name).is_dir()}
         links |= {"any": next(iter(links.values()))} if links else {}  # a bundle takes its facts from any site
@@ -224,9 +227,11 @@ def _facts(bundle: SiteBundle, dataset_dir: Path) -> Meta:
 
 def _data(found: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData]) -> str:
     """Load all data; they go to `parts`."""
-    names = [name for name in (NO_SITES if found.is_server else (found.site,)) if (folder / name).is_symlink()]
+    names = [name for name in (NO_SITES if found.is_server else (found.site, GLOBAL)) if (folder / name).is_symlink()]
     if not names:
         raise DataError(f"expected {' or '.join(NO_SITES)} in '{bundle.data}'; leave 'data' out if there is neither")
+    if found.shared_test and GLOBAL not in names:
+        raise DataError(f"shared_test is true: expected a folder '{GLOBAL}' beside the data, as the server has it")
     facts = _facts(bundle, folder)
     parts += [load_site(folder / name, int(facts["num_classes"]), (0.5,), (0.5,)) for name in names]
     if not found.is_server:

@@ -109,6 +109,8 @@ class SiteFile(Strict):
         min_count: Fewest images of which numbers may leave, >= 1.
         describe: Facts that may be told about the training data.
         exchange: Whether models of other sites may be scored here, and this site's elsewhere.
+        shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
+            ``global`` beside its data; the scores leave.
         threads: Threads of a job, >= 1.
         device: ``auto``, ``cpu`` or ``cuda:N``.
         privacy: The least privacy that a run must promise, or None.
@@ -123,6 +125,7 @@ class SiteFile(Strict):
     min_count: int = Field(10, ge=1)
     describe: tuple[Literal["size", "label_counts"], ...] = ("size",)
     exchange: bool = False
+    shared_test: bool = False
     threads: int = Field(1, ge=1)
     device: str = Field("cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     privacy: Floor | None = None

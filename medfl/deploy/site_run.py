@@ -13,15 +13,16 @@ from medfl.aggregation import PREFIX
 from medfl.carriers.messages import Message, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names
 from medfl.carriers.rows import rows_to_json
-from medfl.contract import Meta, Model, Order, Parcel, Tensors
+from medfl.contract import Dataset, Meta, Model, Order, Parcel, Tensors
 from medfl.data.leaks import check_leaks
-from medfl.data.sites import SiteData, load_site
+from medfl.data.sites import GLOBAL, SiteData, load_global, load_site
 from medfl.deploy.bundle import Opened
 from medfl.deploy.policy import check_counts, tellable, told
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import RefusedError
 from medfl.evaluation import Row, rows_of, score
 from medfl.export import Home, export_site, write_predictions
+from medfl.ledger import fingerprint
 from medfl.run_checks import check_labels, check_plan, check_privacy
 from medfl.run_folder import claim, identity, run_id_of
 from medfl.siteside import SiteHost, Splits, parcel_facts
@@ -64,6 +65,7 @@ class SiteRun:
         self._opened, self._file, self._send = opened, site_file, send
         self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
         self.folder = site_file.state / "runs" / opened.offer.run
+        self._reading = (self.task.num_classes, opened.built.mean, opened.built.std)
         entry = site_file.bundle(opened.offer.bundle)
         if entry.data is None:
             raise RefusedError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
@@ -71,7 +73,8 @@ class SiteRun:
         method = opened.make_method()
         networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
         self._data = self._load(entry.data)
-        self._splits = Splits(self._data.train, self._data.val, self._data.test, self._data.digest)
+        shared = self._shared_test(entry.data) if self.settings.shared_test else None
+        self._splits = Splits(self._data.train, self._data.val, self._data.test, self._data.digest, shared)
         images = {self.name: len(self._data.train)} if len(self._data.train) else {}
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
         check_counts(site_file, len(self._data.train))
@@ -91,15 +94,30 @@ class SiteRun:
 
     def _load(self, folder: Path) -> SiteData:
         check_leaks(folder.parent, [folder.name])
-        data = load_site(folder, self.task.num_classes, self._opened.built.mean, self._opened.built.std)
+        data = load_site(folder, *self._reading)
         check_labels(self.task.num_classes, {self.name: Splits(data.train, data.val, data.test)}, {})
+        self._check_shape(data)
+        return data
+
+    def _shared_test(self, folder: Path) -> Dataset | None:
+        """The test set that all sites share, beside this site's data; None where its scores may not leave."""
+        data = load_global(folder.parent, *self._reading)
+        if data is None or not len(data.test):
+            raise RefusedError(
+                f"The run wants '{self.name}' to score its model on a test set that all sites share: expected a folder "
+                f"'{GLOBAL}' with it beside the site's data, there is none."
+            )
+        check_labels(self.task.num_classes, {}, {"The shared test set": data.test})
+        self._check_shape(data)
+        return data.test if tellable(self._file, {"shared": len(data.test)}) else None
+
+    def _check_shape(self, data: SiteData) -> None:
         if data.shape != self._opened.shape:
             raise RefusedError(
                 f"'{self.name}' has images of shape {list(data.shape)} (channels, edges), and the run is for "
                 f"{list(self._opened.shape)}. Prepare them for it, or submit the run with other --in_channels, --size "
                 "and --spatial_dims."
             )
-        return data
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -139,10 +157,10 @@ class SiteRun:
 
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
-        labels = self._data.train.labels
-        counts = labels.bincount(minlength=self.task.num_classes).tolist()
+        counts = self._data.train.labels.bincount(minlength=self.task.num_classes).tolist()
         facts = told(self._file, self.host.describe(), counts)
         about = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
+        about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
         return {"facts": facts, "newest": self.host.store.mend(), "data": about}
 
     # ---- a step
@@ -281,9 +299,8 @@ class SiteRun:
             built = self._opened.built
             home = Home(self._opened.folder, built.site_values, data.shape, data.classes, data.source, data.modality)
             model = export_site(self.folder / "bundle", home, self.name, models)
-            predictor = method.predictor(self.task, [model])
-            facts = data.test_facts
-            write_predictions(self.folder / "bundle", predictor, data.test, self.settings, self.task.device, facts)
+            says = (method.predictor(self.task, [model]), data.test, self.settings, self.task.device, data.test_facts)
+            write_predictions(self.folder / "bundle", *says)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         account = self.host.account
         return {}, {"privacy": None if account is None else account.facts()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,18 +139,21 @@ class Distribution:
         if held:
             by_site[GLOBAL] = {"test": held}
         if self.plan.public == "validation":
-            by_site[PUBLIC] = {"training": self._validation()}
+            by_site[PUBLIC] = self._public()
         return by_site
 
-    def _validation(self) -> list[Record]:
-        """The pooled validation split, as public data."""
+    def _public(self) -> dict[str, list[Record]]:
+        """The pooled validation split, as public data with a test set."""
         records = self.source.splits["validation"]
         if not records:
             raise DataError(
                 f"expected a validation split in the pooled data set '{self.source.name}' to make it public, there is "
                 "none. Leave --public out, or prepare it again with one."
             )
-        return records
+        rows, _ = self.source.rows_and_labels("validation", f"pooled data set '{self.source.name}'")
+        units = find_units(subjects_of(records), [self.hashes[row] for row in rows])
+        how = {"test": "fraction", "test_fraction": self.plan.public_test_fraction, "val_fraction": 0.0}
+        return local_splits(records, replace(self.plan, **how), PUBLIC, units)
 
     def _compare_labels(self, rows: np.ndarray) -> None:
         """Note identical images whose labels differ: one of them is wrong."""

@@ -56,6 +56,7 @@ class Plan:
         global_test: What the server's test set is.
         per_class: With ``per_class``: images of each class, >= 1.
         public: What becomes public data; they are nobody's private data then.
+        public_test_fraction: Share of its units that becomes its test set, in [0, 1).
         column: The column of the data list by which the scheme goes, if it does.
         duplicates: What happens to training images that are in the server's test set as well.
         allow_leaks: Kinds of leaks between training and the server's test set that stay: ``subjects``, ``pixels``.
@@ -74,6 +75,7 @@ class Plan:
     global_test: GlobalTest = "official"
     per_class: int = 30
     public: Public = "none"
+    public_test_fraction: float = 0.0
     column: str | None = None
     duplicates: Duplicates = "refuse"
     allow_leaks: Sequence[str] = ()
@@ -96,6 +98,10 @@ class Plan:
         if not (min(fractions) >= 0 and sum(fractions) < 1):
             raise SettingsError(
                 f"expected test and validation fractions >= 0 with a sum below 1, got {fractions[0]} and {fractions[1]}"
+            )
+        if not 0 <= self.public_test_fraction < 1:
+            raise SettingsError(
+                f"expected a share in [0, 1) of the public images as their test set, got {self.public_test_fraction}"
             )
         check_kinds(self.allow_leaks)
 

@@ -145,7 +145,7 @@ def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
     used = ["seed", "test", *keys.get(plan.test, ()), "val_fraction", "global_test", *keys.get(plan.global_test, ())]
     column = {} if plan.column is None else {"column": plan.column}
     stratify = {"stratify": list(plan.stratify)} if plan.stratify else {}
-    public = {} if plan.public == "none" else {"public": plan.public}
+    public = {"public": plan.public, "public_test_fraction": plan.public_test_fraction}
     return {
         "scheme": plan.scheme,
         "options": dict(plan.options),
@@ -153,7 +153,7 @@ def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
         "sites": sum(name not in NO_SITES for name in splits),
         **{key: getattr(plan, key) for key in used},
         **stratify,
-        **public,
+        **({} if plan.public == "none" else public),
     }
 
 

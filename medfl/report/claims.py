@@ -128,6 +128,10 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
     return "\n".join(["### Claims\n", *table, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def _first_metric(groups: Sequence[Group]) -> str | None:
     """The first of the `key_metrics` of which larger is better."""
     return next((name for name in key_metrics(groups) if name not in LOWER_IS_BETTER), None)
@@ -147,6 +151,16 @@ CLAIMABLE: dict[str, Measure] = {name: _forgetting(name) for name in forgetting.
         global_test,
         _first_metric,
         "mean over all sites' models and all sites' test sets, of runs with the setting `global_test`",
+    ),
+    "shared_test": Measure(
+        lambda run, metric: _known(run.shared(metric)),
+        _first_metric,
+        "mean over the sites of the model that each takes home, on the server's test set",
+    ),
+    "public_test": Measure(
+        lambda run, metric: _known(run.at_server(metric, "public_test")),
+        _first_metric,
+        "the server's model on public test images",
     ),
 }
 """Name of each measure that a study's claims may be about, to how it is computed."""

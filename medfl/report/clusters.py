@@ -104,16 +104,21 @@ def _default(run: RunRecord) -> str:
     return str(known) if known is not None else names[0] if len(names) == 1 else DEFAULT
 
 
-def scores_by_cluster(runs: Sequence[RunRecord], metric: str) -> pd.DataFrame:
+def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test") -> pd.DataFrame:
     """The test scores of sites after each round, with their cluster: round, cluster, value; those that are defined.
 
     They are scores of the model that sites take home: the personal one where there is one, else the global one.
+
+    Args:
+        runs: Of one group.
+        metric: Name of the score.
+        split: ``test``, a site's own images; or ``shared``, those that all sites share.
     """
     tables = [pd.DataFrame({"round": [], "cluster": [], "value": []})]
     for run in runs:
         place = {spot.site: one.name for one in clusters_of(run) for spot in one.spots}
         rows = run.metrics
-        rows = rows[(rows["moment"] == "aggregated") & (rows["split"] == "test") & (rows["metric"] == metric)]
+        rows = rows[(rows["moment"] == "aggregated") & (rows["split"] == split) & (rows["metric"] == metric)]
         rows = rows[~rows["site"].isin(NO_SITES)]
         kind = "personal" if (rows["model"] == "personal").any() else "global"
         rows = rows[(rows["model"] == kind) & rows["site"].isin(place)]

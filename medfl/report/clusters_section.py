@@ -22,6 +22,9 @@ from medfl.report.words import metric_words
 SITES = 12
 """With more sites than this a table has a line for each cluster, with medians, instead of one for each site."""
 
+TESTS = {"test": "the sites' own test images", "shared": "the server's test images, which all sites share"}
+"""Splits on which the models that sites take home are scored, and what they are."""
+
 
 def clusters_section(groups: Sequence[Group]) -> Meta | None:
     """The section; None where all sites of each run have one network and no machine was looked at."""
@@ -36,9 +39,8 @@ def clusters_section(groups: Sequence[Group]) -> Meta | None:
         "placements": _placements(parts),
         "metric": metric_words(metric),
         "names": names,
-        "rows": [_row(group, metric, names) for group in parts],
         "several": several(parts),
-        "pictures": [_picture(group, metric, styles, f"clusters{n}") for n, group in enumerate(parts)],
+        "tests": [_scored(parts, metric, split, styles) for split in TESTS if _has_scores(parts, metric, split)],
     }
 
 
@@ -99,9 +101,22 @@ def _machine(profile: Profile | None) -> list[str]:
 # ---- how they score
 
 
-def _row(group: Group, metric: str, names: Sequence[str]) -> Meta:
+def _has_scores(groups: Sequence[Group], metric: str, split: str) -> bool:
+    return split == "test" or any(len(scores_by_cluster(group.runs, metric, split)) for group in groups)
+
+
+def _scored(groups: Sequence[Group], metric: str, split: str, styles: dict[str, Look]) -> Meta:
+    """Table and pictures of the scores on some test images."""
+    return {
+        "images": TESTS[split],
+        "rows": [_row(group, metric, split, list(styles)) for group in groups],
+        "pictures": [_picture(group, metric, split, styles, f"clusters{split}{n}") for n, group in enumerate(groups)],
+    }
+
+
+def _row(group: Group, metric: str, split: str, names: Sequence[str]) -> Meta:
     """A group's score in each cluster after its last evaluated round, with the spread over the sites."""
-    rows = _last_round(group, metric)
+    rows = _last_round(group, metric, split)
     cells = []
     for name in names:
         values = rows[rows["cluster"] == name]["value"]
@@ -109,8 +124,8 @@ def _row(group: Group, metric: str, names: Sequence[str]) -> Meta:
     return {"label": group.label, "cells": cells}
 
 
-def _last_round(group: Group, metric: str) -> pd.DataFrame:
-    parts = [scores_by_cluster([run], metric) for run in group.runs]
+def _last_round(group: Group, metric: str, split: str) -> pd.DataFrame:
+    parts = [scores_by_cluster([run], metric, split) for run in group.runs]
     return pd.concat([rows[rows["round"] == rows["round"].max()] for rows in parts])
 
 
@@ -120,15 +135,15 @@ def _value(values: pd.Series[float]) -> Value:
     return Value(float(values.mean()), float(values.std()) if len(values) > 1 else None)
 
 
-def _picture(group: Group, metric: str, styles: dict[str, Look], name: str) -> Meta:
+def _picture(group: Group, metric: str, split: str, styles: dict[str, Look], name: str) -> Meta:
     """Curves of a group's clusters over the rounds; without a picture where fewer than two were scored."""
-    curves = _curves(scores_by_cluster(group.runs, metric), list(styles))
-    words = metric_words(metric)
+    curves = _curves(scores_by_cluster(group.runs, metric, split), list(styles))
+    words, images = metric_words(metric), TESTS[split]
     if not curves:
-        return {"svg": None, "caption": f"No curves of {group.label}: fewer than two rounds have scores."}
+        return {"svg": None, "caption": f"No curves of {group.label} on {images}: fewer than two rounds have scores."}
     figure = curves_figure(curves, styles, words)
     figure.axes[0].set_ylim(-0.02, 1.02)  # the same in all pictures, to compare them
-    text = f"{group.label}: {words} of each cluster on the test images of its sites."
+    text = f"{group.label}: {words} of each cluster on {images}."
     return {"svg": svg(figure, name, f"{text} {ends(curves)}"), "caption": text}
 
 

@@ -22,6 +22,13 @@ from medfl.report.groups import Group, folds_among, group_runs, pairs
 from medfl.report.runs import RunRecord
 from medfl.report.statistics import mean_std, paired_t
 
+AT_SERVER = {
+    "global_test": "Global test: the server's model on its test set.",
+    "shared_test": "Shared test: the model that each site takes home, on the server's test set; mean over the sites.",
+    "public_test": "Public test: the server's model on public test images.",
+}
+"""Columns of scores on images that the server holds, and what they are."""
+
 
 def compare(
     runs: Sequence[RunRecord],
@@ -42,7 +49,8 @@ def compare(
     Returns:
         Columns: metric, split, label, method, seeds (with their folds), status, rounds (those evaluated), sites (with a
         score; the fewest of the group's runs), of_sites, mean, std, worst, worst_std, global_test, global_test_std,
-        baseline, pairs, difference, low, high, verdict, and of pairs over folds p_t, p_corrected and p_wilcoxon (see
+        shared_test, shared_test_std, public_test, public_test_std (see `AT_SERVER`), baseline, pairs, difference, low,
+        high, verdict, and of pairs over folds p_t, p_corrected and p_wilcoxon (see
         `medfl.report.fold_tests.PairedTests`). What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``,
         or ``-`` with fewer than two pairs and for the baseline itself.
 
@@ -97,12 +105,16 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
 def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
     scores = [_scores(run, metric, split) for run in group.runs]
     scored = [values for values in scores if values]
-    pooled = [value for run in group.runs if (value := _pooled(run, metric, split)) is not None]
+    held = {
+        "global_test": [run.at_server(metric, split=split) for run in group.runs],
+        "shared_test": [run.shared(metric) if split == "test" else None for run in group.runs],
+        "public_test": [run.at_server(metric, "public_test", split) for run in group.runs],
+    }
     columns = {
         ("mean", "std"): [math.fsum(values.values()) / len(values) for values in scored],
         ("worst", "worst_std"): [worst(metric, values.values()) for values in scored],
-        ("global_test", "global_test_std"): pooled,
     }
+    columns |= {(name, f"{name}_std"): [v for v in values if v is not None] for name, values in held.items()}
     row: Meta = {
         "metric": metric,
         "split": split,
@@ -159,12 +171,6 @@ def _scores(run: RunRecord, metric: str, split: str) -> dict[str, float]:
     return {site: value for site, value in found.items() if value is not None}
 
 
-def _pooled(run: RunRecord, metric: str, split: str) -> float | None:
-    """The global model's score on the server's test set."""
-    value = run.summary.get("scores", {}).get("global", {}).get(split, {}).get(metric, {}).get("global_test")
-    return None if value is None else float(value)
-
-
 def _joined(numbers: Iterable[int]) -> str:
     return ", ".join(str(number) for number in sorted(numbers))
 
@@ -207,6 +213,7 @@ def notes(table: pd.DataFrame) -> list[str]:
             f"Student's t. 'n.s.': the interval holds 0. '-': fewer than two such {few}, or the same difference in all "
             "of them, from which no interval can be computed."
         )
+    found += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():
         found.append(explain(int(table["pairs"].max())))
     if (table["sites"] < table["of_sites"]).any():
@@ -220,10 +227,10 @@ def notes(table: pd.DataFrame) -> list[str]:
 
 
 def _metric(name: str, rows: pd.DataFrame) -> str:
-    pooled, several = bool(rows["global_test"].notna().any()), len(rows) > 1
+    held, several = _at_server(rows), len(rows) > 1
     tested = bool(rows["p_wilcoxon"].notna().any())
     header = ["method", "seeds", "status", "sites", "mean of sites", "worst site"]
-    header += ["global test"] if pooled else []
+    header += [name.replace("_", " ") for name in held]
     header += [f"difference to {rows['baseline'].iloc[0]}", "verdict"] if several else []
     header += HEADER if tested else []
     lines = [header, ["---"] * len(header)]
@@ -231,13 +238,20 @@ def _metric(name: str, rows: pd.DataFrame) -> str:
         sites = str(row["sites"]) if row["sites"] == row["of_sites"] else f"{row['sites']} of {row['of_sites']}"
         cells = [row["label"], row["seeds"], row["status"], sites]
         cells += [_spread(row["mean"], row["std"]), _spread(row["worst"], row["worst_std"])]
-        cells += [_spread(row["global_test"], row["global_test_std"])] if pooled else []
+        cells += [_spread(row[name], row[f"{name}_std"]) for name in held]
         cells += [_difference(row), row["verdict"]] if several else []
         cells += [p_value(row[name]) for name in ("p_t", "p_corrected", "p_wilcoxon")] if tested else []
         lines.append(cells)
     better = "lower" if name in LOWER_IS_BETTER else "larger"
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return f"### {name} ({better} is better)\n\n{table}\n"
+
+
+def _at_server(rows: pd.DataFrame) -> list[str]:
+    """The columns on images that the server holds which say something; the shared one only beside the global one."""
+    found = [name for name in AT_SERVER if rows[name].notna().any()]
+    told = (rows["shared_test"].notna() & (rows["shared_test"] != rows["global_test"])).any()
+    return [name for name in found if name != "shared_test" or told]
 
 
 def _spread(mean: float, std: float) -> str:

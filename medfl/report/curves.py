@@ -13,6 +13,9 @@ from medfl.report.groups import Group
 from medfl.report.selection import ALONE
 from medfl.report.trajectory import Trajectory
 
+EPOCH = "epoch "
+"""What the moment of a score after an epoch begins with."""
+
 
 def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
     """The look of each group, the same in all pictures of a page."""
@@ -20,8 +23,9 @@ def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
 
 
 def ends(found: Sequence[Curve], after: str = "round {:.0f}") -> str:
-    """Where curves end, in words."""
-    return "; ".join(f"{one.name}: {one.middle[-1]:.3f} after {after.format(one.rounds[-1])}" for one in found) + "."
+    """Where curves end, in words; empty without any."""
+    told = [f"{one.name}: {one.middle[-1]:.3f} after {after.format(one.rounds[-1])}" for one in found]
+    return "; ".join(told) + "." if told else ""
 
 
 def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
@@ -59,11 +63,31 @@ def global_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None
     return _curve(group.label, rows[(rows["split"] == "test") & (rows["metric"] == metric)], band=False)
 
 
+def epoch_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None:
+    """Score of a model that the server trained, such as a student, after each epoch; None with fewer than two.
+
+    Args:
+        group: The runs; with the moment ``epochs`` they have such scores.
+        metric: Name of the score.
+        where: As in `global_curve`.
+    """
+    rows = pd.concat([run.metrics for run in group.runs])
+    rows = rows[(rows["site"] == where) & (rows["metric"] == metric) & rows["moment"].str.startswith(EPOCH)]
+    epochs = rows["moment"].str.removeprefix(EPOCH).astype(int)
+    return _curve(by_epoch(group.label), rows.assign(round=epochs), band=False)
+
+
+def by_epoch(label: str) -> str:
+    """What the curve of a group's student is called."""
+    return f"{label}, student by epoch"
+
+
 def public_metrics(groups: Sequence[Group]) -> list[str]:
-    """The scores that several rounds have on public test images, in the order of the runs' tables."""
+    """The scores that several rounds or epochs have on public test images, in the order of the runs' tables."""
     tables = [run.metrics for group in groups for run in group.runs]
     rows = pd.concat([table[(table["site"] == PUBLIC) & (table["split"] == "test")] for table in tables])
-    rounds = rows.groupby("metric", sort=False)["round"].nunique()
+    when = rows["round"].astype(str) + rows["moment"]
+    rounds = when.groupby(rows["metric"], sort=False).nunique()
     return [str(metric) for metric, count in rounds.items() if count > 1]
 
 

@@ -86,6 +86,22 @@ class RunRecord:
         value = scores.get("sites", {}).get(site)
         return None if value is None else float(value)
 
+    def at_server(self, metric: str, tests: str = "global_test", split: str = "test") -> float | None:
+        """The global model's final score on what the server holds: ``global_test`` or ``public_test``; None without."""
+        value = self.summary.get("scores", {}).get("global", {}).get(split, {}).get(metric, {}).get(tests)
+        return None if value is None else float(value)
+
+    def shared(self, metric: str) -> float | None:
+        """Mean over the sites of the final score, on the server's test set, of the model that each takes home.
+
+        None where sites take a personal model home and the run did not have the setting ``shared_test``.
+        """
+        personal = self.summary.get("scores", {}).get("personal")
+        if not personal:
+            return self.at_server(metric)
+        value = personal.get("shared", {}).get(metric, {}).get("mean")
+        return None if value is None else float(value)
+
     def predictions(self, site: str) -> pd.DataFrame | None:
         """What the model that a site takes home says of its test images, in their order; None without test images."""
         path = self.folder / "sites" / site / PREDICTIONS

@@ -16,6 +16,9 @@ from medfl.report.runs import RunRecord
 from medfl.report.statistics import mean_std, wilson
 from medfl.report.tested import Tested, pooled
 
+COLUMNS = ("mean", "worst", "global_test", "public_test")
+"""What a summary has of a score, beside the values of each site."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -39,6 +42,7 @@ class ScoreRow:
     mean: Value
     worst: Value
     global_test: Value
+    public_test: Value
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class SiteScore:
 
 
 def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]]:
-    """Metric to its rows, group by group, on ``test`` or ``val``; empty if nothing was scored on it."""
+    """Metric to its rows, group by group, on ``test``, ``shared`` or ``val``; empty if nothing was scored on it."""
     table: dict[str, list[ScoreRow]] = {}
     for group in groups:
         summaries = [run.summary.get("scores", {}) for run in group.runs]
@@ -76,7 +80,7 @@ def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]
             found = [scores.get(model, {}).get(split, {}) for scores in summaries]
             for metric in [name for name in METRICS if any(name in metrics for metrics in found)]:
                 values = [metrics.get(metric, {}) for metrics in found]
-                row = [value_over([value.get(key) for value in values]) for key in ("mean", "worst", "global_test")]
+                row = [value_over([value.get(key) for value in values]) for key in COLUMNS]
                 table.setdefault(metric, []).append(ScoreRow(group.label, model, *row))
     return table
 

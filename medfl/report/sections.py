@@ -9,9 +9,18 @@ import matplotlib
 from markupsafe import Markup
 
 from medfl.contract import Meta
-from medfl.data.sites import PUBLIC
+from medfl.data.sites import GLOBAL, PUBLIC
 from medfl.report import facts
-from medfl.report.curves import ends, global_curve, group_looks, loss_curve, public_metrics, score_curve
+from medfl.report.curves import (
+    by_epoch,
+    ends,
+    epoch_curve,
+    global_curve,
+    group_looks,
+    loss_curve,
+    public_metrics,
+    score_curve,
+)
 from medfl.report.figures import EMBEDDED, Curve, curves_figure, reliability_figure, svg
 from medfl.report.formats import listed, score, sentence
 from medfl.report.gains import Sets
@@ -47,11 +56,13 @@ def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
     """All scores, confusion matrices and reliability."""
     captions = {
         "test": "The global test set is one that the server holds.",
+        "shared": "Here each site's personal model is scored on the server's test set, which all sites share.",
         "val": "Validation images are those that choices may be made by.",
     }
+    names = {"val": "validation", "shared": "shared test"}
     tables = {split: score_table(groups, split) for split in captions}
     splits = [
-        {"name": {"val": "validation"}.get(split, split), "table": table, "caption": captions[split]}
+        {"name": names.get(split, split), "table": table, "caption": captions[split]}
         for split, table in tables.items()
         if table
     ]
@@ -60,6 +71,7 @@ def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
         "sentences": [f"There are no {listed(missing)} scores." for missing in [_absent(tables)] if missing],
         "splits": splits,
         "several": several(groups),
+        "public": any(row.public_test.mean is not None for rows in tables["test"].values() for row in rows),
         "metrics": sorted({metric for table in tables.values() for metric in table}),
         **_confusions(groups, pooled),
         **_reliability(groups, pooled),
@@ -68,7 +80,7 @@ def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
 
 def _absent(tables: Mapping[str, Any]) -> list[str]:
     names = {"test": "test", "val": "validation"}
-    return [names[split] for split, table in tables.items() if not table]
+    return [name for split, name in names.items() if not tables[split]]
 
 
 def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
@@ -110,27 +122,37 @@ def curves(groups: Sequence[Group]) -> Meta:
     for metric in key_metrics(groups):
         found = [score_curve(group, metric, band) for group in groups]
         plans.append((f"{metric_words(metric)}, mean of sites", found, "on their test images", True))
+    styles |= {by_epoch(group.label): styles[group.label] for group in groups}
     for metric in key_metrics(groups)[:1]:
-        found = [global_curve(group, metric) for group in groups]
+        found = _at_server(groups, metric, GLOBAL)
         plans.append((f"{metric_words(metric)}, global test", found, "on the server's test images", True))
     for metric in public_metrics(groups):
-        found = [global_curve(group, metric, PUBLIC) for group in groups]
+        found = _at_server(groups, metric, PUBLIC)
         plans.append((f"{metric_words(metric)}, public test", found, "on public test images", True))
     losses = [loss_curve(group, band) for group in groups]
     plans.append(("training loss", losses, "of the sites that trained in a round", False))
-    pictures, sentences = [], []
+    pictures, sentences, labels = [], [], {group.label for group in groups}
     for index, (label, curves_, what, unit) in enumerate(plans):
         drawn = [curve for curve in curves_ if curve is not None]
         if not drawn:
             sentences.append(f"No curve of {label}: fewer than two rounds have it.")
             continue
         text = f"{sentence(label)} {what}."
-        picture = svg(curves_figure(drawn, styles, label, unit), f"curve{index}", f"{text} {ends(drawn)}")
+        students = [curve for curve in drawn if curve.name not in labels]
+        across = "round, or epoch of a student" if students else "round"
+        told = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
+        figure = curves_figure(drawn, styles, label, unit, across)
+        picture = svg(figure, f"curve{index}", " ".join([text, *filter(None, told)]))
         pictures.append({"svg": picture, "caption": text})
     over = several(groups)
     caption = "A line is the mean over the sites" + (f" and {over}" if over else "")
     caption += ", the band reaches from the lowest to the highest." if band else "."
     return {"pictures": pictures, "sentences": sentences, "caption": caption}
+
+
+def _at_server(groups: Sequence[Group], metric: str, where: str) -> list[Curve | None]:
+    """Curves of the server's models: over the rounds, and of students over their epochs."""
+    return [find(group, metric, where) for group in groups for find in (global_curve, epoch_curve)]
 
 
 # ---- the rest

@@ -22,7 +22,7 @@ from medfl.participation import sample
 from medfl.phases import budget, two_phases
 from medfl.refinement import Refinement
 from medfl.server_classifier import assemble, check_statistics, first, learn, weighing_rows
-from medfl.student import make_student
+from medfl.student import make_student, warn_of_equal_views
 from medfl.teacher import Teacher
 from medfl.training import Batch
 from medfl.wire import prefixed, select
@@ -78,14 +78,15 @@ class PFedCDP(Averaging):
     needs_public: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"refine": {"teachers": "literal"}},
-        "code": {
-            "personal_share": 0.0,
-            "head_share": 0.0,
-            "estimator": "per_batch",
-            "server_classifier": "random",
-            "refine": {"teachers": "literal", "contrast_tau": 4.0},
-        },
         "medfl": {},
+    }
+    preset_settings: ClassVar[Mapping[str, Meta]] = {
+        "paper": {
+            "rounds": 20,
+            "epochs": 20,
+            "privacy": {"unit": "site", "adjacency": "add_remove", "epsilon": 5.0, "clip": 2.5},
+            "compression": {"bits": 8},
+        }
     }
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit(
@@ -120,6 +121,7 @@ class PFedCDP(Averaging):
     def setup(self, server: Server) -> None:
         """Each cluster's first body, and the server's classifier for it."""
         if self.refine is not None:
+            warn_of_equal_views(server, self.refine)
             if self.refine.explain or self.refine.teachers == "literal":
                 check_installed()
             features_of(server.task.build(self.student(server)), self.student(server))

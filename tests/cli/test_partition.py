@@ -84,6 +84,7 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
         ),
         (("--global-test", "per_class", "--per-class", 2), {"global_test": "per_class", "per_class": 2}),
         (("--global-test", "none"), {"global_test": "none", "not_distributed": {"validation": 8, "test": 40}}),
+        (("--public", "validation", "--public-test-fraction", 0.5), {"public_test_fraction": 0.5}),
         (("--duplicates", "drop", "--allow-leak", "pixels"), {"duplicates": "drop", "allow_leaks": ["pixels"]}),
     ],
 )

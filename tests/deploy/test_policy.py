@@ -59,6 +59,7 @@ def test_a_run_within_the_file_is_accepted() -> None:
     check(site_file(), settings())
     check(site_file(privacy=PROMISE), settings(privacy=PROMISE | {"clip": 1.0}))
     check(site_file(exchange=True), settings(global_test=True))
+    check(site_file(shared_test=True), settings(shared_test=True, privacy=PROMISE | {"clip": 1.0}))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_a_run_within_the_file_is_accepted() -> None:
         ({}, {}, {"method": "fedkper"}, "fedavg", "'fedkper'", "'fedavg'"),
         ({}, {"rounds": 21}, {}, "fedavg", "21 rounds", "at most 20"),
         ({}, {"global_test": True}, {}, "fedavg", "global test", "allowed: no"),
+        ({"exchange": True}, {"shared_test": True}, {}, "fedavg", "shared_test", "allowed: no"),
         ({}, {}, {"sites": ["site-02"]}, "fedavg", "site-02", "site-01"),
         ({}, {}, {"bundle": "other"}, "fedavg", "'other'", "medmnist_classification"),
         ({"privacy": PROMISE}, {}, {}, "fedavg", "promises privacy: none", "epsilon 8.0"),

@@ -36,6 +36,7 @@ METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtp
 MORE = {
     "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
     "feddisco": {"describe": ["size", "label_counts"]},
+    "fedper": {"shared_test": True},
     "fedtpf": {"method_args": {"distil_rounds": 1, "width": 2}},
     "fedskd": {"networks_by_site": UNLIKE, "global_test": True},
 }

@@ -21,6 +21,7 @@ max_message_mb = 64
 min_count = 5
 describe = ["size", "label_counts"]
 exchange = true
+shared_test = true
 threads = 2
 device = "cuda:1"
 [privacy]
@@ -55,6 +56,7 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
     assert (found.site, found.is_server, found.methods) == ("site-01", False, ("fedavg", "fedkper"))
     assert (found.max_rounds, found.max_message_mb, found.min_count, found.threads) == (20, 64, 5, 2)
     assert (found.describe, found.exchange, found.device) == (("size", "label_counts"), True, "cuda:1")
+    assert found.shared_test
     assert found.path == tmp_path / "local" / "medfl-site.toml"
     assert found.state == tmp_path / "local" / "state"
     assert found.privacy is not None

@@ -17,6 +17,7 @@ from medfl.errors import SettingsError
 from medfl.fit import Fit
 from medfl.phases import budget, two_phases
 from medfl.refinement import Refinement
+from medfl.run_checks import warn_of_preset
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_data, make_task
@@ -214,17 +215,46 @@ def test_where_the_classifier_is_alone_the_body_is_frozen():
 
 
 def test_presets():
-    made = {name: REGISTRY.make_method("pfedcdp", {"preset": name}) for name in ("paper", "code", "medfl")}
+    made = {name: REGISTRY.make_method("pfedcdp", {"preset": name}) for name in ("paper", "medfl")}
     plain = made["medfl"].model_dump()
     assert made["medfl"] == REGISTRY.make_method("pfedcdp", {}) == PFedCDP()
     assert made["paper"].model_dump() == plain | {"refine": Refinement(teachers="literal").model_dump()}
-    assert {key for key, value in made["code"].model_dump().items() if value != plain[key]} == {
-        *("personal_share", "head_share", "estimator", "server_classifier", "refine")
-    }
     card = (plain["lam"], plain["tau"], plain["personal_share"], plain["fisher_samples"], plain["head_share"])
     assert card == (0.3, 3.0, 0.2, 1000, 0.5)
     how = made["medfl"].refine
     assert (how.alpha, how.tau, how.contrast_tau, how.epochs, how.batch_size, how.lr) == (0.5, 4.0, 0.1, 50, 64, 1e-3)
+
+
+AS_PRINTED = {
+    "rounds": 20,
+    "epochs": 20,
+    "privacy": {"epsilon": 5.0, "clip": 2.5, "adjacency": "add_remove", "delta": 1e-6},
+    "compression": {"bits": 8},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"privacy": None}, ["privacy.epsilon = 5.0, got None", "privacy.clip = 2.5, got None"]),
+        ({"privacy": AS_PRINTED["privacy"] | {"epsilon": 8.0}}, ["expected privacy.epsilon = 5.0, got 8.0. Give"]),
+        ({"privacy": AS_PRINTED["privacy"] | {"adjacency": "replace"}}, ["adjacency = add_remove, got replace"]),
+        ({"compression": {"bits": 4}}, ["expected compression.bits = 8, got 4"]),
+        ({"compression": None, "rounds": 5}, ["expected rounds = 20, got 5; expected compression.bits = 8, got None"]),
+    ],
+)
+def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, said):
+    """Also at the start of a run, see test_pfedcdp_refused.py."""
+    method, settings = REGISTRY.make_method("pfedcdp", {"preset": "paper"}), Settings(**(AS_PRINTED | changes))
+    warn_of_preset("pfedcdp", method, {"preset": "paper"}, settings)
+    assert bool(caplog.records) == bool(said)
+    for words in said:
+        assert words in caplog.text
+    caplog.clear()
+    warn_of_preset("pfedcdp", method, {"preset": "medfl"}, settings)
+    warn_of_preset("pfedcdp", method, {}, settings)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,14 @@ def test_privacy_of_single_images_is_refused(tmp_path):
         run(tmp_path, task=make_task("plain"), privacy=privacy)
 
 
+def test_a_run_says_at_its_start_what_the_papers_preset_misses(tmp_path, caplog):
+    run(tmp_path, {"preset": "paper", "refine": None}, rounds=1)
+    assert (
+        "The preset 'paper' of 'pfedcdp' belongs to runs with other settings than this one: expected rounds = 20"
+        in (caplog.text)
+    )
+
+
 def test_limits_are_told(tmp_path, caplog):
     args = {"personal_share": 1.0, "head_share": 0.0, "lam": 0.0}
     run(tmp_path, args, task=make_task("plain"), rounds=1)

@@ -32,6 +32,19 @@ def test_the_validation_split_becomes_public_and_nobodys(pool, tmp_path):
     assert (facts["public"], facts["sites"], facts["not_distributed"]) == ("validation", 3, {})
 
 
+def test_a_share_of_it_becomes_public_test_images(pool, tmp_path):
+    partition(pool, tmp_path / "D", Plan("iid", 3, public="validation", public_test_fraction=0.3), iid)
+    splits = {
+        name: {record["image"] for record in records}
+        for name, records in read_datalist(tmp_path / "D" / PUBLIC).splits.items()
+    }
+    assert {name: len(rows) for name, rows in splits.items()} == {"training": 7, "validation": 0, "test": 3}
+    assert splits["training"] | splits["test"] == set(range(100, 110))
+    assert facts_of(tmp_path / "D")["public_test_fraction"] == 0.3
+    with pytest.raises(SettingsError, match=r"share in \[0, 1\) of the public images as their test set, got 1.0"):
+        Plan("iid", 3, public="validation", public_test_fraction=1.0)
+
+
 def test_without_it_the_sites_are_the_same(pool, tmp_path):
     for name, public in (("with", "validation"), ("without", "none")):
         partition(pool, tmp_path / name, Plan("iid", 3, public=public), iid)

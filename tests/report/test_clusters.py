@@ -15,6 +15,7 @@ from medfl.report.clusters_section import _curves, clusters_section
 from medfl.report.groups import group_runs
 from medfl.report.runs import read_run
 
+OWN = "Scores by cluster on the sites' own test images"
 NETWORKS = {"high": "cnn_a", "medium": "cnn_b", "low": "cnn_c"}
 
 
@@ -97,11 +98,21 @@ def scored():
 def test_scores_are_averaged_over_the_sites_that_have_one(page):
     found = page(("pfedcdp", scored()))
     spread = np.std([0.9, 0.6], ddof=1)
-    head, row = found.tables["Scores by cluster"]
+    head, row = found.tables[OWN]
     assert head == ["run", "a", "b"]
     assert row == ["pfedcdp", "0.500", f"0.750 ± {spread:.3f}"]
     labels = [given["aria-label"] for tag, given in found.tags if tag == "svg" and given.get("role") == "img"]
     assert [label for label in labels if "a: 0.500 after round 3; b: 0.750 after round 3." in label]
+
+
+def test_scores_on_the_shared_test_set_have_a_table_and_a_picture_of_their_own(page):
+    """Figure 2 of PFedCDP is drawn of these."""
+    shared = OWN.replace("the sites' own test images", "the server's test images, which all sites share")
+    assert shared not in page(("fedbn", scored())).tables
+    found = page(("pfedcdp", scored() | {"splits": ("test", "shared")}))
+    assert found.tables[shared] == found.tables[OWN]
+    labels = [given["aria-label"] for tag, given in found.tags if tag == "svg" and given.get("role") == "img"]
+    assert [label for label in labels if "on the server's test images, which all sites share. a: 0.500" in label]
 
 
 def test_bands_are_one_standard_deviation(tmp_path):
@@ -139,8 +150,9 @@ def test_seeds_whose_sites_were_placed_unlike_have_a_table_each(page):
 def test_a_run_without_scores_says_so(page):
     _, options = machines(names(3))
     found = page(("pfedcdp", options | {"status": "running", "done": 0}))
-    assert "No curves of pfedcdp: fewer than two rounds have scores." in found.sections["clusters"]
-    assert set(found.tables["Scores by cluster"][1][1:]) == {"–"}
+    said = "No curves of pfedcdp on the sites' own test images: fewer than two rounds have scores."
+    assert said in found.sections["clusters"]
+    assert set(found.tables[OWN][1][1:]) == {"–"}
 
 
 def test_seeds_with_machines_of_their_own_are_one_group(tmp_path):

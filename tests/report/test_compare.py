@@ -8,6 +8,7 @@ import pytest
 from make_runs import SITES, make_run
 
 from medfl.errors import SettingsError, StoreError
+from medfl.report.claims import check_claim
 from medfl.report.compare import compare, notes, to_markdown
 from medfl.report.groups import group_runs
 from medfl.report.runs import read_run
@@ -112,6 +113,45 @@ def test_numbers_by_hand(run):
     assert (fedavg["pairs"], fedavg["verdict"]) == (2, "-")
     assert fedavg["difference"] == pytest.approx(0.1)
     assert math.isnan(fedavg["low"])
+
+
+def at_server(one, shared=None, **scores):
+    """The run with final accuracies at the server, and of the sites' personal models on its test set."""
+    found = one.summary["scores"]
+    if scores:
+        tests = found.setdefault("global", {}).setdefault("test", {}).setdefault("accuracy", {"sites": {}})
+        tests |= scores
+    if shared is not None:
+        found["personal"]["shared"] = {"accuracy": {"mean": shared, "worst": shared, "sites": {}}}
+    return one
+
+
+def test_what_the_server_holds_has_columns(run):
+    """FedAvg's model is the one that sites take home; PFedCDP's sites have their own, and a student at the server."""
+    runs = [
+        *(at_server(run("fedavg", n, [0.7] * 3), global_test=0.6, public_test=0.5 + n / 10) for n in (0, 1)),
+        *(
+            at_server(run("pfedcdp", n, [0.7] * 3, model="personal"), 0.8, global_test=0.3, public_test=0.9)
+            for n in (0, 1)
+        ),
+        run("local", 0, [0.7] * 3, model="personal"),
+    ]
+    table = compare(runs)
+    fedavg, pfedcdp, local = (row(table, name) for name in ("fedavg", "pfedcdp", "local"))
+    assert (fedavg["global_test"], fedavg["shared_test"]) == (0.6, 0.6)
+    assert (fedavg["public_test"], fedavg["public_test_std"]) == pytest.approx((0.55, 0.1 / math.sqrt(2)))
+    assert (pfedcdp["global_test"], pfedcdp["shared_test"], pfedcdp["public_test"]) == (0.3, 0.8, 0.9)
+    assert all(math.isnan(local[name]) for name in ("global_test", "shared_test", "public_test"))
+    text = to_markdown(table)
+    assert "| worst site | global test | shared test | public test | difference" in text
+    assert "| 0.600 ± 0.000 | 0.600 ± 0.000 | 0.550 ± 0.071 |" in text
+    assert "- Public test: the server's model on public test images." in text
+    alone = to_markdown(compare(runs[:2]))
+    assert "shared test" not in alone, "it says what the global test says"
+    claim = check_claim(group_runs(runs), "shared_test", "pfedcdp", "fedavg")
+    assert (claim.metric, claim.pairs, claim.difference) == ("accuracy", 2, pytest.approx(0.2))
+    assert check_claim(group_runs(runs), "public_test", "pfedcdp", "fedavg").difference == pytest.approx(0.35)
+    assert check_claim(group_runs(runs), "shared_test", "pfedcdp", "local").pairs == 0
 
 
 @pytest.mark.parametrize(
