@@ -52,6 +52,7 @@ class Distilling:
         lr: Learning rate of AdamW, > 0.
         weight_decay: Of AdamW, >= 0; with 0 it is Adam.
         gradient_clip: Largest L2 norm of a batch's gradient over both networks, or None.
+        steps: Batches of a pass, >= 1; None for all images once. The run's `steps` are those of the task's network.
 
     Attributes:
         model: In training.
@@ -67,8 +68,12 @@ class Distilling:
         lr: float,
         weight_decay: float,
         gradient_clip: float | None = None,
+        steps: int | None = None,
     ) -> None:
         self._site, self._task, self._gradient_clip = site, task, gradient_clip
+        # the distiller's norms are trained whatever is done about those of the task's own network
+        budget = {"epochs": 1, "steps": steps, "norm_sync": "all"}
+        self._settings = site.settings.model_copy(update=budget)
         self._aside = Aside(site.rng("distil"), task.device)  # whatever the task's own network drew before
         self.model: Any = task.load(tensors, DISTILLER)
         self.scale = scale_of(task)
@@ -76,7 +81,7 @@ class Distilling:
         write_state(self._optimizer, self.model, optimizer)
 
     def pass_over(self, loss: Callable[[Batch], torch.Tensor], label: str) -> float:
-        """One pass over the training images, or the run's `steps` batches; the mean loss.
+        """One pass over the training images; the mean loss.
 
         Args:
             loss: Maps a batch, as a network of the task sees it, to the scalar to minimise.
@@ -85,15 +90,13 @@ class Distilling:
         Raises:
             RefusedError: If the loss is no finite number any more.
         """
-        # the distiller's norms are trained whatever is done about those of the task's own network
-        settings = self._site.settings.model_copy(update={"epochs": 1, "norm_sync": "all"})
         with self._aside:
             trained = train(
                 self.model,
                 self._site.train,
                 loss,
                 self._optimizer,
-                settings,
+                self._settings,
                 self._site.rng(label),
                 self._task.device,
                 gradient_clip=self._gradient_clip,
@@ -173,3 +176,29 @@ def judge(model: Distiller, data: Dataset, scale: Scale, batch_size: int, device
         right += int((model.classify(raw - rebuilt).argmax(1).cpu() == labels).sum())
         cosines += mean_abs_cosine(rebuilt, raw - rebuilt) * len(rows)
     return right / len(data), cosines / len(data)
+
+
+@torch.no_grad()
+def rebuilding(
+    model: Distiller, data: Dataset, usual: torch.Tensor, scale: Scale, batch_size: int
+) -> tuple[float, float]:
+    """How far off a generator is, and how far an image that is the same for all.
+
+    Args:
+        model: Put into evaluation mode.
+        data: At least one image.
+        usual: In [0, 1], (C, *spatial), on the model's device.
+        scale: Of the images.
+        batch_size: Images at a time.
+
+    Returns:
+        Mean squared errors of the reconstruction and of `usual` against images in [0, 1].
+    """
+    model.eval()
+    errors = torch.zeros(2, dtype=torch.float64)
+    for rows in torch.arange(len(data)).split(batch_size):
+        raw = scale.raw(data.batch(rows)[0].to(usual.device))
+        for place, guess in enumerate((model(raw).images, usual)):
+            errors[place] += float((guess - raw).square().flatten(1).mean(1).sum())
+    rebuilt, same = (errors / len(data)).tolist()
+    return rebuilt, same

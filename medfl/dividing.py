@@ -7,6 +7,7 @@ base's business (`medfl.feature_sharing`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -31,6 +32,16 @@ PART = "distiller/"
 """What the names of generator and classifier begin with in messages."""
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Weights of the four terms of the loss; as in `Dividing`."""
+
+    reconstruction: float
+    kl: float
+    ce: float
+    x_ce: float
+
+
 class Dividing(Averaging):
     """A generator q and a classifier f of what q leaves of an image, x - q(x), at the server and at the sites.
 
@@ -38,6 +49,9 @@ class Dividing(Averaging):
     y). They pull: reconstruction wants the class in q(x), and classification wants it in the rest.
 
     Attributes:
+        distil_epochs: Passes over a site's images for generator and classifier in a round, >= 1. The run's `epochs` and
+            `steps` are those of the task's network.
+        distil_steps: Batches of each such pass, >= 1; None for all images once.
         distil_lr: Learning rate of their AdamW, > 0. Its state goes on from round to round.
         reconstruction: Weight of the mean squared error, >= 0.
         kl: Weight of the mean KL divergence of the latent numbers from a standard normal distribution, >= 0.
@@ -55,6 +69,8 @@ class Dividing(Averaging):
 
     sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update", PART: "update"}
 
+    distil_epochs: int = Field(1, ge=1)
+    distil_steps: int | None = Field(None, ge=1)
     distil_lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     reconstruction: float = Field(5.0, ge=0, allow_inf_nan=False)
     kl: float = Field(0.005, ge=0, allow_inf_nan=False)
@@ -82,6 +98,11 @@ class Dividing(Averaging):
         """How a copy is clipped and noised, with noise of that variance."""
         of = "raw" if self.share == "raw+noise" else "x_s"
         return Release("none" if self.silent else self.noise, variance, self.clip, of=of)
+
+    @property
+    def weights(self) -> Weights:
+        """Weights of the loss, as the settings have them."""
+        return Weights(self.reconstruction, self.kl, self.ce, self.x_ce)
 
     def kind(self) -> Literal["vae", "resnet"]:
         """The generator."""
@@ -141,8 +162,8 @@ class Dividing(Averaging):
     def own_distiller(self, site: Site, order: Order) -> Distilling:
         """Generator and classifier at a site, as received, with the site's own optimiser state."""
         task, kept = self.with_distiller(site.task), select(site.state.tensors, f"{KEPT}optimizer/")
-        rate, weight_decay = self.distil_lr, self.weight_decay()
-        return Distilling(site, task, select(order.tensors, PART), kept, rate, weight_decay, self.gradient_clip)
+        received, rate, weight_decay = select(order.tensors, PART), self.distil_lr, self.weight_decay()
+        return Distilling(site, task, received, kept, rate, weight_decay, self.gradient_clip, self.distil_steps)
 
     def keep_optimizer(self, site: Site, distilling: Distilling) -> None:
         """The state of its optimiser, for the next round."""
@@ -155,26 +176,29 @@ class Dividing(Averaging):
         before = select(order.tensors, PART)
         return prefixed({name: subtract(after[name], before[name]) for name in before}, PART)
 
-    def distil_loss(self, distilling: Distilling, divided: Divided, loss: nn.Module) -> torch.Tensor:
+    def distil_loss(
+        self, distilling: Distilling, divided: Divided, loss: nn.Module, weights: Weights | None = None
+    ) -> torch.Tensor:
         """Reconstruction, divergence of the latent numbers, and the two cross-entropies.
 
         Args:
             distilling: Its model is in training.
             divided: A batch.
             loss: Of the task.
+            weights: Of the terms; None takes those of the settings.
         """
-        rebuilt, copies = divided.rebuilt, self.releases()
+        rebuilt, copies, weights = divided.rebuilt, self.releases(), weights or self.weights
         noisy = torch.cat([noised(divided.part, one) for one in copies])
         logits = distilling.model.classify_both(noisy, divided.images)
         told, whole = logits[: len(noisy)], logits[len(noisy) :]
         told_loss: torch.Tensor = loss(told, divided.labels.repeat(len(copies)))
-        return (
-            self.rebuild_loss(rebuilt, divided.images) + self.ce * told_loss + self.x_ce * loss(whole, divided.labels)
-        )
+        whole_loss: torch.Tensor = loss(whole, divided.labels)
+        rebuild_loss = self.rebuild_loss(rebuilt, divided.images, weights)
+        return rebuild_loss + weights.ce * told_loss + weights.x_ce * whole_loss
 
-    def rebuild_loss(self, rebuilt: Reconstruction, images: torch.Tensor) -> torch.Tensor:
+    def rebuild_loss(self, rebuilt: Reconstruction, images: torch.Tensor, weights: Weights) -> torch.Tensor:
         """Mean squared error, and the divergence of the latent numbers of a generator that has some."""
-        total = self.reconstruction * functional.mse_loss(rebuilt.images, images)
+        total = weights.reconstruction * functional.mse_loss(rebuilt.images, images)
         if rebuilt.mean is None or rebuilt.log_variance is None:
             return total
-        return total + self.kl * kl_to_standard_normal(rebuilt.mean, rebuilt.log_variance)
+        return total + weights.kl * kl_to_standard_normal(rebuilt.mean, rebuilt.log_variance)

@@ -17,18 +17,19 @@ from pydantic import Field
 from medfl import wire
 from medfl.aggregation import PREFIX
 from medfl.contract import Findings, Kind, Order, Plan, Replies, Reply, Server, Site, Tensors
-from medfl.distilling import scale_of
+from medfl.distilling import rebuilding, scale_of
 from medfl.dividing import PART, Dividing
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.fit import Fit
 from medfl.networks.distiller import SharedPart
 from medfl.participation import sample
 from medfl.privacy.release import sentences
-from medfl.released import Released
+from medfl.released import Released, as_seen
 from medfl.shared_images import SharedBatches, SharedImages, check_shared
 from medfl.shared_set import stratified_share
-from medfl.sharing_facts import sharing_findings
+from medfl.sharing_facts import poor_generator, sharing_findings
 from medfl.task import Task
+from medfl.tells import Tell, count, number
 from medfl.training import Batch
 from medfl.wire import prefixed, select
 
@@ -36,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 SHARED = "shared/"
 """What the names of shared images and labels begin with in messages; also the blob that holds them."""
+
+ERRORS = ("generator_error", "mean_image_error")
+"""What a site tells of the generator: its mean squared error and that of the mean image, both in [0, 1]."""
 
 LOUDEST = 1e3
 """The largest standard deviation of noise: shared images are sent in half precision, which ends at 65504."""
@@ -53,15 +57,17 @@ class FeatureSharing(Dividing):
 
     Attributes:
         distil_rounds: Rounds of the first stage, at most, >= 1. In a run with no more rounds nothing is shared.
-        distil_epochs: Passes over a site's images for generator and classifier in a round, >= 1.
         share_fraction: Share of the images of each class of a site that are sent, in [0, 1].
         shared_sampling: ``balanced`` draws as many of each class of the shared set, ``all`` as it is.
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {PREFIX: "update", PART: "update", SHARED: "samples"}
+    tells: ClassVar[Mapping[str, Tell]] = {
+        "size": Tell("private", count()),
+        **{key: Tell("private", number(0)) for key in ERRORS},
+    }
 
     distil_rounds: int = Field(15, ge=1)
-    distil_epochs: int = Field(1, ge=1)
     share_fraction: float = Field(1.0, ge=0, le=1)
     shared_sampling: Literal["balanced", "all"] = "balanced"
 
@@ -181,6 +187,11 @@ class FeatureSharing(Dividing):
         if len(shared):
             server.keep_blob(SHARED, prefixed(shared.tensors(), SHARED))
         server.state.meta |= {"stage": "train", "items": {name: len(part) for name, part in sent.items()}}
+        told = {name: meta for name, meta in replies.meta.items() if meta.keys() >= {*ERRORS}}
+        errors = {name: [float(meta[key]) for key in ERRORS] for name, meta in told.items()}
+        server.state.meta["errors"] = errors
+        if warning := poor_generator(errors):
+            logger.warning("%s", warning)
 
     def shared_images(self, holder: Server | Site) -> SharedImages | None:
         """The shared set, where the holder has it."""
@@ -227,7 +238,19 @@ class FeatureSharing(Dividing):
         stream = site.secret_rng("release", wire.digest({"part": whole}, {"how": [one.meta() for one in releases]}))
         copies = tuple(one.apply(whole, stream).half() for one in releases)
         labels = site.train.labels[rows].clone()
-        return Reply(prefixed(SharedImages(copies, labels).tensors(), SHARED), {"size": len(site.train)})
+        errors = dict(zip(ERRORS, self.errors(site, order), strict=True))
+        return Reply(prefixed(SharedImages(copies, labels).tensors(), SHARED), {"size": len(site.train)} | errors)
+
+    def errors(self, site: Site, order: Order) -> tuple[float, float]:
+        """How far the generator is off, and the mean of the site's training images, on its validation images.
+
+        Without validation images it is on the training images.
+        """
+        rows = torch.arange(len(site.train)).split(256)
+        usual = torch.stack([raw_images(site, some).sum(0) for some in rows]).sum(0) / len(site.train)
+        data = site.val if site.val is not None and len(site.val) else site.train
+        model = self.loaded(site.task, select(order.tensors, PART))
+        return rebuilding(model, data, usual, scale_of(site.task), site.settings.batch_size)
 
     def shared_part(self, task: Task, distiller: Tensors) -> SharedPart:
         """Maps images in [0, 1] to what is shared of them."""
@@ -246,9 +269,9 @@ class FeatureSharing(Dividing):
         if "shared" not in fit.extra:
             return super().loss(fit, batch)
         parts, labels = fit.extra["shared"].draw(len(batch.labels))
-        scale, device = scale_of(fit.site.task), batch.images.device
-        see = scale.seen if self.share == "raw+noise" else scale.seen_difference
-        images = torch.cat([batch.images, see(parts.to(device))])
+        device = batch.images.device
+        seen = as_seen(parts.to(device), self.releases()[0], scale_of(fit.site.task))
+        images = torch.cat([batch.images, seen])
         targets = torch.cat([batch.labels, labels.to(device)])
         return fit.site.task.loss(fit.model(images), targets)
 
@@ -261,7 +284,7 @@ class FeatureSharing(Dividing):
             return None
         owners = tuple(name for name, count in server.state.meta["items"].items() for _ in range(count))
         part = self.shared_part(server.task, select(self.distiller(server), PART))
-        return Released(shared.copies[0], shared.labels, owners, part, self.releases()[0])
+        return Released(shared.copies, shared.labels, owners, part, tuple(self.releases()))
 
     def findings(self, server: Server) -> Findings:
         """When the first stage ended, what was sent, and what that promises."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 
@@ -19,7 +20,8 @@ def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequ
     """When the first stage ended, what was sent, what that promises, and a few of the shared images.
 
     Args:
-        server: Its meta holds ``ended``, ``items`` and, where sites freeze, ``history``, ``frozen`` and ``threshold``.
+        server: Its meta holds ``ended``, ``items``, ``errors`` and, where sites freeze, ``history``, ``frozen`` and
+            ``threshold``.
         shared: What everyone holds; None if nothing was sent.
         releases: How it was clipped and noised.
     """
@@ -33,9 +35,28 @@ def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequ
         "releases": [one.meta() for one in releases],
         "statement": ["Nothing made of images was sent."] if shared is None else sentences(releases),
         "items": known.get("items", {}),
+        "errors": known.get("errors", {}),
         "classes": counts,
     }
     return Findings({"sharing": facts}, {} if shared is None else _first_of_each_class(shared))
+
+
+def poor_generator(errors: Mapping[str, Sequence[float]]) -> str:
+    """A warning where the generator rebuilds images no better than the mean image, which takes no network; else empty.
+
+    Args:
+        errors: Site to the mean squared errors of generator and mean image.
+    """
+    if not errors:
+        return ""
+    rebuilt, usual = (fmean(values) for values in zip(*errors.values(), strict=True))
+    if rebuilt < usual:
+        return ""
+    return (
+        f"The generator rebuilds images worse than the mean of a site's images does, which takes no network: its mean "
+        f"squared error is {rebuilt:.4f}, that of the mean image {usual:.4f}. So the part that is kept back holds "
+        "little of an image. Train it longer: raise 'distil_rounds', 'distil_epochs' or 'distil_steps'."
+    )
 
 
 def _first_of_each_class(shared: SharedImages) -> dict[str, torch.Tensor]:

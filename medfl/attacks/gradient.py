@@ -119,14 +119,13 @@ def invert_items(
     return descend(loss, usual.expand_as(items), steps, tick=tick)
 
 
-def smoothness_for(release: Release | None) -> float:
+def smoothness_for(variance: float) -> float:
     """A weight of the total variation that suits the noise of items: 1.2 of its standard deviation, at least 0.001.
 
     The weight at which total variation takes away Gaussian noise best grows with the standard deviation; the factor was
     found on PneumoniaMNIST and BloodMNIST.
     """
-    std = 0.0 if release is None or release.noise == "none" else release.variance**0.5
-    return max(SMOOTHNESS, 1.2 * std)
+    return max(SMOOTHNESS, 1.2 * variance**0.5)
 
 
 def _clipped(parts: torch.Tensor, release: Release | None) -> torch.Tensor:

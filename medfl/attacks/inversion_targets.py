@@ -110,7 +110,8 @@ def against_shared(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
     """Invert the shared part of images, without noise (``x_s``) and as it was sent (``x_p``)."""
     released = opened.released()
     assert released is not None
-    part, release, truth = released.part.eval().to(opened.task.device), released.release, knowledge.truth.cpu()
+    part, truth = released.part.eval().to(opened.task.device), knowledge.truth.cpu()
+    release = released.releases[0]  # copies are clipped alike, and all or none are noised
     with torch.no_grad():
         x_s = torch.cat([part(image) for image in knowledge.truth.split(1)])
     results = [found("none", "raw", truth, truth), _baseline(knowledge, "none", truth)]
@@ -120,16 +121,22 @@ def against_shared(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
     sent = {"x_s": x_s}
     if release.noise != "none" or release.clip is not None:
         stream = knowledge.noise("decoder")
-        makers["x_p"] = lambda images: release.apply(part(images), stream)
-        sent["x_p"] = release.apply(x_s, knowledge.noise("items"))
+        makers["x_p"] = lambda images: released.sent(part(images), stream)
+        sent["x_p"] = released.sent(x_s, knowledge.noise("items"))
         shown["sent x_p"] = sent["x_p"].cpu()
     else:
         notes.append("Nothing was clipped or noised in this run: what was sent is x_s itself.")
+    if len(released.releases) > 1:
+        notes.append(
+            f"Each image was sent in {len(released.releases)} copies. The attacker takes their mean, each weighted by "
+            f"its precision: its noise has the variance {released.variance:.3g}, that of the copies is "
+            f"{' and '.join(f'{one.variance:.3g}' for one in released.releases)}."
+        )
     if not len(knowledge.own):
         notes.append("No site has validation images, so there was no decoder to train, and the mean image is grey.")
     for item, items in sent.items():
         known = release if item == "x_p" else None
-        smoothness = max(knowledge.smoothness, smoothness_for(known)) if known else knowledge.smoothness
+        smoothness = max(knowledge.smoothness, smoothness_for(released.variance)) if known else knowledge.smoothness
         images = invert_items(items, part, known, knowledge.usual, smoothness, knowledge.steps, knowledge.tick)
         results.append(found("gradient", item, images, truth))
         if len(knowledge.own):

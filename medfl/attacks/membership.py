@@ -30,6 +30,7 @@ from medfl.data.in_memory import TensorData
 from medfl.data.pooled import Pooled
 from medfl.errors import DataError, SettingsError
 from medfl.evaluation import logits
+from medfl.released import as_seen
 
 NAME = "membership"
 
@@ -207,7 +208,8 @@ def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSe
         return "none", None
     released = run.released() if asked == "shared" or (asked is None and run.has_state) else None
     if released is not None and run.task.scale is not None:
-        data = TensorData(run.task.scale.seen(released.images.float()), released.labels.to(torch.int64))
+        seen = as_seen(released.images, released.releases[0], run.task.scale)
+        data = TensorData(seen, released.labels.to(torch.int64))
         check_shadow_set(data, "images that the run's sites shared")
         return "shared", data
     if asked == "shared":

@@ -38,7 +38,7 @@ class FedTPF(FeatureSharing):
     `window` epochs, while |cos| between the two parts of an image stays below `cosine`, and neither varies by more than
     `fluctuation`, freezes: it trains the task's network only, and its last generator and classifier, kept at the
     server, go on counting whenever it takes part, with a weight that decays as the others get better (`decay`). The
-    stage ends when the common classifier reaches the same accuracy at every site that has validation images, or after
+    stage ends when the common classifier reaches `accuracy` at every site that has validation images, or after
     `distil_rounds`. Sites without validation images never freeze and have no say in that.
 
     Then all is as in FedFed, with one copy of each image. With ``share_fraction = 0`` this is `fedavg`.
@@ -60,7 +60,7 @@ class FedTPF(FeatureSharing):
         prototype_weight: Weight of the distance to prototypes, >= 0.
         freeze: Whether sites freeze.
         accuracy: What freezing and the end of the stage ask for, in [0, 1].
-        tolerance: How far below that is enough, >= 0.
+        tolerance: How far below that is enough to freeze, >= 0.
         cosine: What |cos| stays below, > 0.
         window: Epochs that count, >= 1.
         fluctuation: Largest difference within the window, >= 0.
@@ -76,12 +76,12 @@ class FedTPF(FeatureSharing):
     """
 
     tells: ClassVar[Mapping[str, Tell]] = {
-        "size": Tell("private", count()),
+        **FeatureSharing.tells,
         "frozen": Tell("private", flag()),
         "accuracy": Tell("private", number(0, 1), after=("assess",)),
         "judged": Tell("private", count(), after=("assess",)),
     }
-    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None}, "medfl": {}}
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None, "decay": "literal"}, "medfl": {}}
     limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"share_fraction": 0.0}),)
 
     clip: float | None = Field(1.0, gt=0, allow_inf_nan=False)
@@ -135,7 +135,7 @@ class FedTPF(FeatureSharing):
                 "latent numbers are pulled to mean features. Leave 'latent' out, or set 'prototype' to 'none'."
             )
         super().setup(server)
-        server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy - self.tolerance}
+        server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy}
 
     def plan(self, server: Server) -> Plan | None:
         """As in `FeatureSharing`; in the first stage all sites judge the new generator and classifier."""

@@ -40,13 +40,14 @@ class Shares:
     tells = {}
     pools_data = False
 
-    def __init__(self, release=None, back=0.5):
-        self.release, self.back = release, back
+    def __init__(self, *releases, back=0.5):
+        self.releases, self.back = releases, back
 
     def shown(self):
-        if self.release is None:
+        if not self.releases:
             return None
-        return Released(torch.zeros(1, 1, 6, 6), torch.zeros(1).long(), ("site-1",), Keeps(self.back), self.release)
+        copies = tuple(torch.zeros(1, 1, 6, 6) for _ in self.releases)
+        return Released(copies, torch.zeros(1).long(), ("site-1",), Keeps(self.back), self.releases)
 
 
 class ByHand(OpenedRun):
@@ -132,6 +133,24 @@ def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
     assert ("fixed_point", "x_p") not in rows
     assert rows["fixed_point", "x_s"]["mse"] == 0  # oracle O-TP-11: nothing was kept back
     assert "x_s itself" in found.notes[0]
+
+
+def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
+    """FedFed's: variances 0.0225 and 0.0625 make 0.0165, and the attack says so; one copy tells less."""
+    both = [Release("gaussian", std**2, None) for std in (0.15, 0.25)]
+    options = dataclasses.replace(QUICK, against="shared", steps=1)
+    noise = []
+    for releases in ([both[0]], [both[1]], both):
+        (one,) = attack(opened(tmp_path, Shares(*releases)), options)
+        noise.append(float((one.shown["sent x_p"] - one.shown["shared part x_s"]).var()))
+        assert ("copies" in " ".join(one.notes)) == (len(releases) == 2)
+    expected = 1 / (1 / 0.15**2 + 1 / 0.25**2)
+    assert f"variance {expected:.3g}, that of the copies is 0.0225 and 0.0625" in one.notes[0]
+    assert noise == pytest.approx([0.15**2, 0.25**2, expected], rel=0.35)  # of 108 numbers
+    released = Shares(*both).shown()
+    parts = torch.randn(2, 1, 6, 6)
+    mean = dataclasses.replace(released, copies=(parts.half(), 2 * parts.half())).images
+    torch.testing.assert_close(mean, (parts / 0.15**2 + 2 * parts / 0.25**2) * expected, atol=1e-2, rtol=1e-2)
 
 
 def test_without_validation_images_there_is_no_decoder(tmp_path):

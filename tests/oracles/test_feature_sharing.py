@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
-from fedtpf_toys import DATA, fed, parts_of, sent_by, server_of, site_of, told, tpf
+from fedtpf_toys import DATA, fed, parts_of, sent_by, server_of, site_of, told, tpf, with_scale
 from torch.nn import functional as F
 
+from medfl.attacks.membership import shadow_set
+from medfl.attacks.opened import OpenedRun
 from medfl.contract import Order, Reply
 from medfl.data.in_memory import TensorData
 from medfl.errors import ContractError, RefusedError
@@ -14,6 +16,7 @@ from medfl.fit import Fit
 from medfl.released import ReleasesImages
 from medfl.shared_images import SharedImages
 from medfl.store import Store
+from medfl.task import Scale
 from medfl.testing.cohort import SmallNet, make_data
 from medfl.training import Batch
 from medfl.wire import prefixed, select, tensors_equal
@@ -146,7 +149,7 @@ def test_forms_of_what_is_shared(tmp_path, make):
             torch.testing.assert_close(sent["images/0"].float(), whole, atol=1e-3, rtol=1e-3)
         server.round = 3
         method.fold_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
-        assert method.released(server).release.of == ("raw" if share == "raw+noise" else "x_s")
+        assert method.released(server).releases[0].of == ("raw" if share == "raw+noise" else "x_s")
         images = site.task.scale.raw(DATA.images)
         torch.testing.assert_close(method.released(server).part(images), whole)
 
@@ -176,8 +179,9 @@ def test_the_set_is_everyones_with_its_owners(tmp_path):
     assert isinstance(method, ReleasesImages)
     assert found.owners == ("site-1",) * 4 + ("site-2",) * 3
     assert found.labels.tolist() == sent["site-1"]["labels"].tolist() + sent["site-2"]["labels"].tolist()
-    assert torch.equal(found.images, torch.cat([sent[name]["images/0"] for name in ("site-1", "site-2")]))
-    assert (found.release.scale, found.release.clip) == (pytest.approx(0.15), None)
+    for number, copy in enumerate(found.copies):
+        assert torch.equal(copy, torch.cat([sent[name][f"images/{number}"] for name in ("site-1", "site-2")]))
+    assert [(one.scale, one.clip) for one in found.releases] == [(pytest.approx(std), None) for std in (0.15, 0.25)]
     with torch.no_grad():
         expected = parts_of(method, site_of(datas["site-1"]), server)
         torch.testing.assert_close(found.part(server.task.scale.raw(datas["site-1"].images)), expected)
@@ -266,3 +270,83 @@ def test_a_site_sends_its_images_once(tmp_path):
     method.work(site, order)
     with pytest.raises(RefusedError, match="one release"):
         method.work(site, order)
+
+
+# ---- what the generator is worth
+
+
+@pytest.mark.parametrize("judged", ["validation", "training"])
+def test_a_site_tells_how_far_generator_and_mean_image_are_off(tmp_path, judged):
+    """Mean squared errors in [0, 1] on its validation images, by hand; without any, on its training images."""
+    method, site = tpf(), site_of(DATA)
+    server = server_of(method, tmp_path)
+    if judged == "training":
+        site.val = TensorData(DATA.images[:0], DATA.labels[:0])
+    reply = method.work(site, Order("site-1", "share", method.distiller(server)))
+    model = method.with_distiller(site.task).load(select(server.state.tensors, "kept/distiller/"), "distiller").eval()
+    images = site.task.scale.raw((site.val if judged == "validation" else site.train).images)
+    usual = site.task.scale.raw(DATA.images).mean(0)
+    with torch.no_grad():
+        expected = F.mse_loss(model.generator(images).images, images), F.mse_loss(usual.expand_as(images), images)
+    assert [reply.meta[key] for key in ("generator_error", "mean_image_error")] == pytest.approx(
+        [*map(float, expected)]
+    )
+
+
+def test_a_generator_worse_than_the_mean_image_is_warned_of(tmp_path, caplog):
+    """By the mean over the sites that told it; a site may keep both at home."""
+    for errors, warned in ({"site-1": (0.03, 0.02), "site-2": (0.01, 0.015)}, True), ({"site-1": (0.1, 0.2)}, False):
+        caplog.clear()
+        method = tpf()
+        server, replies = server_of(method, tmp_path / str(warned)), {}
+        for name in ("site-1", "site-2"):
+            tensors, _ = sent_by(method, site_of(DATA, name=name), server)
+            told_ = dict(zip(("generator_error", "mean_image_error"), errors.get(name, ()), strict=False))
+            replies[name] = Reply(prefixed(tensors, "shared/"), {"size": 40} | told_)
+        server.state.meta["stage"] = "share"
+        method.fold(server, told(replies))
+        facts = method.findings(server).meta["sharing"]["errors"]
+        assert facts == {name: list(pair) for name, pair in errors.items()}
+        said = [line for line in caplog.messages if "worse than the mean" in line]
+        assert len(said) == warned
+        assert not said or ("0.0200" in said[0] and "0.0175" in said[0] and "distil_steps" in said[0])
+
+
+@pytest.mark.parametrize(("budget", "batches"), [({}, 8), ({"distil_steps": 3}, 3), ({"distil_epochs": 2}, 16)])
+def test_the_first_stage_has_a_budget_of_its_own(tmp_path, budget, batches):
+    """40 images in batches of 5, whatever the steps of the task's network."""
+    method, site = tpf(generator="vae", **budget), site_of(DATA, steps=1)
+    server = server_of(method, tmp_path)
+    method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
+    kept = select(site.state.tensors, "kept/optimizer/")
+    assert {int(tensor) for name, tensor in kept.items() if name.endswith("/step")} == {batches}
+
+
+# ---- what attackers are given
+
+
+@pytest.mark.parametrize("share", ["x_s", "raw+noise"])
+def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
+    """Residuals without a shift by the mean, which here would be two standard deviations; whole images as images."""
+    method, task = tpf(share=share, noise="none", clip=None), with_scale(Scale((1, 6, 6), (0.5,), (0.25,)))
+    site, server, seen = site_of(DATA, task), server_of(method, tmp_path, task=task), []
+    replies = {"site-1": method.work(site, Order("site-1", "share", method.distiller(server)))}
+    server.state.meta["stage"] = "share"
+    method.fold(server, told(replies))
+    fit = Fit(site, lambda images: seen.append(images) or torch.zeros(len(images), 3), {})
+    site.blobs, site.state.blobs = server.blobs, server.state.blobs
+    method.before_fit(fit)
+    method.loss(fit, Batch(site.train.images, site.train.labels, torch.arange(40)))
+    attacked = seen[0][40:]
+
+    class Opened(OpenedRun):
+        has_state = True
+
+        def released(self):
+            return method.released(server)
+
+    source, data = shadow_set(Opened(tmp_path, "fedtpf", method, task, server.settings, {}))
+    assert source == "shared"
+    shadow = data.batch(torch.arange(len(data)))[0]
+    distances = (attacked[:, None] - shadow).flatten(2).abs().amax(2).amin(1)
+    assert float(distances.max()) < 1e-6, "each image that the network was trained on is one of the shadow's"

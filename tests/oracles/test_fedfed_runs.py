@@ -1,5 +1,7 @@
 """FedFed in whole runs (B29): what moves in its two stages, its three passes, two copies, limit cases, resumption."""
 
+from dataclasses import astuple
+
 import pytest
 import torch
 from fedtpf_toys import (
@@ -21,7 +23,7 @@ from medfl.contract import Order, Reply
 from medfl.testing.cohort import bits, make_data, make_site, make_task
 from medfl.training import Batch
 from medfl.wire import select, tensors_equal
-from medfl_methods.fedfed import FedFed
+from medfl_methods.fedfed import FedFed, weighed
 
 QUICK = {"width": 2, "latent": 4}
 
@@ -51,7 +53,8 @@ def test_only_generator_and_classifier_are_trained_first(whole):
     for one in log.work:
         given, sent = ({name.split("/")[0] for name in names} for names in (one.given, one.sent))
         assert given == (moved[one.op][0] if (one.op, one.round) != ("train", 3) else {"model"})
-        assert (sent, one.parcels, set(one.meta)) == (moved[one.op][1], 0, {"size"})
+        told = {"size"} | ({"generator_error", "mean_image_error"} if one.op == "share" else set())
+        assert (sent, one.parcels, set(one.meta)) == (moved[one.op][1], 0, told)
         assert not any("critic" in name for name in one.kept)
     first = select(log.of("train", 2)["site-1"].given, "model/")
     assert tensors_equal(first, make_task().initial(7))
@@ -141,6 +144,7 @@ def steps_of(method, folder):
         ({"mixup": 0.0}, 6, 3),
         ({"mosaic": False}, 3, 6),
         ({"mixup": 0.0, "mosaic": False, "distil_epochs": 2}, 6, 6),
+        ({"distil_steps": 5}, 10, 10),
     ],
 )
 def test_a_pass_over_the_images_is_three(tmp_path, args, generator, classifier):
@@ -191,13 +195,74 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
 
     monkeypatch.setattr("medfl_methods.fedfed.mixup", mixing)
     monkeypatch.setattr(distilling, "pass_over", passing)
-    method.one_pass(site, distilling, "distil 0")
+    method.one_pass(site, distilling, 0, "none")
     assert len({label for label, _ in found}) == 3, "three passes, each with batches of its own"
     x, y = site.train.images, site.train.labels
     logits = distilling.model.classifier(0.25 * x + 0.75 * x.flip(0))
     expected = 0.25 * F.cross_entropy(logits, y) + 0.75 * F.cross_entropy(logits, y.flip(0))
     price = found[0][1](Batch(x, y, torch.arange(6)))
     assert float(price.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+# ---- what the released code does beside the paper
+
+
+@pytest.mark.parametrize(
+    ("mean", "labels", "kind"),
+    [
+        (40, [0, 1] * 20, "none"),
+        (201, [0] * 40, "few"),  # less than a fifth, whatever its classes
+        (200, [0] * 40, "none"),  # of a fifth neither is said
+        (199, [0] * 29 + [1] * 11, "one class"),
+        (40, [0] * 28 + [1] * 12, "none"),  # 70 %
+        (0, [0] * 40, "one class"),  # nobody told a size
+    ],
+)
+def test_the_codes_two_kinds_of_unlike_sites(mean, labels, kind):
+    site = site_of(make_data(40, "own", torch.tensor(labels)))
+    order = Order("site-1", "distil", {}, {"mean_size": mean})
+    assert FedFed().kind_of(site, order) == kind
+    assert FedFed(site_weights=False).kind_of(site, order) == "none"
+
+
+def test_all_sites_take_part_in_the_first_stage_and_learn_the_mean_size(tmp_path):
+    method = FedFed(**QUICK)
+    server = server_of(method, tmp_path, ("a", "b", "c", "d"), fraction=0.25)
+    for name, size in (("a", 40), ("b", 10), ("d", 100)):
+        server.facts[name]["size"] = size
+    orders = method.plan(server).orders
+    assert [(order.to, order.meta) for order in orders] == [(name, {"mean_size": 50.0}) for name in "abcd"]
+    server.state.meta["stage"] = "train"
+    assert len(method.plan(server).orders) == 1
+
+
+def test_weights_of_unlike_sites_and_early_epochs():
+    """B29: 5 MSE, 0.005 KL, 2 CE and 0.4 CE of the whole image, and the code's factors on them."""
+    method = FedFed()
+    found = {kind: astuple(weighed(method.weights, kind)) for kind in ("none", "few", "one class")}
+    assert found["none"] == (5, 0.005, 2, 0.4)
+    assert found["few"] == (25, 0.0025, 2, 0.4)
+    assert found["one class"] == (5, 0.025, 10, 2)
+    early = [method.eased(epoch, 10).reconstruction for epoch in (0, 8, 9, 18, 19, 500)]
+    assert early == [50, 50, 25, 25, 5, 5], "the code counts epochs from 1"
+    assert FedFed(curriculum=False).eased(0, 10) == method.weights
+
+
+def test_a_site_of_one_class_glues_no_images(tmp_path, monkeypatch):
+    """And its loss is that of the weights."""
+    method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
+    distilling = method.own_distiller(site, Order("site-1", "distil", method.distiller(server_of(method, tmp_path))))
+    passes, prices = [], []
+    monkeypatch.setattr(distilling, "pass_over", lambda loss, label: passes.append((label, loss)) or 0.0)
+    monkeypatch.setattr(FedFed, "distil_loss", lambda *args: prices.append(args[-1]))
+    monkeypatch.setattr(FedFed, "rebuild_loss", lambda *args: prices.append(args[-1]))
+    for kind, labels in (("few", ["mixup", "mosaic", "0"]), ("one class", ["mixup", "0"])):
+        passes.clear()
+        method.one_pass(site, distilling, 9, kind)
+        assert [label.split()[-1].replace("9", "0") for label, _ in passes] == labels
+        for _, loss in passes[1:]:
+            loss(Batch(site.train.images, site.train.labels, torch.arange(6)))
+    assert [(one.reconstruction, one.ce) for one in prices] == [(50, 2), (125, 2), (25, 10)]
 
 
 # ---- other settings

@@ -1,5 +1,6 @@
 """FedTPF's first stage: who freezes, what frozen sites count (TP-05, TP-06), and when it ends (TP-07)."""
 
+import itertools
 import math
 import statistics
 
@@ -19,6 +20,7 @@ from fedtpf_toys import (
     without_validation,
 )
 
+from medfl.contract import Reply
 from medfl.testing.cohort import make_site
 from medfl.wire import select, tensors_equal
 from medfl_methods.fedtpf import FedTPF
@@ -157,8 +159,8 @@ def test_a_frozen_site_still_assesses_and_shares(freezing):
 
 
 def test_accuracy_at_all_sites_ends_the_first_stage(tmp_path):
-    """Here in round 1 of 3; sites without validation images have no say in it (nor need they freeze)."""
-    args = {"accuracy": 0.12, "tolerance": 0.02, "distil_rounds": 3, "width": 2}
+    """Here in round 1 of 3, without the tolerance of freezing (TP-07); sites without validation images have no say."""
+    args = {"accuracy": 0.10, "tolerance": 0.02, "distil_rounds": 3, "width": 2}
     for low, ended in ((0.10, {"rounds": 1, "ended": "accuracy"}), (0.09, {"rounds": 3, "ended": "round limit"})):
 
         class Judged(Scripted):
@@ -173,6 +175,23 @@ def test_accuracy_at_all_sites_ends_the_first_stage(tmp_path):
         assert set(server.state.meta["history"][0]["accuracy"]) == {"site-1", "site-2"}
         assert Judged(**args).findings(server).meta["sharing"]["stage1"] == ended | {"threshold": pytest.approx(0.1)}
         assert server.state.meta["stage"] == ("train" if low == 0.10 else "share")
+
+
+def test_the_papers_preset_is_the_paper(tmp_path):
+    """No clip, the stage ends at 0.90, sites freeze from 0.88 on, and the weight is that of equation 8 as printed."""
+    paper = FedTPF(**FedTPF.presets["paper"])
+    assert (paper.clip, paper.decay, paper.accuracy, paper.tolerance) == (None, "literal", 0.9, 0.02)
+    args = FedTPF.presets["paper"] | {"distil_rounds": 3, "width": 2}
+    for low, stage in ((0.90, "share"), (0.89, "distil")):
+
+        class Judged(Scripted):
+            def work(self, site, order, low=low):
+                told = Reply(meta={"accuracy": low, "judged": 50})
+                return told if order.op == "assess" else super().work(site, order)
+
+        steps = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), small_sites(), rounds=9)
+        *_, server = itertools.islice(steps, 2)
+        assert server.state.meta["stage"] == stage
 
 
 def test_where_nobody_can_judge_the_round_limit_ends_it(tmp_path):
