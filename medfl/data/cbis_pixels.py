@@ -15,11 +15,12 @@ import numpy as np
 
 from medfl.data.cbis_files import only_one
 from medfl.data.dicom import DicomImage, read_dicom
-from medfl.data.dicom_header import MAMMOGRAPHY, is_dicom, open_dicom
+from medfl.data.dicom_header import MAMMOGRAPHY, open_dicom
 from medfl.data.dicom_identity import refuse_identity
-from medfl.data.images import read_picture
+from medfl.data.images import kind_of
 from medfl.data.ingest import Loaded
 from medfl.data.mammograms import extent_of, needs_mirror, to_row
+from medfl.data.pictures import open_picture, read_picture
 from medfl.errors import DataError
 
 _NEAR = 1 / 16  # JPEG blurs a mask's edges
@@ -124,7 +125,8 @@ def _pixel_count(path: Path) -> int:
     if _is_dicom(path):
         header = open_dicom(path, pixels=False, modalities=MAMMOGRAPHY)
         return int(header.Rows) * int(header.Columns)
-    return int(np.prod(read_picture(path).shape[:2]))
+    with open_picture(path) as image:
+        return image.width * image.height
 
 
 def _read(path: Path, film: Film, options: Options) -> DicomImage:
@@ -141,8 +143,4 @@ def _read(path: Path, film: Film, options: Options) -> DicomImage:
 
 
 def _is_dicom(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return is_dicom(file.read(132)) or path.suffix.lower() in (".dcm", "")
-    except OSError as error:
-        raise DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.") from None
+    return kind_of(path) == "dicom" or not path.suffix

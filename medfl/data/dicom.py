@@ -4,9 +4,12 @@
 - VOI (the window or lookup table for display): only on request, since it differs between viewers and vendors.
 - MONOCHROME1, where large values are dark, is marked; whoever scales the values inverts them.
 - Bits above those in use (12 in 16) are dropped; signed values keep their sign.
-- Laterality, view and the direction of the patient are kept; nothing else about the patient is.
+- Padding: pixels of the value, or in the range of values, that the header says only fill the image up become as dark as
+  the darkest other one. They count neither for the extent nor for any range.
+- Laterality, view and the direction of the patient are kept, nothing else about the patient; and what the image is for.
 
-Source: DICOM PS3.3 C.7.6.3 (pixels), C.11.1 (modality), C.11.2 (VOI), C.8.11 (mammography).
+Source: DICOM PS3.3 C.7.6.3 (pixels), C.7.5.1.1.2 (padding), C.8.11.7 (intent), C.11.1 (modality), C.11.2 (VOI), C.8.11
+(mammography).
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ SIDES = {"L": "left", "R": "right"}
 VIEWS = ("CC", "MLO", "ML", "LM", "LMO", "SIO", "FB", "XCC", "XCCL", "XCCM", "AT", "ISO")
 """Views of the breast that are kept, as ``ViewPosition`` writes them."""
 
+INTENTS = ("FOR PROCESSING", "FOR PRESENTATION")
+"""What the pixels of an X-ray image are for: as the detector gave them, or made for the eye. The two look unlike."""
+
+NOT_SAID = "not said"
+"""The presentation intent of a file that names neither."""
+
 _VIEW_CODES = {
     "R-10242": "CC",
     "399162004": "CC",
@@ -52,7 +61,7 @@ class DicomImage:
         pixels: As stored: integers of shape (H, W), or uint8 of shape (H, W, 3) in RGB. After a VOI or a lookup table
             float32.
         inverted: Whether large pixels are dark (MONOCHROME1).
-        extent: The smallest and the largest pixel of a grey image.
+        extent: The smallest and the largest pixel of a grey image that does not only pad it.
         slope: A value is ``slope * pixel + intercept``; not 0.
         intercept: See `slope`.
         laterality: ``left``, ``right``, or empty if the file does not say.
@@ -61,6 +70,7 @@ class DicomImage:
         burned_in: Whether the file says that names or the like are written into its pixels.
         identifying: Keywords of the elements that may tell who the patient is.
         series: The UID of its series, or empty.
+        intent: One of `INTENTS`, or `NOT_SAID`.
     """
 
     pixels: np.ndarray
@@ -74,6 +84,7 @@ class DicomImage:
     burned_in: bool = False
     identifying: tuple[str, ...] = ()
     series: str = ""
+    intent: str = NOT_SAID
 
     def values(self) -> np.ndarray:
         """The values of the modality, (H, W), float32; an inverted image stays inverted."""
@@ -98,14 +109,17 @@ def read_dicom(
     """
     dataset = open_dicom(path, modalities=modalities)
     slope, intercept = _rescaling(dataset)
-    pixels, extent = _decode(dataset)
+    inverted = str(dataset.PhotometricInterpretation) == "MONOCHROME1"
+    pixels, extent, padded = _decode(dataset)
     if pixels.ndim == 2 and (voi or "ModalityLUTSequence" in dataset):
         pixels, slope, intercept = _with_tables(pixels, dataset, voi), 1.0, 0.0
         extent = extent_of(pixels)
+    if padded is not None:
+        pixels, extent = _darkened(pixels, padded, large_is_dark=inverted != (slope < 0))
     with decoding():
         return DicomImage(
             pixels=pixels,
-            inverted=str(dataset.PhotometricInterpretation) == "MONOCHROME1",
+            inverted=inverted,
             extent=extent,
             slope=slope,
             intercept=intercept,
@@ -115,11 +129,21 @@ def read_dicom(
             burned_in=is_burned_in(dataset),
             identifying=tuple(check_identity(dataset, pseudonyms)),
             series=str(dataset.get("SeriesInstanceUID") or ""),
+            intent=intent_of(dataset),
         )
 
 
-def _decode(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float]]:
-    """The pixels as stored, where possible without a copy, not to be written to; and the extent of grey ones."""
+def intent_of(dataset: Dataset) -> str:
+    """The presentation intent that a file states: one of `INTENTS`, or `NOT_SAID`."""
+    stated = str(dataset.get("PresentationIntentType") or "")
+    return stated if stated in INTENTS else NOT_SAID
+
+
+def _decode(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], np.ndarray | None]:
+    """The pixels as stored, where possible without a copy, not to be written to; and the extent of grey ones.
+
+    The third is which of them only pad the image; None if none does.
+    """
     from pydicom.pixels import get_decoder
 
     with decoding():
@@ -129,10 +153,40 @@ def _decode(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float]]:
             options["correct_unused_bits"] = False  # pydicom would copy all pixels for it
         pixels, _ = get_decoder(syntax).as_array(dataset, **options)
     if pixels.ndim == 3:
-        return pixels, (0, 0)
+        return pixels, (0, 0), None
     if not pixels.dtype.isnative:
         pixels = pixels.astype(pixels.dtype.newbyteorder("="))
-    return _drop_unused_bits(pixels, int(dataset.BitsStored))
+    cut, extent = _drop_unused_bits(pixels, int(dataset.BitsStored))
+    ends = _padding(dataset, signed=pixels.dtype.kind == "i")
+    if ends is None:
+        return cut, extent, None
+    padded = (cut >= ends[0]) & (cut <= ends[1])
+    if cut is not pixels:  # padding may be outside of the bits in use
+        padded |= (pixels >= ends[0]) & (pixels <= ends[1])
+    return cut, extent, padded if padded.any() else None
+
+
+def _padding(dataset: Dataset, signed: bool) -> tuple[int, int] | None:
+    """The smallest and the largest value that only pad an image, or None; their sign is that of the pixels."""
+    with decoding():
+        value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
+        if value in (None, ""):
+            return None
+        stated = (int(value), int(value if limit in (None, "") else limit))
+    low, high = sorted((end + 0x8000) % 0x10000 - 0x8000 if signed else end % 0x10000 for end in stated)
+    return low, high
+
+
+def _darkened(pixels: np.ndarray, padded: np.ndarray, large_is_dark: bool) -> tuple[np.ndarray, tuple[float, float]]:
+    """Padding becomes as dark as the darkest other pixel; with the extent of the others."""
+    others = pixels[~padded]
+    if not others.size:
+        raise DataError(
+            "every pixel is padding by the file's PixelPaddingValue: nothing of the image would be left. Correct or "
+            "remove this element, or leave the file out."
+        )
+    low, high = others.min(), others.max()
+    return np.where(padded, high if large_is_dark else low, pixels), (low.item(), high.item())
 
 
 def _drop_unused_bits(pixels: np.ndarray, stored: int) -> tuple[np.ndarray, tuple[float, float]]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from medfl.errors import DataError
 
@@ -31,6 +32,12 @@ MAMMOGRAPHY = ("MG", "RG", "CR", "DX", "OT", "SC", "")
 EXTRA = "pip install 'medfl[dicom]'"
 """How to get the decoders of compressed files."""
 
+DEFLATED = "1.2.840.10008.1.2.1.99"
+"""The transfer syntax of files that are compressed as a whole."""
+
+MOST_INFLATED = 4 * MOST_PIXELS
+"""Above this number of bytes such a file is refused."""
+
 _JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
@@ -42,6 +49,11 @@ def is_dicom(head: bytes) -> bool:
     group, element = int.from_bytes(head[:2], "little"), int.from_bytes(head[2:4], "little")
     known_vr = head[4:6] in (b"UL", b"UI", b"CS", b"OB", b"DA", b"TM", b"SH", b"LO")
     return group in (2, 8) and element <= 0x100 and (known_vr or 0 < int.from_bytes(head[4:8], "little") <= 64)
+
+
+def cannot_open(error: OSError) -> DataError:
+    """What the system says of an image file that can't be opened; the file is not named."""
+    return DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.")
 
 
 @contextlib.contextmanager
@@ -77,11 +89,13 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
 
     try:
         with path.open("rb") as file:
-            head = file.read(132)
+            head = file.read(1024)
+            if not is_dicom(head[:132]):
+                raise DataError("the file is no DICOM file, or is cut short in its header. Export it again.")
+            if DEFLATED.encode() in head:
+                _check_inflated(file, 132 if head[128:132] == b"DICM" else 0)
     except OSError as error:
-        raise DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.") from None
-    if not is_dicom(head):
-        raise DataError("the file is no DICOM file, or is cut short in its header. Export it again.")
+        raise cannot_open(error) from None
     with decoding():
         dataset = pydicom.dcmread(path, stop_before_pixels=not pixels, force=True)
         empty = "Rows" not in dataset or (pixels and "PixelData" not in dataset)
@@ -99,6 +113,26 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
     if pixels:
         _check_length(dataset)
     return dataset
+
+
+def _check_inflated(file: IO[bytes], start: int) -> None:
+    """Refuse what would fill the memory when it is inflated, which pydicom does with the whole file at once."""
+    from pydicom.filereader import read_dataset
+
+    file.seek(start)
+    with decoding():
+        meta = read_dataset(file, False, True, stop_when=lambda tag, *rest: tag.group != 2)
+        syntax = str(meta.get("TransferSyntaxUID"))
+    stream, rest, size = zlib.decompressobj(-zlib.MAX_WBITS), file.read() if syntax == DEFLATED else b"", 0
+    while rest:
+        with decoding():
+            size += len(stream.decompress(rest, 1 << 24))
+        rest = stream.unconsumed_tail
+        if size > MOST_INFLATED:
+            raise DataError(
+                f"the DICOM file grows to more than {MOST_INFLATED // 10**6} MB when it is inflated: it is damaged or "
+                "was made to fill the memory. Leave it out, or export it without compression."
+            )
 
 
 def _check_modality(modality: str, accepted: Collection[str] | None) -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.images import read_picture
 from medfl.data.ingest import Loaded
+from medfl.data.pictures import read_picture
 from medfl.data.rgb import read_rgb, resize
 from medfl.errors import DataError
 

@@ -1,13 +1,13 @@
 """Read one image file, the same way when a data set is prepared and when a trained network is used.
 
-What is read: what Pillow reads (PNG, JPEG, TIFF, BMP, ...), DICOM, and NIfTI volumes. The rules are few:
+What is read: the pictures of `medfl.data.pictures` (PNG, JPEG, TIFF, BMP, PGM), DICOM, and NIfTI volumes. The rules:
 
 - Files with 8 bits a channel (also DICOM files in colour) give uint8, with their values as they are. All others (DICOM
   in grey, NIfTI, images of 16 or 32 bits) give float32 in [0, 1]: each image is scaled by its own smallest and largest
-  value. No window of the scanner is applied, and values that pad an image are not treated apart: what is needed for
-  one modality has to be done before. An image of one value only becomes zeros.
+  value. No window of the scanner is applied (`medfl.data.mammogram_files` does it). An image of one value only becomes
+  zeros.
 - DICOM: rescale slope and intercept, or the lookup table in their place, are applied first; MONOCHROME1, where large
-  values are dark, is inverted.
+  values are dark, is inverted. Pixels that pad an image become background.
 - NIfTI: a volume is turned to the nearest canonical orientation, ``Orientation("RAS")`` of MONAI: its axes (D, H, W)
   run from left to right, back to front and feet to head. One slice is an image with the two axes that are left.
 - The orientation that a camera notes in a JPEG file (EXIF) is applied. Of the images in a phone's JPEG file (MPO) the
@@ -20,28 +20,24 @@ Messages never name a file, because its name may be a patient's: the caller know
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from medfl.data.dicom import read_dicom
-from medfl.data.dicom_header import decoding, is_dicom, open_dicom
+from medfl.data.dicom import intent_of, read_dicom
+from medfl.data.dicom_header import cannot_open, decoding, is_dicom, open_dicom
 from medfl.data.dicom_identity import check_identity, is_burned_in, refuse_identity
+from medfl.data.pictures import FORMATS, in_colour, is_deep, open_picture, read_picture, to_unit
 from medfl.errors import DataError, SettingsError
 
-if TYPE_CHECKING:
-    from PIL.Image import Image as PillowImage
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".dcm", ".nii", ".nii.gz")
+IMAGE_SUFFIXES = (*FORMATS, ".dcm", ".nii", ".nii.gz")
 """Ends of file names, in small letters, that say that a file is an image. Others can be read by their full name."""
 
-_GREY = ("1", "L", "LA")
-_COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-_DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+MOST_VOXELS = 512 * 512 * 2048
+"""Above this number of voxels a NIfTI file is refused: a small compressed file may claim any number."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +48,13 @@ class Kind:
         dims: 2 for an image, 3 for a volume.
         colour: Whether it has three channels.
         deep: Whether it gives float32 in [0, 1]; otherwise uint8.
+        intent: The presentation intent of a DICOM file in grey (`medfl.data.dicom.intent_of`); None for others.
     """
 
     dims: int
     colour: bool
     deep: bool
+    intent: str | None = None
 
 
 def look_at(path: Path, check: str = "strip") -> Kind:
@@ -69,7 +67,7 @@ def look_at(path: Path, check: str = "strip") -> Kind:
     Raises:
         DataError: If it is no image, or of a kind that can't be read.
     """
-    kind = _format(path)
+    kind = kind_of(path)
     if kind == "nifti":
         with decoding():
             volume = _open_nifti(path)
@@ -81,9 +79,9 @@ def look_at(path: Path, check: str = "strip") -> Kind:
             with decoding():
                 refuse_identity(check_identity(header), is_burned_in(header))
         colour = header.SamplesPerPixel == 3
-        return Kind(2, colour=colour, deep=not colour)
-    with _open_pillow(path) as image:
-        return Kind(2, colour=image.mode not in (*_GREY, *_DEEP), deep=image.mode in _DEEP)
+        return Kind(2, colour=colour, deep=not colour, intent=None if colour else intent_of(header))
+    with open_picture(path) as image:
+        return Kind(2, colour=in_colour(image), deep=is_deep(image))
 
 
 def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
@@ -103,7 +101,7 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
     """
     if channels not in (1, 3):
         raise SettingsError(f"expected 1 or 3 channels, got {channels}")
-    kind = _format(path)
+    kind = kind_of(path)
     pixels = {"nifti": _read_nifti, "dicom": _read_dicom}.get(kind, read_picture)(path)
     if kind == "nifti" and pixels.ndim == 3:
         return _volume(pixels, size, channels)
@@ -139,99 +137,30 @@ def _resize(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(Image.fromarray(plane).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-def _to_unit(values: np.ndarray) -> np.ndarray:
-    """Scale by the own smallest and largest value to [0, 1], float32."""
-    unit = np.array(values, dtype=np.float32)
-    low, high = unit.min(), unit.max()
-    if not np.isfinite([low, high]).all():
-        raise DataError("the image has values that are not finite (NaN or infinite). Replace them in the file.")
-    if low == high:
-        return np.zeros_like(unit)
-    unit -= low
-    unit /= high - low
-    return unit
+def kind_of(path: Path) -> str:
+    """What a file is read as: ``nifti`` by the end of its name, ``dicom`` by that or its first bytes, or ``picture``.
 
+    A name that ends as that of a picture counts more than the first bytes: `medfl.data.pictures` then checks them.
 
-def _format(path: Path) -> str:
+    Raises:
+        DataError: If it can't be opened.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(132)
     except OSError as error:
-        raise DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.") from None
+        raise cannot_open(error) from None
     if path.name.lower().endswith((".nii", ".nii.gz")):
         return "nifti"
-    return "dicom" if is_dicom(head) or path.name.lower().endswith(".dcm") else "pillow"
-
-
-def _one_frame(frames: int) -> None:
-    if frames != 1:
-        raise DataError(f"the image file holds {frames} frames, expected one. Save the frame to use in its own file.")
-
-
-@contextlib.contextmanager
-def _open_pillow(path: Path) -> Iterator[PillowImage]:
-    from PIL import Image, UnidentifiedImageError
-
-    with contextlib.ExitStack() as stack:
-        try:
-            image = stack.enter_context(Image.open(path))
-        except UnidentifiedImageError:
-            raise DataError(
-                "the file is no image of a known kind (PNG, JPEG, TIFF, BMP, DICOM, NIfTI). "
-                "Convert it, or leave it out."
-            ) from None
-        except Image.DecompressionBombError:
-            raise DataError("the image has more than 178 million pixels. Cut out or shrink what matters.") from None
-        except Exception as error:
-            raise DataError(f"the image file is damaged ({type(error).__name__}). Export it again.") from None
-        with decoding():
-            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-        _one_frame(frames)
-        _check_mode(image)
-        yield image
-
-
-def _check_mode(image: PillowImage) -> None:
-    if image.mode not in (*_GREY, *_DEEP, *_COLOUR):
-        raise DataError(f"expected an image in grey, RGB, CMYK or with a palette, got {image.mode}. Convert it to RGB.")
-    if image.mode not in _DEEP and any(_is_deep(tile[0], tile[3]) for tile in getattr(image, "tile", ())):
-        raise DataError(
-            "expected 8 bits a channel in an image with colour or an alpha channel, got more. Save it with 8 bits, "
-            "or in grey without alpha."
-        )
-
-
-def _is_deep(codec: str, args: object) -> bool:
-    """Whether a piece has more than 8 bits: Pillow drops the lower ones in colour, only the way to decode tells."""
-    given = args if isinstance(args, tuple) else (args,)
-    if codec.startswith("ppm"):
-        return bool(given[-1] > 255)
-    return any(isinstance(arg, str) and ";16" in arg for arg in given)
-
-
-def read_picture(path: Path) -> np.ndarray:
-    """The pixels of what Pillow reads, at the size they have: uint8, (H, W) or (H, W, 3), or float32 in [0, 1], (H, W).
-
-    Raises:
-        DataError: If it can't be read.
-    """
-    from PIL import ImageOps
-
-    with _open_pillow(path) as image:
-        with decoding():
-            turned = ImageOps.exif_transpose(image)
-            turned.load()
-        if turned.mode in _DEEP:
-            return _to_unit(np.asarray(turned))
-        turned.info.pop("transparency", None)  # it has no say in grey or RGB, but Pillow would warn
-        return np.asarray(turned.convert("L" if turned.mode in _GREY else "RGB"))
+    dicom = path.suffix.lower() == ".dcm" or (is_dicom(head) and path.suffix.lower() not in FORMATS)
+    return "dicom" if dicom else "picture"
 
 
 def _read_dicom(path: Path) -> np.ndarray:
     image = read_dicom(path)
     if image.pixels.ndim == 3:
         return image.pixels
-    unit = _to_unit(image.values())
+    unit = to_unit(image.values())
     return 1 - unit if image.inverted else unit
 
 
@@ -242,6 +171,11 @@ def _open_nifti(path: Path) -> Any:
 
 
 def _check_nifti(volume: Any) -> None:
+    if math.prod(volume.shape) > MOST_VOXELS:
+        raise DataError(
+            f"expected a volume of up to {MOST_VOXELS // 10**6} million voxels, its head states "
+            f"{_times(volume.shape)}. Cut out or shrink what matters."
+        )
     if volume.get_data_dtype().fields is not None or volume.get_data_dtype().kind not in "iuf":
         raise DataError("expected a NIfTI volume of real numbers, got colours or complex numbers. Convert it.")
     if len(volume.shape) < 3 or any(length != 1 for length in volume.shape[3:]):
@@ -260,7 +194,7 @@ def _read_nifti(path: Path) -> np.ndarray:
     with decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)
-    unit = _to_unit(values.reshape(values.shape[:3]))
+    unit = to_unit(values.reshape(values.shape[:3]))
     return unit.squeeze() if _is_slice(unit.shape) else unit
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from medfl.data.datalists import read_datalist
 from medfl.data.dicom import DicomImage, read_dicom
-from medfl.data.dicom_header import MAMMOGRAPHY, is_dicom
-from medfl.data.images import read_image, read_picture
+from medfl.data.dicom_header import MAMMOGRAPHY
+from medfl.data.images import kind_of, read_image
 from medfl.data.inference import ImageFiles, SiteImages, load_images
 from medfl.data.mammograms import needs_mirror, to_row
+from medfl.data.pictures import read_picture
 from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, did_you_mean
 
@@ -132,12 +133,7 @@ def _checked(reading: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _read(path: Path, voi: bool) -> DicomImage:
-    try:
-        with path.open("rb") as file:
-            dicom = is_dicom(file.read(132)) or path.suffix.lower() == ".dcm"
-    except OSError as error:
-        raise DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.") from None
-    if dicom:
+    if kind_of(path) == "dicom":
         image = read_dicom(path, voi=voi, modalities=MAMMOGRAPHY)
         if image.pixels.ndim == 3:
             raise DataError("expected a mammogram in grey, got colours. Export it in grey.")

@@ -19,8 +19,9 @@ from monai.config import PathLike
 from monai.data.image_reader import ImageReader
 
 from medfl.data.dicom import read_dicom
-from medfl.data.dicom_header import MAMMOGRAPHY, is_dicom
-from medfl.data.images import IMAGE_SUFFIXES, read_picture
+from medfl.data.dicom_header import MAMMOGRAPHY
+from medfl.data.images import IMAGE_SUFFIXES, kind_of
+from medfl.data.pictures import read_picture
 from medfl.data.quiet import quiet_decoders
 from medfl.errors import DataError
 
@@ -79,9 +80,7 @@ class MammogramReader(ImageReader):
         return (values.min() + values.max() - values if inverted else values), about
 
     def _values(self, path: Path) -> tuple[np.ndarray, bool, dict[str, str]]:
-        with path.open("rb") as file:
-            head = file.read(132)
-        if not is_dicom(head) and path.suffix.lower() != ".dcm":
+        if kind_of(path) != "dicom":
             return read_picture(path).astype(np.float32), False, {"laterality": "", "view": ""}
         image = read_dicom(path, voi=self.voi, modalities=MAMMOGRAPHY)
         values = image.values() if image.pixels.ndim == 2 else image.pixels

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.images import read_picture
+from medfl.data.pictures import read_picture
 from medfl.errors import DataError
 
 MIN_EDGE = 8

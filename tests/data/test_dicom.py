@@ -18,10 +18,12 @@ from pydicom.uid import (
     ImplicitVRLittleEndian,
 )
 
-from medfl.data.dicom import read_dicom
+from medfl.data.dicom import INTENTS, NOT_SAID, read_dicom
 from medfl.data.dicom_header import MAMMOGRAPHY, is_dicom
 from medfl.data.dicom_identity import check_identity
-from medfl.data.images import read_image
+from medfl.data.images import look_at, read_image
+from medfl.data.mammogram_files import read_mammogram
+from medfl.errors import DataError
 
 TWELVE = np.linspace(0, 4095, 48 * 40).astype(np.uint16).reshape(48, 40)
 SIGNED = TWELVE.astype(np.int16) - 1000
@@ -193,3 +195,98 @@ def test_real_files_that_lost_nothing_when_they_were_compressed(name):
         read_dicom(Path(get_testdata_file(f"{name}_{kind}.dcm", download=False))).pixels for kind in ("UNCR", "J2KR")
     )
     np.testing.assert_array_equal(packed, plain)
+
+
+TISSUE = np.linspace(1000, 1590, 48 * 40).astype(np.int64).reshape(48, 40)
+FRAME = np.ones((48, 40), bool)
+FRAME[8:-8, 10:-10] = False
+BRIGHT = {"PixelPaddingValue": 65535}
+BELOW = {"PixelPaddingValue": -2000}
+PADDED = {
+    "no padding is there": (TISSUE, np.uint16, {"PixelPaddingValue": 7}, None),
+    "bright": (np.where(FRAME, 65535, TISSUE), np.uint16, BRIGHT, FRAME),
+    "dark": (np.where(FRAME, 0, TISSUE), np.uint16, {"PixelPaddingValue": 0}, FRAME),
+    "of 8 bits": (np.where(FRAME, 255, TISSUE // 8), np.uint8, {"PixelPaddingValue": 255}, FRAME),
+    "signed": (np.where(FRAME, -2000, TISSUE), np.int16, BELOW, FRAME),
+    "a range": (
+        np.where(FRAME, np.arange(40) - 2000, TISSUE),
+        np.int16,
+        BELOW | {"PixelPaddingRangeLimit": -1961},
+        FRAME,
+    ),
+    "a range from above": (
+        np.where(FRAME, 65535 - np.arange(40), TISSUE),
+        np.uint16,
+        BRIGHT | {"PixelPaddingRangeLimit": 65496},
+        FRAME,
+    ),
+    "outside of the bits in use": (np.where(FRAME, 63536, TISSUE), np.uint16, {"PixelPaddingValue": 63536}, FRAME),
+}
+
+
+@pytest.mark.parametrize("meaning", ["MONOCHROME2", "MONOCHROME1"])
+@pytest.mark.parametrize("slope", [1, -3])
+@pytest.mark.parametrize("case", PADDED)
+def test_padding_is_background_and_counts_for_no_range(tmp_path, case, slope, meaning):
+    """A film with tissue in 1000 to 1590 on padding of 65535 kept 0.9 % of the range for its tissue."""
+    pixels, dtype, tags, frame = PADDED[case]
+    pixels, tags = pixels.astype(dtype), tags | {"RescaleSlope": slope, "RescaleIntercept": 5}
+    stored = 12 if "bits in use" in case else pixels.dtype.itemsize * 8
+    frame = np.zeros_like(FRAME) if frame is None else frame
+    tissue = pixels[~frame].astype(float)
+    low, high = tissue.min(), tissue.max()
+    dark = high if (meaning == "MONOCHROME1") != (slope < 0) else low
+    for syntax in PLAIN[:3]:
+        path = make_dicom(tmp_path / "a.dcm", pixels, syntax=syntax, meaning=meaning, stored=stored, **tags)
+        image = read_dicom(path)
+        assert image.extent == (low, high)
+        np.testing.assert_array_equal(image.pixels, np.where(frame, dark, pixels))
+        assert image.pixels.dtype == dtype
+    expected = np.where(frame, 0, np.abs(pixels - dark) / (high - low))
+    np.testing.assert_allclose(read_image(path, pixels.shape, 1), expected, atol=1e-5)
+    np.testing.assert_allclose(read_mammogram(path, pixels.shape, 1) / 65535, expected, atol=2e-5)
+
+
+def test_padding_counts_for_no_window_and_no_other_file(tmp_path):
+    window = {"WindowCenter": "1300", "WindowWidth": "401"}
+    plain = make_dicom(tmp_path / "a", TISSUE.astype(np.uint16), **window)
+    padded = make_dicom(tmp_path / "b", np.where(FRAME, 65535, TISSUE).astype(np.uint16), **window, **BRIGHT)
+    windowed = read_dicom(plain, voi=True).pixels
+    expected = np.where(FRAME, windowed[~FRAME].min(), windowed)
+    np.testing.assert_array_equal(read_dicom(padded, voi=True).pixels, expected)
+    limit = make_dicom(tmp_path / "c", TISSUE.astype(np.uint16), PixelPaddingRangeLimit=1300)
+    np.testing.assert_array_equal(read_dicom(limit).pixels, TISSUE, "a limit of no value says nothing")
+    signed = make_dicom(tmp_path / "f", np.where(FRAME, -2000, TISSUE).astype(np.int16), **BELOW)
+    head, value = b"\x28\x00\x20\x01", (-2000).to_bytes(2, "little", signed=True)
+    assert head + b"SS\x02\x00" + value in signed.read_bytes()
+    signed.write_bytes(signed.read_bytes().replace(head + b"SS", head + b"US"))  # as some write it: 63536
+    assert read_dicom(signed).extent == (TISSUE[~FRAME].min(), TISSUE[~FRAME].max())
+    colour = np.full((4, 6, 3), 77, np.uint8)
+    read = read_dicom(make_dicom(tmp_path / "d", colour, meaning="RGB", PixelPaddingValue=77))
+    np.testing.assert_array_equal(read.pixels, colour)
+    nothing = make_dicom(tmp_path / "e", np.full((4, 6), 9, np.uint16), PixelPaddingValue=9)
+    with pytest.raises(DataError, match="every pixel is padding by the file's PixelPaddingValue"):
+        read_dicom(nothing)
+
+
+def test_padding_of_a_real_file_of_pydicom():
+    path = Path(get_testdata_file("693_UNCR.dcm", download=False))
+    pixels = pydicom.dcmread(path).pixel_array
+    padded = pixels == -2000
+    assert 0.2 < padded.mean() < 0.22
+    low, high = pixels[~padded].min(), pixels[~padded].max()
+    image = read_dicom(path)
+    assert image.extent == (low, high)
+    assert low > -2000
+    unit = read_image(path, pixels.shape, 1)
+    np.testing.assert_allclose(unit, np.where(padded, 0, (pixels - low) / (high - low)), atol=1e-6)
+
+
+@pytest.mark.parametrize("stated", ["FOR PROCESSING", "FOR PRESENTATION", "SECRET", None])
+def test_what_the_pixels_are_for(tmp_path, stated):
+    tags = {"PresentationIntentType": stated} if stated else {}
+    path = make_dicom(tmp_path / "a", TWELVE, **tags)
+    expected = stated if stated in INTENTS else NOT_SAID
+    assert (read_dicom(path).intent, look_at(path).intent) == (expected, expected)
+    real = Path(get_testdata_file("JPGLosslessP14SV1_1s_1f_8b.dcm", download=False))
+    assert read_dicom(real).intent == "FOR PRESENTATION"

@@ -200,7 +200,7 @@ FRAMES = {"save_all": True, "append_images": [Image.fromarray(RAMP)]}
 BAD = {
     "nothing": (lambda folder: folder / "none.png", "can't be opened: No such file"),
     "a folder": (lambda folder: folder, "can't be opened: Is a directory"),
-    "empty": (lambda folder: (folder / "a.png").touch() or folder / "a.png", "no image of a known kind"),
+    "empty": (lambda folder: (folder / "a.png").touch() or folder / "a.png", "no image of the kind that"),
     "a cut PNG": (lambda folder: cut(picture(folder / "a.png", NOISE)), "damaged or cut short"),
     "a cut JPEG": (lambda folder: cut(picture(folder / "a.jpg", NOISE)), "damaged or cut short"),
     "a cut DICOM": (lambda folder: cut(dicom(folder / "a", NOISE)), "damaged or cut short"),

@@ -141,7 +141,7 @@ def test_unreadable_images_are_all_found(own, tmp_path):
         prepare(*own, SOME, (10, 15), tmp_path / "P")
     message = str(error.value)
     assert message.startswith("2 of 8 images can't be read: ")
-    assert "1 x the file is no image of a known kind" in message
+    assert "1 x the file is no image of the kind that the end of its name says (.png)" in message
     assert "(table row 2)" in message
     assert "1 x the image file is damaged or cut short (OSError). Export it again (table row 4)" in message
     assert "--skip-unreadable" in message
