@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -82,11 +83,14 @@ def write_sites(
         place.mkdir()
         written[name] = replace(source, splits=site_splits, image_array=way)
         write_datalist(place, written[name])
-        digests[name] = hashlib.sha256((place / FILE).read_bytes()).hexdigest()
+        digests |= {
+            f"{name}/{FILE}": hashlib.sha256((place / FILE).read_bytes()).hexdigest(),
+            os.path.normpath(f"{name}/{way}"): digest,
+        }
         exclusions = [*before, *({**entry, "where": name} for entry in notes.exclusions.get(name, []))]
         _write_json(place / CARD, {"site": name, **card(written[name]), "exclusions": exclusions, **facts})
     at_sites = [{**entry, "where": name} for name, entries in notes.exclusions.items() for entry in entries]
-    ends = {"exclusions": [*before, *at_sites], "datalists_sha256": digests}
+    ends = {"exclusions": [*before, *at_sites], "files_sha256": digests}
     _write_json(folder / "partition.json", {**facts, **ends, "not_distributed": not_distributed(source, plan)})
     return written
 

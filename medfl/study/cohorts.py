@@ -8,7 +8,7 @@ from pathlib import Path
 
 from medfl.contract import Meta
 from medfl.data.datalists import FILE
-from medfl.data.sites import PARTITION
+from medfl.data.partition_file import PARTITION
 from medfl.errors import DataError, StoreError
 from medfl.partition.plan import Plan, partition
 from medfl.plugins import Registry

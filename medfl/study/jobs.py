@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Meta
-from medfl.data.sites import PARTITION
+from medfl.data.partition_file import PARTITION
 from medfl.report.runs import repetition
 from medfl.store import write_json
 from medfl.study.schema import DataSet, Study, slug
