@@ -17,7 +17,7 @@ from medfl.contract import Dataset, Meta, Method
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import Empty
-from medfl.data.sites import GLOBAL, PUBLIC, load_global, load_site
+from medfl.data.sites import GLOBAL, PUBLIC, SiteData, load_global, load_site
 from medfl.deploy.bundle import Opened, open_offer
 from medfl.deploy.offer import Offer
 from medfl.deploy.site_file import SiteFile

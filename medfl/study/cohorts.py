@@ -38,7 +38,9 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry)
     for name, data in study.data.items():
         if data.partition is not None:
             for seed, fold in study.repetitions(data):
-                _is_there(dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold))
+                _is_there(
+                    dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold)
+                )
         if data.prep is None:
             _folder(name, data, source)
         elif not (_pool(out, name) / FILE).is_file():
