@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,12 @@ import torch
 from medfl.capability import place_sites
 from medfl.console import end, show_log, show_scores
 from medfl.contract import Meta
+from medfl.data.cohort import load_cohort
+from medfl.data.label_map import LabelMap
 from medfl.data.leaks import check_leaks
-from medfl.data.sites import PUBLIC, SiteData, drawn_fold, load_global, load_site, load_sites, site_names
-from medfl.errors import DataError, MedflError, SettingsError, check_choice
+from medfl.data.partition_file import check_unchanged, drawn_fold
+from medfl.data.sites import PUBLIC
+from medfl.errors import MedflError, SettingsError, check_choice
 from medfl.evaluation import Row
 from medfl.export import Home, export
 from medfl.origins import bundle_values, run_record
@@ -34,39 +36,6 @@ logger = logging.getLogger(__name__)
 
 CARRIERS = ("local", "flare")
 """What moves messages between server and sites."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """The data of a run.
-
-    Attributes:
-        sites: Name to data.
-        server: The server's test set, or None.
-        public: Public data, or None.
-    """
-
-    sites: dict[str, SiteData]
-    server: SiteData | None
-    public: SiteData | None
-
-    @property
-    def parts(self) -> list[SiteData]:
-        """All of them."""
-        return [*self.sites.values(), *filter(None, (self.server, self.public))]
-
-    @property
-    def first(self) -> SiteData:
-        """One of them, for what all have in common."""
-        return next(iter(self.sites.values()))
-
-    def digests(self) -> dict[str, str]:
-        """Name to hash."""
-        return {part.name: part.digest for part in self.parts}
-
-    def digest(self) -> str:
-        """One hash for all."""
-        return hashlib.sha256(repr(sorted(self.digests().items())).encode()).hexdigest()
 
 
 class FederatedRun:
@@ -89,7 +58,11 @@ class FederatedRun:
         public: Folder with public data, for methods that need them: the server trains on its training images, and its
             test images score the server's model. It may be prepared data elsewhere; a relative path begins at
             `dataset_dir`. None means the folder `medfl.data.sites.PUBLIC` there, if there is one.
+        label_map: Name of each class of the public data to the name of the sites' class that it is, or to None to
+            leave its images out; None goes by equal names.
         allow_leaks: Violations of the splits that are allowed: ``subjects``, ``pixels``; the report names them.
+        allow_changes: Files that may have changed since ``medfl partition``, by their names in ``partition.json``; the
+            report names them.
         given_by: Who gave the settings that differ from the bundle's, for the record.
         tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
         site_values: Values of the run that go into the configurations of the bundles that sites take home.
@@ -116,7 +89,9 @@ class FederatedRun:
         disabled_plugins: Sequence[str] = (),
         capability: Mapping[str, Any] | None = None,
         public: str | None = None,
+        label_map: LabelMap | None = None,
         allow_leaks: Sequence[str] = (),
+        allow_changes: Sequence[str] = (),
         given_by: str = "command line",
         tracked_config: str | bool | None = None,
         site_values: Meta | None = None,
@@ -131,7 +106,8 @@ class FederatedRun:
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
         self.plugins, self.disabled = list(plugins), list(disabled_plugins)
         self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
-        self.allow_leaks, self.capability = list(allow_leaks), capability
+        self.label_map, self.capability = label_map, capability
+        self.allow_leaks, self.allow_changes = list(allow_leaks), list(allow_changes)
         self.given_by, self.site_values = given_by, dict(site_values or {})
         self.carrier = carrier
         self.tracking = read_tracking(tracked_config, self.output_dir)
@@ -190,7 +166,10 @@ class FederatedRun:
         device = pick_device(execution.device, execution.workers)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
-        data = self._load()
+        data = load_cohort(
+            self.dataset_dir, self.task.num_classes, self.mean, self.std, self.sites, self.public, self.label_map
+        )
+        changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
         placed = place_sites(list(data.sites), self.capability, settings.seed)
         by_machine = {name: spot.network for name, spot in placed.items()}
         settings = settings.model_copy(update={"networks": by_machine | settings.networks})
@@ -205,6 +184,7 @@ class FederatedRun:
             method_args=self.method_args,
         )
         known = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
+        known |= {"allowed_changes": changes, "label_map": dict(data.label_map)}
         known["folder"] = os.path.relpath(self.dataset_dir, self.output_dir)  # for pictures of the data in the report
         record["data"] = known | drawn_fold(self.dataset_dir)
         record["capability"] = {
@@ -238,28 +218,6 @@ class FederatedRun:
     def _tell_start(self, registry: Registry, record: Meta) -> None:
         values = {name: facts["value"] for name, facts in record["settings"].items()}
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)
-
-    def _load(self) -> Loaded:
-        """The sites, the server's test set, and public data."""
-        folder, classes = self.dataset_dir, self.task.num_classes
-        names = list(self.sites) if self.sites is not None else [n for n in site_names(folder) if n != self.public]
-        data = Loaded(
-            load_sites(folder, classes, self.mean, self.std, names),
-            load_global(folder, classes, self.mean, self.std),
-            load_site(folder / self.public, classes, self.mean, self.std) if self.public else None,
-        )
-        if data.public is not None and data.public.classes != data.first.classes:
-            raise DataError(
-                f"expected public data with the classes of the sites, {list(data.first.classes)}, got "
-                f"{list(data.public.classes)} in {folder / str(self.public)}. Prepare them with the same labels."
-            )
-        shapes = {part.shape for part in data.parts}
-        if len(shapes) > 1:
-            raise DataError(
-                f"expected images of one shape (channels, height, width) at all sites of {folder}, got "
-                f"{sorted(shapes)}. Prepare them again with one --size."
-            )
-        return data
 
 
 def pick_device(device: str, workers: int = 1) -> str:

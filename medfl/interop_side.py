@@ -15,6 +15,7 @@ from medfl.averaging import Averaging
 from medfl.bundle_federation import read_federation
 from medfl.contract import Dataset, Meta, Site, State, Tensors
 from medfl.data.leaks import check_leaks
+from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_sites
 from medfl.errors import RefusedError, SettingsError
 from medfl.federated_run import FederatedRun, pick_device
@@ -130,6 +131,8 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     method = load_plugins(files=run.plugins, disabled=run.disabled).make_method(METHOD, run.method_args)
     check_metrics(run.task.metrics)
     data = load_sites(run.dataset_dir, run.task.num_classes, run.mean, run.std, [site])[site]
+    for name in check_unchanged(run.dataset_dir, [data], run.allow_changes):
+        logger.warning("'%s' changed after `medfl partition`.", name)
     for leak in check_leaks(run.dataset_dir, [site], run.public, run.allow_leaks):
         logger.warning("%s", leak)
     torch.set_num_threads(execution.threads)

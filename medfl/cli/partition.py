@@ -64,12 +64,17 @@ def command(
         str, typer.Option(help="The server's test set: official (pooled test split), per_class, remainder or none.")
     ] = "official",
     per_class: Annotated[int | None, typer.Option(help="With per_class: images of each class [30].")] = None,
-    public: Annotated[str, typer.Option(help="Public data for the server: none, or the pooled validation.")] = "none",
+    public: Annotated[
+        str, typer.Option(help="Public data for the server: none, validation (that pooled split), or a pooled folder.")
+    ] = "none",
     public_test_fraction: Annotated[
         float | None, typer.Option(help="With validation: share of the public images that is their test set [0].")
     ] = None,
     duplicates: Annotated[
-        str | None, typer.Option(help="Training images that are in the pooled test split too: refuse or drop [refuse].")
+        str | None,
+        typer.Option(
+            help="Training images that are in the pooled test split, public ones that are private: refuse or drop."
+        ),
     ] = None,
     allow_leak: Annotated[list[str] | None, typer.Option(help="Keep such images: subjects or pixels.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a partition that is there.")] = False,
@@ -107,7 +112,8 @@ def counts_table(lists: Mapping[str, Datalist]) -> Table:
     """Sites by classes: images of all splits, and the sizes of the splits; `SHOWN` sites at most, and all together."""
     from medfl.data.sites import NO_SITES
 
-    classes = [str(number) for number in range(next(iter(lists.values())).num_classes)]
+    first = next(iter(lists.values()))
+    classes = [str(number) for number in range(first.num_classes)]
     table = Table(title="Images of each class", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("site", no_wrap=True)
     for header in (*classes, "train", "val", "test"):
@@ -121,13 +127,16 @@ def counts_table(lists: Mapping[str, Datalist]) -> Table:
     table.add_section()
     table.add_row("all sites", *(str(sum(column)) for column in zip(*rows.values(), strict=True)))
     for name, row in held.items():
-        table.add_row(name, *map(str, row))
+        cells = list(map(str, row))  # public data may have other classes, which no column counts
+        table.add_row(name, *(cells if lists[name].labels == first.labels else ["-"] * len(classes) + cells[-3:]))
     return table
 
 
 def _row(datalist: Datalist, classes: list[str]) -> list[int]:
     counts = datalist.counts().values()
-    return [sum(split[label] for split in counts) for label in classes] + [sum(split.values()) for split in counts]
+    return [sum(split.get(label, 0) for split in counts) for label in classes] + [
+        sum(split.values()) for split in counts
+    ]
 
 
 def _options(named: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
@@ -148,7 +157,8 @@ def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[st
     given = {name: value for name, value in details.items() if value is not None}
     for name in given:
         policy, needed = _BELONGS[name]
-        if policies[policy] not in needed:
+        public_too = name in ("duplicates", "allow_leaks") and policies["public"] != "none"
+        if policies[policy] not in needed and not public_too:
             flag = "allow-leak" if name == "allow_leaks" else name.replace("_", "-")
             owner = policy.replace("_", "-")
             raise SettingsError(

@@ -209,7 +209,9 @@ _HEAD = ("name", "modality", "licence", "num_classes", "labels", "image_array")
 def _check_head(values: Record, path: Path) -> None:
     """Refuse a list whose head says what can't be."""
     if "\0" in values["image_array"]:
-        raise DataError(f"expected the path of a file in 'image_array' of {path}, got one with a NUL. Correct the list.")
+        raise DataError(
+            f"expected the path of a file in 'image_array' of {path}, got one with a NUL. Correct the list."
+        )
     count = values["num_classes"]
     if not 2 <= count <= MAX_CLASSES:
         got = count if abs(count) < 10**9 else "a number of more digits"
@@ -228,7 +230,7 @@ def _check_head(values: Record, path: Path) -> None:
         if number not in numbers or not isinstance(name, str):
             got = "another key" if number not in numbers else f"{type(name).__name__} as a name"
             raise DataError(
-                f"expected the numbers of classes, \"0\" to \"{count - 1}\", with a name each in 'labels' of {path}, got "
+                f'expected the numbers of classes, "0" to "{count - 1}", with a name each in \'labels\' of {path}, got '
                 f"{got}. Correct 'labels' or 'num_classes'."
             )
 
@@ -251,7 +253,9 @@ def _integers(records: list[Record], key: str, place: str) -> np.ndarray:
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError:
-        raise DataError(f"expected integers of 64 bits in '{key}' of {place}, got a larger one. Correct the list.") from None
+        raise DataError(
+            f"expected integers of 64 bits in '{key}' of {place}, got a larger one. Correct the list."
+        ) from None
 
 
 def _is_file(records: Any) -> bool:

@@ -19,7 +19,7 @@ from medfl.data.sites import GLOBAL
 from medfl.errors import SettingsError
 from medfl.partition.holdouts import local_splits
 from medfl.partition.plan import Plan
-from medfl.partition.writing import write_sites
+from medfl.partition.writing import Pool, write_sites
 
 GLOBAL_PER_CLASS = 25
 """Images of each class in the server's test set."""
@@ -164,7 +164,7 @@ def make_cohort(
     with written_whole(out, force) as folder:
         np.save(folder / "images.npy", images, allow_pickle=False)
         digest = array_digest(folder / "images.npy")
-        write_sites(folder, _head(classes), splits, plan, "../images.npy", digest)
+        write_sites(folder, Pool(_head(classes), "../images.npy", digest), splits, plan)
     return plan.names()
 
 

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from medfl.contract import SERVER, Meta
+from medfl.contract import SERVER
 from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
-from medfl.data.datalists import FILE, SPLITS, entry_text, parse_datalist, read_bytes
+from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, read_bytes
 from medfl.errors import DataError, did_you_mean
 
 GLOBAL = "global"
@@ -43,9 +42,6 @@ _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", 
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
 
-PARTITION = "partition.json"
-"""Beside the sites: how they were made."""
-
 FACTS = ("sex", "centre")
 """Entries of a data list by which a report tells test images apart: sex of the person, and scanning centre."""
 
@@ -65,6 +61,7 @@ class SiteData:
         source: Name of the data set.
         modality: How the images were taken.
         test_facts: Each of `FACTS` to what the data list says of each test image; None where it is not known.
+        files: The data list and the image array to the SHA-256 of each.
     """
 
     name: str
@@ -77,6 +74,7 @@ class SiteData:
     source: str = ""
     modality: str = ""
     test_facts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    files: Mapping[Path, str] = field(default_factory=dict)
 
 
 def name_problem(names: Iterable[str]) -> str | None:
@@ -171,7 +169,25 @@ def load_global(
 def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> SiteData:
     """Load one site from its folder. Arguments and errors as in `load_sites`."""
     content = read_bytes(folder)
-    datalist = parse_datalist(content, folder / FILE)
+    return site_data(folder, content, parse_datalist(content, folder / FILE), num_classes, mean, std)
+
+
+def site_data(
+    folder: Path, content: bytes, datalist: Datalist, num_classes: int, mean: Sequence[float], std: Sequence[float]
+) -> SiteData:
+    """Load what a data list names.
+
+    Args:
+        folder: Of the list.
+        content: Its bytes.
+        datalist: What they say.
+        num_classes: As in `load_sites`.
+        mean: As in `load_sites`.
+        std: As in `load_sites`.
+
+    Raises:
+        DataError: As in `load_sites`.
+    """
     where = f"site '{folder.name}'"
     array = folder / datalist.image_array
     try:
@@ -180,6 +196,7 @@ def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequen
         for split in datalist.splits:
             rows, labels = datalist.rows_and_labels(split, where, num_classes)
             parts[split] = _dataset(images, rows, labels, mean, std, f"{where}, split '{split}'")
+        files = {folder / FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         digest = hashlib.sha256(content + bytes.fromhex(array_digest(array))).hexdigest()
     except DataError as error:
         raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
@@ -187,7 +204,7 @@ def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequen
     shape = image_shape(images.shape)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
-    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, facts)
+    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, facts, files)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:
@@ -214,31 +231,6 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
         return otherwise
     found = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
     return found[name]
-
-
-def drawn_fold(dataset_dir: str | Path) -> Meta:
-    """Which of several folds the sites' test sets are: ``fold``, from 0, and ``folds``, their number.
-
-    Args:
-        dataset_dir: The folder that holds one folder for each site.
-
-    Returns:
-        Empty where the test sets are no folds, or nobody wrote how they were chosen.
-
-    Raises:
-        DataError: If ``partition.json`` is damaged.
-    """
-    path = Path(dataset_dir) / PARTITION
-    if not path.is_file():
-        return {}
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return {key: int(facts[key]) for key in ("fold", "folds")} if facts.get("test") == "k_fold" else {}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise DataError(
-            f"expected in '{path}' how the sites were made, as `medfl partition` writes it; it is damaged. "
-            "Partition again."
-        ) from None
 
 
 def load_split(

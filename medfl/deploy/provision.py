@@ -106,7 +106,9 @@ class Federation:
         if not 1 <= self.port <= 65535:
             raise SettingsError(f"expected a port from 1 to 65535, got {self.port}")
         if not _PROJECT.fullmatch(self.name):
-            raise SettingsError(f"expected 1 to 63 letters, digits, '_' or '-' as the project's name, got '{self.name}'")
+            raise SettingsError(
+                f"expected 1 to 63 letters, digits, '_' or '-' as the project's name, got '{self.name}'"
+            )
         if problem := name_problem(self.sites):
             raise SettingsError(problem)
         reserved = {CA, self.server, self.admin} & set(self.sites)

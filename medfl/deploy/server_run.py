@@ -14,8 +14,10 @@ import torch
 from medfl.carriers.messages import Limits
 from medfl.carriers.remote import Expected, RemoteCarrier, Transport
 from medfl.contract import Dataset, Meta, Method
+from medfl.data.cohort import load_public
+from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import Empty
-from medfl.data.sites import GLOBAL, PUBLIC, load_global, load_site
+from medfl.data.sites import GLOBAL, PUBLIC, SiteData, load_global, load_site
 from medfl.deploy.bundle import Opened, open_offer
 from medfl.deploy.offer import Offer
 from medfl.deploy.site_file import SiteFile
@@ -100,7 +102,7 @@ def serve(
     opened = _agree_on_networks(opened, networks, carrier, folder)
     data = _ServerData(opened, site_file)
     method = opened.make_method()
-    built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.public is not None)
+    built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.has_public)
     check_shared_test(opened.settings, GLOBAL in data.tests)
     warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
     if method.pools_data:
@@ -108,10 +110,11 @@ def serve(
     with only_writer(folder, PATIENCE):
         named = _claim(opened, folder)
         forget_summary(folder)
-        carrier.set_viewers(data.viewers(folder, run_id_of(named)))
         carrier.begin(opened.settings.networks, _expected(opened, method))
         about = _same_data(carrier)
         _same_shared_test(carrier, data.tests.get(GLOBAL))
+        data.meet(tuple(about.get("classes", ())))
+        carrier.set_viewers(data.viewers(folder, run_id_of(named)))
         training = sum(bool(facts["facts"].get("trainable", True)) for facts in carrier.facts.values())
         check_privacy(opened.settings, method, built, {}, training)
         progress.state = "running"
@@ -224,18 +227,41 @@ class _ServerData:
     """What the server itself has: a test set and public data, each if its own file names a folder with them."""
 
     def __init__(self, opened: Opened, site_file: SiteFile) -> None:
-        self._opened = opened
-        folder = site_file.bundle(opened.offer.bundle).data
-        classes, mean, std = opened.task.num_classes, opened.built.mean, opened.built.std
-        self.test = None if folder is None else load_global(folder, classes, mean, std)
-        has_public = folder is not None and (folder / PUBLIC).is_dir()
-        self.public = load_site(folder / PUBLIC, classes, mean, std) if folder is not None and has_public else None
-        for data in filter(None, (self.test, self.public)):
-            if data.shape != opened.shape:
-                raise DataError(
-                    f"The server's data '{data.name}' have images of shape {list(data.shape)}, and the run is for "
-                    f"{list(opened.shape)} (channels, edges)."
-                )
+        self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
+        folder, built = self._entry.data, opened.built
+        self.test = None if folder is None else load_global(folder, opened.task.num_classes, built.mean, built.std)
+        self.has_public = folder is not None and (folder / PUBLIC).is_dir()
+        self.public: SiteData | None = None
+        self._check(self.test)
+
+    def meet(self, classes: tuple[str, ...]) -> None:
+        """Compare the test set with the names of the sites' classes, and load the public data with them.
+
+        Args:
+            classes: The names, from 0; empty where no site is there to tell them.
+        """
+        if self.test is not None and classes and self.test.classes != classes:
+            raise DataError(
+                f"The server's test set has the classes {list(self.test.classes)}, the sites {list(classes)}. Write "
+                "the same 'labels' into its list."
+            )
+        folder, built = self._entry.data, self._opened.built
+        if folder is not None and self.has_public:
+            path, scale = folder / PUBLIC, (built.mean, built.std)
+            count = self._opened.task.num_classes
+            self.public = load_public(path, classes, *scale)[0] if classes else load_site(path, count, *scale)
+            self._check(self.public)
+
+    def _check(self, data: SiteData | None) -> None:
+        """Refuse data that are not as partitioned, or of another shape."""
+        if data is None or self._entry.data is None:
+            return
+        check_unchanged(self._entry.data, [data], self._entry.allow_changes)
+        if data.shape != self._opened.shape:
+            raise DataError(
+                f"The server's data '{data.name}' have images of shape {list(data.shape)}, and the run is for "
+                f"{list(self._opened.shape)} (channels, edges)."
+            )
 
     @property
     def tests(self) -> dict[str, Dataset]:

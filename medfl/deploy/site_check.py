@@ -20,6 +20,7 @@ import torch
 
 from medfl.contract import Meta
 from medfl.data.leaks import check_leaks
+from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import GLOBAL, NO_SITES, PUBLIC, SiteData, load_site
 from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import bundle_hash, bundle_version, method_version
@@ -233,7 +234,11 @@ def _data(found: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteDat
     if found.shared_test and GLOBAL not in names:
         raise DataError(f"shared_test is true: expected a folder '{GLOBAL}' beside the data, as the server has it")
     facts = _facts(bundle, folder)
-    parts += [load_site(folder / name, int(facts["num_classes"]), (0.5,), (0.5,)) for name in names]
+    classes = int(facts["num_classes"])
+    parts += [load_site(folder / name, classes, (0.5,), (0.5,)) for name in names]
+    places = [(folder / name).readlink() for name in names]  # as a run reads them
+    own = [load_site(place, classes, (0.5,), (0.5,)) for place in places]
+    check_unchanged(places[0].parent, own, bundle.allow_changes)
     if not found.is_server:
         check_counts(found, len(parts[0].train))
     return "; ".join(_told(found, part) for part in parts) + _to_give(bundle, facts)

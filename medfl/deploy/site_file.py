@@ -75,11 +75,14 @@ class BundleEntry(Strict):
         folder: The participant's reviewed copy; None is the bundle of that name that comes with medfl.
         data: Folder with this site's ``datalist.json``; at the server a folder with ``global`` and ``public``, or None.
         network: Which of the bundle's networks this site trains; None is the bundle's own choice.
+        allow_changes: Files of the data that may have changed since ``medfl partition``, by their names in its
+            ``partition.json``.
     """
 
     folder: Path | None = None
     data: Path | None = None
     network: str | None = None
+    allow_changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,13 @@ class SiteBundle:
         folder: The participant's reviewed copy.
         data: Its data for it; None at a server without any.
         network: The network that the site trains; None is the bundle's own choice.
+        allow_changes: As in `BundleEntry`.
     """
 
     folder: Path
     data: Path | None = None
     network: str | None = None
+    allow_changes: tuple[str, ...] = ()
 
 
 class SiteFile(Strict):
@@ -178,7 +183,7 @@ class SiteFile(Strict):
                 f"The folder of the bundle '{name}' at '{self.site}' has no configs/metadata.json. Its administrator "
                 "can find out with `medfl site check`."
             )
-        return SiteBundle(folder, entry.data, entry.network)
+        return SiteBundle(folder, entry.data, entry.network, entry.allow_changes)
 
     def secret(self) -> bytes:
         """The secret that privacy noise comes from: read, or made the first time.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, intege
 from medfl.carriers.rows import rows_to_json
 from medfl.contract import Dataset, Meta, Model, Order, Parcel, Tensors
 from medfl.data.leaks import check_leaks
+from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import GLOBAL, SiteData, load_global, load_site
 from medfl.deploy.bundle import Opened
 from medfl.deploy.policy import check_counts, tellable, told
@@ -73,7 +74,8 @@ class SiteRun:
         method = opened.make_method()
         networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
         self._data = self._load(entry.data)
-        shared = self._shared_test(entry.data) if self.settings.shared_test else None
+        self._changes = check_unchanged(entry.data.parent, [self._data], entry.allow_changes)
+        shared = self._shared_test(entry.data, entry.allow_changes) if self.settings.shared_test else None
         self._splits = Splits(self._data.train, self._data.val, self._data.test, self._data.digest, shared)
         images = {self.name: len(self._data.train)} if len(self._data.train) else {}
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
@@ -99,7 +101,7 @@ class SiteRun:
         self._check_shape(data)
         return data
 
-    def _shared_test(self, folder: Path) -> Dataset | None:
+    def _shared_test(self, folder: Path, allow_changes: Sequence[str]) -> Dataset | None:
         """The test set that all sites share, beside this site's data; None where its scores may not leave."""
         data = load_global(folder.parent, *self._reading)
         if data is None or not len(data.test):
@@ -109,6 +111,7 @@ class SiteRun:
             )
         check_labels(self.task.num_classes, {}, {"The shared test set": data.test})
         self._check_shape(data)
+        self._changes += check_unchanged(folder.parent, [data], allow_changes)
         return data.test if tellable(self._file, {"shared": len(data.test)}) else None
 
     def _check_shape(self, data: SiteData) -> None:
@@ -133,7 +136,8 @@ class SiteRun:
                 data.digest,
             )
             execution = opened.execution.model_dump() | {"device": self.task.device}
-            claim(self.folder, named, self.settings, execution, {"offer": opened.offer.to_meta()})
+            changes = {"data": {"allowed_changes": self._changes}}
+            claim(self.folder, named, self.settings, execution, {"offer": opened.offer.to_meta()} | changes)
             self.host = self._host(run_id_of(named))
             self.host.check_account()
             yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from medfl import streams
 from medfl.data.datalists import Datalist, Record, subjects_of
-from medfl.data.leaks import check_rows
+from medfl.data.leaks import Kind
 from medfl.data.sites import GLOBAL, PUBLIC
 from medfl.errors import DataError, SettingsError
 from medfl.partition.deal import Scheme, check_column, deal
 from medfl.partition.holdouts import local_splits, per_class
-from medfl.partition.overlap import REASON, find_overlap, images, refuse, sentence
+from medfl.partition.overlap import OF_PUBLIC, OF_TRAINING, PublicPool, Sides, find_overlap, images, refuse
 from medfl.partition.units import column_of, find_units, majority, strata_of
 from medfl.partition.writing import Notes, not_distributed
 
@@ -56,7 +56,6 @@ class Distribution:
     """
 
     def __init__(self, source: Datalist, hashes: Sequence[bytes], plan: Plan) -> None:
-        _check_rows(source, len(hashes))
         self.source, self.hashes, self.plan = source, hashes, plan
         self.records, self.test = source.splits["training"], source.splits["test"]
         if not self.records:
@@ -114,14 +113,50 @@ class Distribution:
         at_site = self.owner[self.units] >= 0
         found = find_overlap(self.records, self.test, self.hashes)
         masks = {kind: mask & at_site for kind, mask in found.items()}
-        refused = {kind: mask for kind, mask in masks.items() if mask.any() and kind not in plan.allow_leaks}
-        if refused and plan.duplicates == "refuse":
-            refuse({kind: int(mask.sum()) for kind, mask in refused.items()})
-        if refused:
-            self._drop(np.logical_or.reduce(list(refused.values())))
-        kept = self.owner[self.units] >= 0
-        counts = {kind: int((masks[kind] & kept).sum()) for kind in masks if kind in plan.allow_leaks}
-        self.notes.allowed_leaks = [sentence(kind, count) for kind, count in counts.items() if count]
+        copies = self._copies(masks, OF_TRAINING)
+        if copies.any():
+            self._drop(copies)
+        self._allow(masks, self.owner[self.units] >= 0, OF_TRAINING)
+
+    def part_from_private(self, public: PublicPool, private: Splits) -> dict[str, list[Record]]:
+        """Refuse, drop or allow public images that are at a site or in the server's test set.
+
+        Args:
+            public: The public data.
+            private: The records of the sites and of the server.
+
+        Returns:
+            The public records that stay, by split.
+
+        Raises:
+            DataError: If there are any that are neither dropped nor allowed, or none is left.
+        """
+        others = [record for splits in private.values() for records in splits.values() for record in records]
+        kept: dict[str, list[Record]] = {}
+        left_out = 0
+        for split, records in public.splits.items():
+            masks = find_overlap(records, others, public.hashes, None if public.same_pool else self.hashes)
+            copies = self._copies(masks, OF_PUBLIC)
+            self._allow(masks, ~copies, OF_PUBLIC)
+            kept[split] = [record for record, copy in zip(records, copies, strict=True) if not copy]
+            left_out += int(copies.sum())
+        if left_out:
+            self.notes.exclusions[PUBLIC] = [{"reason": OF_PUBLIC.reason, "count": left_out}]
+        if not any(kept.values()):
+            raise DataError("no public image is left: all of them are in the private sets too. Name other public data.")
+        return kept
+
+    def _copies(self, masks: Mapping[Kind, np.ndarray], sides: Sides) -> np.ndarray:
+        """Mask of the images to drop; where the plan does not say so, they are refused."""
+        refused = {kind: mask for kind, mask in masks.items() if mask.any() and kind not in self.plan.allow_leaks}
+        if refused and self.plan.duplicates == "refuse":
+            refuse({kind: int(mask.sum()) for kind, mask in refused.items()}, sides)
+        return np.logical_or.reduce([np.zeros_like(masks["pixels"]), *refused.values()])
+
+    def _allow(self, masks: Mapping[Kind, np.ndarray], kept: np.ndarray, sides: Sides) -> None:
+        """Note leaks that are allowed by name."""
+        counts = {kind: int((masks[kind] & kept).sum()) for kind in masks if kind in self.plan.allow_leaks}
+        self.notes.allowed_leaks += [sides.sentence(kind, count) for kind, count in counts.items() if count]
 
     def splits(self) -> Splits:
         """The records of each site's splits, and of the server's."""
@@ -138,22 +173,25 @@ class Distribution:
         held = self.test if self.plan.global_test == "official" else self._records_of(HELD)
         if held:
             by_site[GLOBAL] = {"test": held}
-        if self.plan.public == "validation":
-            by_site[PUBLIC] = self._public()
         return by_site
 
-    def _public(self) -> dict[str, list[Record]]:
-        """The pooled validation split, as public data with a test set."""
+    def public_of_pool(self, private: Splits) -> dict[str, list[Record]]:
+        """The pooled validation split, as public data with a test set, as far as it may be.
+
+        Args:
+            private: The records of the sites and of the server.
+        """
         records = self.source.splits["validation"]
         if not records:
             raise DataError(
                 f"expected a validation split in the pooled data set '{self.source.name}' to make it public, there is "
                 "none. Leave --public out, or prepare it again with one."
             )
-        rows, _ = self.source.rows_and_labels("validation", f"pooled data set '{self.source.name}'")
-        units = find_units(subjects_of(records), [self.hashes[row] for row in rows])
+        pool = PublicPool({"training": records}, self.hashes, same_pool=True)
+        kept = self.part_from_private(pool, private)["training"]
+        units = find_units(subjects_of(kept), [self.hashes[record["image"]] for record in kept])
         how = {"test": "fraction", "test_fraction": self.plan.public_test_fraction, "val_fraction": 0.0}
-        return local_splits(records, replace(self.plan, **how), PUBLIC, units)
+        return local_splits(kept, replace(self.plan, **how), PUBLIC, units)
 
     def _compare_labels(self, rows: np.ndarray) -> None:
         """Note identical images whose labels differ: one of them is wrong."""
@@ -185,7 +223,7 @@ class Distribution:
         dropped = np.unique(self.units[copies])
         owners = self.owner[self.units][np.isin(self.units, dropped)]
         for number in np.unique(owners).tolist():
-            entry = {"reason": REASON, "count": int((owners == number).sum())}
+            entry = {"reason": OF_TRAINING.reason, "count": int((owners == number).sum())}
             self.notes.exclusions[self.names[number]] = [entry]
         self.owner[dropped] = DROPPED
 
@@ -216,7 +254,9 @@ class Distribution:
         self.notes.warnings.append(sentence)
 
 
-def distribute(source: Datalist, hashes: Sequence[bytes], plan: Plan, scheme: Scheme) -> tuple[Splits, Notes]:
+def distribute(
+    source: Datalist, hashes: Sequence[bytes], plan: Plan, scheme: Scheme, public: PublicPool | None = None
+) -> tuple[Splits, Notes]:
     """Find out who gets which image.
 
     Args:
@@ -224,9 +264,10 @@ def distribute(source: Datalist, hashes: Sequence[bytes], plan: Plan, scheme: Sc
         hashes: Hash of the pixels of each row of the pooled array.
         plan: How.
         scheme: The function of `plan.scheme`.
+        public: Public data of another data set, if the plan names one.
 
     Returns:
-        The records of all sites and of the server, and what there is to say about them.
+        The records of all sites, of the server and of the public data, and what there is to say about them.
 
     Raises:
         DataError: If the pooled data set is wrong, or training images are in the server's test set as well.
@@ -236,16 +277,15 @@ def distribute(source: Datalist, hashes: Sequence[bytes], plan: Plan, scheme: Sc
     steps.hold()
     steps.deal(scheme)
     steps.part_from_test()
-    return steps.splits(), steps.notes
+    splits = steps.splits()
+    if plan.public == "validation":
+        splits |= {PUBLIC: steps.public_of_pool(splits)}
+    elif public is not None:
+        splits |= {PUBLIC: steps.part_from_private(public, splits)}
+    return splits, steps.notes
 
 
 def _warnings_before(source: Datalist) -> list[str]:
     """What the preparation of the pooled data set wants said, wherever its images go."""
     found = source.extra.get("warnings", [])
     return [str(sentence) for sentence in found] if isinstance(found, list) else []
-
-
-def _check_rows(source: Datalist, images: int) -> None:
-    for split in source.splits:
-        where = f"pooled data set '{source.name}'"
-        check_rows(source.rows_and_labels(split, where)[0], images, f"{where}, split '{split}'")

@@ -1,8 +1,9 @@
-"""Training images that are in the server's test set as well."""
+"""Images that are in two places which must not share any: training and the server's test set, public and private."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,37 +11,79 @@ from medfl.data.datalists import Record, subjects_of
 from medfl.data.leaks import Kind
 from medfl.errors import DataError
 
-REASON = "the same image or patient is in the server's test set"
-"""Why a training image was left out."""
 
-_WHAT: dict[Kind, str] = {
-    "subjects": "of subjects who are in the server's test set too",
-    "pixels": "identical to images of the server's test set",
-}
+@dataclass(frozen=True)
+class Sides:
+    """What is compared with what, in words.
+
+    Attributes:
+        what: What is compared, and may be left out.
+        held: What it must not share images with.
+        title: Both, for a message.
+    """
+
+    what: str
+    held: str
+    title: str
+
+    @property
+    def reason(self) -> str:
+        """Why an image was left out."""
+        return f"the same image or patient is in {self.held}"
+
+    def sentence(self, kind: Kind, count: int) -> str:
+        """What was found, for a message or a report."""
+        alike = (
+            f"of subjects who are in {self.held} too" if kind == "subjects" else f"identical to images of {self.held}"
+        )
+        return f"{kind}: {images(count, f'{self.what} image')} {alike}"
 
 
-def find_overlap(training: Sequence[Record], test: Sequence[Record], hashes: Sequence[bytes]) -> dict[Kind, np.ndarray]:
-    """Find training images whose subject, or whose pixels, are in a test set of the same pool.
+OF_TRAINING = Sides("training", "the server's test set", "the training split and the pooled test split")
+OF_PUBLIC = Sides(
+    "public", "the private sets", "the public data and the private sets (the sites', the server's test set)"
+)
+
+
+@dataclass(frozen=True)
+class PublicPool:
+    """Public data before they are compared with the private ones.
+
+    Attributes:
+        splits: Split to records.
+        hashes: Hash of the pixels of each row of their array.
+        same_pool: Whether that array is the pooled one, so that subjects can be compared.
+    """
+
+    splits: Mapping[str, list[Record]]
+    hashes: Sequence[bytes]
+    same_pool: bool = False
+
+
+def find_overlap(
+    records: Sequence[Record],
+    others: Sequence[Record],
+    hashes: Sequence[bytes],
+    other_hashes: Sequence[bytes] | None = None,
+) -> dict[Kind, np.ndarray]:
+    """Find images whose subject, or whose pixels, are among others.
 
     Args:
-        training: Records of the training images.
-        test: Records of the test images.
-        hashes: Hash of each row of the pooled array.
+        records: Of the images.
+        others: Records of the others.
+        hashes: Hash of each row of the array of `records`.
+        other_hashes: Hash of each row of that of `others`; None means the same array. Subjects of two arrays can't be
+            compared: their names are made up for each.
 
     Returns:
-        Kind of leak to a mask of the training images, shape (n,), bool.
+        Kind of leak to a mask of the images, shape (n,), bool.
     """
-    pixels = {hashes[record["image"]] for record in test}
-    subjects = set(subjects_of(test)) - {None}
+    pixels = {(hashes if other_hashes is None else other_hashes)[record["image"]] for record in others}
+    subjects = set(subjects_of(others)) - {None} if other_hashes is None else set()
     return {
-        "subjects": np.array([subject in subjects for subject in subjects_of(training)], dtype=bool),
-        "pixels": np.array([hashes[record["image"]] in pixels for record in training], dtype=bool),
+        "subjects": np.array([subject in subjects for subject in subjects_of(records)], dtype=bool),
+        "pixels": np.array([hashes[record["image"]] in pixels for record in records], dtype=bool),
     }
-
-
-def sentence(kind: Kind, count: int) -> str:
-    """What was found, for a message or a report."""
-    return f"{kind}: {images(count, 'training image')} {_WHAT[kind]}"
 
 
 def images(count: int, what: str = "image") -> str:
@@ -48,18 +91,19 @@ def images(count: int, what: str = "image") -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def refuse(found: dict[Kind, int]) -> None:
+def refuse(found: dict[Kind, int], sides: Sides) -> None:
     """End with what was found and what can be done.
 
     Args:
-        found: Kind of leak to number of training images.
+        found: Kind of leak to number of images.
+        sides: What was compared.
 
     Raises:
         DataError: Always.
     """
-    lines = "\n".join(f"  {sentence(kind, count)}" for kind, count in found.items())
+    lines = "\n".join(f"  {sides.sentence(kind, count)}" for kind, count in found.items())
     allow = " ".join(f"--allow-leak {kind}" for kind in found)
     raise DataError(
-        f"the training split and the pooled test split share patients or images:\n{lines}\n"
-        f"Either leave the training copies out (--duplicates drop), or keep them and have it recorded ({allow})."
+        f"{sides.title} share patients or images:\n{lines}\n"
+        f"Either leave the {sides.what} copies out (--duplicates drop), or keep them and have it recorded ({allow})."
     )

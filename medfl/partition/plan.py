@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from medfl.data.arrays import array_digest
-from medfl.data.datalists import Datalist, read_datalist
+from medfl.data.arrays import array_digest, check_finite, open_array
+from medfl.data.datalists import FILE, Datalist, read_datalist
 from medfl.data.folders import check_free, written_whole
-from medfl.data.leaks import check_kinds, row_digests
-from medfl.errors import SettingsError, did_you_mean
+from medfl.data.leaks import check_kinds, check_rows, row_digests
+from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.partition.deal import Scheme
 from medfl.partition.distribute import distribute
-from medfl.partition.writing import draw, numbered, write_sites
+from medfl.partition.overlap import PublicPool
+from medfl.partition.writing import Pool, draw, numbered, write_sites
 
 TestPolicy = Literal["fraction", "class_balanced", "k_fold", "none"]
 """A site's own test set: a share of its units, the same with classes alike, a fold, or none."""
@@ -29,11 +30,11 @@ GlobalTest = Literal["official", "per_class", "remainder", "none"]
 """The server's test set: the pooled test split, images of each class from the training split, what the scheme leaves
 over, or none."""
 
-Public = Literal["none", "validation"]
-"""Data that everybody may see, which only the server trains on: none, or the pooled validation split."""
+NO_PUBLIC, VALIDATION = "none", "validation"
+"""What `Plan.public` says instead of a folder."""
 
 Duplicates = Literal["refuse", "drop"]
-"""What happens to training images that are in the server's test set as well."""
+"""What happens to training images that are in the server's test set as well, and to public ones that are private."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,13 @@ class Plan:
         stratify: Columns of the data list by which a site's test and validation sets are stratified, besides labels.
         global_test: What the server's test set is.
         per_class: With ``per_class``: images of each class, >= 1.
-        public: What becomes public data; they are nobody's private data then.
-        public_test_fraction: Share of its units that becomes its test set, in [0, 1).
+        public: Data that everybody may see, which only the server trains on: ``none``, ``validation`` for the pooled
+            validation split, which is nobody's private data then, or the folder of another pooled data set.
+        public_test_fraction: With ``validation``: share of its units that becomes its test set, in [0, 1).
         column: The column of the data list by which the scheme goes, if it does.
-        duplicates: What happens to training images that are in the server's test set as well.
-        allow_leaks: Kinds of leaks between training and the server's test set that stay: ``subjects``, ``pixels``.
+        duplicates: What happens to training images that are in the server's test set as well, and to public images that
+            are at a site or in that test set.
+        allow_leaks: Kinds of such leaks that stay: ``subjects``, ``pixels``.
     """
 
     scheme: str
@@ -74,14 +77,14 @@ class Plan:
     stratify: Sequence[str] = ()
     global_test: GlobalTest = "official"
     per_class: int = 30
-    public: Public = "none"
+    public: str = NO_PUBLIC
     public_test_fraction: float = 0.0
     column: str | None = None
     duplicates: Duplicates = "refuse"
     allow_leaks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        kinds = {"test": TestPolicy, "global_test": GlobalTest, "public": Public, "duplicates": Duplicates}
+        kinds = {"test": TestPolicy, "global_test": GlobalTest, "duplicates": Duplicates}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 hint = did_you_mean(str(getattr(self, name)), get_args(kind))
@@ -134,11 +137,52 @@ def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool 
         SettingsError: If the scheme does not take an option, or can't do what is asked.
     """
     check_free(out, force, [pool])
-    source = read_datalist(pool)
-    array = pool / source.image_array
-    splits, notes = distribute(source, row_digests(array), plan, scheme)
-    way = Path(os.path.relpath(array.resolve(), out.resolve() / "site")).as_posix()  # '..' does not go back over a link
+    source, array = _read(pool)
+    other = _public(plan, out, force)
+    public = None if other is None else _comparable(*other, array)
+    splits, notes = distribute(source, row_digests(array), plan, scheme, public)
     with written_whole(out, force) as folder:
-        written = write_sites(folder, source, splits, plan, way, array_digest(array), notes)
+        shown = None if other is None else _pool(*other, out)
+        written = write_sites(folder, _pool(source, array, out), splits, plan, notes, shown)
         draw(folder, written)
     return written
+
+
+def _read(folder: Path) -> tuple[Datalist, Path]:
+    """The list of a pooled data set and its image array, whose pixels are finite where the list names them."""
+    datalist = read_datalist(folder)
+    array = folder / datalist.image_array
+    images, where = open_array(array), f"pooled data set '{datalist.name}'"
+    for split in datalist.splits:
+        rows, _ = datalist.rows_and_labels(split, where)
+        check_rows(rows, len(images), f"{where}, split '{split}'")
+        try:
+            check_finite(images, rows)
+        except DataError as error:
+            raise DataError(f"{where}, split '{split}': {error}") from None
+    return datalist, array
+
+
+def _public(plan: Plan, out: Path, force: bool) -> tuple[Datalist, Path] | None:
+    """The public data of another data set, if the plan names one."""
+    if plan.public in (NO_PUBLIC, VALIDATION):
+        return None
+    folder = Path(plan.public)
+    if not (folder / FILE).is_file():
+        raise SettingsError(
+            f"unknown '{plan.public}' for public: expected {NO_PUBLIC}, {VALIDATION}, or the folder of a pooled data "
+            f"set, with its {FILE}."
+        )
+    check_free(out, force, [folder])
+    return _read(folder)
+
+
+def _comparable(datalist: Datalist, array: Path, pooled: Path) -> PublicPool:
+    """Public data with the hashes of their images."""
+    return PublicPool(datalist.splits, row_digests(array), array_digest(array) == array_digest(pooled))
+
+
+def _pool(datalist: Datalist, array: Path, out: Path) -> Pool:
+    """A pooled data set as sites in `out` name it."""
+    way = Path(os.path.relpath(array.resolve(), out.resolve() / "site")).as_posix()  # '..' does not go back over a link
+    return Pool(datalist, way, array_digest(array))

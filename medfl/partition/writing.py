@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import numpy as np
 
 import medfl
 from medfl.data.datalists import FILE, Datalist, Record, write_datalist
-from medfl.data.sites import CARD, NO_SITES
+from medfl.data.sites import CARD, NO_SITES, PUBLIC
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,6 +26,21 @@ PICTURE = "who_holds_what.svg"
 
 POOLED = "pooled data set"
 """Where an exclusion was made, if it was made before the partition."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pooled data set as it is written down for sites.
+
+    Attributes:
+        datalist: Its list; the facts in it are taken over.
+        way: Path of its image array, relative to a site's folder.
+        digest: SHA-256 of the array.
+    """
+
+    datalist: Datalist
+    way: str
+    digest: str
 
 
 @dataclass
@@ -52,42 +68,44 @@ def numbered(count: int) -> list[str]:
 
 def write_sites(
     folder: Path,
-    source: Datalist,
+    pool: Pool,
     splits: Mapping[str, dict[str, list[Record]]],
     plan: Plan,
-    way: str,
-    digest: str,
     notes: Notes | None = None,
+    public: Pool | None = None,
 ) -> dict[str, Datalist]:
     """Write the lists and cards of all sites, and ``partition.json``.
 
     Args:
         folder: Where to write.
-        source: The pooled list; its facts are taken over.
-        splits: Site, or ``global``, to splits to records.
+        pool: What the sites' images are of.
+        splits: Site, ``global`` or ``public`` to splits to records.
         plan: How they were made.
-        way: Path of the image array, relative to a site's folder.
-        digest: SHA-256 of the image array.
         notes: What else there is to say; by default nothing.
+        public: What the public images are of; None means `pool`.
 
     Returns:
         Name to data list.
     """
     notes = notes or Notes()
-    before = _exclusions_before(source)
-    facts = {"data": source.name, "array_sha256": digest, **_how(plan, splits), **_said(notes)}
+    other = {} if public is None else {"public_data": public.datalist.name}
+    facts = {"data": pool.datalist.name, **_how(plan, splits), **other, **_said(notes)}
     written, digests = {}, {}
     for name, site_splits in splits.items():
-        place = folder / name
+        place, origin = folder / name, public if name == PUBLIC and public is not None else pool
         place.mkdir()
-        written[name] = replace(source, splits=site_splits, image_array=way)
+        written[name] = replace(origin.datalist, splits=site_splits, image_array=origin.way)
         write_datalist(place, written[name])
-        digests[name] = hashlib.sha256((place / FILE).read_bytes()).hexdigest()
-        exclusions = [*before, *({**entry, "where": name} for entry in notes.exclusions.get(name, []))]
-        _write_json(place / CARD, {"site": name, **card(written[name]), "exclusions": exclusions, **facts})
+        digests |= {
+            f"{name}/{FILE}": hashlib.sha256((place / FILE).read_bytes()).hexdigest(),
+            os.path.normpath(f"{name}/{origin.way}"): origin.digest,
+        }
+        mine = [{**entry, "where": name} for entry in notes.exclusions.get(name, [])]
+        exclusions = {"array_sha256": origin.digest, "exclusions": [*_exclusions_before(origin.datalist), *mine]}
+        _write_json(place / CARD, {"site": name, **card(written[name]), **exclusions, **facts})
     at_sites = [{**entry, "where": name} for name, entries in notes.exclusions.items() for entry in entries]
-    ends = {"exclusions": [*before, *at_sites], "datalists_sha256": digests}
-    _write_json(folder / "partition.json", {**facts, **ends, "not_distributed": not_distributed(source, plan)})
+    ends = {"exclusions": [*_exclusions_before(pool.datalist), *at_sites], "files_sha256": digests}
+    _write_json(folder / "partition.json", {**facts, **ends, "not_distributed": not_distributed(pool.datalist, plan)})
     return written
 
 
@@ -141,11 +159,13 @@ def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
         "k_fold": ("folds", "fold"),
         "per_class": ("per_class",),
         "official": ("duplicates", "allow_leaks"),
+        "validation": ("public", "public_test_fraction"),
     }
-    used = ["seed", "test", *keys.get(plan.test, ()), "val_fraction", "global_test", *keys.get(plan.global_test, ())]
+    chosen = [name for policy in (plan.global_test, plan.public) for name in keys.get(policy, ())]
+    chosen += keys["official"] if plan.public != "none" else ()
+    used = ["seed", "test", *keys.get(plan.test, ()), "val_fraction", "global_test", *chosen]
     column = {} if plan.column is None else {"column": plan.column}
     stratify = {"stratify": list(plan.stratify)} if plan.stratify else {}
-    public = {"public": plan.public, "public_test_fraction": plan.public_test_fraction}
     return {
         "scheme": plan.scheme,
         "options": dict(plan.options),
@@ -153,7 +173,6 @@ def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
         "sites": sum(name not in NO_SITES for name in splits),
         **{key: getattr(plan, key) for key in used},
         **stratify,
-        **({} if plan.public == "none" else public),
     }
 
 

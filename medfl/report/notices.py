@@ -98,6 +98,7 @@ def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | Non
         *_endings(runs),
         *_missing(runs),
         *_leaks(runs),
+        *_changes(runs),
         *_other_data(runs),
         *_no_test(runs),
         *_privacy(groups, findings or {}),
@@ -141,6 +142,17 @@ def _leaks(runs: Sequence[Named]) -> list[Notice]:
     return [
         Notice("bad", f"A leak between the data was allowed by name ({listed(names)}): {sentence.rstrip('.')}.")
         for sentence, names in by_sentence.items()
+    ]
+
+
+def _changes(runs: Sequence[Named]) -> list[Notice]:
+    by_file: dict[str, list[str]] = {}
+    for name, run in runs:
+        for file in run.run.get("data", {}).get("allowed_changes", []):
+            by_file.setdefault(str(file), []).append(name)
+    return [
+        Notice("warn", f"'{file}' changed after the partition, which was accepted by name ({listed(names)}).")
+        for file, names in by_file.items()
     ]
 
 

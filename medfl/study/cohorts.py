@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from medfl.contract import Meta
 from medfl.data.datalists import FILE
-from medfl.data.sites import PARTITION
+from medfl.data.partition_file import PARTITION
 from medfl.errors import DataError, StoreError
 from medfl.partition.plan import Plan, partition
 from medfl.plugins import Registry
 from medfl.report.runs import repetition
 from medfl.store import write_json
 from medfl.study.checks import SOURCE_VARIABLE, difference, make_plan
-from medfl.study.jobs import dataset_dir, public_dir
+from medfl.study.jobs import dataset_dir, drops_public, public_dir
 from medfl.study.preps import Prep
 from medfl.study.schema import DataSet, Study, slug
 
@@ -37,7 +38,9 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry)
     for name, data in study.data.items():
         if data.partition is not None:
             for seed, fold in study.repetitions(data):
-                _is_there(dataset_dir(out, source, name, data, seed, fold), make_plan(name, data, seed, registry, fold))
+                _is_there(
+                    dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold)
+                )
         if data.prep is None:
             _folder(name, data, source)
         elif not (_pool(out, name) / FILE).is_file():
@@ -66,12 +69,18 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
         else:
             pool = _folder(name, data, source)
         for seed, fold in study.repetitions(data):
-            place, plan = dataset_dir(out, source, name, data, seed, fold), make_plan(name, data, seed, registry, fold)
+            place, plan = dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold)
             if not _is_there(place, plan):
                 say(f"partition: {plan.scheme} of {name}, {repetition(plan.seed, fold)} -> {place}")
                 partition(pool, place, plan, registry.partition(plan.scheme))
                 for warning in _facts(place)["warnings"]:
                     say(f"warning: {warning}")
+
+
+def _plan(out: Path, name: str, data: DataSet, seed: int, registry: Registry, fold: int | None) -> Plan:
+    """The plan of a partition, with the public data that it compares with the private ones."""
+    plan = make_plan(name, data, seed, registry, fold)
+    return replace(plan, public=str(public_dir(out, name))) if drops_public(data) else plan
 
 
 def find_release(name: str, prep: Prep, source: Path | None) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Meta
-from medfl.data.sites import PARTITION
+from medfl.data.partition_file import PARTITION
 from medfl.report.runs import repetition
 from medfl.store import write_json
 from medfl.study.schema import DataSet, Study, slug
@@ -129,6 +129,14 @@ def public_dir(out: Path, name: str) -> Path:
     return out / "data" / slug(name) / "public" / "pooled"
 
 
+def drops_public(data: DataSet) -> bool:
+    """Whether the partition writes the public data, without images that are at a site or in the server's test set.
+
+    It does with ``duplicates: drop``; otherwise a run takes them whole, and refuses them if they share any image.
+    """
+    return data.public is not None and (data.partition or {}).get("duplicates") == "drop"
+
+
 def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: int | None = None) -> list[Job]:
     """All runs of a study, data set by data set, seed by seed, fold by fold, row by row: early tables compare all rows.
 
@@ -147,7 +155,8 @@ def expand(study: Study, bundle: Path, source: Path | None, out: Path, workers: 
                 options: dict[str, Any] = {"given_by": f"study {study.name}", "method": row.method}
                 options |= {f"method_args#{key}": value for key, value in row.method_args.items()}
                 options |= {"metrics": study.metrics} if study.metrics else {}
-                options |= {"public": str(public_dir(out, name).resolve())} if data.public is not None else {}
+                if data.public is not None and not drops_public(data):
+                    options |= {"public": str(public_dir(out, name).resolve())}
                 options |= study.settings | data.options | row.settings | {"seed": seed}
                 folder = out / "runs" / slug(name) / slug(title) / _folder_name(seed, fold)
                 place = dataset_dir(out, source, name, data, seed, fold)

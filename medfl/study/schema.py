@@ -36,7 +36,8 @@ class DataSet(Strict):
         partition: ``scheme``, fields of `medfl.partition.plan.Plan`, and options of the scheme, in one mapping.
             Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a ``fold``
             stands for all ``folds``: a run for each of them.
-        public: How to prepare data that the server may train on in every run (``--public``).
+        public: How to prepare data that the server may train on in every run (``--public``); see
+            `medfl.study.jobs.drops_public`.
         options: Options of the run for this data set, for example ``epochs``.
         rows: Names of the rows that are run on it; none means all.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.cli.run import parse_overrides
-from medfl.data.sites import drawn_fold
+from medfl.data.partition_file import drawn_fold
 
 SMALL: dict[str, Any] = {
     "name": "small",

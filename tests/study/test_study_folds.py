@@ -15,7 +15,8 @@ from study_toys import PREPARED, Runs, contents
 from medfl.cli.main import main
 from medfl.cli.run import parse_overrides
 from medfl.data.datalists import read_datalist
-from medfl.data.sites import drawn_fold, site_names
+from medfl.data.partition_file import drawn_fold
+from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.study.study import commands, run_study
 

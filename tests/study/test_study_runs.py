@@ -58,7 +58,7 @@ def test_each_seed_draws_its_own_partition_unless_it_is_fixed(load, tmp_path: Pa
     assert sorted({job.dataset_dir for job in prepared.jobs}) == places
     facts = [json.loads((place / "partition.json").read_text()) for place in places]
     assert [found["seed"] for found in facts] == [0, 1]
-    assert facts[0]["datalists_sha256"] != facts[1]["datalists_sha256"]
+    assert facts[0]["files_sha256"] != facts[1]["files_sha256"]
     fixed = load({"data": PREPARED, "data__breast__partition__seed": 5}, out=tmp_path / "fixed")
     assert {job.dataset_dir.name for job in fixed.jobs} == {"sites-seed-5"}
 
