@@ -226,16 +226,15 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
             which none is an update.
     """
     name = name or (method if isinstance(method, type) else type(method)).__name__
-    check_tells(method.tells, name)
+    tells: Mapping[str, Tell] = getattr(method, "tells", {})
+    check_tells(tells, name)
     sends: Mapping[str, Kind] = method.sends
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(sends.items()) if kind != "update"]
     if getattr(method, "posts_parcels", False):
         other.append("parcels from site to site")
     if getattr(method, "pools_data", False):
         other.append("the sites' raw data")
-    other += [
-        f"'{fact}' (a fact that it can't do without)" for fact, tell in method.tells.items() if tell.kind == "needed"
-    ]
+    other += [f"'{fact}' (a fact that it can't do without)" for fact, tell in tells.items() if tell.kind == "needed"]
     if settings.privacy is not None and other:
         raise SettingsError(_not_private(f"method '{name}'", ", ".join(other)))
     if settings.privacy is not None and settings.privacy.unit == "sample" and not _trains_by_sample(method):

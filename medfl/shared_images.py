@@ -68,7 +68,7 @@ def check_shared(tensors: Tensors, copies: int, shape: Sequence[int], num_classe
     """
     names = {"labels", *(f"{COPIES}{number}" for number in range(copies))}
     labels = tensors.get("labels", torch.empty(0))
-    forms = {((len(labels), *shape), torch.float16)}
+    forms = {((*labels.shape[:1], *shape), torch.float16)}
     came = {(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items() if name != "labels"}
     classes = labels.dtype is torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < num_classes)).all())
     if tensors.keys() != names or came != forms or not classes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -175,9 +175,10 @@ class SiteHost:
         released: list[str] = []
         reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
+        given = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
         try:
             reply = self._work(method, site, order, digest, released)
-            self._check(method, order, reply)
+            self._check(method, given, reply)
             sent, meta = filters.outgoing(
                 reply.tensors,
                 reply.meta,

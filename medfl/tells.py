@@ -70,12 +70,12 @@ def count(*shape: int | str, shorter: bool = False) -> Form:
             for example ``classes``, or a key of the order's meta.
         shorter: Whether lists may be shorter than that.
     """
-    return _Number(0, LARGEST, True, shape, shorter)
+    return _shaped(_Number(0, LARGEST, True), shape, shorter)
 
 
 def number(low: float = -math.inf, high: float = math.inf, *shape: int | str) -> Form:
     """A finite number in [low, high], or lists of such; `shape` as in `count`."""
-    return _Number(low, high, False, shape)
+    return _shaped(_Number(low, high, False), shape)
 
 
 def flag() -> Form:
@@ -83,9 +83,9 @@ def flag() -> Form:
     return _Flag()
 
 
-def text() -> Form:
-    """At most `LETTERS` printable characters."""
-    return _Text()
+def text(*shape: int | str, shorter: bool = False) -> Form:
+    """At most `LETTERS` printable characters, or lists of such; `shape` and `shorter` as in `count`."""
+    return _shaped(_Text(), shape, shorter)
 
 
 def one_of(*names: str, none: bool = False) -> Form:
@@ -168,16 +168,8 @@ class _Number:
     low: float
     high: float
     whole: bool
-    shape: tuple[int | str, ...] = ()
-    shorter: bool = False
 
     def fits(self, value: Any, known: Mapping[str, Any]) -> bool:
-        return self._within(value, [_length(size, known) for size in self.shape])
-
-    def _within(self, value: Any, shape: list[int]) -> bool:
-        if shape:
-            right = isinstance(value, list) and (len(value) == shape[0] or (self.shorter and len(value) < shape[0]))
-            return right and all(self._within(one, shape[1:]) for one in value)
         if type(value) is float and not self.whole:
             return math.isfinite(value) and self.low <= value <= self.high
         return type(value) is int and abs(value) < 2**63 and self.low <= value <= self.high
@@ -185,13 +177,28 @@ class _Number:
     def words(self) -> str:
         kind = "whole number" if self.whole else "finite number"
         if math.isfinite(self.high) and self.high != LARGEST:
-            kind += f" in [{self.low:g}, {self.high:g}]"
-        elif math.isfinite(self.low):
-            kind += f" >= {self.low:g}"
-        if not self.shape:
-            return f"a {kind}"
+            return f"{kind} in [{self.low:g}, {self.high:g}]"
+        return f"{kind} >= {self.low:g}" if math.isfinite(self.low) else kind
+
+
+@dataclass(frozen=True)
+class _Lists:
+    form: Form
+    shape: tuple[int | str, ...]
+    shorter: bool
+
+    def fits(self, value: Any, known: Mapping[str, Any]) -> bool:
+        return self._within(value, [_length(size, known) for size in self.shape], known)
+
+    def _within(self, value: Any, shape: list[int], known: Mapping[str, Any]) -> bool:
+        if not shape:
+            return self.form.fits(value, known)
+        right = isinstance(value, list) and (len(value) == shape[0] or (self.shorter and len(value) < shape[0]))
+        return right and all(self._within(one, shape[1:], known) for one in value)
+
+    def words(self) -> str:
         lengths = " x ".join(str(size) for size in self.shape)
-        return f"{'at most ' if self.shorter else ''}{lengths} {kind.replace('number', 'numbers')}"
+        return f"list of {'at most ' if self.shorter else ''}{lengths}, each a {self.form.words()}"
 
 
 @dataclass(frozen=True)
@@ -209,7 +216,7 @@ class _Text:
         return isinstance(value, str) and len(value) <= LETTERS and value.isprintable()
 
     def words(self) -> str:
-        return f"a text of at most {LETTERS} letters"
+        return f"text of at most {LETTERS} letters"
 
 
 @dataclass(frozen=True)
@@ -265,6 +272,10 @@ class _Facts:
 
     def words(self) -> str:
         return "facts by name"
+
+
+def _shaped(form: Form, shape: tuple[int | str, ...], shorter: bool = False) -> Form:
+    return _Lists(form, shape, shorter) if shape else form
 
 
 def _length(size: int | str, known: Mapping[str, Any]) -> int:

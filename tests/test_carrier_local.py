@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from medfl.errors import ContractError, MedflError, StoreError
 from medfl.settings import Settings
 from medfl.siteside import SiteHost
 from medfl.store import Store
+from medfl.tells import Tell, count, number
 from medfl.testing.cohort import make_sites, make_task
 from medfl.wire import tensors_equal
 
@@ -170,7 +171,7 @@ def carriers(tmp_path: Path) -> Iterator[Any]:
 
 
 def orders(value: float = 0.0) -> list[Order]:
-    tensors = {"model/" + name: tensor + value for name, tensor in make_task().initial(0).items()}
+    tensors = {"model/" + name: (tensor + value).to(tensor.dtype) for name, tensor in make_task().initial(0).items()}
     return [Order(name, "fit", tensors, {"a": 1}) for name in SIZES]
 
 
@@ -219,7 +220,7 @@ def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: An
 class Blobs(Averaging):
     """Keeps a constant at each holder in round 1 and gives it back in later rounds."""
 
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {"size": "private", "sum": "public"}
+    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "sum": Tell("public", number())}
 
     def setup(self, server: Server) -> None:
         super().setup(server)

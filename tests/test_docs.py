@@ -19,6 +19,7 @@ from medfl.docs_pages import method_page, write_pages
 from medfl.errors import PluginError
 from medfl.hooks import MethodRecord
 from medfl.plugins import load_plugins
+from medfl.tells import Tell, count, number
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -65,7 +66,7 @@ class Talkative(Averaging):
     """
 
     sends: ClassVar = {"proto/": "statistic", "images/": "samples"}
-    tells: ClassVar = {"count": "public", "size": "private"}
+    tells: ClassVar = {"count": Tell("public", number(0, 1, "classes")), "size": Tell("private", count())}
     unlike_networks: ClassVar = True
     posts_parcels: ClassVar = True
     needs_public: ClassVar = True
@@ -83,7 +84,8 @@ class Talkative(Averaging):
         "It does something.",
         "Source: A. Body, 2030.",
         "| `proto/...` | statistic | numbers computed over the site's data; a run with a privacy setting refuses it |",
-        "Facts that go beside them: `count`, `size` (not in a run with a privacy setting).",
+        "| `count` | list of classes, each a finite number in [0, 1] |",
+        "| `size` | whole number >= 0 (not in a run with a privacy setting) |",
         "Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.",
         "- Networks: sites may have unlike ones.",
         "- Public data: needed (`--public FOLDER`).",

@@ -13,10 +13,11 @@ from medfl.privacy.clip import clip_by_norm, l2_norm
 from medfl.privacy.gaussian import calibrate
 from medfl.settings import Compression, Privacy, Settings
 from medfl.streams import SecretStream
+from medfl.tells import Tell, count, number
 
 SENDS = {"model/": "update", "model/head/": "weights", "proto/": "statistic"}
 UPDATES = {"model/": "update"}
-TELLS = {"loss": "public", "size": "private"}
+TELLS = {"loss": Tell("public", number()), "size": Tell("private", count())}
 PRIVATE = Privacy(epsilon=5.0, clip=2.5)
 
 
@@ -62,7 +63,7 @@ def test_an_undeclared_meta_key_is_named(key):
 
 
 def test_codec_is_never_a_methods_own_key():
-    filters = Filters(UPDATES, {CODEC: "public"}, run(), 1)
+    filters = Filters(UPDATES, {CODEC: Tell("public", number())}, run(), 1)
     with pytest.raises(ContractError, match=CODEC):
         filters.outgoing(update(), {CODEC: {}}, site="a", stream_factory=stream)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from medfl import wire
 from medfl.averaging import Averaging
@@ -12,6 +12,7 @@ from medfl.contract import Kind, Method, Model, Order, Parcel, Plan, Replies, Re
 from medfl.plugins import Registry, load_plugins
 from medfl.store import Store
 from medfl.task import Task
+from medfl.tells import PARCEL, Tell, count, text
 from medfl.testing.cohort import Case, make_sites, scores
 
 SIZES = {"site-1": 7, "site-2": 5, "site-3": 6}
@@ -28,10 +29,10 @@ class Ring(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {"model/": "weights"}
-    tells: ClassVar[Mapping[str, Literal["public", "private"]]] = {
-        "guests": "public",
-        "first": "public",
-        "letter": "public",
+    tells: ClassVar[Mapping[str, Tell]] = {
+        "guests": Tell("public", text(8, shorter=True)),
+        "first": Tell("public", count()),
+        "letter": Tell("public", text(), after=(PARCEL,)),
     }
     posts_parcels: ClassVar[bool] = True
 

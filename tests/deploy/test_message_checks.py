@@ -1,4 +1,4 @@
-"""What a method may rely on: declared names, known shapes, finite numbers, honest counts, codecs that fit."""
+"""What a method may rely on: declared names, known shapes, finite numbers, codecs that fit."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from medfl.carriers.messages import Limits, Message, check_codec, check_meta, check_tensors, pack, shapes_of, unpack
+from medfl.carriers.messages import Limits, Message, check_codec, check_tensors, pack, shapes_of, unpack
 from medfl.compression.quantise import pack as pack_codes
 from medfl.compression.quantise import quantise
 from medfl.errors import RefusedError, SettingsError
@@ -97,55 +97,6 @@ def test_a_sentence_shows_a_name_cut_short_and_printable():
     assert len(text) < 400
     assert "123" not in text
     assert tensors_refused("\\ud800\\n", tensors={"\ud800\n": torch.ones(1)}).isprintable()
-
-
-# ---- meta
-
-
-def test_meta_of_every_method_passes():
-    meta = {
-        "size": 0,
-        "label_counts": [3, 0, 5],
-        "score": 0.5,
-        "frozen": True,
-        "note": None,
-        "stamp": "3/a",
-        "rest": -2,
-    }
-    check_meta(meta, [*meta, "absent"], WHO)
-    check_meta({"deep": {"label_counts": [[1, 2], []], "sized": -0.5}}, ["deep"], WHO)
-    check_meta({}, [], WHO)
-
-
-META = [
-    ({"size": 1, "name": "Jane"}, "meta keys among ['size'], got 'name'"),
-    *[({"size": bad}, "an integer >= 0 under the meta key 'size'") for bad in (-1, 1.0, True, None, "3", {}, {"a": 1})],
-    *[({"size": bad}, "an integer >= 0") for bad in ([1, -1], [0.5], [True], [[None]], [{"x": 1}])],
-    *[({"size": bad}, "a finite number") for bad in (math.nan, math.inf, [1, -math.inf])],
-    ({"size": 2**63}, "at most 64 bits"),
-    ({"size": 10**4000}, "at most 64 bits"),
-]
-
-
-@pytest.mark.parametrize(("meta", "said"), META, ids=str)
-def test_meta_that_can_not_be_reckoned_with_is_refused(meta, said):
-    with pytest.raises(RefusedError, match="^A message from site 'site-01' was refused") as caught:
-        check_meta(meta, ["size"], WHO)
-    assert said in str(caught.value)
-    assert "Jane" not in str(caught.value)
-
-
-@pytest.mark.parametrize("key", ["sizes", "images", "count", "counts", "label_counts", "train_images", "batch_size"])
-def test_numbers_of_things_are_known_by_the_last_word_at_any_depth(key):
-    check_meta({"a": [{key: [4]}], "counter": -1, "resize": 0.5}, ["a", "counter", "resize"], WHO)
-    with pytest.raises(RefusedError, match=f"an integer >= 0 under the meta key '{key}', got a negative one"):
-        check_meta({"a": [{key: [-4]}]}, ["a"], WHO)
-
-
-def test_numbers_at_any_depth_are_finite():
-    for meta in ({"a": [[{"b": math.nan}]]}, {"a": {"b": {"c": -math.inf}}}, {"a": [1, 2**70]}):
-        with pytest.raises(RefusedError, match=r"was refused: expected a (finite )?number"):
-            check_meta(meta, ["a"], WHO)
 
 
 # ---- codecs
