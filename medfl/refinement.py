@@ -42,7 +42,7 @@ class Refinement(Strict):
         alpha: With both: the weight of distillation, in [0, 1]; the contrastive loss has the rest.
         tau: Temperature of the distillation, > 0; its square weighs the term.
         contrast_tau: Temperature of the contrastive loss, > 0.
-        epochs: Passes over the public images, >= 1; each takes two views of every image.
+        epochs: Passes over the public images, >= 1; each takes two views of every image, drawn anew.
         probe_epochs: Passes in the end in which only the student's head learns, from the labels; 0 for none.
         batch_size: Images in a batch, >= 2.
         lr: Of Adam, > 0.

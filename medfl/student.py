@@ -83,7 +83,7 @@ def views_of(server: Server) -> Views | None:
     A view depends on (run seed, round, epoch, its number, the image's row) and on nothing else.
     """
     changes = server.task.views or server.task.augmentation
-    if changes is None:
+    if changes is None or not changes.facts:  # a bundle's list of transforms may be empty
         return None
 
     def view(images: torch.Tensor, rows: torch.Tensor, epoch: int, number: int) -> torch.Tensor:

@@ -42,7 +42,8 @@ class PFedCDP(Averaging):
     it trains: first all of its model, then its classifier alone. Both minimise (1 - lam) CE + lam tau^2
     KL(teacher || model), where the teacher is the cluster's body with the server's classifier. The body's change, from
     what was received, goes to the server, which adds each cluster's mean. After the last round the clusters' models
-    teach one student on public data (`medfl.refinement`), which is the run's global model.
+    teach one student on public data (`medfl.refinement`), which is the run's global model. Its contrastive loss compares
+    two random views of each image: the task's ``views``, or its ``augmentation``.
 
     The server's classifier is trained on public data, before the first round and after each, with the cluster's body as
     it is; the paper doesn't say how it comes about. Public data are the server's: no site sees them.
@@ -50,6 +51,10 @@ class PFedCDP(Averaging):
     With ``head_share = 1`` the body is never trained (the paper's algorithm 1, read literally): the clusters' bodies
     keep their initial values for ever. With ``personal_share = 1``, ``head_share = 0`` and ``lam = 0`` this is `local`
     as long as all sites take part and networks have no batch norm.
+
+    Sites of the released code take over all of the received body and hear a teacher whose classifier is random:
+    ``personal_share = 0``, ``head_share = 0``, ``server_classifier = random``. There is no preset of that code: its
+    versions contradict each other, it scores other models, and its student has terms and faults that are not here.
 
     When to use it: Where sites have machines of unlike strength and the server has public images of the same task.
     Compare it with `local` and, at one network, with `fedavg`. Under site-level privacy a site's single update is to be

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from mias_maker import KNOWN, make_release
-from monai.bundle import ckpt_export, verify_net_in_out
+from monai.bundle import ConfigParser, ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
 from npz_makers import write_npz
 
@@ -185,7 +185,7 @@ def test_one_site_trains_alone(films: Made, tmp_path: Path) -> None:
 def test_it_differs_from_the_first_bundle_only_where_it_must() -> None:
     allowed = {
         *{"num_classes", "in_channels", "size", "networks", "network_name", "norm", "metrics", "optimizer"},
-        *{"epochs", "imports", "federation", "reading", "dataset"},
+        *{"epochs", "imports", "federation", "reading", "dataset", "views"},
         *{"profiles", "thresholds", "clusters", "capability"},
     }
     for config in ("train.json", "federate.json", "evaluate.json", "inference.json"):
@@ -197,6 +197,24 @@ def test_it_differs_from_the_first_bundle_only_where_it_must() -> None:
         assert unlike <= allowed, (config, unlike - allowed)
     networks = [json.loads((BUNDLE / "configs" / f"{name}.json").read_text()) for name in ("train", "inference")]
     assert networks[0]["networks"] == networks[1]["networks"]
+
+
+@pytest.mark.parametrize(
+    ("bundle", "edges"), [("mammography", (28, 28)), ("medmnist", (28, 28)), ("medmnist", (12, 12, 12))]
+)
+def test_its_views_differ_from_each_other_and_from_the_image_and_sites_train_on_the_images(
+    bundle: str, edges: tuple[int, ...]
+) -> None:
+    parser = ConfigParser()
+    parser.read_config(str(BUNDLES / f"{bundle}_classification" / "configs" / "train.json"))
+    parser.update({"size": list(edges), "spatial_dims": len(edges), "in_channels": 1})
+    views = parser.get_parsed_content("task#views")
+    assert "augmentation" not in parser["task"]
+    images = torch.rand(6, 1, *edges, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    one, other = (views.seeded(images, None, range(start, start + 6))[0] for start in (0, 6))
+    assert one.shape == images.shape
+    for left, right in ((one, other), (one, images), (other, images)):
+        assert bool((left - right).flatten(1).abs().amax(dim=1).gt(0.01).all())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])

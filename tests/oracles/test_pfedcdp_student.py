@@ -254,6 +254,7 @@ def test_without_random_changes_the_run_says_that_both_views_are_the_image(tmp_p
 
     plain = make_task()
     assert told("same", plain)
+    assert told("none", dataclasses.replace(plain, views=Augmentation(Compose([])), augmentation=SHIFTS))
     assert not told("distilled", plain, losses="kd")
     assert not told("views", dataclasses.replace(plain, views=SHIFTS))
 
