@@ -16,6 +16,10 @@ def command(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The page to write.", show_default="report.html in the first")
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="What centres and classes are compared with.", show_default="local"),
+    ] = None,
 ) -> None:
     """Write one HTML page about runs: who gains, scores, curves, who holds what, costs, settings.
 
@@ -28,5 +32,5 @@ def command(
 
     torch.set_num_threads(1)  # the tensors are small, and more threads only make them wait for each other
     with Console(stderr=True).status("Reading the runs, resampling their test images"):
-        target = write_report(runs, out)
+        target = write_report(runs, out, baseline=baseline)
     typer.echo(f"wrote {target}")

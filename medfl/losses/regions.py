@@ -69,7 +69,9 @@ def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
     return numbers if labels.dim() > axes else numbers[None], count
 
 
-def weights_of(numbers: torch.Tensor, count: int, size: Sequence[int], mode: Literal["soft", "nearest"]) -> torch.Tensor:
+def weights_of(
+    numbers: torch.Tensor, count: int, size: Sequence[int], mode: Literal["soft", "nearest"]
+) -> torch.Tensor:
     """The weights of numbered regions: see `region_weights` and `number_regions`.
 
     Args:
@@ -91,17 +93,17 @@ def _soft(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tenso
     cells divide the grid; those of adaptive average pooling overlap otherwise.
     """
     device, axes = numbers.device, len(size)
-    members, lengths = zip(*(_windows(*pair, device) for pair in zip(numbers.shape[1:], size, strict=True)), strict=True)
+    windows = [_windows(length, cells, device) for length, cells in zip(numbers.shape[1:], size, strict=True)]
     first = torch.arange(len(numbers), device=device).view(-1, *[1] * axes) * count + numbers - 1
     voxels = torch.zeros(len(numbers) * count * math.prod(size), dtype=torch.int32, device=device)
-    for cells in itertools.product(*members):
+    for cells in itertools.product(*(members for members, _ in windows)):
         at, inside = first, numbers > 0
         for axis, (cell, length) in enumerate(zip(cells, size, strict=True), start=1):
             cell = cell.view(-1, *[1] * (axes - axis))
             at, inside = at * length + cell, inside & (cell >= 0)
         at = at[inside]
         voxels.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
-    volume = functools.reduce(lambda product, one: product[..., None] * one, lengths)
+    volume = functools.reduce(lambda product, one: product[..., None] * one, (lengths for _, lengths in windows))
     return voxels.view(len(numbers), count, *size) / volume
 
 

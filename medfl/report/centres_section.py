@@ -15,43 +15,38 @@ from medfl.report.gains import Comparison, Sets
 from medfl.report.groups import Group
 from medfl.report.pools import by_seed
 from medfl.report.scores import class_names
-from medfl.report.selection import ALONE
+from medfl.report.selection import Baseline, compared, over
 
 
-def centres_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: str | None = None) -> Meta | None:
+def centres_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: Baseline = None) -> Meta | None:
     """The section; None where no predictions tell the centre, or there is nothing to compare.
 
     Args:
         groups: Of the page.
         tested: Run folder, as text, to its test sets.
-        baseline: Label of the group that the others are compared with; by default the sites alone, or else the first.
+        baseline: See `medfl.report.selection.compared`.
     """
-    base = _baseline(groups, baseline)
+    bases = {group.label: base for group, base in compared(groups, baseline)}
     found = {
         group.label: gains
         for group in groups
-        if group is not base and (gains := centre_gains(group, base, tested)) is not None
+        if group.label in bases and (gains := centre_gains(group, bases[group.label], tested)) is not None
     }
     if not found:
         return None
     tables = {label: comparison for label, (comparison, _) in found.items() if comparison.rows}
     left = {one.name: one for _, out in found.values() for one in out}
     names = class_names(next(run for group in groups for run in group.runs if tested[str(run.folder)]))
+    base = over({bases[label].label for label in found})
     return {
-        "base": base.label,
+        "base": base,
+        "bases": {label: bases[label].label for label in found},
         "fewest": FEWEST,
         "tables": tables,
-        "picture": _picture(tables, groups, base.label) if tables else None,
+        "picture": _picture(tables, groups, base) if tables else None,
         "several": any(len(by_seed(group)) > 1 for group in groups if group.label in found),
         "left": [_told(one, names) for _, one in sorted(left.items())],
     }
-
-
-def _baseline(groups: Sequence[Group], name: str | None) -> Group:
-    """The group of that name, else the sites alone, else the first one."""
-    named = [group for group in groups if group.label == name]
-    alone = [group for group in groups if group.method == ALONE]
-    return [*named, *alone, *groups][0]
 
 
 def _picture(tables: Mapping[str, Comparison], groups: Sequence[Group], base: str) -> Markup:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass
+from itertools import compress
+from typing import Any
+
+import pandas as pd
 
 from medfl.metrics import LOWER_IS_BETTER
 from medfl.report import forgetting
 from medfl.report.fold_tests import HEADER, PairedTests, explain, p_value, paired_tests
+from medfl.report.formats import plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, pairs
-from medfl.report.matrix import cross_table, global_mean
+from medfl.report.matrix import global_test, mean_defined, spread
 from medfl.report.runs import RunRecord
 from medfl.report.selection import key_metrics
 from medfl.report.statistics import Interval, mean_std, paired_t
@@ -25,11 +29,28 @@ class Measure:
         value: Gives it for a run and a metric; NaN where the run does not tell it.
         metric: Chooses the metric for some groups of runs; None where they share none that fits.
         meaning: What it says, where the study's other tables don't; else empty.
+        spread: Of a mean over the sites' models: its standard deviation (ddof = 1) over these; NaN of anything else.
     """
 
     value: Callable[[RunRecord, str], float]
     metric: Callable[[Sequence[Group]], str | None]
     meaning: str = ""
+    spread: Callable[[RunRecord, str], float] = lambda run, metric: math.nan
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a claim, over the runs that both sides have; NaN for what is not known.
+
+    Attributes:
+        mean: Of the measure.
+        std: Its standard deviation (ddof = 1) over the runs.
+        spread: Mean over the runs of its standard deviation over the sites' models.
+    """
+
+    mean: float = math.nan
+    std: float = math.nan
+    spread: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,8 @@ class Checked:
         difference: Mean over these of better minus than; NaN without any.
         interval: With its 95 % interval by Student's t; None where none can be computed.
         tests: P-values over folds; all NaN where there are no folds.
+        ours: The side that is said to be better.
+        theirs: The other one.
         metric: What is measured, for example accuracy; empty where the groups share no metric that fits.
     """
 
@@ -54,6 +77,8 @@ class Checked:
     difference: float
     interval: Interval | None
     tests: PairedTests
+    ours: Side
+    theirs: Side
     metric: str = ""
 
     @property
@@ -66,20 +91,10 @@ class Checked:
         return "holds" if self.difference > 0 else "reversed"
 
 
-def local_test(run: RunRecord, metric: str) -> float:
-    """Mean over the sites of the final score of the model that each takes home, on the site's own test set.
-
-    Sites where it is not defined are left out; NaN if that is all of them.
-    """
+def own_scores(run: RunRecord, metric: str) -> list[float]:
+    """The final score of the model that each site takes home, on the site's own test set, where it is defined."""
     scores = [run.score(site, metric) for site in run.run["identity"]["sites"]]
-    known = [score for score in scores if score is not None]
-    return fmean(known) if known else math.nan
-
-
-def global_test(run: RunRecord, metric: str) -> float:
-    """Mean over all sites' models and all sites' test sets, after the last round; NaN if the run did not test so."""
-    table = cross_table(run, metric)
-    return math.nan if table is None else global_mean(table)
+    return [score for score in scores if score is not None]
 
 
 def check_claim(groups: Sequence[Group], measure: str, better: str, than: str) -> Checked:
@@ -95,11 +110,42 @@ def check_claim(groups: Sequence[Group], measure: str, better: str, than: str) -
     metric = kind.metric(groups)
     both = pairs(named[better], named[than]) if metric and better in named and than in named else []
     values = [[kind.value(run, metric or "") for run in pair] for pair in both]
-    gaps = [ours - theirs for ours, theirs in values if math.isfinite(ours - theirs)]
+    told = [math.isfinite(ours - theirs) for ours, theirs in values]
+    gaps = [ours - theirs for ours, theirs in compress(values, told)]
     mean, folds = mean_std(gaps)[0] if gaps else math.nan, folds_among([run for run, _ in both])
-    return Checked(
-        measure, better, than, len(gaps), mean, paired_t(gaps, folds=folds), paired_tests(gaps, folds), metric or ""
-    )
+    interval, tests = paired_t(gaps, folds=folds), paired_tests(gaps, folds)
+    sides = [_side(kind, metric or "", [pair[side] for pair in compress(both, told)]) for side in (0, 1)]
+    return Checked(measure, better, than, len(gaps), mean, interval, tests, *sides, metric or "")
+
+
+def _side(kind: Measure, metric: str, runs: Sequence[RunRecord]) -> Side:
+    if not runs:
+        return Side()
+    mean, std = mean_std([kind.value(run, metric) for run in runs])
+    return Side(mean, math.nan if std is None else std, mean_defined(kind.spread(run, metric) for run in runs))
+
+
+def claims_table(claims: Sequence[Checked]) -> pd.DataFrame:
+    """A row for each claim.
+
+    Args:
+        claims: The claims.
+
+    Returns:
+        Columns: measure, metric, better, than, pairs; of both sides (``better_`` and ``than_``) mean, std over the runs
+        and spread over the models of a run; difference, low, high, verdict, p_t, p_corrected, p_wilcoxon. What is not
+        there is NaN.
+    """
+    rows = []
+    for one in claims:
+        row: dict[str, Any] = {name: getattr(one, name) for name in ("measure", "metric", "better", "than", "pairs")}
+        for name, side in (("better", one.ours), ("than", one.theirs)):
+            row |= {f"{name}_{part}": value for part, value in asdict(side).items()}
+        interval = one.interval or Interval(math.nan, math.nan, math.nan)
+        row |= {"difference": one.difference, "low": interval.low, "high": interval.high, "verdict": one.verdict}
+        tests = {"p_t": one.tests.t, "p_corrected": one.tests.corrected, "p_wilcoxon": one.tests.wilcoxon}
+        rows.append(row | tests)
+    return pd.DataFrame(rows)
 
 
 def claims_markdown(claims: Sequence[Checked]) -> str:
@@ -108,24 +154,24 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
         return ""
     tested = any(not math.isnan(one.tests.wilcoxon) for one in claims)
     over, few = ("seeds and folds", "pairs") if tested else ("seeds", "seeds")
-    lines = [["claim", "measure", few, "difference", "verdict", *(HEADER if tested else ())]]
-    lines.append(["---"] * len(lines[0]))
+    lines = [["claim", "measure", few, "better", "than", "difference", "verdict", *(HEADER if tested else ())]]
     for one in claims:
         gap = "-" if math.isnan(one.difference) else f"{one.difference:+.3f}"
         gap += f" [{one.interval.low:+.3f}, {one.interval.high:+.3f}]" if one.interval else ""
-        cells = [f"{one.better} > {one.than}", one.measure, str(one.pairs), gap, one.verdict]
+        sides = [plus_minus(side.mean, side.std) for side in (one.ours, one.theirs)]
+        cells = [f"{one.better} > {one.than}", one.measure, str(one.pairs), *sides, gap, one.verdict]
         tests = (one.tests.t, one.tests.corrected, one.tests.wilcoxon) if tested else ()
         lines.append([*cells, *map(p_value, tests)])
     notes = [
-        f"Difference: paired over the {over} that both have on the same data, with its 95 % interval by Student's t. "
+        f"Better, than: mean ± standard deviation (ddof = 1) over the {over} that both have on the same data. "
+        "Difference: paired over these, with its 95 % interval by Student's t. "
         "A claim holds or is reversed if the interval is on one side of 0; 'n.s.': it holds 0; '-': fewer than two "
         f"{few}, or the same difference in all."
     ]
     notes += [explain(max(one.pairs for one in claims))] if tested else []
     said = {one.measure: f"{one.metric}, {CLAIMABLE[one.measure].meaning}" for one in claims if one.metric}
     notes += [f"{name}: {meaning}." for name, meaning in said.items() if CLAIMABLE[name].meaning]
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-    return "\n".join(["### Claims\n", *table, "", *(f"- {note}" for note in notes)]) + "\n"
+    return "\n".join(["### Claims\n", table_lines(lines), "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 def _known(value: float | None) -> float:
@@ -145,12 +191,16 @@ def _forgetting(name: str) -> Measure:
 
 CLAIMABLE: dict[str, Measure] = {name: _forgetting(name) for name in forgetting.CLAIMABLE} | {
     "local_test": Measure(
-        local_test, _first_metric, "mean over the sites of the model that each takes home, on its own test set"
+        lambda run, metric: mean_defined(own_scores(run, metric)),
+        _first_metric,
+        "mean over the sites of the model that each takes home, on its own test set",
+        lambda run, metric: spread(own_scores(run, metric)),
     ),
     "global_test": Measure(
-        global_test,
+        lambda run, metric: global_test(run, metric)[0],
         _first_metric,
         "mean over all sites' models and all sites' test sets, of runs with the setting `global_test`",
+        lambda run, metric: global_test(run, metric)[1],
     ),
     "shared_test": Measure(
         lambda run, metric: _known(run.shared(metric)),

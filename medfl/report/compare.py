@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -18,8 +19,11 @@ from medfl.contract import Meta
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, check_metrics, worst
 from medfl.report.fold_tests import HEADER, explain, p_value, paired_tests
+from medfl.report.formats import plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
+from medfl.report.matrix import global_test
 from medfl.report.runs import RunRecord
+from medfl.report.selection import Baseline, baseline_of
 from medfl.report.statistics import mean_std, paired_t
 
 AT_SERVER = {
@@ -33,7 +37,7 @@ AT_SERVER = {
 def compare(
     runs: Sequence[RunRecord],
     metrics: Sequence[str] | None = None,
-    baseline: str | None = None,
+    baseline: Baseline = None,
     split: str = "test",
     labels: Sequence[str] | None = None,
 ) -> pd.DataFrame:
@@ -42,15 +46,18 @@ def compare(
     Args:
         runs: At least one.
         metrics: Their names; by default the first metric of the first run's task.
-        baseline: Method or label of the group that the others are compared to; by default the first group.
+        baseline: Method or label of the group that the others are compared to, or of each group by its label; by
+            default the first group.
         split: ``test`` or ``val``.
         labels: One for each run, which then says what makes a row, as those of a study do.
 
     Returns:
         Columns: metric, split, label, method, seeds (with their folds), status, rounds (those evaluated), sites (with a
         score; the fewest of the group's runs), of_sites, mean, std, worst, worst_std, global_test, global_test_std,
-        shared_test, shared_test_std, public_test, public_test_std (see `AT_SERVER`), baseline, pairs, difference, low,
-        high, verdict, and of pairs over folds p_t, p_corrected and p_wilcoxon (see
+        shared_test, shared_test_std, public_test, public_test_std (see `AT_SERVER`), all_sites, all_sites_std,
+        all_sites_spread (every site's model on all sites' test sets: mean over the models, its standard deviation over
+        the runs and over the models), baseline, pairs, difference, low, high, verdict, and of pairs over folds p_t,
+        p_corrected and p_wilcoxon (see
         `medfl.report.fold_tests.PairedTests`). What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``,
         or ``-`` with fewer than two pairs and for the baseline itself.
 
@@ -62,8 +69,9 @@ def compare(
     check_metrics(chosen)
     _check_scores(runs, chosen, split)
     groups = group_runs(runs, labels)
-    base = _baseline(groups, baseline)
-    return pd.DataFrame([_row(group, base, metric, split) for metric in chosen for group in groups])
+    bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]
+    both = list(zip(groups, bases, strict=True))
+    return pd.DataFrame([_row(group, base, metric, split) for metric in chosen for group, base in both])
 
 
 def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str) -> None:
@@ -105,6 +113,7 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
 def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
     scores = [_scores(run, metric, split) for run in group.runs]
     scored = [values for values in scores if values]
+    crossed = [global_test(run, metric) for run in group.runs] if split == "test" else []
     held = {
         "global_test": [run.at_server(metric, split=split) for run in group.runs],
         "shared_test": [run.shared(metric) if split == "test" else None for run in group.runs],
@@ -113,6 +122,7 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
     columns = {
         ("mean", "std"): [math.fsum(values.values()) / len(values) for values in scored],
         ("worst", "worst_std"): [worst(metric, values.values()) for values in scored],
+        ("all_sites", "all_sites_std"): [mean for mean, _ in crossed if not math.isnan(mean)],
     }
     columns |= {(name, f"{name}_std"): [v for v in values if v is not None] for name, values in held.items()}
     row: Meta = {
@@ -129,6 +139,8 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
     for (name, spread), values in columns.items():
         mean, std = mean_std(values) if values else (math.nan, None)
         row |= {name: mean, spread: math.nan if std is None else std}
+    spreads = [spread for _, spread in crossed if not math.isnan(spread)]
+    row["all_sites_spread"] = fmean(spreads) if spreads else math.nan
     return row | _against(group, base, metric, split)
 
 
@@ -197,7 +209,7 @@ def notes(table: pd.DataFrame) -> list[str]:
     Args:
         table: From `compare`.
     """
-    split, base = table["split"].iloc[0], table["baseline"].iloc[0]
+    split, bases = table["split"].iloc[0], table["baseline"].unique()
     folds = bool(table["seeds"].str.contains("fold").any())
     rounds = ", ".join(sorted({found for rows in table["rounds"] for found in rows.split(", ") if found}, key=int))
     found = [
@@ -208,6 +220,7 @@ def notes(table: pd.DataFrame) -> list[str]:
     ]
     if len(set(table["label"])) > 1:
         over, few = ("seeds and folds", "pairs") if folds else ("seeds", "seeds")
+        base = bases[0] if len(bases) == 1 else "the row that is named beside it"
         found.append(
             f"Difference: to {base}, paired over the {over} that both have on the same data, with its 95 % interval by "
             f"Student's t. 'n.s.': the interval holds 0. '-': fewer than two such {few}, or the same difference in all "
@@ -216,6 +229,12 @@ def notes(table: pd.DataFrame) -> list[str]:
     found += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():
         found.append(explain(int(table["pairs"].max())))
+    if table["all_sites"].notna().any():
+        found.append(
+            "All sites' test sets: every site's model on every site's test images, the mean over the sites for each "
+            "model, then over the models. ± is the standard deviation over the runs; 'over models': that over the "
+            "models of a run, as a mean over the runs."
+        )
     if (table["sites"] < table["of_sites"]).any():
         found.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
     if table["status"].str.contains("diverged|incomplete|running").any():
@@ -227,24 +246,28 @@ def notes(table: pd.DataFrame) -> list[str]:
 
 
 def _metric(name: str, rows: pd.DataFrame) -> str:
-    held, several = _at_server(rows), len(rows) > 1
-    tested = bool(rows["p_wilcoxon"].notna().any())
+    held, crossed, bases = _at_server(rows), bool(rows["all_sites"].notna().any()), rows["baseline"].unique()
+    several, tested = len(rows) > 1, bool(rows["p_wilcoxon"].notna().any())
     header = ["method", "seeds", "status", "sites", "mean of sites", "worst site"]
     header += [name.replace("_", " ") for name in held]
-    header += [f"difference to {rows['baseline'].iloc[0]}", "verdict"] if several else []
+    header += ["all sites' test sets", "over models"] if crossed else []
+    header += ["compared with"] if len(bases) > 1 else []
+    header += [f"difference to {bases[0]}" if len(bases) == 1 else "difference", "verdict"] if several else []
     header += HEADER if tested else []
-    lines = [header, ["---"] * len(header)]
+    lines = [header]
     for row in rows.to_dict("records"):
         sites = str(row["sites"]) if row["sites"] == row["of_sites"] else f"{row['sites']} of {row['of_sites']}"
         cells = [row["label"], row["seeds"], row["status"], sites]
-        cells += [_spread(row["mean"], row["std"]), _spread(row["worst"], row["worst_std"])]
-        cells += [_spread(row[name], row[f"{name}_std"]) for name in held]
+        cells += [plus_minus(row["mean"], row["std"]), plus_minus(row["worst"], row["worst_std"])]
+        cells += [plus_minus(row[name], row[f"{name}_std"]) for name in held]
+        cells += [plus_minus(row["all_sites"], row["all_sites_std"])] if crossed else []
+        cells += [plus_minus(row["all_sites_spread"], math.nan)] if crossed else []
+        cells += [row["baseline"]] if len(bases) > 1 else []
         cells += [_difference(row), row["verdict"]] if several else []
         cells += [p_value(row[name]) for name in ("p_t", "p_corrected", "p_wilcoxon")] if tested else []
         lines.append(cells)
     better = "lower" if name in LOWER_IS_BETTER else "larger"
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"### {name} ({better} is better)\n\n{table}\n"
+    return f"### {name} ({better} is better)\n\n{table_lines(lines)}\n"
 
 
 def _at_server(rows: pd.DataFrame) -> list[str]:
@@ -252,12 +275,6 @@ def _at_server(rows: pd.DataFrame) -> list[str]:
     found = [name for name in AT_SERVER if rows[name].notna().any()]
     told = (rows["shared_test"].notna() & (rows["shared_test"] != rows["global_test"])).any()
     return [name for name in found if name != "shared_test" or told]
-
-
-def _spread(mean: float, std: float) -> str:
-    if math.isnan(mean):
-        return "-"
-    return f"{mean:.3f}" if math.isnan(std) else f"{mean:.3f} ± {std:.3f}"
 
 
 def _difference(row: dict[Any, Any]) -> str:

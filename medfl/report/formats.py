@@ -86,6 +86,19 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+def plus_minus(mean: float, std: float) -> str:
+    """A mean with its standard deviation where there is one, for Markdown; ``-`` for no mean."""
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.3f}" if math.isnan(std) else f"{mean:.3f} ± {std:.3f}"
+
+
+def table_lines(lines: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as a table in Markdown; the first row is its head."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in ruled)
+
+
 def commands(text: str) -> Markup:
     """A sentence for a page, with what stands between backticks as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704

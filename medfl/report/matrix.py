@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 
 from medfl.contract import Meta
 from medfl.report.formats import count, known, listed
@@ -76,12 +76,25 @@ def one_model(run: RunRecord, metric: str) -> bool:
 
 def local_mean(table: Table) -> float:
     """The local test: mean of the scores on the own site's test images; NaN if none is defined."""
-    return _mean(row.get(owner, math.nan) for owner, row in table.items())
+    return mean_defined(row.get(owner, math.nan) for owner, row in table.items())
 
 
 def global_mean(table: Table) -> float:
     """The global test: for each model the mean over the sites where it is defined, then the mean over the models."""
-    return _mean(_mean(row.values()) for row in table.values())
+    return mean_defined(mean_defined(row.values()) for row in table.values())
+
+
+def global_test(run: RunRecord, metric: str) -> tuple[float, float]:
+    """The global test of a run, and its standard deviation (ddof = 1) over the models.
+
+    NaN where the run has no such scores; the spread, too, where all sites have the same model.
+    """
+    table = cross_table(run, metric)
+    if table is None:
+        return math.nan, math.nan
+    return global_mean(table), math.nan if one_model(run, metric) else spread(
+        mean_defined(row.values()) for row in table.values()
+    )
 
 
 def undefined(table: Table) -> int:
@@ -112,7 +125,14 @@ def _rows(run: RunRecord, metric: str) -> list[tuple[str, str, float]]:
     return list(zip(found["model"], found["site"], found["value"], strict=True))
 
 
-def _mean(values: Iterable[float]) -> float:
+def spread(values: Iterable[float]) -> float:
+    """Standard deviation (ddof = 1) of the values that are defined; NaN with fewer than two."""
+    defined = [value for value in values if not math.isnan(value)]
+    return stdev(defined) if len(defined) > 1 else math.nan
+
+
+def mean_defined(values: Iterable[float]) -> float:
+    """Mean of the values that are not NaN; NaN without any."""
     defined = [value for value in values if not math.isnan(value)]
     return fmean(defined) if defined else math.nan
 
@@ -176,10 +196,12 @@ def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mappin
         "sites": sites,
         "single": single,
         "scores": {
-            name: {site: _mean(row.get(site, math.nan) for row in given) for site in sites}
+            name: {site: mean_defined(row.get(site, math.nan) for row in given) for site in sites}
             for name, given in rows.items()
         },
-        "means": {name: known(_mean(_mean(row.values()) for row in given)) for name, given in rows.items()},
+        "means": {
+            name: known(mean_defined(mean_defined(row.values()) for row in given)) for name, given in rows.items()
+        },
     }
 
 

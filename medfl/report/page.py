@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, did_you_mean
 from medfl.findings import read_findings
 from medfl.report import (
     against,
@@ -35,7 +35,7 @@ from medfl.report import (
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
 from medfl.report.groups import group_runs
 from medfl.report.runs import RunRecord, read_run
-from medfl.report.selection import named_runs, short_folders
+from medfl.report.selection import Baseline, named_runs, short_folders
 from medfl.report.tested import read_tested
 from medfl.store import write_atomic
 
@@ -75,7 +75,7 @@ def write_report(
     runs: Sequence[Path],
     out: Path | None = None,
     labels: Sequence[str] | None = None,
-    baseline: str | None = None,
+    baseline: Baseline = None,
 ) -> Path:
     """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
 
@@ -85,13 +85,14 @@ def write_report(
         runs: Run folders, finished or not; with a run of the method ``local`` the report says who gains.
         out: The file to write; by default ``report.html`` in the first run's folder. What is there is replaced.
         labels: One for each run, as in `medfl.report.groups.group_runs`.
-        baseline: Label of the runs that scanning centres are compared with; by default the sites alone.
+        baseline: Label of the runs that the others are compared with centre by centre and class by class, see
+            `medfl.report.selection.compared`; by default the sites alone.
 
     Returns:
         The file.
 
     Raises:
-        SettingsError: If there is no run, or two have the same settings and seed.
+        SettingsError: If there is no run, two have the same settings and seed, or the baseline is none of them.
         StoreError: If a folder holds no run, or a file can't be read or written.
     """
     if not runs:
@@ -105,7 +106,7 @@ def write_report(
 def render(
     records: Sequence[RunRecord],
     labels: Sequence[str] | None = None,
-    baseline: str | None = None,
+    baseline: Baseline = None,
     folder: Path | None = None,
 ) -> str:
     """The report as HTML.
@@ -117,17 +118,20 @@ def render(
         folder: Where the page will lie, for links to files beside the runs; None for no links.
 
     Raises:
-        SettingsError: If two have the same settings and seed.
+        SettingsError: If two have the same settings and seed, or the baseline is none of them.
         StoreError: If a file of predictions or findings can't be read.
     """
     groups = group_runs(records, labels)
+    known = [group.label for group in groups]
+    if isinstance(baseline, str) and baseline not in known:
+        raise SettingsError(f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}")
     runs = named_runs(groups)
     tested = {str(run.folder): read_tested(run) for _, run in runs}
     findings = {str(run.folder): read_findings(run.folder) for _, run in runs}
     extras = {
         "atlas": atlas_section.atlas_section(groups),
         "centres": centres_section.centres_section(groups, tested, baseline),
-        "classes": classes.classes_section(groups, tested),
+        "classes": classes.classes_section(groups, tested, baseline),
         "matrix": matrix.matrix_section(groups),
         "fairness": fairness_section.fairness_section(groups, tested),
         "clusters": clusters_section.clusters_section(groups),

@@ -41,6 +41,8 @@ def rounds_markdown(table: pd.DataFrame) -> str:
     Returns:
         Tables and the meaning of their columns; empty if no run tells any of it.
     """
+    if table.empty:
+        return ""
     parts = [part for title, names in TABLES.items() if (part := _table(table, title, names))]
     if not parts:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from medfl.report.groups import Group
@@ -11,6 +11,32 @@ from medfl.report.runs import RunRecord, repetition
 
 ALONE = "local"
 """The method in which every site trains alone."""
+
+Baseline = str | Mapping[str, str] | None
+"""Label of the group that the others are compared with, or of each group by its own label; None for the usual one."""
+
+
+def baseline_of(label: str, baseline: Baseline) -> str | None:
+    """Label of the group that a group is compared with, if one was named."""
+    return baseline.get(label) if isinstance(baseline, Mapping) else baseline
+
+
+def compared(groups: Sequence[Group], baseline: Baseline) -> list[tuple[Group, Group]]:
+    """Each group with the one that it is compared with, but for those that would be compared with themselves.
+
+    Args:
+        groups: Of a page.
+        baseline: Without one, or where no group has its label: the sites alone, or else the first group.
+    """
+    usual = next((group for group in groups if group.method == ALONE), groups[0])
+    named = {group.label: group for group in groups}
+    pairs = [(group, named.get(baseline_of(group.label, baseline) or "", usual)) for group in groups]
+    return [(group, base) for group, base in pairs if group is not base]
+
+
+def over(bases: Collection[str]) -> str:
+    """What gains are gains over, in words: the label of the one baseline."""
+    return next(iter(bases)) if len(bases) == 1 else "the baseline of each"
 
 
 def named_runs(groups: Sequence[Group]) -> list[tuple[str, RunRecord]]:

@@ -18,6 +18,7 @@ import pandas as pd
 from medfl.attack_results import read_results, results_path
 from medfl.contract import Meta
 from medfl.errors import StoreError
+from medfl.report.formats import table_lines
 from medfl.report.statistics import mean_std
 from medfl.study.jobs import Job
 from medfl.study.schema import Study
@@ -173,12 +174,6 @@ def attacks_markdown(table: pd.DataFrame) -> str:
             lines.append([label, str(found["seeds"].max()), *what, *(cells.get(name, "-") for name in headings)])
         parts.append(f"### Attack: {kind}\n\n{table_lines(lines)}\n\n- {NOTES[str(kind)]}\n")
     return "\n".join(parts)
-
-
-def table_lines(lines: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as a table in Markdown; the first row is its head."""
-    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in ruled)
 
 
 def _spread(mean: float, std: float, digits: int) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+
+import pandas as pd
 
 from medfl.errors import MedflError
 from medfl.findings import read_findings
 from medfl.privacy.gaussian import SENSITIVITY
-from medfl.report.claims import check_claim, claims_markdown
+from medfl.report.claims import check_claim, claims_markdown, claims_table
 from medfl.report.compare import compare, to_markdown
 from medfl.report.forgetting import forgetting_metric, forgetting_table
-from medfl.report.formats import listed
+from medfl.report.formats import listed, table_lines
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.rounds_markdown import rounds_markdown
 from medfl.report.runs import read_run
+from medfl.report.selection import key_metrics
+from medfl.report.site_models import models_markdown, models_table
 from medfl.store import write_atomic
-from medfl.study.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown, table_lines
+from medfl.study.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
 from medfl.study.cohorts import Say
 from medfl.study.jobs import Job
 from medfl.study.runner import Outcome
@@ -29,7 +34,10 @@ OVER = ("finished", "diverged", "incomplete")
 def write_tables(
     study: Study, outcome: Outcome[Job], data: str, out: Path, attacked: Outcome[AttackJob] | None = None
 ) -> None:
-    """Write ``results/<data>.md``, ``.csv``, ``-rounds.csv`` and ``-attacks.csv`` from the runs that are over.
+    """Write ``results/<data>.md`` and ``.csv`` from the runs that are over.
+
+    Where they have something to tell, there are ``-models.csv`` (each site's model at every site), ``-rounds.csv``,
+    ``-claims.csv`` and ``-attacks.csv``, too.
 
     Args:
         study: The study.
@@ -56,7 +64,7 @@ def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: S
     over = _over(study, outcome, data)
     try:
         rows = [job.row for job in over]
-        write_report([job.folder for job in over], _path(out, data, ".html"), rows, baseline=study.baseline)
+        write_report([job.folder for job in over], _path(out, data, ".html"), rows, _baselines(study, rows))
     except MedflError as error:
         say(f"no page about {data}: {error}")
 
@@ -75,20 +83,27 @@ def _path(out: Path, data: str, ending: str) -> Path:
 def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
     """Write the tables of at least one run, and say them in Markdown.
 
-    While the baseline has no run, the first row stands in.
+    While a baseline has no run, the first row stands in.
     """
     labels, runs = [job.row for job in jobs], [read_run(job.folder) for job in jobs]
-    baseline = study.baseline if study.baseline in labels else None
-    last = compare(runs, study.metrics or None, baseline, labels=labels)
-    write_atomic(_path(out, data, ".csv"), last.to_csv(index=False).encode())
+    last = compare(runs, study.metrics or None, _baselines(study, labels), labels=labels)
     groups = group_runs(runs, labels)
     claims = [check_claim(groups, claim.measure, claim.better, claim.than) for claim in study.claims]
     metric = forgetting_metric(groups)
-    rounds = forgetting_table(groups, metric) if metric else None
-    if rounds is None or rounds.empty:
-        return [to_markdown(last), claims_markdown(claims)]
-    write_atomic(_path(out, data, "-rounds.csv"), rounds.to_csv(index=False).encode())
-    return [to_markdown(last), rounds_markdown(rounds), claims_markdown(claims)]
+    rounds = forgetting_table(groups, metric) if metric else pd.DataFrame()
+    models = models_table(groups, list(last["metric"].unique()))
+    tables = {"": last, "-models": models, "-rounds": rounds, "-claims": claims_table(claims)}
+    for ending, table in tables.items():
+        if not table.empty:
+            write_atomic(_path(out, data, f"{ending}.csv"), table.to_csv(index=False).encode())
+    parts = [to_markdown(last), *(models_markdown(models, metric) for metric in key_metrics(groups)[:1])]
+    return [*parts, rounds_markdown(rounds), claims_markdown(claims)]
+
+
+def _baselines(study: Study, labels: Collection[str]) -> dict[str, str]:
+    """The row that each row is compared with, if that has runs."""
+    named = {name: row.baseline or study.baseline for name, row in study.rows.items()}
+    return {name: base for name, base in named.items() if base is not None and base in labels}
 
 
 def _attacks(study: Study, data: str, jobs: list[Job], out: Path) -> str:

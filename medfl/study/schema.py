@@ -82,11 +82,13 @@ class Row(Strict):
         method: Name of the method.
         method_args: Its settings.
         settings: Options of the run for this row; they win over all others.
+        baseline: The row that this one is compared with, if it is not that of the study.
     """
 
     method: str
     method_args: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    baseline: str | None = None
 
 
 class Change(Strict):
@@ -260,6 +262,8 @@ def _check_names(study: Study) -> None:
         raise SettingsError(
             f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}"
         )
+    for name, row in study.rows.items():
+        _check_known(f"rows.{name}.baseline", [row.baseline] if row.baseline else [], study.rows, "row")
     for claim in study.claims:
         _check_known("claims", (claim.better, claim.than), study.rows, "row")
         if claim.measure not in CLAIMABLE:

@@ -116,6 +116,7 @@ def test_images_of_no_known_centre_count_in_the_ranks_only(tmp_path):
 @pytest.mark.parametrize(("baseline", "base", "rows"), [
     (None, "local", ["fedcross", "fedskd"]), ("fedcross", "fedcross", ["local", "fedskd"]),
     ("none like that", "local", ["fedcross", "fedskd"]),
+    ({"fedskd": "fedcross"}, "the baseline of each", ["fedcross", "fedskd"]),
 ])  # fmt: skip
 def test_the_baseline_is_the_one_named_or_the_sites_alone(tmp_path, baseline, base, rows):
     groups, tested = read([make(tmp_path, method) for method in ("fedcross", "local", "fedskd")])

@@ -55,5 +55,6 @@ def test_seeds_pair_on_the_same_data_only(groups, tmp_path):
 
 def test_the_table_says_what_was_found(groups):
     text = claims_markdown([check_claim(groups, "global_final", "fedkper", "fedavg")])
-    assert "| fedkper > fedavg | global_final | 3 | +0.310 [+0.267, +0.353] | holds |" in text
+    sides = "0.640 ± 0.046 | 0.330 ± 0.030"
+    assert f"| fedkper > fedavg | global_final | 3 | {sides} | +0.310 [+0.267, +0.353] | holds |" in text
     assert claims_markdown([]) == ""

@@ -11,20 +11,21 @@ from make_runs import make_run
 from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
+from medfl.errors import SettingsError
 from medfl.report.classes import classes_section
 from medfl.report.groups import group_runs
-from medfl.report.page import environment
+from medfl.report.page import environment, write_report
 from medfl.report.runs import read_run
 from medfl.report.tested import read_tested
 
 CLASSES = ("x", "y", "z")
-TABLE = "Class by class: fedskd against alone"
+TABLE = "Class by class: fedskd against local"
 
 
-def section(folders):
+def section(folders, baseline=None):
     """What the section shows of some runs; None where there is none."""
     records = [read_run(folder) for folder in folders]
-    found = classes_section(group_runs(records), {str(run.folder): read_tested(run) for run in records})
+    found = classes_section(group_runs(records), {str(run.folder): read_tested(run) for run in records}, baseline)
     if found is None:
         return None
     html = environment().get_template("classes.html").render(classes=found)
@@ -68,6 +69,35 @@ def test_each_class_is_that_of_scikit_learn_over_folds_sites_and_seeds(tmp_path)
             f"{fmean(other):.3f} ± {stdev(other):.3f}",
             f"{fmean(gaps):+.3f} ± {stdev(gaps):.3f}",
         ]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "against"),
+    [
+        (None, {"fedcross": "local", "fedskd": "local"}),
+        ("fedcross", {"local": "fedcross", "fedskd": "fedcross"}),
+        ({"fedskd": "fedcross"}, {"fedcross": "local", "fedskd": "fedcross"}),
+    ],
+)
+def test_any_method_may_be_the_baseline(tmp_path, baseline, against):
+    """Of all methods, or of each method another one; the picture has the same numbers as the tables."""
+    runs = {method: make(tmp_path, method) for method in ("local", "fedcross", "fedskd")}
+    found = section(runs.values(), baseline)
+    assert list(found.tables) == [f"Class by class: {label} against {base}" for label, base in against.items()]
+    for (label, base), (head, *rows) in zip(against.items(), found.tables.values(), strict=True):
+        assert [words(cell) for cell in head] == ["class", "sites", base, label, "difference"]
+        gap = fmean(area([runs[label]], s, 0) - area([runs[base]], s, 0) for s in ("a", "b"))
+        assert words(rows[0][4]).replace("\N{MINUS SIGN}", "-") == f"{gap:+.3f}"
+    over = next(iter(against.values())) if len(set(against.values())) == 1 else "the baseline of each"
+    assert f"AUC gained over {over}" in words(found.sections["classes"])
+
+
+def test_the_report_takes_a_baseline_and_refuses_one_that_is_no_run(tmp_path):
+    runs = [make(tmp_path, method) for method in ("local", "fedcross", "fedskd")]
+    page = Page(write_report(runs, tmp_path / "page.html", baseline="fedcross").read_text())
+    assert "Class by class: fedskd against fedcross" in page.tables
+    with pytest.raises(SettingsError, match=r"Unknown baseline 'fedcros'\. Did you mean 'fedcross'\?"):
+        write_report(runs, tmp_path / "page.html", baseline="fedcros")
 
 
 def test_a_class_counts_at_the_sites_that_have_it(tmp_path):
