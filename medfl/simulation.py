@@ -15,10 +15,11 @@ from medfl.data.pooled import Empty, Pooled
 from medfl.data.sites import GLOBAL, PUBLIC
 from medfl.errors import StoreError
 from medfl.evaluation import Row
-from medfl.federation import Federation, Outcome
+from medfl.federation import Federation
 from medfl.findings import write_findings
-from medfl.run_checks import POOLED, check_labels, check_plan, check_privacy, check_training
-from medfl.run_folder import claim, identity, run_id_of
+from medfl.journal import Outcome
+from medfl.run_checks import POOLED, check_labels, check_plan, check_privacy, check_training, check_validation
+from medfl.run_folder import claim, identity, note_best_round, run_id_of
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteHost, Splits
 from medfl.store import Inbox, only_writer, write_json
@@ -122,7 +123,7 @@ def simulate(run: Run) -> Result:
             outcome = federation.run()
         finally:
             carrier.close()
-        summary = summarise(run.folder / "metrics.csv", run.method, outcome)
+        summary = summarise(run.folder / "metrics.csv", run.method, outcome, run.settings, run.task.metrics[0])
         classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
         named_splits = {name: _by_name(data) for name, data in run.sites.items()}
         summary |= {"holdings": holdings(named_splits, classes), "leaks": list(run.leaks)}
@@ -130,12 +131,13 @@ def simulate(run: Run) -> Result:
             summary["privacy"] = accounts
         everyone = hosts | viewers
         models = {
-            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.rounds)
+            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
             for name in sorted(run.sites)
         }
         result = Result(outcome, models, summary)
         run.take_home(result)
         write_findings(run.folder, outcome.findings)
+        note_best_round(run.folder, summary["best_round"])
         write_json(run.folder / SUMMARY, summary)
     return result
 
@@ -160,6 +162,7 @@ def check(run: Run, method: Method) -> None:
     """Everything that can be checked before step 0."""
     networks = check_plan(run.method, method, run.task, run.settings, run.sites, bool(run.public))
     check_training(run.sites)
+    check_validation(run.settings, [name for name, data in run.sites.items() if len(data.val)])
     check_labels(run.task.num_classes, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
     check_privacy(run.settings, method, networks, images, len(images))

@@ -22,7 +22,7 @@ RUN = frozenset(
     {
         "method", "method_args", "rounds", "epochs", "steps", "batch_size", "fraction", "seed", "evaluate_every",
         "min_replies", "moments", "global_test", "balance", "norm_sync", "norm_bound", "networks_by_site", "describe",
-        "privacy", "compression", "precision",
+        "privacy", "compression", "precision", "best_round", "patience",
     }
 )  # fmt: skip
 """Ids of a run's settings (`medfl.settings.Settings`), and of its method."""
