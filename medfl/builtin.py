@@ -36,6 +36,11 @@ def medfl_partitions() -> list[PartitionRecord]:
         PartitionRecord(
             "subset", "medfl.partition.subset:subset", "nearly all of a site's images are of one class (share)"
         ),
+        PartitionRecord(
+            "limited_classes",
+            "medfl.partition.limited_classes:limited_classes",
+            "some classes are rare at some sites (classes, at, share)",
+        ),
         PartitionRecord("by_site", "medfl.partition.by_site:by_site", "a site for each value of a column (--column)"),
         PartitionRecord(
             "by_source",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from medfl.contract import Dataset, Method, Model
-from medfl.metrics import METRICS
+from medfl.metrics import LOWER_IS_BETTER, METRICS
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training import autocast
@@ -86,6 +88,44 @@ def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> di
         return {}
     probabilities = predict(model, data, settings, task.device)
     return {name: METRICS[name](probabilities, data.labels, task.num_classes) for name in task.metrics}
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluated round with the best validation score so far.
+
+    Attributes:
+        round: From 1; 0 where no round has a score.
+        step: Its last step.
+        score: Mean over the sites of the model that each would take home, on its validation images.
+        since: Evaluations after it.
+    """
+
+    round: int = 0
+    step: int = 0
+    score: float = 0.0
+    since: int = 0
+
+    def after(self, round_: int, step: int, rows: Iterable[Row], metric: str) -> Best:
+        """The best with a further round; only a better score than that of all before it replaces one.
+
+        Args:
+            round_: The round.
+            step: Its last step.
+            rows: Its scores.
+            metric: What is compared, in [0, 1]. A site where it is not defined is left out of the mean.
+        """
+        found: dict[str, dict[str, float]] = {}
+        for row in rows:
+            if (row.split, row.moment, row.metric) == ("val", "aggregated", metric):
+                found.setdefault(row.site, {})[row.model] = row.value
+        values = [models.get("personal", models.get("global", math.nan)) for models in found.values()]
+        values = [value for value in values if 0 <= value <= 1]
+        score = math.fsum(values) / len(values) if values else math.nan
+        better = score < self.score if metric in LOWER_IS_BETTER else score > self.score
+        if better or (values and not self.round):
+            return Best(round_, step, score)
+        return replace(self, since=self.since + 1)
 
 
 def rows_of(scores: dict[str, float], round_: int, site: str, model: str, split: str, moment: str) -> list[Row]:

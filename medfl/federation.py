@@ -9,20 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from medfl import streams
-from medfl.contract import SERVER, Dataset, Findings, Meta, Model, Order, Plan, Replies, Server, State, Tensors
+from medfl.contract import SERVER, Dataset, Meta, Order, Plan, Replies, Server, State, Tensors
 from medfl.errors import ContractError
-from medfl.evaluation import Row, watcher
-from medfl.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal
+from medfl.evaluation import Best, Row, watcher
+from medfl.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal, Outcome
 from medfl.memory import release
 from medfl.settings import Settings
 from medfl.siteside import Answer, MethodFactory
+from medfl.store import Steps
 from medfl.task import Task
 
 logger = logging.getLogger(__name__)
@@ -54,9 +55,12 @@ class Carrier(Protocol):
         ...
 
     def step(
-        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None
+        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None, keep: Steps = ()
     ) -> tuple[list[Answer], list[str], list[Row]]:
-        """Carry out orders, and beside them an evaluation; answers, absent sites, rows of the evaluation."""
+        """Carry out orders, and beside them an evaluation; answers, absent sites, rows of the evaluation.
+
+        The sites keep what they had after the steps in `keep`.
+        """
         ...
 
     def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
@@ -66,29 +70,6 @@ class Carrier(Protocol):
     def exchange(self, evaluation: Evaluation) -> list[Row]:
         """Each site's model on every site's test data."""
         ...
-
-
-@dataclass
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        status: ``finished``, ``diverged`` or ``incomplete``.
-        rounds: Rounds that are over.
-        step: The last step.
-        reason: Why it ended early, or empty.
-        published: What every site needs to take its model home.
-        models: The server's models.
-        findings: What the method has to show beside its scores.
-    """
-
-    status: str
-    rounds: int
-    step: int
-    reason: str
-    published: Tensors
-    models: dict[str, Model]
-    findings: Findings
 
 
 class Federation:
@@ -132,28 +113,24 @@ class Federation:
         if last.status in (DIVERGED, INCOMPLETE):
             logger.warning("Round %d had ended as %s: %s Trying it again.", last.round, last.status, last.reason)
             server, last = self._back(last)
-        while True:
+        while last.status == RUNNING:
             pending = self._pending(server, last)
             server.round = last.rounds_done + 1
             with self._pinned(server):
-                plan = self._make_method().plan(server)
-            if plan is None:
-                break
-            last = self._step(server, last, plan, pending)
-            if last.status != RUNNING:
-                break
-        if last.status == RUNNING:
-            last = self._close(server, last, pending)
+                plan = None if self._stops(last) else self._make_method().plan(server)
+            last = self._close(server, last, pending) if plan is None else self._step(server, last, plan, pending)
+        then, taken = self._taken(server, last, last.best)
         method = self._make_method()
-        shown = method.publish(server), method.models(server), method.findings(server)
-        return Outcome(last.status, last.rounds_done, last.step, last.reason, *shown)
+        shown = method.publish(then), method.models(then), method.findings(server)
+        return Outcome(last.status, last.rounds_done, taken.rounds_done, taken.step, last.best, last.reason, *shown)
 
     # ---- one step
 
     def _step(self, server: Server, last: Committed, plan: Plan, pending: Evaluation | None) -> Committed:
         self._check_plan(plan)
         step = last.step + 1
-        answers, absent, scores = self._carrier.step(step, plan.round, plan.orders, pending)
+        keep = self._kept(last, pending)
+        answers, absent, scores = self._carrier.step(step, plan.round, plan.orders, pending, keep)
         accepted = [answer for answer in answers if answer.refused is None]
         for answer in answers:
             if answer.refused is not None:
@@ -171,6 +148,8 @@ class Federation:
             last.answers | {answer.site: step for answer in answers},
             last.facts,
             rows=rows,
+            best=self._best(last, pending, scores),
+            keep=keep,
         )
         quorum = len(plan.orders) if plan.quorum is None else plan.quorum
         if len(accepted) < quorum:
@@ -202,7 +181,7 @@ class Federation:
         """End the run at this round; its rows are kept, the state stays that of the step before."""
         now.status, now.reason = INCOMPLETE if absent else DIVERGED, reason
         now.rounds_done = last.rounds_done
-        server.state = self._journal.state(last.step)
+        server.state, _ = self._journal.at(last.step)
         self._journal.commit(server.state, now)
         return now
 
@@ -210,22 +189,49 @@ class Federation:
 
     def _pending(self, server: Server, last: Committed) -> Evaluation | None:
         """The last finished round, if it is due and its scores are not committed yet."""
-        due = self._settings.due(last.rounds_done)
+        due = self._settings.due(last.rounds_done) or self._stops(last)
         if not due or last.rounds_done <= last.evaluated or last.round > last.rounds_done:
             return None
         return Evaluation(last.rounds_done, last.step, self._make_method().publish(server))
 
     def _close(self, server: Server, last: Committed, pending: Evaluation | None) -> Committed:
-        """The scores of the last round, and the global test."""
+        """The scores of the last round, and the global test. A run that ends early is over for good."""
         if pending is None:
-            return Committed(**(vars(last) | {"status": FINISHED}))
-        _, _, rows = self._carrier.step(last.step + 1, last.round, [], pending)
+            return replace(last, status=FINISHED)
+        keep, step = self._kept(last, pending), last.step + 1
+        _, _, rows = self._carrier.step(step, last.round, [], pending, keep)
+        best = self._best(last, pending, rows)
         if self._settings.global_test:
-            rows += self._carrier.exchange(pending)
-        now = Committed(**(vars(last) | {"step": last.step + 1, "evaluated": pending.round, "rows": rows}))
+            then, taken = self._taken(server, last, best)
+            rows += self._carrier.exchange(Evaluation(taken.rounds_done, taken.step, self._make_method().publish(then)))
+        status = FINISHED if self._stops(last) else RUNNING
+        now = replace(last, step=step, status=status, evaluated=pending.round, rows=rows, best=best, keep=keep)
         self._journal.commit(server.state, now)
         self._on_round(pending.round, rows)
-        return Committed(**(vars(now) | {"status": FINISHED}))
+        return replace(now, status=FINISHED)
+
+    # ---- the best round
+
+    def _best(self, last: Committed, pending: Evaluation | None, rows: list[Row]) -> Best:
+        metric = self._task.metrics[0]
+        return last.best.after(pending.round, pending.step, rows, metric) if pending else last.best
+
+    def _stops(self, last: Committed) -> bool:
+        """Whether validation scores have been no better for too long; between rounds only."""
+        patience = self._settings.patience
+        return patience is not None and last.best.since >= patience and last.round == last.rounds_done
+
+    def _kept(self, last: Committed, pending: Evaluation | None) -> list[int]:
+        """Earlier steps that are still needed: that of the best round, and one that may turn out to be the best."""
+        steps = {last.best.step, pending.step if pending else 0} - {0}
+        return sorted(steps) if self._settings.best_round else []
+
+    def _taken(self, server: Server, last: Committed, best: Best) -> tuple[Server, Committed]:
+        """The server after the round whose models the sites take home."""
+        if not self._settings.best_round or not best.round:
+            return server, last
+        state, then = self._journal.at(best.step)
+        return self._server(state, then), then
 
     # ---- start and restart
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medfl.contract import SERVER, Meta, State
+from medfl.contract import SERVER, Findings, Meta, Model, State, Tensors
 from medfl.errors import StoreError
-from medfl.evaluation import Row, csv_lines
+from medfl.evaluation import Best, Row, csv_lines
 from medfl.store import Record, Store
 
 RUNNING, FINISHED, DIVERGED, INCOMPLETE = "running", "finished", "diverged", "incomplete"
@@ -36,6 +36,8 @@ class Committed:
         csv_offset: Length of metrics.csv before this step's rows.
         rows: This step's rows.
         reason: Why the run ended early.
+        best: The round with the best validation scores so far.
+        keep: Earlier steps that are still needed.
     """
 
     step: int = 0
@@ -48,6 +50,35 @@ class Committed:
     csv_offset: int = 0
     rows: list[Row] = field(default_factory=list)
     reason: str = ""
+    best: Best = field(default_factory=Best)
+    keep: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        status: ``finished``, ``diverged`` or ``incomplete``.
+        rounds: Rounds that are over.
+        round: The round that the models are of.
+        step: Its last step.
+        best: The round with the best validation scores.
+        reason: Why it ended early, or empty.
+        published: What every site needs to take its model home.
+        models: The server's models.
+        findings: What the method has to show of all rounds, beside its scores.
+    """
+
+    status: str
+    rounds: int
+    round: int
+    step: int
+    best: Best
+    reason: str
+    published: Tensors
+    models: dict[str, Model]
+    findings: Findings
 
 
 class Journal:
@@ -74,8 +105,8 @@ class Journal:
             StoreError: If either can't be written; the step before stays valid.
         """
         now.csv_offset = self._csv.stat().st_size if self._csv.exists() else 0
-        meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows]}}
-        self.store.save(now.step, state, meta)
+        meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows], "best": vars(now.best)}}
+        self.store.save(now.step, state, meta, keep=now.keep)
         self._append(now.rows, now.csv_offset)
 
     def latest(self) -> tuple[State, Committed] | None:
@@ -93,9 +124,10 @@ class Journal:
             )
         return None
 
-    def state(self, step: int) -> State:
-        """The server's state after a step that is kept."""
-        return self.store.load(step).state()
+    def at(self, step: int) -> tuple[State, Committed]:
+        """A step that is kept."""
+        record = self.store.load(step)
+        return record.state(), _committed(record)
 
     def can_go_back(self, last: Committed) -> bool:
         """Whether the step before the last commit is kept."""
@@ -103,9 +135,9 @@ class Journal:
 
     def go_back(self, last: Committed) -> tuple[State, Committed]:
         """Forget the last commit; returns the one before it."""
-        record = self.store.load(last.step - 1)
+        before = self.at(last.step - 1)
         self.store.drop(last.step)
-        return record.state(), _committed(record)
+        return before
 
     def reconcile(self, last: Committed) -> None:
         """Make metrics.csv end with exactly the rows of the last commit.
@@ -138,4 +170,4 @@ class Journal:
 
 def _committed(record: Record) -> Committed:
     values: dict[str, Any] = json.loads(json.dumps(record.meta["commit"]))
-    return Committed(**(values | {"rows": [Row(*row) for row in values["rows"]]}))
+    return Committed(**(values | {"rows": [Row(*row) for row in values["rows"]], "best": Best(**values["best"])}))

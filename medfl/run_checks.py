@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -134,6 +134,23 @@ def check_training(sites: Mapping[str, Splits]) -> None:
         raise DataError(f"No site has training data: expected at least one image at one of {sorted(sites)}.")
     if empty:
         logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
+
+
+def check_validation(settings: Settings, validating: Collection[str]) -> None:
+    """Refuse to compare rounds where nobody can.
+
+    Args:
+        settings: The run's.
+        validating: The sites that have validation images.
+
+    Raises:
+        SettingsError: If there is none, and the run needs them.
+    """
+    if settings.validates and not validating:
+        raise SettingsError(
+            "'best_round' and 'patience' go by scores on the sites' validation images, and no site has any. Partition "
+            "with --val-fraction 0.1, or leave both out. Test images never choose a model."
+        )
 
 
 def check_labels(num_classes: int, sites: Mapping[str, Splits], others: Mapping[str, Dataset | None]) -> None:

@@ -62,6 +62,17 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: 
     write_json(path, content)
 
 
+def note_best_round(folder: Path, chosen: Meta | None) -> None:
+    """Say in ``run.json`` which round was chosen, where the run chooses one.
+
+    Args:
+        folder: The run folder.
+        chosen: From `medfl.summary.chosen_round`.
+    """
+    if chosen is not None:
+        write_json(folder / "run.json", _read(folder / "run.json") | {"best_round": chosen})
+
+
 def begun_settings(folder: Path) -> Meta | None:
     """The settings of the run that a folder holds, without its rounds; None in a new folder.
 

@@ -88,6 +88,11 @@ class Settings(Strict):
             statistics; ``none``; ``frozen`` is ``all`` with the layers in evaluation mode during training.
         min_replies: Replies without which a round fails, >= 1.
         evaluate_every: Rounds between two evaluations, >= 1; the last round is always evaluated.
+        best_round: Whether sites take home the models of the evaluated round with the best validation score, by the
+            first metric as a mean over the sites, in place of those of the last round. The first of equals is taken.
+        patience: Evaluations in a row without a better validation score after which the run ends, >= 1; None runs all
+            rounds. A round is scored while the next one trains, so that one is over as well. More rounds don't continue
+            a run that has ended so.
         moments: When models are scored: ``aggregated`` after a round, ``trained`` also right after local training,
             ``epochs`` also a model that the server trains, on its test sets after each of its epochs.
         global_test: After the last round, score every site's model on every site's test data (core op ``exchange``).
@@ -113,6 +118,8 @@ class Settings(Strict):
     norm_sync: Literal["all", "params", "none", "frozen"] = "all"
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)
+    best_round: bool = False
+    patience: int | None = Field(None, ge=1)
     moments: tuple[Literal["aggregated", "trained", "epochs"], ...] = ("aggregated",)
     global_test: bool = False
     shared_test: bool = False
@@ -123,6 +130,11 @@ class Settings(Strict):
     describe: tuple[Literal["size", "label_counts"], ...] = ("size",)
     privacy: Privacy | None = None
     compression: Compression | None = None
+
+    @property
+    def validates(self) -> bool:
+        """Whether the run needs validation scores to choose a round or to end."""
+        return self.best_round or self.patience is not None
 
     def due(self, round_: int) -> bool:
         """Whether models are evaluated after a round."""

@@ -15,17 +15,19 @@ from medfl.data.pooled import Empty, Pooled
 from medfl.data.sites import GLOBAL, POOLED, PUBLIC
 from medfl.errors import StoreError
 from medfl.evaluation import Row
-from medfl.federation import Federation, Outcome
+from medfl.federation import Federation
 from medfl.findings import write_findings
+from medfl.journal import Outcome
 from medfl.run_checks import (
     check_labels,
     check_plan,
     check_privacy,
     check_shared_test,
     check_training,
+    check_validation,
     warn_of_preset,
 )
-from medfl.run_folder import claim, identity, run_id_of
+from medfl.run_folder import claim, identity, note_best_round, run_id_of
 from medfl.settings import Execution, Settings
 from medfl.siteside import MethodFactory, SiteHost, Splits
 from medfl.store import Inbox, only_writer, write_json
@@ -127,7 +129,7 @@ def simulate(run: Run) -> Result:
             outcome = Federation(*parts, run.public, _tests(run), run.on_round).run()
         finally:
             carrier.close()
-        summary = summarise(run.folder / "metrics.csv", run.method, outcome)
+        summary = summarise(run.folder / "metrics.csv", run.method, outcome, run.settings, run.task.metrics[0])
         classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
         named_splits = {name: _by_name(data) for name, data in run.sites.items()}
         summary |= {"holdings": holdings(named_splits, classes), "leaks": list(run.leaks)}
@@ -135,12 +137,13 @@ def simulate(run: Run) -> Result:
             summary["privacy"] = accounts
         everyone = hosts | viewers
         models = {
-            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.rounds)
+            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
             for name in sorted(run.sites)
         }
         result = Result(outcome, models, summary)
         run.take_home(result)
         write_findings(run.folder, outcome.findings)
+        note_best_round(run.folder, summary["best_round"])
         write_json(run.folder / SUMMARY, summary)
     return result
 
@@ -167,6 +170,7 @@ def check(run: Run, method: Method) -> None:
     warn_of_preset(run.method, method, run.method_args, run.settings)
     check_shared_test(run.settings, bool(run.global_test))
     check_training(run.sites)
+    check_validation(run.settings, [name for name, data in run.sites.items() if len(data.val)])
     check_labels(run.task.num_classes, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
     check_privacy(run.settings, method, networks, images, len(images))

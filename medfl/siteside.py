@@ -22,7 +22,7 @@ from medfl.filters import Filters, check_parcels, plain_bytes
 from medfl.ledger import fingerprint, open_account
 from medfl.privacy.secret_site import SecretSite, secret_run_id
 from medfl.settings import Settings
-from medfl.store import Inbox, Record, Store, copied
+from medfl.store import KEEP, Inbox, Record, Steps, Store, copied
 from medfl.task import Task
 from medfl.tells import PARCEL, check_told
 
@@ -130,7 +130,9 @@ class SiteHost:
                 facts["label_counts"] = torch.bincount(labels, minlength=self.task.num_classes).tolist()
         return facts
 
-    def step(self, make_method: MethodFactory, order: Order, step: int, round_: int, tensors_digest: str) -> Answer:
+    def step(
+        self, make_method: MethodFactory, order: Order, step: int, round_: int, tensors_digest: str, keep: Steps = ()
+    ) -> Answer:
         """Carry out an order, or answer from disk if that was done before.
 
         Args:
@@ -139,6 +141,7 @@ class SiteHost:
             step: The step's number.
             round_: Its round.
             tensors_digest: `wire.digest` of the order's tensors.
+            keep: Earlier steps after which the site's state is still needed (`Store.save`).
 
         Raises:
             StoreError: If the stored step answers another order, or the step can't be saved.
@@ -146,12 +149,12 @@ class SiteHost:
         digest = wire.order_digest(order, tensors_digest)
         record = self._stored(step, digest)
         if record is None:
-            record = self._carry_out(make_method(), order, step, round_, digest)
+            record = self._carry_out(make_method(), order, step, round_, digest, keep)
         for index, parcel in enumerate(record.meta["parcels"]):
             tensors = wire.select(record.tensors, f"parcel/{index}/")
             self._post(step, Parcel(parcel["to"], tensors, parcel["meta"], self.name))
-        rows = [Row(*row) for row in record.meta["rows"]]
-        return Answer(self.name, step, record.meta["refused"], record.meta["reply"], rows)
+        meta = record.meta
+        return Answer(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
 
     def _stored(self, step: int, digest: str) -> Record | None:
         if step not in self.store.steps():
@@ -166,7 +169,7 @@ class SiteHost:
             )
         return record
 
-    def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str) -> Record:
+    def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str, keep: Steps) -> Record:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
         site, before = self._view(round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
@@ -201,9 +204,8 @@ class SiteHost:
         rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
         content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
         content |= {"rows": [list(row) for row in rows]} | ({"released": released} if released else {})
-        self.store.save(step, site.state, content, tensors)
-        kept = self.store.steps()
-        self.inbox.forget(kept[0] if len(kept) > 1 else 0)
+        self.store.save(step, site.state, content, tensors, keep)
+        self.inbox.forget([0, *self.store.steps()][-KEEP])
         return Record(step, tensors, content)
 
     def _check(self, method: Method, order: Order, reply: Reply) -> None:

@@ -12,7 +12,8 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from medfl.locks import LOCK, held
 logger = logging.getLogger(__name__)
 
 KEEP = 2
-"""How many steps of a participant are kept."""
+"""How many steps of a participant are kept, the newest ones."""
+
+Steps = Collection[int]
+"""Numbers of steps."""
 
 PATIENCE = 1.0
 """Seconds to wait for a run folder: after a kill the system takes a moment to end the processes that held it."""
@@ -102,7 +106,7 @@ class Store:
         """The steps on disk, oldest first, valid or not."""
         return sorted(int(path.name[5:13]) for path in self.folder.glob("step-????????.safetensors"))
 
-    def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None) -> None:
+    def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None, keep: Steps = ()) -> None:
         """Save a step in one atomic file, then forget what is older than the last two.
 
         Args:
@@ -110,6 +114,7 @@ class Store:
             state: The participant's state after it.
             meta: Everything else that belongs to the step; JSON.
             extra: More tensors, with prefixed names (a reply, parcels).
+            keep: Steps after which the participant's state is still needed: each one's newest file stays, too.
 
         Raises:
             StoreError: If it can't be written; the previous step stays valid.
@@ -117,7 +122,7 @@ class Store:
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
         write_atomic(self.path(step), wire.encode(tensors, content))
-        self._prune()
+        self._prune(keep)
 
     def load(self, step: int) -> Record:
         """Read and verify one step.
@@ -126,14 +131,11 @@ class Store:
             DamagedError: If the file is cut short or was changed.
             FileNotFoundError: If there is none.
         """
-        tensors, meta = wire.decode(self.path(step).read_bytes())
-        return Record(step, tensors, meta)
+        return Record(step, *wire.decode(self.path(step).read_bytes()))
 
     def latest(self, before: int | None = None) -> Record | None:
         """The newest valid step (below `before`, if given), or None. Damaged files are named in a warning."""
-        for step in reversed(self.steps()):
-            if before is not None and step >= before:
-                continue
+        for step in reversed([step for step in self.steps() if before is None or step < before]):
             try:
                 return self.load(step)
             except DamagedError as error:
@@ -198,15 +200,16 @@ class Store:
     def _blob(self, digest: str) -> Path:
         return self.folder / "blobs" / f"{digest}.safetensors"
 
-    def _prune(self) -> None:
+    def _prune(self, keep: Steps) -> None:
         steps = self.steps()
+        kept = {*steps[-KEEP:], *(steps[bisect_right(steps, at) - 1] for at in keep)}
         blobs = list((self.folder / "blobs").glob("*.safetensors"))
         # What can't be deleted or read now is left over, no more: the step is saved, and the next one prunes again.
         with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
-            for step in steps[:-KEEP]:
+            for step in sorted({*steps} - kept):
                 self.drop(step)
             if len(steps) > KEEP and blobs:
-                named = {digest for step in steps[-KEEP:] for digest in self._blobs_named_by(step)}
+                named = {digest for step in kept for digest in self._blobs_named_by(step)}
                 for blob in blobs:
                     if blob.stem not in named:
                         blob.unlink(missing_ok=True)

@@ -12,9 +12,10 @@ import torch
 
 from medfl.contract import Dataset, Meta
 from medfl.data.sites import GLOBAL, PUBLIC
-from medfl.federation import Outcome
+from medfl.journal import FINISHED, Outcome
 from medfl.metrics import worst
 from medfl.report.runs import read_metrics
+from medfl.settings import Settings
 
 SUMMARY = "summary.json"
 """The file that a run writes last: a folder with it holds a run that is over, with all that belongs to it."""
@@ -29,19 +30,28 @@ COSTS = {
 """Name of a cost in the summary to its metric in ``metrics.csv``."""
 
 
-def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
-    """The last round's scores (per site, mean, worst site, the global test set), and what each site spent in all."""
+def summarise(csv: Path, method: str, outcome: Outcome, settings: Settings, metric: str) -> Meta:
+    """The scores of the run's models (per site, mean, worst site, the global test set), and what each site spent.
+
+    Args:
+        csv: The run's ``metrics.csv``.
+        method: The method's name.
+        outcome: How the run ended.
+        settings: The run's.
+        metric: What rounds are compared by.
+    """
     table = read_metrics(csv)
     scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test", "shared"])]
-    scores = scores[(scores["round"] == scores["round"].max()) & ~scores["model"].str.contains("@")]
+    round_ = scores["round"].max() if outcome.round == outcome.rounds else outcome.round
+    scores = scores[(scores["round"] == round_) & ~scores["model"].str.contains("@")]
     results: Meta = {}
-    for (model, split, metric), group in scores.groupby(["model", "split", "metric"]):
+    for (model, split, name), group in scores.groupby(["model", "split", "metric"]):
         values = dict(zip(group["site"], group["value"], strict=True))
         pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
         found = [value for value in values.values() if not math.isnan(value)]
-        results.setdefault(str(model), {}).setdefault(str(split), {})[str(metric)] = {
+        results.setdefault(str(model), {}).setdefault(str(split), {})[str(name)] = {
             "mean": sum(found) / len(found) if found else None,
-            "worst": worst(str(metric), found) if found else None,
+            "worst": worst(str(name), found) if found else None,
             "sites": {site: _number(value) for site, value in values.items()},
             "global_test": _number(pooled),
             "public_test": _number(public),
@@ -51,9 +61,26 @@ def summarise(csv: Path, method: str, outcome: Outcome) -> Meta:
         "status": outcome.status,
         "reason": outcome.reason,
         "rounds": outcome.rounds,
-        "evaluated_round": None if scores.empty else int(scores["round"].max()),
+        "evaluated_round": None if scores.empty else int(round_),
+        "models_round": outcome.round,
+        "best_round": chosen_round(outcome, settings, metric),
         "scores": results,
         "costs": _costs(table),
+    }
+
+
+def chosen_round(outcome: Outcome, settings: Settings, metric: str) -> Meta | None:
+    """Which round had the best validation score, and what came of it; None where the run does not ask."""
+    if not settings.validates:
+        return None
+    best = outcome.best
+    return {
+        "round": best.round or None,
+        "metric": metric,
+        "score": best.score if best.round else None,
+        "on": "validation images, mean over the sites",
+        "taken_home": settings.best_round and best.round > 0,
+        "ended_early": outcome.status == FINISHED and outcome.rounds < settings.rounds,
     }
 
 

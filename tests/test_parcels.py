@@ -11,7 +11,7 @@ import torch
 from toys import SIZES, Ring, Toy, snapshot
 
 from medfl.contract import Order, Parcel, Plan, Reply, Server, Site
-from medfl.federation import Outcome
+from medfl.journal import Outcome
 from medfl.store import Store
 from medfl.testing.cohort import make_sites, scores
 from medfl.wire import tensors_equal

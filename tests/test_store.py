@@ -114,6 +114,20 @@ def test_the_last_two_steps_are_kept(tmp_path: Path) -> None:
     assert store.steps() == [5]
 
 
+def test_older_steps_stay_while_they_are_needed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    digest = store.put({"c": torch.ones(1)})
+    for step, keep in ((2, ()), (4, ()), (5, (3,)), (6, (3,)), (7, (3, 5)), (9, (1, 5))):
+        store.save(step, state(step, **({"big": digest} if step == 5 else {})), {}, keep=keep)
+    assert store.steps() == [5, 7, 9], "of step 3 the newest is step 2, needed until step 7; of step 1 there is none"
+    assert store.peek(before=7).meta == {"value": 5}
+    assert tensors_equal(store.get(digest), {"c": torch.ones(1)})
+    store.save(10, state(10), {})
+    assert store.steps() == [9, 10]
+    with pytest.raises(StoreError, match="can't be read"):
+        store.get(digest)
+
+
 @pytest.mark.parametrize("damage", [flip, cut, lambda path: flip(path, 3), lambda path: path.write_bytes(b"")])
 def test_a_damaged_step_is_passed_over_with_a_warning(
     damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -10,10 +10,11 @@ from medfl import wire
 from medfl.averaging import Averaging
 from medfl.contract import Kind, Method, Model, Order, Parcel, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.plugins import Registry, load_plugins
+from medfl.simulation import Result
 from medfl.store import Store
 from medfl.task import Task
 from medfl.tells import PARCEL, Tell, count, text
-from medfl.testing.cohort import Case, make_sites, scores
+from medfl.testing.cohort import Case, bits, make_sites, scores
 
 SIZES = {"site-1": 7, "site-2": 5, "site-3": 6}
 """Three sites that train in a millisecond."""
@@ -129,6 +130,11 @@ def snapshot(folder: Path) -> dict[str, Any]:
         state = record.state() if record else None
         found[path.name] = state and [wire.digest(state.tensors), state.meta, state.blobs]
     return found
+
+
+def digests(result: Result) -> dict[str, str]:
+    """The models of all participants, by their hashes."""
+    return {holder: wire.digest(tensors) for holder, tensors in bits(result).items()}
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -66,7 +66,9 @@ class OpenedRun:
         Raises:
             StoreError: If its state is gone or damaged.
         """
-        state, last = self._committed
+        return self._server(*self._committed)
+
+    def _server(self, state: State, last: Committed) -> Server:
         return Server(
             SERVER,
             last.rounds_done + 1,
@@ -97,7 +99,7 @@ class OpenedRun:
     def global_model(self) -> Model | None:
         """The server's model, or None for a method without one."""
         if self.has_state:
-            return self.method.models(self.server).get("global")
+            return self.method.models(self._server(*self._taken)).get("global")
         return _taken_home(self.folder / "global")
 
     def site_models(self) -> dict[str, Model]:
@@ -134,13 +136,13 @@ class OpenedRun:
         return self.task.weighted(self.sites[name].train.labels) if self.settings.balance == "loss" else self.task
 
     def site(self, name: str) -> Site:
-        """A method's view of a site after the last step, without its secret."""
-        last = self._committed[1]
+        """A method's view of a site after the round whose models are taken home, without its secret."""
+        last = self._taken[1]
         store = Store(self.folder / "state" / name)
         state = store.peek(before=last.step + 1)
         site = Site(name, last.rounds_done, state, self.site_task(name), self.settings, store)
         site.train, site.val = self.sites[name].train, self.sites[name].val
-        site.published = self.method.publish(self.server)
+        site.published = self.method.publish(self._server(*self._taken))
         return site
 
     def _model_of(self, name: str) -> Model | None:
@@ -148,6 +150,12 @@ class OpenedRun:
             return _taken_home(self.folder / "sites" / name)
         models = self.method.models(self.site(name))
         return models.get("personal") or models.get("global") or next(iter(models.values()), None)
+
+    @cached_property
+    def _taken(self) -> tuple[State, Committed]:
+        """The server's commit of the round whose models are taken home."""
+        best = self._committed[1].best
+        return Journal(self.folder).at(best.step) if self.settings.best_round and best.round else self._committed
 
     @cached_property
     def _committed(self) -> tuple[State, Committed]:

@@ -22,6 +22,7 @@ from medfl.errors import MedflError
 from medfl.evaluation import Row, rows_of, score
 from medfl.federation import Evaluation
 from medfl.siteside import Answer, MethodFactory, SiteHost
+from medfl.store import Steps
 
 
 class LocalCarrier:
@@ -63,15 +64,22 @@ class LocalCarrier:
         return self.hosts[site].store.mend()
 
     def step(
-        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None
+        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None, keep: Steps = ()
     ) -> tuple[list[Answer], list[str], list[Row]]:
         """Carry out a step's orders, and the evaluation of the round before beside them.
+
+        Args:
+            step: Its number.
+            round_: Its round.
+            orders: One at most for each site.
+            evaluation: What to score.
+            keep: Earlier steps after which the sites' states are still needed.
 
         Returns:
             Answers, names of absent sites, and the rows of the evaluation.
         """
         absent = [order.to for order in orders if self._absent(order.to, step)]
-        jobs = self._step_jobs(step, round_, [order for order in orders if order.to not in absent])
+        jobs = self._step_jobs(step, round_, [order for order in orders if order.to not in absent], keep)
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
         results = self._do(jobs + scoring)
         answers = [_answer(result) for result in results[: len(jobs)]]
@@ -99,14 +107,14 @@ class LocalCarrier:
 
     # ---- jobs
 
-    def _step_jobs(self, step: int, round_: int, orders: list[Order]) -> list[Job]:
+    def _step_jobs(self, step: int, round_: int, orders: list[Order], keep: Steps) -> list[Job]:
         digests: dict[int, str] = {}
         jobs = []
         for order in sorted(orders, key=lambda order: (-len(self.hosts[order.to].data.train), order.to)):
             if id(order.tensors) not in digests:  # most orders of a step share their tensors
                 digests[id(order.tensors)] = wire.digest(order.tensors)
             meta = {"to": order.to, "op": order.op, "meta": order.meta, "digest": digests[id(order.tensors)]}
-            jobs.append((meta | {"job": "step", "step": step, "round": round_}, order.tensors))
+            jobs.append((meta | {"job": "step", "step": step, "round": round_, "keep": list(keep)}, order.tensors))
         return jobs
 
     def _evaluation_jobs(self, evaluation: Evaluation) -> list[Job]:
@@ -140,8 +148,8 @@ class LocalCarrier:
         """Do one job, in a worker or here."""
         if meta["job"] == "step":
             order = Order(meta["to"], meta["op"], tensors, meta["meta"])
-            host = self.hosts[order.to]
-            return vars(host.step(self._make_method, order, meta["step"], meta["round"], meta["digest"]))
+            at = (meta["step"], meta["round"], meta["digest"], meta["keep"])
+            return vars(self.hosts[order.to].step(self._make_method, order, *at))
         if meta["job"] == "evaluate":
             return {"rows": self._evaluate(meta, tensors)}
         return {"rows": self._exchange(meta, tensors)}

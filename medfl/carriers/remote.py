@@ -8,7 +8,8 @@ What is said (`medfl.deploy.site_service` is the other end):
 
 * ``hello``: the offer of a run. The site says which network it trains, or why it won't take part.
 * ``begin``: all sites' networks. The site loads its data, says what it tells about them and how far it is.
-* ``step``: an order, and beside it what the server published for the evaluation of the round before.
+* ``step``: an order, beside it what the server published for the evaluation of the round before, and the earlier steps
+  after which the site's state is still needed.
 * ``post`` and ``guest``: the global test. A site posts its model to the others; each scores it.
 * ``install``: what the server published at the end. The site writes its own bundle.
 * ``end``: the run is over for now.
@@ -33,6 +34,7 @@ from medfl.errors import MedflError
 from medfl.evaluation import Row
 from medfl.federation import Evaluation
 from medfl.siteside import Answer
+from medfl.store import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +135,7 @@ class RemoteCarrier:
     # ---- the run
 
     def step(
-        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None
+        self, step: int, round_: int, orders: list[Order], evaluation: Evaluation | None = None, keep: Steps = ()
     ) -> tuple[list[Answer], list[str], list[Row]]:
         """Carry out a step's orders, and the evaluation of the round before beside them."""
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -141,7 +143,7 @@ class RemoteCarrier:
         assert self._expected is not None, "begin comes first"
         ordered, expected = {order.to: order for order in orders}, self._expected
         asked = [site for site in self._all if site in self.facts and (site in ordered or evaluation)]
-        packed = StepMessages(step, round_, evaluation)
+        packed = StepMessages(step, round_, evaluation, keep)
         rows = self._viewers(evaluation) if evaluation else []
         found = self._talk(
             {site: packed.message(ordered.get(site)) for site in asked},

@@ -14,6 +14,7 @@ from medfl.contract import Meta, Order, Tensors
 from medfl.errors import RefusedError
 from medfl.evaluation import Row
 from medfl.federation import Evaluation
+from medfl.store import Steps
 from medfl.tells import Tell, check_told, count, fields, flag, number, or_none, text
 
 ORDER, PUBLISHED = "order/", "published/"
@@ -55,6 +56,9 @@ ACCOUNT = fields(
 DATA_FACTS = {"classes", "name", "modality", "shared_test"}
 """What a site says of its data when a run begins."""
 
+KEPT = 2
+"""Earlier steps that a site is asked to keep, at most: each is a copy of its state."""
+
 MAX_STEP = 10**8
 """Steps have numbers below it, and rounds, too: what a store can name."""
 
@@ -83,11 +87,23 @@ def names(meta: Meta, name: str) -> list[str]:
     return value
 
 
+def steps(meta: Meta, name: str) -> list[int]:
+    """A short list of steps of a message.
+
+    Raises:
+        RefusedError: If it is not there, or something else.
+    """
+    value = meta.get(name)
+    if not isinstance(value, list) or len(value) > KEPT:
+        raise RefusedError(f"expected at most {KEPT} steps as '{name}'")
+    return [integer({name: entry}, name) for entry in value]
+
+
 class StepMessages:
     """The messages of one step. Orders that share their tensors share the message, and a tensor travels once."""
 
-    def __init__(self, step: int, round_: int, evaluation: Evaluation | None) -> None:
-        self._step, self._round, self._evaluation = step, round_, evaluation
+    def __init__(self, step: int, round_: int, evaluation: Evaluation | None, keep: Steps) -> None:
+        self._step, self._round, self._evaluation, self._keep = step, round_, evaluation, list(keep)
         self._made: dict[tuple[int, str], Message] = {}
 
     def message(self, order: Order | None) -> Message:
@@ -99,7 +115,7 @@ class StepMessages:
 
     def _make(self, order: Order | None) -> Message:
         tensors: Tensors = {}
-        meta: Meta = {"order": None, "evaluate": None}
+        meta: Meta = {"order": None, "evaluate": None, "keep": self._keep}
         if order is not None:
             tensors |= wire.prefixed(order.tensors, ORDER)
             facts = {"op": order.op, "meta": order.meta, "digest": wire.digest(order.tensors)}

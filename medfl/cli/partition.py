@@ -44,7 +44,10 @@ def command(
     alpha: Annotated[float | None, typer.Option(help="Concentration of Dirichlet draws; small is skewed.")] = None,
     min_size: Annotated[int | None, typer.Option(help="Images each site has at least.")] = None,
     k: Annotated[int | None, typer.Option(help="Classes of each site, for label_k.")] = None,
-    share: Annotated[float | None, typer.Option(help="What the main sites get of their class, for subset.")] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(help="Of a class: what its main sites get (subset), or limited sites keep (limited_classes)."),
+    ] = None,
     column: Annotated[str | None, typer.Option(help="Column of the data list to go by, for by_site.")] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the scheme.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,

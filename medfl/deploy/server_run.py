@@ -24,12 +24,13 @@ from medfl.deploy.site_file import SiteFile
 from medfl.errors import DataError, RefusedError, SettingsError
 from medfl.evaluation import Row
 from medfl.export import Home, export_global
-from medfl.federation import Evaluation, Federation, Outcome
+from medfl.federation import Evaluation, Federation
 from medfl.findings import write_findings
+from medfl.journal import Outcome
 from medfl.ledger import fingerprint
 from medfl.origins import bundle_values, run_record
-from medfl.run_checks import check_plan, check_privacy, check_shared_test, warn_of_preset
-from medfl.run_folder import begun_settings, claim, identity, run_id_of
+from medfl.run_checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
+from medfl.run_folder import begun_settings, claim, identity, note_best_round, run_id_of
 from medfl.simulation import forget_summary
 from medfl.siteside import SiteHost, Splits
 from medfl.store import only_writer, write_json
@@ -115,7 +116,9 @@ def serve(
         _same_shared_test(carrier, data.tests.get(GLOBAL))
         data.meet(tuple(about.get("classes", ())))
         carrier.set_viewers(data.viewers(folder, run_id_of(named)))
-        training = sum(bool(facts["facts"].get("trainable", True)) for facts in carrier.facts.values())
+        told = {site: facts["facts"] for site, facts in carrier.facts.items()}
+        check_validation(opened.settings, [site for site, facts in told.items() if facts["validates"]])
+        training = sum(bool(facts.get("trainable", True)) for facts in told.values())
         check_privacy(opened.settings, method, built, {}, training)
         progress.state = "running"
 
@@ -210,16 +213,18 @@ def _means(rows: list[Row]) -> dict[str, float]:
 
 def _finish(opened: Opened, carrier: RemoteCarrier, outcome: Outcome, folder: Path, about: Meta) -> None:
     """Have the sites write their bundles, and write what the server has."""
-    accounts = carrier.install(outcome.published, outcome.step, outcome.rounds)
+    accounts = carrier.install(outcome.published, outcome.step, outcome.round)
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
     home = Home(opened.folder, built.site_values, opened.shape, classes, str(about.get("name", "")))
     export_global(folder, home, outcome.models)
-    summary = summarise(folder / "metrics.csv", opened.offer.method, outcome)
+    metric = opened.task.metrics[0]
+    summary = summarise(folder / "metrics.csv", opened.offer.method, outcome, opened.settings, metric)
     summary |= {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
     if told := {site: account for site, account in accounts.items() if account}:
         summary["privacy"] = told
     write_findings(folder, outcome.findings)
+    note_best_round(folder, summary["best_round"])
     write_json(folder / SUMMARY, summary)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from medfl import wire
 from medfl.aggregation import PREFIX
 from medfl.carriers.messages import Message, check_tensors, shapes_of
-from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names
+from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, steps
 from medfl.carriers.rows import rows_to_json
 from medfl.contract import Dataset, Meta, Model, Order, Parcel, Tensors
 from medfl.data.leaks import check_leaks
@@ -178,7 +178,7 @@ class SiteRun:
         meta: Meta = {"evaluation": rows_to_json(scores), "answer": None}
         if order is None:
             return {}, meta
-        tensors, meta["answer"] = self._carry_out(order, sent)
+        tensors, meta["answer"] = self._carry_out(order, sent, steps(message.meta, "keep"))
         return tensors, meta
 
     def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[Row]:
@@ -190,7 +190,7 @@ class SiteRun:
         step, round_ = integer(evaluate, "step"), integer(evaluate, "round")
         return self._leaving(self.host.evaluate(self._opened.make_method(), published, step, round_, {}))
 
-    def _carry_out(self, order: Meta, sent: Tensors) -> tuple[Tensors, Meta]:
+    def _carry_out(self, order: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
         step, round_, digest = integer(order, "step", 1), integer(order, "round", 1), order.get("digest")
         if wire.digest(sent) != digest:
             raise RefusedError("expected the tensors of the order's digest, got others")
@@ -198,7 +198,7 @@ class SiteRun:
             raise RefusedError(f"expected an order of one of {self.settings.rounds} rounds, with its facts by name")
         self._undelivered = []
         asked = Order(self.name, str(order.get("op")), sent, order["meta"])
-        answer = self.host.step(self._opened.make_method, asked, step, round_, str(digest))
+        answer = self.host.step(self._opened.make_method, asked, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         rows = rows_to_json(self._leaving(answer.rows))
         facts = {"step": step, "refused": answer.refused, "meta": answer.meta, "rows": rows}

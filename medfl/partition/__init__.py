@@ -8,8 +8,8 @@ It gets the label of each unit and a number of sites, and says which units each 
 ascending, no position at two sites. A unit is what stays together: one image, or all images of a patient and all
 identical images; `medfl.partition.units` makes them, and gives a unit the label that most of its images have. What a
 scheme puts nowhere is counted and reported, and may become the server's test set. Options are keyword parameters with
-a type and a default; ``--option NAME=VALUE`` gives them, checked against the type. The same arguments and the same
-state of `rng` must always give the same result.
+a type and a default; ``--option NAME=VALUE`` gives them, checked against the type; of a list NAME=A,B. The same
+arguments and the same state of `rng` must always give the same result.
 
 A scheme that needs to know more than labels declares a keyword parameter `values`: the entry of each unit in the column
 that ``--column`` names, as strings. Then `sites` is None unless the user gives it. A scheme that names its sites itself

@@ -92,6 +92,8 @@ def _options(scheme: Scheme, plan: Plan) -> dict[str, Any]:
 
 
 def _typed(kind: Any, value: Any, name: str, plan: Plan) -> Any:
+    if isinstance(value, str) and typing.get_origin(kind) is list:  # of a command line
+        value = value.split(",")
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:

@@ -96,6 +96,7 @@ def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | Non
     runs = named_runs(groups)
     found = [
         *_endings(runs),
+        *_best_rounds(runs),
         *_missing(runs),
         *_leaks(runs),
         *_changes(runs),
@@ -131,6 +132,23 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
             scored = f"Its scores are those after round {last}." if last else "It has no scores."
             rounds = f"{run.summary['rounds']} of {run.run['rounds']} rounds"
             notices.append(Notice("bad", f"{name} ended as {run.status} after {rounds}: {reason}. {scored}"))
+    return notices
+
+
+def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
+    """Which round was chosen, and which runs ended early; both by validation scores."""
+    notices = []
+    for name, run in runs:
+        best = run.summary.get("best_round")
+        if not best:
+            continue
+        told = [f"it ended early, after {run.summary['rounds']} of {run.run['rounds']} rounds"] * best["ended_early"]
+        if best["taken_home"]:
+            told.append(f"its models and final scores are those of round {best['round']}")
+        elif best["round"]:
+            told.append(f"its models are those of round {run.summary['models_round']}; the best was {best['round']}")
+        score = f" ({best['metric']} {best['score']:.3f})" if best["round"] else " (of which none came)"
+        notices.append(Notice("info", f"{name}: {', and '.join(told)}, by scores on {best['on']}{score}."))
     return notices
 
 

@@ -60,7 +60,7 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
         StoreError: If a file of predictions can't be read.
     """
     found: dict[str, Tested] = {}
-    if not run.summary or run.summary["evaluated_round"] != run.summary["rounds"]:
+    if not run.summary or run.summary["evaluated_round"] != run.summary["models_round"]:
         return found
     for site in run.run["identity"]["sites"]:
         try:

@@ -162,6 +162,8 @@ class Study(Strict):
         claims: Orderings to check.
         attacks: Attack to the rows whose runs are attacked once they are finished.
         settings: Options of every run. Weakest first: these, a scale's, a data set's, a row's, a scale's for a method.
+            A file of ``weights`` is one of the source folder.
+        without_weights: What replaces `settings` where that file is not there (`medfl.study.weights`); None refuses.
         scales: Name to scale.
     """
 
@@ -176,6 +178,7 @@ class Study(Strict):
     claims: list[Claim] = []
     attacks: dict[Literal["membership", "inversion"], Attack] = {}
     settings: dict[str, Any] = {}
+    without_weights: dict[str, Any] | None = None
     scales: dict[str, Scale] = {}
 
     def seed_list(self) -> list[int]:
@@ -297,7 +300,7 @@ def _check_slugs(part: str, names: Iterable[str]) -> None:
 
 def _check_options(study: Study) -> None:
     """Refuse options that the study gives itself, and values that a bundle would take for code or references."""
-    places = {"settings": study.settings}
+    places = {"settings": study.settings, "without_weights": study.without_weights or {}}
     places |= {f"rows.{name}.settings": row.settings for name, row in study.rows.items()}
     places |= {f"rows.{name}.method_args": row.method_args for name, row in study.rows.items()}
     places |= {f"data.{name}.options": data.options for name, data in study.data.items()}

@@ -17,6 +17,7 @@ from medfl.study.progress import study_progress
 from medfl.study.results import write_page, write_tables
 from medfl.study.runner import Launch, Outcome, W, only_study, run_jobs
 from medfl.study.schema import FULL, Study, read_study, slug
+from medfl.study.weights import find_weights
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Prepared:
         registry: What the plugins offer.
         source: Folder of the data as they are, or None.
         out: Folder of the study.
+        told: What is to be said before anything runs; may be empty.
     """
 
     study: Study
@@ -38,6 +40,7 @@ class Prepared:
     registry: Registry
     source: Path | None
     out: Path
+    told: str = ""
 
 
 def load_study(
@@ -63,17 +66,18 @@ def load_study(
     Raises:
         MedflError: If anything is not as needed: the file, the bundle, a method, an option, data.
     """
-    study = read_study(file, scale, seeds, data)
+    found = find_source(source)
+    study, told = find_weights(read_study(file, scale, seeds, data), found)
     near = file.parent / study.bundle
     bundle = (near if near.is_dir() else find_bundle(study.bundle)).absolute()
-    place, found = (out or default_out(study, scale)).absolute(), find_source(source)
+    place = (out or default_out(study, scale)).absolute()
     registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
     check_rows(study, registry)
     check_attacks(study)
     check_data(study, found, place, registry)
     jobs = expand(study, bundle, found, place, workers)
     check_options(bundle, jobs)
-    return Prepared(study, jobs, attack_jobs(study, jobs), registry, found, place)
+    return Prepared(study, jobs, attack_jobs(study, jobs), registry, found, place, told)
 
 
 def default_out(study: Study, scale: str) -> Path:

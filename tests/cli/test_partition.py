@@ -73,6 +73,10 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
     [
         (("--scheme", "label_k", "--k", 3, "--sites", 8), {"scheme": "label_k", "options": {"k": 3}, "sites": 8}),
         (("--scheme", "subset", "--share", 0.8, "--sites", 8), {"scheme": "subset", "options": {"share": 0.8}}),
+        (
+            ("--scheme", "limited_classes", "--sites", 3, "--option", "classes=1,3", "--option", "at=site-02"),
+            {"scheme": "limited_classes", "options": {"classes": "1,3", "at": "site-02"}},
+        ),
         (("--scheme", "dirichlet_class", "--min-size", 1), {"options": {"min_size": 1}, "sites": 20}),
         (("--scheme", "by_site", "--column", "ward"), {"column": "ward", "sites": 3}),
         (("--option", "stratified=false"), {"options": {"stratified": "false"}}),
@@ -170,6 +174,7 @@ def test_many_sites_and_classes_stay_readable(medfl, tmp_path):
         (("--scheme", "by_site", "--column", "wards"), "no column 'wards'. Did you mean 'ward'?"),
         (("--column", "ward"), "partition 'iid' does not go by a column"),
         (("--option", "stratified"), "expected --option NAME=VALUE, got 'stratified'"),
+        (("--scheme", "limited_classes", "--option", "classes=1"), "needs the option 'at': --option at=VALUE"),
         (("--option", "stratified=perhaps"), "option 'stratified': Input should be a valid boolean"),
         (("--scheme", "label_k", "--k", 2, "--option", "k=3"), "option 'k' is given twice"),
         (("--fold", 1), "--fold belongs to --test k_fold, but --test is fraction"),

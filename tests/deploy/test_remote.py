@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from deploy.loopback import SITES, UNLIKE, Loopback, Place, digests, make_place
 from toys import snapshot
 
+from medfl import wire
 from medfl.errors import StoreError
 from medfl.testing.cohort import scores
 
@@ -24,17 +27,25 @@ def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
     loopback = Loopback(files)
     folder, progress = loopback.serve(offer)
     assert (progress.state, progress.missing) == ("finished", {})
-    place.local(offer, files, tmp_path / "local")
+    local = place.local(offer, files, tmp_path / "local")
     expected = snapshot(tmp_path / "local")
     found = digests(folder, files, offer.run)
     assert found == {name: expected[name] for name in ("server", *SITES)}
     assert scores(folder) == expected["rows"]
+    for site in SITES:
+        home = torch.load(files[site].state / "runs" / offer.run / "bundle" / "models" / "model.pt", weights_only=True)
+        kinds = local.models[site]
+        assert wire.tensors_equal(home, (kinds.get("personal") or kinds["global"]).tensors)
+    best = json.loads((folder / "summary.json").read_text())["best_round"]
+    assert best == local.summary["best_round"]
+    assert best is None or best["round"] < offer.overrides["rounds"], "else the last round proves nothing"
 
 
 METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtpf"]
 """One of each way to use a carrier; fedkper, pfedcdp and fedsdc run in `flare`."""
 MORE = {
     "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
+    "fedper": {"rounds": 3, "best_round": True, "seed": 5},
     "feddisco": {"describe": ["size", "label_counts"]},
     "fedper": {"shared_test": True},
     "fedtpf": {"method_args": {"distil_rounds": 1, "width": 2}},

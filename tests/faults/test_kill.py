@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from fault_harness import Child, Faults
-from toys import PAIR, Ring, Toy, builtin, leftovers, snapshot
+from toys import PAIR, Ring, Toy, builtin, digests, leftovers, snapshot
 
+from medfl.simulation import Result
 from medfl.testing.cohort import make_sites
 
 CASES = {
@@ -21,8 +22,9 @@ CASES = {
 }
 
 
-def run(case: Any, folder: Path, workers: int = 1) -> None:
-    case.run(folder, workers=workers, sites=make_sites(PAIR))
+def run(case: Any, folder: Path, workers: int = 1, **settings: Any) -> Result:
+    result: Result = case.run(folder, workers=workers, sites=make_sites(PAIR), **settings)
+    return result
 
 
 def killed_at(case: Any, folder: Path, number: int, workers: int) -> tuple[str, str]:
@@ -46,7 +48,7 @@ def killed_at(case: Any, folder: Path, number: int, workers: int) -> tuple[str, 
     return Child(work).end(), where.read_text() if where.exists() else "half a write"
 
 
-def copied_at_each(stride: int, case: Any, folder: Path) -> list[str]:
+def copied_at_each(stride: int, case: Any, folder: Path, **settings: Any) -> list[str]:
     """Run once, and copy the folder at every stride-th call: what a kill of all processes leaves is what is on disk.
 
     Returns:
@@ -67,7 +69,7 @@ def copied_at_each(stride: int, case: Any, folder: Path) -> list[str]:
 
     def work() -> None:
         Faults(act).install()
-        run(case, running)
+        run(case, running, **settings)
 
     folder.mkdir()
     assert Child(work).end() == "done"
@@ -87,6 +89,21 @@ def test_killed_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_
         assert snapshot(folder) == wanted, f"killed at call {call}"
         assert not leftovers(folder), f"killed at call {call}"
     assert len(calls) * stride > 40, f"only {len(calls)} calls were tried"
+
+
+def test_killed_while_the_best_round_is_sought(tmp_path: Path) -> None:
+    """What the sites took home in a round that is long over is still there, and so is the end that came early."""
+    case, settings = CASES["ring"](), {"rounds": 9, "best_round": True, "patience": 2}
+    whole = run(case, tmp_path / "whole", **settings)
+    chosen = whole.summary["best_round"]
+    assert chosen["round"] < whole.summary["rounds"] - 1, "its states are older than the last two steps"
+    assert chosen["ended_early"]
+    wanted, models = snapshot(tmp_path / "whole"), digests(whole)
+    for call in copied_at_each(29, case, tmp_path / "copies", **settings):
+        folder = tmp_path / "copies" / call.split()[0]
+        result = run(case, folder, **settings)
+        assert (snapshot(folder), result.summary["best_round"]) == (wanted, chosen), f"killed at call {call}"
+        assert digests(result) == models, f"killed at call {call}"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.dirichlet_class_balanced import dirichlet_class_balanced
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
+from medfl.partition.limited_classes import limited_classes
 from medfl.partition.shares import class_shares
 from medfl.partition.subset import subset
 
 SIZES = (852, 2181, 1085, 2026, 849, 993, 2330, 1643)  # BloodMNIST's training split
+LIMITED = partial(limited_classes, classes=[0, 3, 4], at=["site-01", "site-04"])
 SCHEMES = [iid, dirichlet_class, dirichlet_class_balanced, label_k, subset]
 
 
@@ -39,7 +42,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sites", [8, 24])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, LIMITED])
 def test_every_image_is_at_exactly_one_site(scheme, sites, seed):
     labels = blood_labels()
     parts = scheme(labels, sites, rng=rng(seed))
@@ -54,7 +57,7 @@ def test_a_single_site_gets_everything(scheme):
     np.testing.assert_array_equal(part, np.arange(sum(SIZES)))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, LIMITED])
 def test_a_seed_decides(scheme):
     labels = blood_labels()
     one, same, other = (scheme(labels, 8, rng=rng(seed)) for seed in (1, 1, 2))
@@ -268,3 +271,46 @@ def test_at_one_share_in_c_all_sites_are_alike():
 def test_impossible_subsets_are_refused(labels, sites, share, message):
     with pytest.raises(SettingsError, match=message):
         subset(labels, sites, share=share, rng=rng())
+
+
+# ---- limited classes
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_limited_sites_keep_their_share_and_the_others_get_the_rest(share):
+    labels, sites = blood_labels(), 5
+    plain = histograms(iid(labels, sites, rng=rng()), labels)
+    table = histograms(LIMITED(labels, sites, share=share, rng=rng()), labels)
+    few, rest = [0, 3], [1, 2, 4]  # site-01 and site-04, and the others
+    for label in range(8):
+        if label not in (0, 3, 4):
+            assert table[:, label].tolist() == plain[:, label].tolist()
+            continue
+        assert table[few, label].tolist() == np.floor(share * plain[few, label] + 0.5).tolist()
+        gains = table[rest, label] - plain[rest, label]
+        assert gains.sum() == (plain[few, label] - table[few, label]).sum()
+        assert np.ptp(gains) <= 1
+    assert table.sum(axis=0).tolist() == list(SIZES)
+    assert np.array_equal(table, plain) == (share == 1)
+
+
+def test_what_is_limited_at_all_sites_stays_unassigned():
+    labels = blood_labels()
+    table = histograms(
+        limited_classes(labels, 2, classes=[1], at=["site-02", "site-01"], share=0.25, rng=rng()), labels
+    )
+    assert table.sum(axis=0).tolist() == [852, 273 + 273, *SIZES[2:]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": [8], "at": ["site-01"]}, r"expected classes out of \[0, 1, .*7\], at least one, got \[8\]"),
+        ({"classes": [], "at": ["site-01"]}, "expected classes out of .* at least one"),
+        ({"classes": [1], "at": ["site-1"]}, r"expected at out of \['site-01', 'site-02'\], .* got \['site-1'\]"),
+        ({"classes": [1], "at": ["site-01"], "share": 1.5}, r"expected share in 0\.\.1, got 1\.5"),
+    ],
+)
+def test_limits_on_nothing_are_refused(options, message):
+    with pytest.raises(SettingsError, match=message):
+        limited_classes(blood_labels(), 2, rng=rng(), **options)

@@ -253,6 +253,7 @@ class MadeUpRun:
             "reason": self.reason,
             "rounds": self.over,
             "evaluated_round": self.over - self.unscored or None,
+            "models_round": self.over,
             "scores": scores if self.over else {},
             "costs": {site: sent | seconds for site, seconds in zip(self.sites, spent, strict=True)},
             "holdings": self._holdings(),
