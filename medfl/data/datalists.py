@@ -33,6 +33,9 @@ SPLITS = ("training", "validation", "test")
 MAX_CLASSES = 10_000
 """More classes than this are a mistake: a network would have an output for each."""
 
+INTENT = "presentation_intent"
+"""Key of a record: what a DICOM file's pixels are for, see `medfl.data.dicom.intent_of`."""
+
 Record = dict[str, Any]
 """One image: at least ``image`` (a row) and ``label``."""
 

@@ -14,7 +14,8 @@ Source: DICOM PS3.3 C.7.6.3 (pixels), C.7.5.1.1.2 (padding), C.8.11.7 (intent), 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ class DicomImage:
         burned_in: Whether the file says that names or the like are written into its pixels.
         identifying: Keywords of the elements that may tell who the patient is.
         series: The UID of its series, or empty.
-        intent: One of `INTENTS`, or `NOT_SAID`.
+        intent: One of `INTENTS`, or `NOT_SAID`; empty for what is no DICOM file.
     """
 
     pixels: np.ndarray
@@ -137,6 +138,31 @@ def intent_of(dataset: Dataset) -> str:
     """The presentation intent that a file states: one of `INTENTS`, or `NOT_SAID`."""
     stated = str(dataset.get("PresentationIntentType") or "")
     return stated if stated in INTENTS else NOT_SAID
+
+
+def tell_intents(intents: Iterable[str], say: Callable[[str], None]) -> list[str]:
+    """Say what the DICOM files of a data set are for.
+
+    Args:
+        intents: Of each image, as `intent_of` gives them; empty for what is no DICOM file.
+        say: Gets a line with the counts, and a warning if there are several kinds.
+
+    Returns:
+        The warning, for the data list.
+    """
+    counts = Counter(intent for intent in intents if intent)
+    told = ", ".join(f"{count} {intent}" for intent, count in sorted(counts.items()))
+    if told:
+        say(f"note: presentation intent of the DICOM files: {told}")
+    if len(counts) < 2:
+        return []
+    warning = (
+        f"the DICOM files are of several presentation intents ({told}): pixels FOR PROCESSING are as the detector gave "
+        "them and look unlike those made for the eye. Keep one kind, or tell them apart by 'presentation_intent' in "
+        "the data list"
+    )
+    say(f"warning: {warning}")
+    return [warning]
 
 
 def _decode(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], np.ndarray | None]:

@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from medfl.errors import DataError
 
@@ -115,7 +115,7 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
     return dataset
 
 
-def _check_inflated(file: IO[bytes], start: int) -> None:
+def _check_inflated(file: BinaryIO, start: int) -> None:
     """Refuse what would fill the memory when it is inflated, which pydicom does with the whole file at once."""
     from pydicom.filereader import read_dataset
 

@@ -22,7 +22,7 @@ from medfl.data.dicom import INTENTS, NOT_SAID, read_dicom
 from medfl.data.dicom_header import MAMMOGRAPHY, is_dicom
 from medfl.data.dicom_identity import check_identity
 from medfl.data.images import look_at, read_image
-from medfl.data.mammogram_files import read_mammogram
+from medfl.data.mammogram_image import read_mammogram
 from medfl.errors import DataError
 
 TWELVE = np.linspace(0, 4095, 48 * 40).astype(np.uint16).reshape(48, 40)
