@@ -48,6 +48,7 @@ def write_files(folder: Path) -> Files:
     """Write both into a folder."""
     files = Files(folder / "tiny", folder / "sites")
     make_cohort(files.cohort, sites=3, images_per_site=24, classes=3, size=8, seed=1)
+    (files.cohort / "partition.json").unlink()
     for keep, site in zip((16, 11, 7), SITES, strict=True):
         edit(files.cohort / site / "datalist.json", lambda lists, n=keep: {"training": lists["training"][:n]})
     shutil.copytree(SOURCE, files.bundle, ignore=shutil.ignore_patterns("models", "runs"))

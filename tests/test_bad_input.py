@@ -192,6 +192,7 @@ def test_a_table_that_contradicts_itself(
 def cohort(tmp_path: Path) -> Path:
     """Three sites of four classes."""
     make_cohort(tmp_path / "D", sites=3, images_per_site=24, classes=4, size=12, seed=1)
+    (tmp_path / "D" / "partition.json").unlink()
     return tmp_path / "D"
 
 

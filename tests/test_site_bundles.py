@@ -35,6 +35,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for record, sex in zip(given.splits["test"], SEXES, strict=False):
         record["sex"] = sex
     write_datalist(out / "site-02", given)
+    (out / "partition.json").unlink()
     return out
 
 

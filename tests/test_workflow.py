@@ -136,6 +136,7 @@ def test_a_leak_stops_the_run_unless_it_is_allowed_by_name(
     cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leaky = Path(shutil.copytree(cohort, tmp_path / "leaky"))
+    (leaky / "partition.json").unlink()
     path = leaky / "site-01" / "datalist.json"
     values = json.loads(path.read_text())
     values["test"].append(values["training"][0])

@@ -125,8 +125,7 @@ def load_public(
     data = site_data(folder, content, mapped, len(classes), mean, std)
     own = class_names(datalist)
     if own != list(classes) or any(name != target for name, target in chosen.items()):
-        logger.info(
-            "Classes of the public data: %s.", ", ".join(f"{name} is {chosen[name] or 'left out'}" for name in own)
-        )
+        told = [f"'{name}' is {'left out' if (to := chosen[name]) is None else repr(to)}" for name in own]
+        logger.info("Classes of the public data: %s.", ", ".join(told))
         data = replace(data, digest=hashlib.sha256(f"{data.digest}{json.dumps(chosen)}".encode()).hexdigest())
     return data, chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +60,78 @@ def test_there_must_be_a_validation_split(tmp_path):
     assert not (tmp_path / "D").exists()
 
 
-def test_unknown_words_are_refused():
-    with pytest.raises(SettingsError, match="unknown 'test' for public"):
-        Plan("iid", 3, public="test")
+def test_what_is_neither_a_word_nor_a_folder_is_refused(pool, tmp_path):
+    with pytest.raises(SettingsError, match="unknown 'test' for public: expected none, validation, or the folder of"):
+        partition(pool, tmp_path / "D", Plan("iid", 3, public="test"), iid)
+
+
+def copies(folder: Path, rows: dict[int, int]) -> Path:
+    """The pool with some images that are copies of others: row to row."""
+    images = np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8)
+    for row, of in rows.items():
+        images[row] = images[of]
+    return write_pool(folder, images=images)
+
+
+def same_subject(splits: dict) -> None:
+    splits["validation"][0]["subject_id"] = splits["training"][7]["subject_id"]
+
+
+PRIVATE = "the public data and the private sets (the sites', the server's test set) share patients or images"
+
+
+def test_public_images_that_are_private_too_are_refused_dropped_or_allowed(tmp_path):
+    """Two of a site, one of the server's test set, out of ten; copies among the public images are nobody's affair."""
+    pool = copies(tmp_path / "P", {100: 3, 101: 4, 102: 115, 104: 103})
+    with pytest.raises(DataError) as refused:
+        partition(pool, tmp_path / "D", Plan("iid", 3, public="validation"), iid)
+    assert PRIVATE in str(refused.value)
+    assert "pixels: 3 public images identical to images of the private sets" in str(refused.value)
+    assert "(--duplicates drop), or keep them and have it recorded (--allow-leak pixels)" in str(refused.value)
+    partition(pool, tmp_path / "D", Plan("iid", 3, public="validation", duplicates="drop"), iid)
+    kept = read_datalist(tmp_path / "D" / PUBLIC).splits["training"]
+    assert {record["image"] for record in kept} == {*range(103, 110)}
+    assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100)), "no site loses an image"
+    assert find_leaks(tmp_path / "D", site_names(tmp_path / "D"), PUBLIC) == []
+    reason = "the same image or patient is in the private sets"
+    assert facts_of(tmp_path / "D")["exclusions"] == [{"reason": reason, "count": 3, "where": PUBLIC}]
+    partition(pool, tmp_path / "E", Plan("iid", 3, public="validation", allow_leaks=("pixels",)), iid)
+    assert len(read_datalist(tmp_path / "E" / PUBLIC).splits["training"]) == 10
+    sentences = ["pixels: 3 public images identical to images of the private sets"]
+    assert facts_of(tmp_path / "E")["allowed_leaks"] == sentences
+
+
+def test_a_public_image_of_a_private_subject_is_one_too(tmp_path):
+    pool = write_pool(tmp_path / "P", same_subject)
+    with pytest.raises(DataError, match="subjects: 1 public image of subjects who are in the private sets too"):
+        partition(pool, tmp_path / "D", Plan("iid", 3, public="validation"), iid)
+    partition(pool, tmp_path / "D", Plan("iid", 3, public="validation", duplicates="drop"), iid)
+    assert len(read_datalist(tmp_path / "D" / PUBLIC).splits["training"]) == 9
+
+
+def test_public_data_of_another_data_set(pool, tmp_path):
+    """Its images are compared; its subjects have names of their own, though they are spelt alike."""
+    other = write_pool(tmp_path / "Q", images=np.random.default_rng(1).integers(0, 256, (130, 4, 4), dtype=np.uint8))
+    images, mine = np.load(other / "images.npy"), np.load(pool / "images.npy")
+    images[[0, 105, 129]] = mine[[50, 60, 129]]
+    np.save(other / "images.npy", images)
+    plan = Plan("iid", 3, public=str(other))
+    with pytest.raises(DataError, match="pixels: 1 public image identical"):
+        partition(pool, tmp_path / "D", plan, iid)
+    partition(pool, tmp_path / "D", replace(plan, duplicates="drop"), iid)
+    public = read_datalist(tmp_path / "D" / PUBLIC)
+    assert [len(public.splits[name]) for name in ("training", "validation", "test")] == [99, 9, 19]
+    facts = facts_of(tmp_path / "D")
+    assert (facts["public_data"], facts["exclusions"][0]["count"]) == ("toy", 3)
+    assert facts["files_sha256"].keys() >= {"../P/images.npy", "../Q/images.npy", "public/datalist.json"}
+    assert find_leaks(tmp_path / "D", site_names(tmp_path / "D"), PUBLIC) == []
+
+
+def test_nothing_public_is_left(tmp_path):
+    pools = [write_pool(tmp_path / name, lambda splits: splits.update(validation=[])) for name in "PQ"]
+    with pytest.raises(DataError, match="no public image is left"):
+        partition(pools[0], tmp_path / "D", Plan("iid", 3, public=str(pools[1]), duplicates="drop"), iid)
+    assert not (tmp_path / "D").exists()
 
 
 def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsys):
@@ -78,8 +148,7 @@ def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsy
         main([str(word) for word in words])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "expected public data with the classes of the sites, ['0', '1', '2']" in error
-    assert "got ['normal', 'benign', 'malignant']" in error
+    assert "have the classes ['normal', 'benign', 'malignant'], the sites ['0', '1', '2']. Say which is which" in error
     assert not (tmp_path / "run" / "run.json").exists()
 
 

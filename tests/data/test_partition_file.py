@@ -1,0 +1,152 @@
+"""What changed after a partition: named when a run starts, and accepted by name only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from medfl.cli.main import main
+from medfl.data import arrays
+from medfl.data.cohort import load_cohort
+from medfl.data.datalists import FILE
+from medfl.data.partition_file import PARTITION, check_unchanged
+from medfl.data.phantoms import make_cohort
+from medfl.errors import DataError, SettingsError
+
+BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
+LIST, ARRAY = f"site-01/{FILE}", "images.npy"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "D"
+    make_cohort(folder, sites=3, images_per_site=12, classes=4, size=12, seed=1)
+    return folder
+
+
+@pytest.fixture
+def cohort(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "D"))
+
+
+def other_label(cohort: Path) -> None:
+    content = json.loads((cohort / LIST).read_text())
+    content["training"][0]["label"] = (content["training"][0]["label"] + 1) % 4
+    (cohort / LIST).write_text(json.dumps(content))
+
+
+def other_pixel(cohort: Path) -> None:
+    images = np.load(cohort / ARRAY)
+    images[0] ^= 1
+    np.save(cohort / ARRAY, images)
+
+
+def other_array(cohort: Path) -> None:
+    """The list names a copy; it is the list that changed."""
+    shutil.copy(cohort / ARRAY, cohort / "copy.npy")
+    (cohort / LIST).write_text((cohort / LIST).read_text().replace("images.npy", "copy.npy"))
+
+
+def no_site(cohort: Path) -> None:
+    shutil.rmtree(cohort / "site-01")
+
+
+def changes(cohort: Path, allow: tuple[str, ...] = (), sites: list[str] | None = None) -> list[str]:
+    parts = load_cohort(cohort, 4, (0.5,), (0.5,), sites).parts
+    return check_unchanged(cohort, parts, allow, every_site=sites is None)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ((other_label,), [LIST]),
+        ((other_pixel,), [ARRAY]),
+        ((other_array,), [LIST]),
+        ((no_site,), [LIST]),
+        ((other_label, other_pixel), [ARRAY, LIST]),
+    ],
+)
+def test_what_changed_is_named_and_accepted_by_name(
+    cohort: Path, change: tuple[Callable[[Path], None], ...], names: list[str]
+) -> None:
+    assert changes(cohort) == []
+    for one in change:
+        one(cohort)
+    with pytest.raises(DataError, match=f"left them in .*: {', '.join(names)}. Partition again, or accept") as error:
+        changes(cohort)
+    assert str(names) in str(error.value), "the message shows how to accept it"
+    if len(names) > 1:
+        with pytest.raises(DataError, match=f"left them in .*: {names[1]}. Partition"):
+            changes(cohort, (names[0],))
+    assert changes(cohort, tuple(names)) == names
+
+
+def test_only_what_a_run_uses_is_compared(cohort: Path) -> None:
+    other_label(cohort)
+    assert changes(cohort, sites=["site-02"]) == []
+    no_site(cohort)
+    assert changes(cohort, sites=["site-02", "site-03"]) == []
+
+
+def test_a_place_is_no_change_and_more_sites_are_none(cohort: Path, tmp_path: Path) -> None:
+    moved = cohort.rename(tmp_path / "moved")
+    assert changes(moved) == []
+    shutil.move(moved / "site-01", tmp_path / "elsewhere")
+    (moved / "site-01").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ARRAY).symlink_to(moved / ARRAY)
+    assert changes(moved) == [], "links are followed as the lists are"
+    shutil.copytree(moved / "site-02", moved / "site-04")
+    assert changes(moved) == [], "a list that somebody else wrote"
+
+
+def test_without_a_partition_nothing_is_compared(cohort: Path) -> None:
+    other_label(cohort)
+    (cohort / PARTITION).unlink()
+    assert changes(cohort) == []
+    with pytest.raises(SettingsError, match=r"'allow_changes' names no file of the partition: 'images.npy'"):
+        changes(cohort, (ARRAY,))
+
+
+def test_a_file_that_is_not_noted_can_not_be_accepted(cohort: Path) -> None:
+    with pytest.raises(SettingsError, match=rf"no file of the partition: 'image.npy'. Did you mean '{ARRAY}'\?"):
+        changes(cohort, ("image.npy",))
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b'{"files_sha256": []}', b"\xff"])
+def test_a_damaged_record_is_named(cohort: Path, content: bytes) -> None:
+    (cohort / PARTITION).write_bytes(content)
+    with pytest.raises(DataError, match="partition.json' how the sites were made.*damaged. Partition again"):
+        changes(cohort)
+
+
+def test_the_array_is_read_for_its_digest_once(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading has taken it already; comparing costs nothing more."""
+    read = []
+    take = arrays.hashlib.file_digest
+    monkeypatch.setattr(arrays.hashlib, "file_digest", lambda file, kind: read.append(file.name) or take(file, kind))
+    assert changes(cohort) == []
+    assert [os.path.basename(name) for name in read] == [ARRAY]
+
+
+def test_a_run_says_what_it_accepted(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", BUNDLE, "--dataset-dir", cohort, "--output_dir", cohort.parent / "run", "--rounds", 1, "--steps", 1]
+    other_label(cohort)
+    with pytest.raises(SystemExit) as refused:
+        main([str(word) for word in words])
+    error = capsys.readouterr().err
+    assert refused.value.code == 2
+    assert f"--allow_changes \"['{LIST}']\"" in error
+    assert not (cohort.parent / "run" / "run.json").exists()
+    with pytest.raises(SystemExit) as accepted:
+        main([str(word) for word in (*words, "--allow_changes", f"['{LIST}']")])
+    assert accepted.value.code == 0, capsys.readouterr().err
+    record = json.loads((cohort.parent / "run" / "run.json").read_text())
+    assert record["data"]["allowed_changes"] == [LIST]
+    page = (cohort.parent / "run" / "report.html").read_text()
+    assert f"&#39;{LIST}&#39; changed after the partition, which was accepted by name (fedavg)." in page
