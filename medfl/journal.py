@@ -6,6 +6,7 @@ The rows of a step are in its file; they are appended to ``metrics.csv`` when th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Committed:
         answers: Site to its last step.
         facts: What the sites told at the start.
         csv_offset: Length of metrics.csv before this step's rows.
+        csv_sha256: Of metrics.csv as far as that.
         rows: This step's rows.
         reason: Why the run ended early.
         best: The round with the best validation scores so far.
@@ -48,6 +50,7 @@ class Committed:
     answers: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Meta] = field(default_factory=dict)
     csv_offset: int = 0
+    csv_sha256: str = ""
     rows: list[Row] = field(default_factory=list)
     reason: str = ""
     best: Best = field(default_factory=Best)
@@ -90,7 +93,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(folder / "state" / SERVER)
-        self._csv = folder / "metrics.csv"
+        self._csv, self._size, self._sha256 = folder / "metrics.csv", 0, hashlib.sha256()
 
     def begin(self, state: State, first: Committed) -> None:
         """The first commit of a run; rows that a run before it left without a commit are cut off."""
@@ -104,7 +107,7 @@ class Journal:
         Raises:
             StoreError: If either can't be written; the step before stays valid.
         """
-        now.csv_offset = self._csv.stat().st_size if self._csv.exists() else 0
+        now.csv_offset, now.csv_sha256 = self._size, self._sha256.hexdigest()
         meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows], "best": vars(now.best)}}
         self.store.save(now.step, state, meta, keep=now.keep)
         self._append(now.rows, now.csv_offset)
@@ -143,22 +146,29 @@ class Journal:
         """Make metrics.csv end with exactly the rows of the last commit.
 
         Raises:
-            StoreError: If rows were removed from it, or it can't be written.
+            StoreError: If rows before them were removed or changed, or it can't be written.
         """
-        size = self._csv.stat().st_size if self._csv.exists() else 0
-        if size < last.csv_offset:
+        found = self._csv.read_bytes()[: last.csv_offset] if self._csv.exists() else b""
+        if len(found) < last.csv_offset:
             raise StoreError(
-                f"'{self._csv}' has {size} bytes where the saved steps account for {last.csv_offset}: rows were "
+                f"'{self._csv}' has {len(found)} bytes where the saved steps account for {last.csv_offset}: rows were "
                 "removed from it. Put it back, or start the run in a new folder."
+            )
+        self._size, self._sha256 = len(found), hashlib.sha256(found)
+        if self._sha256.hexdigest() != last.csv_sha256:
+            raise StoreError(
+                f"'{self._csv}' is damaged: its first {len(found)} bytes are not those of the saved steps. It was "
+                "damaged, or changed by hand. Put it back, or start the run in a new folder."
             )
         self._append(last.rows, last.csv_offset)
 
     def _append(self, rows: list[Row], at: int) -> None:
         """Write rows to metrics.csv at an offset and cut off whatever stood behind it; flushed to disk."""
+        lines = csv_lines(rows, header=at == 0).encode()
         try:
-            with open(self._csv, "a") as file:
+            with open(self._csv, "ab") as file:
                 file.truncate(at)
-                file.write(csv_lines(rows, header=at == 0))
+                file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -166,6 +176,8 @@ class Journal:
                 f"Could not write '{self._csv}': {error.strerror}. The step is saved: mend that and give the same "
                 "command again; its rows are added then."
             ) from error
+        self._size += len(lines)
+        self._sha256.update(lines)
 
 
 def _committed(record: Record) -> Committed:

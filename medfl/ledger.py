@@ -31,7 +31,7 @@ from medfl.privacy.ledger_file import ledger_of, load_entries, part_of
 from medfl.privacy.samples import releases, schedule
 from medfl.settings import Privacy, Settings
 from medfl.store import write_json
-from medfl.wire import digest
+from medfl.wire import digest, sealed
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes the same file."""
@@ -224,8 +224,8 @@ class Account:
     def _write(self, runs: Mapping[str, Meta]) -> None:
         if self.copy is not None:
             mine = load_entries(self.copy, self.site) | {self.key: runs[self.key]}
-            write_json(self.copy, {"version": 1, "runs": mine, "ledger": str(self.path)})
-        write_json(self.path, {"version": 1, "runs": runs})
+            write_json(self.copy, sealed({"version": 1, "runs": mine, "ledger": str(self.path)}))
+        write_json(self.path, sealed({"version": 1, "runs": runs}))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

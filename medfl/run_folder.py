@@ -15,7 +15,7 @@ from torch import nn
 import medfl
 from medfl import wire
 from medfl.contract import Meta
-from medfl.errors import StoreError
+from medfl.errors import DamagedError, StoreError
 from medfl.settings import Settings
 from medfl.store import write_json
 from medfl.task import Task
@@ -59,7 +59,7 @@ def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: 
                 logger.warning(
                     "This run was started with other %s; its last bits may differ from an unbroken run.", part
                 )
-    write_json(path, content)
+    write_json(path, wire.sealed(content))
 
 
 def note_best_round(folder: Path, chosen: Meta | None) -> None:
@@ -86,10 +86,9 @@ def begun_settings(folder: Path) -> Meta | None:
 
 def _read(path: Path) -> Meta:
     try:
-        content: Meta = json.loads(path.read_text())
-    except ValueError as error:
-        raise StoreError(f"'{path}' is damaged ({error}). Put it back, or start the run in a new folder.") from error
-    return content
+        return wire.unsealed(path.read_bytes())
+    except DamagedError as error:
+        raise StoreError(f"'{path}' is damaged: {error}. Put it back, or start the run in a new folder.") from error
 
 
 def _check_rounds(folder: Path, before: int, settings: Settings) -> None:

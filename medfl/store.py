@@ -194,7 +194,7 @@ class Store:
             return wire.decode(self._blob(digest).read_bytes())[0]
         except (OSError, DamagedError) as error:
             raise StoreError(
-                f"The constant {digest[:12]} of '{self.folder}' can't be read: {error}. Start the run in a new folder."
+                f"The constant '{self._blob(digest)}' can't be read: {error}. Start the run in a new folder."
             ) from error
 
     def _blob(self, digest: str) -> Path:

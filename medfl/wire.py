@@ -86,6 +86,28 @@ def digest(tensors: Tensors, meta: Meta | None = None) -> str:
     return _digest(_plain(tensors), _json(meta or {}))
 
 
+def sealed(content: Meta) -> Meta:
+    """JSON with its own checksum under ``sha256``, for a file that is read again; see `unsealed`."""
+    plain: Meta = json.loads(json.dumps({name: value for name, value in content.items() if name != "sha256"}))
+    return plain | {"sha256": digest({}, plain)}
+
+
+def unsealed(raw: bytes) -> Meta:
+    """What `sealed` was given, from the bytes of its file.
+
+    Raises:
+        DamagedError: If they are no JSON object, or do not fit their own checksum.
+    """
+    try:
+        content = json.loads(raw)
+        intact = content.get("sha256") == sealed(content)["sha256"]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"it can't be read ({type(error).__name__})") from error
+    if not intact:
+        raise DamagedError("it does not fit its own checksum: it was damaged, or changed by hand")
+    return {name: value for name, value in content.items() if name != "sha256"}
+
+
 def order_digest(order: Order, tensors_digest: str) -> str:
     """Identifies an order: the same order sent again has the same digest."""
     text = json.dumps([order.op, order.meta, tensors_digest], sort_keys=True)

@@ -17,6 +17,7 @@ from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
 from medfl.summary import summarise
 from medfl.testing.cohort import Case, bits, make_data, make_site, make_sites, make_task
+from medfl.wire import sealed
 from medfl_methods.fedavg import FedAvg
 
 REGISTRY = load_plugins()
@@ -206,7 +207,7 @@ def test_a_cleaned_run_is_not_begun_anew(tmp_path):
     case().run(tmp_path, rounds=2)
     csv = (tmp_path / "metrics.csv").read_bytes()
     record = json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps(record | {"cleaned": True}))
+    (tmp_path / "run.json").write_text(json.dumps(sealed(record | {"cleaned": True})))
     with pytest.raises(StoreError, match="was cleaned"):
         case().run(tmp_path, rounds=2)
     assert (tmp_path / "metrics.csv").read_bytes() == csv

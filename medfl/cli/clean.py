@@ -64,10 +64,11 @@ def clean(folder: Path) -> int:
     """
     from medfl.report.runs import read_run
     from medfl.store import only_writer, write_json
+    from medfl.wire import sealed
 
     with only_writer(folder):
         _check(folder, everything=False)  # again: nobody else can change it any more
-        write_json(folder / "run.json", read_run(folder).run | {"cleaned": True})
+        write_json(folder / "run.json", sealed(read_run(folder).run | {"cleaned": True}))
         return _delete(folder / "state")
 
 

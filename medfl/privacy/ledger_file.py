@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Meta
-from medfl.errors import StoreError
+from medfl.errors import DamagedError, StoreError
 from medfl.privacy.composition import Part
+from medfl.wire import unsealed
 
 
 def load_entries(path: Path, site: str) -> dict[str, Meta]:
@@ -23,11 +24,13 @@ def load_entries(path: Path, site: str) -> dict[str, Meta]:
         StoreError: If it can't be read.
     """
     try:
-        content: Any = json.loads(path.read_bytes())
+        content = unsealed(path.read_bytes())
         runs: dict[str, Meta] = content["runs"]
         known = content["version"] == 1 and all(part_of(entry) and entry["unit"] for entry in runs.values())
     except FileNotFoundError:
         return {}
+    except DamagedError as error:
+        raise StoreError(_lost(path, site, str(error))) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(_lost(path, site, type(error).__name__)) from error
     if not known:

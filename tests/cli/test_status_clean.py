@@ -12,6 +12,7 @@ from medfl.errors import StoreError
 from medfl.locks import being_written
 from medfl.report.runs import read_run
 from medfl.store import only_writer
+from medfl.wire import unsealed
 
 KEPT = {"run.json", "metrics.csv", "summary.json", "sites", "global"}
 
@@ -148,7 +149,7 @@ def test_the_state_of_a_finished_run_is_removed(medfl_command, tmp_path):
     assert names(run) == KEPT
     kept = {path: content for path, content in before.items() if path.parts[0] not in ("state", "run.json")}
     assert kept.items() <= listing(run).items()
-    content = json.loads((run / "run.json").read_text())
+    content = unsealed((run / "run.json").read_bytes())
     assert content == json.loads(before[(run / "run.json").relative_to(run)][0]) | {"cleaned": True}
     assert describe(read_run(run))["status"] == "finished; cleaned, so it can't be continued"
     assert medfl_command("clean", run)[1] == f"{run}: 0 bytes freed\n"
