@@ -245,23 +245,6 @@ def test_batches_of_any_size_are_legal_with_batch_norm(n):
     assert losses["distillation"] >= 0
 
 
-def test_whoever_watches_sees_each_epoch_and_those_of_the_probe_and_changes_nothing():
-    student, seen = small(), []
-
-    def look(epoch):
-        seen.append((epoch, student.head.weight.clone(), student.body[0].weight.clone()))
-
-    asked = Refinement(epochs=3, probe_epochs=2, batch_size=20, losses="scl")
-    refine(student, [taught()], [1.0], DATA, asked, SETTINGS, rng(), after_epoch=look)
-    assert [epoch for epoch, *_ in seen] == [1, 2, 3, 4, 5]
-    heads, bodies = [head for _, head, _ in seen], [body for *_, body in seen]
-    assert all(torch.equal(heads[0], head) for head in heads[:3])
-    assert not torch.equal(heads[3], heads[4])
-    assert not torch.equal(bodies[1], bodies[2])
-    assert torch.equal(bodies[2], bodies[4])
-    assert torch.equal(student.head.weight, heads[4])
-
-
 # ---- the literal equation 19
 
 

@@ -163,7 +163,7 @@ class SiteRun:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
         counts = self._data.train.labels.bincount(minlength=self.task.num_classes).tolist()
         facts = told(self._file, self.host.describe(), counts)
-        about = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
+        about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
         return {"facts": facts, "newest": self.host.store.mend(), "data": about}
 

@@ -190,8 +190,9 @@ class Distribution:
         pool = PublicPool({"training": records}, self.hashes, same_pool=True)
         kept = self.part_from_private(pool, private)["training"]
         units = find_units(subjects_of(kept), [self.hashes[record["image"]] for record in kept])
-        how = {"test": "fraction", "test_fraction": self.plan.public_test_fraction, "val_fraction": 0.0}
-        return local_splits(kept, replace(self.plan, **how), PUBLIC, units)
+        share = self.plan.public_test_fraction
+        plan = replace(self.plan, test="fraction", test_fraction=share, val_fraction=0.0)
+        return local_splits(kept, plan, PUBLIC, units)
 
     def _compare_labels(self, rows: np.ndarray) -> None:
         """Note identical images whose labels differ: one of them is wrong."""

@@ -42,8 +42,8 @@ class PFedCDP(Averaging):
     it trains: first all of its model, then its classifier alone. Both minimise (1 - lam) CE + lam tau^2
     KL(teacher || model), where the teacher is the cluster's body with the server's classifier. The body's change, from
     what was received, goes to the server, which adds each cluster's mean. After the last round the clusters' models
-    teach one student on public data (`medfl.refinement`), which is the run's global model. Its contrastive loss compares
-    two random views of each image: the task's ``views``, or its ``augmentation``.
+    teach one student on public data (`medfl.refinement`), which is the run's global model. Its contrastive loss
+    compares two random views of each image: the task's ``views``, or its ``augmentation``.
 
     The server's classifier is trained on public data, before the first round and after each, with the cluster's body as
     it is; the paper doesn't say how it comes about. Public data are the server's: no site sees them.

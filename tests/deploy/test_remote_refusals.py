@@ -189,22 +189,6 @@ def test_the_global_test_is_among_the_sites_whose_files_allow_it(place: Place) -
     assert exchanged == {(site, f"global@{owner}") for site in SITES[:2] for owner in SITES[:2]}
 
 
-def test_the_shared_test_is_the_servers_or_a_site_is_left_out(place: Place, tmp_path: Path) -> None:
-    for name in ("site-02", "site-03"):
-        shutil.copytree(place.data, tmp_path / name)
-    shutil.rmtree(tmp_path / "site-02" / "global")
-    path = tmp_path / "site-03" / "global" / "datalist.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"test": json.loads(path.read_text())["test"][1:]}))
-    own = {name: {"entry": {"data": str(tmp_path / name / name)}} for name in ("site-02", "site-03")}
-    files = place.files("shared", own)
-    folder, progress, _ = serve(files, offered(place, method="fedper", rounds=1, shared_test=True))
-    assert progress.state == "finished"
-    assert "expected a folder 'global' with it beside the site's data" in progress.missing["site-02"]
-    assert "its shared test set has other images or labels than the server's" in progress.missing["site-03"]
-    shared = {tuple(line.split(",")[1:5]) for line in scores(folder) if ",shared," in line}
-    assert shared == {("site-01", "personal", "shared", "aggregated")}
-
-
 def test_threads_and_device_are_those_of_each_ones_own_file(place: Place) -> None:
     files = place.files("threads", {"site-02": {"threads": 2}})
     try:

@@ -86,21 +86,6 @@ def test_its_privacy_floor_is_told_and_its_ledger_is_tried(ready: Path) -> None:
     assert found.startswith("ledger: ")
 
 
-def test_a_shared_test_set_is_looked_for_and_compared_with_the_sites_own_images(ready: Path) -> None:
-    file = write_file(ready, shared_test=True)
-    (found,) = failed(check_site(file))
-    assert "expected a folder 'global' beside the data" in found
-    write_site(ready / "global", sizes={"test": 20})  # images of the same stream
-    (found,) = failed(check_site(file))
-    assert "20 identical images in both site-01/training and global/test" in found
-    np.save(ready / "global" / "images.npy", 255 - np.load(ready / "global" / "images.npy"))
-    lines = check_site(file)
-    assert failed(lines) == []
-    text = "\n".join(map(str, lines))
-    assert "global: 0 training, 0 validation, 20 test images" in text
-    assert "its own is scored on a test set that all sites share" in text
-
-
 def edit(ready: Path, what: str) -> Path:
     """A site with one thing wrong."""
     if what == "state folder":

@@ -1,15 +1,12 @@
 """PFedCDP's server: its classifiers, what teachers weigh, and the student that is the run's global model."""
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
-from monai.transforms import Compose, RandFlipd, RandShiftIntensityd
-from pfedcdp_toys import REGISTRY, SHORT, classifier, run
+from pfedcdp_toys import REGISTRY, classifier, run
 from torch.nn import functional as F
 
-from medfl.augment import Augmentation
 from medfl.contract import Server, State
 from medfl.data.in_memory import TensorData
 from medfl.data.pooled import Empty
@@ -17,12 +14,11 @@ from medfl.findings import read_findings
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
 from medfl.refinement import Refinement
-from medfl.report.runs import read_metrics
 from medfl.server_classifier import assemble, first, learn, weighing_rows
 from medfl.settings import Settings
 from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
-from medfl.student import make_student, views_of
+from medfl.student import make_student
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
 from medfl.wire import tensors_equal
@@ -199,81 +195,6 @@ def test_what_is_explained_is_for_the_report(tmp_path):
     assert read_findings(tmp_path / "without").tensors == {}
     left, right = (one.outcome.models["global"].tensors for one in (result, other))
     assert tensors_equal(left, right)  # explaining changes nothing
-
-
-# ---- views, and the student's way
-
-SHIFTS = Augmentation(Compose([RandShiftIntensityd(keys=["image"], offsets=0.5, prob=1.0)]))
-
-
-def views_in(seed=7, round_=1, **changes):
-    """Both views of all public images in two epochs."""
-    server = Server(
-        "server",
-        round_,
-        State(),
-        dataclasses.replace(make_task(), **(changes or {"views": SHIFTS})),
-        Settings(rounds=2, seed=seed),
-        sites=["a"],
-        public=PUBLIC,
-    )
-    view, rows = views_of(server), torch.arange(len(PUBLIC))
-    return [view(PUBLIC.images, rows, epoch, number) for epoch in (1, 2) for number in (0, 1)]
-
-
-def test_the_views_of_an_image_differ_from_each_other_and_from_the_image():
-    """In each epoch anew; this is all that the contrast has to compare where a class has one image."""
-    for one, other in itertools.combinations([PUBLIC.images, *views_in()], 2):
-        assert bool((one != other).flatten(1).any(dim=1).all())
-
-
-def test_a_view_depends_on_seed_round_epoch_number_and_row_alone():
-    first, *_ = views_in()
-    server = server_of()
-    server.task = dataclasses.replace(make_task(), views=SHIFTS)
-    rows = torch.tensor([40, 3])
-    torch.manual_seed(99)
-    assert torch.equal(views_of(server)(PUBLIC.images[rows], rows, 1, 0), first[rows])
-    for other in (views_in(seed=8)[0], views_in(round_=2)[0]):
-        assert bool((first != other).flatten(1).any(dim=1).all())
-
-
-def test_views_of_a_task_win_over_its_augmentation_which_sites_train_on():
-    flips = Augmentation(Compose([RandFlipd(keys=["image"], prob=1.0, spatial_axis=0)]))
-    assert torch.equal(views_in(augmentation=flips)[0], PUBLIC.images.flip(2))
-    assert torch.equal(views_in(augmentation=flips, views=SHIFTS)[0], views_in()[0])
-    assert make_task().augment(torch.Generator()) is None
-    assert dataclasses.replace(make_task(), views=SHIFTS).augment(torch.Generator()) is None
-
-
-def test_without_random_changes_the_run_says_that_both_views_are_the_image(tmp_path, caplog):
-    def told(name, task, **refine):
-        caplog.clear()
-        run(tmp_path / name, {"refine": SHORT | refine}, rounds=1, task=task)
-        return "the same image. Give the bundle's task `views`" in caplog.text
-
-    plain = make_task()
-    assert told("same", plain)
-    assert told("none", dataclasses.replace(plain, views=Augmentation(Compose([])), augmentation=SHIFTS))
-    assert not told("distilled", plain, losses="kd")
-    assert not told("views", dataclasses.replace(plain, views=SHIFTS))
-
-
-def test_the_student_is_scored_after_each_epoch_if_asked_and_stays_the_same(tmp_path):
-    args = {"refine": {"epochs": 2, "probe_epochs": 1}}
-    task = dataclasses.replace(make_task(), views=SHIFTS)
-    plain = run(tmp_path / "plain", args, rounds=2, task=task)
-    watched = run(tmp_path / "watched", args, rounds=2, task=task, moments=["aggregated", "epochs"])
-    left, right = (one.outcome.models["global"].tensors for one in (plain, watched))
-    assert tensors_equal(left, right)
-    rows, usual = (read_metrics(tmp_path / name / "metrics.csv") for name in ("watched", "plain"))
-    way = rows[rows["moment"].str.startswith("epoch ")]
-    assert list(way["moment"].unique()) == ["epoch 1", "epoch 2", "epoch 3"]
-    assert set(map(tuple, way[["round", "site", "model", "split"]].values)) == {(2, "global", "global", "test")}
-    last = rows[(rows["site"] == "global") & (rows["moment"] == "aggregated") & (rows["round"] == 2)]
-    scores = dict(zip(way["metric"], way["value"]))  # the last epoch's
-    assert scores == dict(zip(last["metric"], last["value"]))
-    assert not usual["moment"].str.startswith("epoch ").any()
 
 
 # ---- learning
