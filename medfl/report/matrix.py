@@ -3,8 +3,8 @@
 The local test of a model is its score on the test images of its own site; its global test is the mean of its scores
 over the test sets of all sites, each with the same weight and never pooled.
 
-Source: Weng et al. 2025, FedSKD: Aggregation-free Model-heterogeneous Federated Learning via Multi-dimensional
-Similarity Knowledge Distillation, section on evaluation.
+Source: Weng, Cai and Zhou, FedSKD: Aggregation-free Model-heterogeneous Federated Learning using Multi-dimensional
+Similarity Knowledge Distillation, arXiv 2503.18981, 2025, section on evaluation.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from medfl.report.site_models import models_markdown, models_table
 from medfl.store import write_atomic
 from medfl.study.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
 from medfl.study.cohorts import Say
-from medfl.study.jobs import Job
+from medfl.study.jobs import Job, dataset_dir
+from medfl.study.people import people_markdown, people_table
 from medfl.study.runner import Outcome
 from medfl.study.schema import Study, slug
 
@@ -67,6 +68,27 @@ def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: S
         write_report([job.folder for job in over], _path(out, data, ".html"), rows, _baselines(study, rows))
     except MedflError as error:
         say(f"no page about {data}: {error}")
+
+
+def write_people(study: Study, data: str, source: Path | None, out: Path) -> None:
+    """Write ``results/<data>.md`` and ``.csv`` about who is at the sites, in the partition of each seed.
+
+    Args:
+        study: The study; its data are there.
+        data: Name of a data set.
+        source: Folder of the data as they are.
+        out: Folder of the study.
+    """
+    one, page, tables = study.data[data], _path(out, data, ".md"), []
+    parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else ""]
+    for seed, fold in study.repetitions(one):
+        if fold:
+            continue  # the folds of a seed have the same people
+        place = dataset_dir(out, source, data, one, seed, fold)
+        tables.append(people_table(place).assign(seed=seed))
+        parts += [f"### Seed {seed}\n", people_markdown(tables[-1].drop(columns="seed"), place, page)]
+    write_atomic(_path(out, data, ".csv"), pd.concat(tables).to_csv(index=False).encode())
+    write_atomic(page, "\n".join(part for part in parts if part).encode())
 
 
 def _over(study: Study, outcome: Outcome[Job], data: str) -> list[Job]:

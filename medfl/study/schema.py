@@ -155,7 +155,7 @@ class Study(Strict):
         about: What it shows, and which paper's table it answers.
         bundle: Folder of a bundle, relative to the study file, or name of one that comes with medfl.
         data: Name to data set; each yields a table of its own.
-        rows: Name to row.
+        rows: Name to row. A study without rows has no runs; its tables tell who is at the sites.
         seeds: A number N, for the seeds 0 to N-1, or a list of seeds.
         metrics: Metrics that the runs compute and the tables show; without them, those of the bundle.
         baseline: The row that the others are compared with.
@@ -171,7 +171,7 @@ class Study(Strict):
     about: str = ""
     bundle: str
     data: dict[str, DataSet] = Field(min_length=1)
-    rows: dict[str, Row] = Field(min_length=1)
+    rows: dict[str, Row] = {}
     seeds: int | list[int] = 1
     metrics: list[str] = []
     baseline: str | None = None

@@ -14,7 +14,7 @@ from medfl.study.checks import check_attacks, check_options, check_rows, find_so
 from medfl.study.cohorts import check_data, make_data
 from medfl.study.jobs import Job, expand
 from medfl.study.progress import study_progress
-from medfl.study.results import write_page, write_tables
+from medfl.study.results import write_page, write_people, write_tables
 from medfl.study.runner import Launch, Outcome, W, only_study, run_jobs
 from medfl.study.schema import FULL, Study, read_study, slug
 from medfl.study.weights import find_weights
@@ -76,7 +76,8 @@ def load_study(
     check_attacks(study)
     check_data(study, found, place, registry)
     jobs = expand(study, bundle, found, place, workers)
-    check_options(bundle, jobs)
+    if jobs:
+        check_options(bundle, jobs)
     return Prepared(study, jobs, attack_jobs(study, jobs), registry, found, place, told)
 
 
@@ -116,6 +117,9 @@ def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1)
         possible = [attack for attack in prepared.attacks if runs.status[attack.run] == "finished"]
         attacked = run_jobs(possible, say, after_attack, start, at_once, "attack")
         for data in study.data:
+            if not study.rows:
+                write_people(study, data, prepared.source, out)
+                continue
             write_tables(study, runs, data, out, attacked)
             write_page(study, runs, data, out, say)
     return Outcome({**runs.status, **attacked.status})

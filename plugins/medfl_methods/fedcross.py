@@ -42,8 +42,8 @@ class FedCross(Relay):
         optimizer_state: ``reset`` starts the optimiser anew at each visit; ``travel`` sends its state with the model.
         test: What is scored where K models circulate: ``ensemble`` or ``owner``; of no effect with a single one.
 
-    Source: Xu, Deng, Cui, Kuang, Gur, Yu et al., Federated Cross Learning for Medical Image Segmentation, MIDL 2023;
-    the single model is the FedCross of Weng, Cai, Zhou, FedSKD, 2025.
+    Source: Xu, Deng, Chen, Kuang, Barber, Kim, Gateno, Xia, Yan, Federated Cross Learning for Medical Image
+    Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {

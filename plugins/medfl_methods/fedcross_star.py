@@ -28,7 +28,8 @@ class FedCrossStar(Circulating):
         optimizer_state: ``travel`` sends the optimiser's state along with the model; ``reset`` starts it anew at each
             visit.
 
-    Source: Weng, Cai, Zhou, FedSKD, 2025, where it is the variant of FedCross for heterogeneous models.
+    Source: Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025, where it is the variant of FedCross for heterogeneous
+    models.
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}

@@ -58,8 +58,8 @@ class FedFed(FeatureSharing):
         mosaic: Whether the generator also learns from images glued together.
         distil_decay: Weight decay of AdamW, >= 0.
 
-    Source: Yang, Zhang, Yu, Zhang, Liu et al., FedFed: Feature distillation against data heterogeneity in federated
-    learning, NeurIPS 2023, and its released code.
+    Source: Yang, Zhang, Zheng, Tian, Peng, Liu, Han, FedFed: Feature distillation against data heterogeneity in
+    federated learning, NeurIPS 2023, and its released code.
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}

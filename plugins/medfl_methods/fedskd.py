@@ -44,7 +44,12 @@ class FedSKD(Circulating):
     its parameters and its optimiser's state, and goes home. How many rounds these are is decided at the start; rounds
     that are added later come after, unless the fraction is 1.
 
-    With ``gamma = 0``, or where every site is left to itself, this is `local`, as long as all sites take part.
+    Class weights in both cross entropies, as in equation 1, are the run's setting ``balance = loss``: those of the site
+    that trains (`medfl.balance`).
+
+    With ``gamma = 0``, or where every site is left to itself, this is `local` with the same ``optimizer_state``, as
+    long as all sites take part. Compare it with that one: by default the own model's optimiser goes on over the rounds,
+    and that of `local` does not.
 
     When to use it: Where sites have unlike networks, are few, and trust each other with their models: each site's raw
     model reaches one other site in each round. By default it does N times the local work of FedAvg, for two models;
@@ -66,7 +71,7 @@ class FedSKD(Circulating):
             ones.
 
     Source: Weng, Cai, Zhou, FedSKD: Aggregation-free model-heterogeneous federated learning using multi-dimensional
-    similarity knowledge distillation, 2025, equations 2 to 14.
+    similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {

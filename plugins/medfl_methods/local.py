@@ -18,8 +18,9 @@ class Local(Personal):
 
     Attributes:
         init: ``shared`` starts all sites of one network from one model, ``own`` each from its own.
-        optimizer_state: ``reset`` starts the optimiser anew each round, as most methods do; ``persistent`` goes on with
-            the one of the round before.
+        optimizer_state: ``reset`` starts the optimiser anew each round, as most methods do, so that a comparison shows
+            what sharing gains; ``persistent`` goes on with the one of the round before. Give ``persistent`` beside
+            methods whose sites keep theirs, such as `fedskd`.
     """
 
     by_sample: ClassVar[bool] = True

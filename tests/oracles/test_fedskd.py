@@ -85,6 +85,21 @@ def test_the_loss_is_both_errors_and_gamma_times_the_similarity():
     assert 0 < float(alike.detach()) <= 3 * 4
 
 
+def test_class_weights_are_those_of_the_host_for_both_models():
+    """Equation 1, by hand: sum of w_y times the error, over the sum of w_y, with w_c = n / (K n_c)."""
+    method = make_method(gamma=0.0)
+    fit, batch = begin(method)
+    labels = torch.tensor([0, 0, 0, 0, 0, 0, 1, 2])
+    fit.site.task = fit.site.task.weighted(labels)
+    batch = dataclasses.replace(batch, labels=labels)
+    weights = torch.tensor([8 / 18, 8 / 3, 8 / 3])[labels]
+    expected = 0.0
+    for model in (fit.model, guest_of(fit)):
+        errors = -model(batch.images).log_softmax(1)[torch.arange(8), labels]
+        expected = expected + (weights * errors).sum() / weights.sum()
+    torch.testing.assert_close(method.loss(fit, batch), expected)
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_sk_6_only_the_guests_head_stays(frozen):
     """Gradients pass through it: the body before it learns from the error behind it."""

@@ -20,11 +20,12 @@ from medfl.wire import tensors_equal
 from medfl_methods.fedskd import FedSKD
 
 
-@pytest.mark.parametrize("state", ["persistent", "reset"])
-def test_sk_5_without_gamma_it_is_local_for_unlike_networks_with_dropout(tmp_path, state):
+@pytest.mark.parametrize(("state", "balance"), [("persistent", "loss"), ("reset", "none")])
+def test_sk_5_without_gamma_it_is_local_for_unlike_networks_with_dropout(tmp_path, state, balance):
     """Though the guests train beside: their dropout and their batch norm take nothing from the own model."""
     networks = {"drop": Dropping, "wide": lambda: SmallNet(width=9), "plain": lambda: SmallNet(norm=False)}
     options = {"task": atlas_task(**networks), "networks": {"site-2": "wide", "site-3": "plain"}, "rounds": 3}
+    options["balance"] = balance
     sites = make_sites({"site-1": 11, "site-2": 13, "site-3": 6, "site-4": 9})  # some batches of one image
     args = {"gamma": 0.0, "p2p_scale": 1, "optimizer_state": state}
     found = run(tmp_path / "a", "fedskd", args, sites=sites, **options)

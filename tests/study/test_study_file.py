@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
         ({"rows__alone__methd": "x"}, r"unknown option 'rows\.alone\.methd'\. Did you mean 'method'\?"),
         ({"scales__cpu__seed": 1}, r"unknown option 'scales\.cpu\.seed'\. Did you mean 'seeds'\?"),
         ({"bundle": None}, "'bundle' is required"),
-        ({"rows": {}}, "'rows'"),
+        ({"rows": {}}, r"the baseline 'alone' is no row of the study"),
+        ({"rows__alone__baseline": "fedprox"}, r"'rows\.alone\.baseline' names 'fedprox', no row of the study"),
         ({"rows__Alone!": {"method": "fedavg"}}, "'alone' and 'Alone!' would share the folder 'alone'"),
         ({"rows__!!": {"method": "fedavg"}}, "the name '!!' has neither a letter nor a digit"),
         ({"data__Demo": {"folder": "cohort"}}, "'demo' and 'Demo' would share the folder 'demo'"),
@@ -99,11 +100,25 @@ def test_names_become_parts_of_paths() -> None:
     assert [slug(name) for name in ("FedProx mu=0.1", "a/../b", ".hidden")] == ["fedprox-mu-0.1", "a-..-b", "hidden"]
 
 
+def test_studies_of_the_papers_tables_take_its_pipeline_and_its_widths() -> None:
+    """FedSKD's maps are those of CCS, and its clients have 64, 62, 60 and 58 channels in the order of table 1."""
+    studies = [read_study(path) for path in sorted((ROOT / "studies").glob("fedskd_*.yaml"))]
+    pipelines = {s.name: s.data["abide"].prep.pipeline for s in studies if "abide" in s.data}
+    assert pipelines.pop("fedskd_reho") == "cpac"
+    assert len(pipelines) == 7
+    assert set(pipelines.values()) == {"ccs"}
+    widths = {"US-West": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-East": "resnet10_minus6"}
+    given = [row.settings for s in studies for row in s.rows.values()] + [s.settings for s in studies]
+    found = [one["networks_by_site"] for one in given if "networks_by_site" in one]
+    assert len([one for one in found if one == widths]) + len([one for one in found if "site-02" in one]) == len(found)
+    assert widths in found
+
+
 def test_the_shipped_studies_are_valid() -> None:
     found = sorted((ROOT / "studies").glob("*.yaml"))
     assert found
     for path in found:
         study = read_study(path)
         assert study.name == path.stem
-        for scale in yaml.safe_load(path.read_text())["scales"]:
-            assert read_study(path, scale).settings["rounds"] <= study.settings["rounds"]
+        for scale in yaml.safe_load(path.read_text()).get("scales", {}):
+            assert read_study(path, scale).settings.get("rounds", 0) <= study.settings.get("rounds", 0)
