@@ -249,7 +249,10 @@ def test_claims_are_tested_over_folds(runs):
     assert found.difference == pytest.approx(np.mean(gains))
     assert found.tests.t == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
     text = claims_markdown([found])
-    assert "| claim | measure | pairs | better | than | difference | verdict | p (t) | p (corrected t) | p (Wilcoxon) |" in text
+    assert (
+        "| claim | measure | pairs | better | than | difference | verdict | p (t) | p (corrected t) | p (Wilcoxon) |"
+        in text
+    )
     assert text.splitlines()[4].endswith(f"| {found.tests.t:.4f} | {found.tests.corrected:.4f} | 0.0312 |")
     assert "- local_test: accuracy, mean over the sites of the model that each takes home" in text
 
