@@ -45,9 +45,8 @@ METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtp
 """One of each way to use a carrier; fedkper, pfedcdp and fedsdc run in `flare`."""
 MORE = {
     "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
-    "fedper": {"rounds": 3, "best_round": True, "seed": 5},
+    "fedper": {"rounds": 3, "best_round": True, "seed": 5, "shared_test": True},
     "feddisco": {"describe": ["size", "label_counts"]},
-    "fedper": {"shared_test": True},
     "fedtpf": {"method_args": {"distil_rounds": 1, "width": 2}},
     "fedskd": {"networks_by_site": UNLIKE, "global_test": True},
 }
