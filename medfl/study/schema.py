@@ -301,8 +301,8 @@ def _check_slugs(part: str, names: Iterable[str]) -> None:
 def _check_options(study: Study) -> None:
     """Refuse options that the study gives itself, and values that a bundle would take for code or references."""
     places = {"settings": study.settings, "without_weights": study.without_weights or {}}
-    places |= {f"rows.{name}.settings": row.settings for name, row in study.rows.items()}
-    places |= {f"rows.{name}.method_args": row.method_args for name, row in study.rows.items()}
+    parts = ("settings", "method_args")
+    places |= {f"rows.{name}.{part}": getattr(row, part) for name, row in study.rows.items() for part in parts}
     places |= {f"data.{name}.options": data.options for name, data in study.data.items()}
     for place, options in places.items():
         for key, value in options.items():

@@ -1,4 +1,4 @@
-"""A study whose networks begin with trained weights: the file is looked for, and a study without it has another name."""
+"""Trained weights for a study's networks: their file is looked for, and a study without it has another name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def _renamed(study: Study) -> Study:
 
     claims = [one.model_copy(update={"better": marked(one.better), "than": marked(one.than)}) for one in study.claims]
     data = {name: one.model_copy(update={"rows": list(map(marked, one.rows))}) for name, one in study.data.items()}
-    attacks = {kind: one.model_copy(update={"rows": list(map(marked, one.rows))}) for kind, one in study.attacks.items()}
+    attacks = {
+        kind: one.model_copy(update={"rows": list(map(marked, one.rows))}) for kind, one in study.attacks.items()
+    }
     return study.model_copy(
         update={
             "rows": {marked(name): row for name, row in study.rows.items()},

@@ -223,6 +223,38 @@ def test_a_first_step_is_about_eta_unless_the_update_is_far_below_tau(name, size
     torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0.02, atol=1e-7)
 
 
+FIRST = {
+    "fedadagrad": lambda d, tau: 1 / (math.sqrt(tau**2 + d**2) + tau),
+    "fedadam": lambda d, tau: 0.1 / (math.sqrt(0.99 * tau**2 + 0.01 * d**2) + tau),
+    "fedyogi": lambda d, tau: 0.1 / (math.sqrt(tau**2 + math.copysign(0.01 * d**2, d - tau)) + tau),
+}
+"""A coordinate's first step in multiples of FedAvg's and of eta, by the size of the mean update."""
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("size", [2e-4, 0.0013, 0.0036, 0.02])
+@pytest.mark.parametrize("eta", [0.1, 0.01])
+def test_a_first_step_in_multiples_of_fedavgs(name, size, eta):
+    server, toy = make_server(), REGISTRY.make_method(name, {"eta": eta})
+    old = {"head.bias": torch.zeros(3, dtype=torch.float64)}
+    moved = toy.server_update(server, old, {"head.bias": torch.full((3,), size, dtype=torch.float64)})["head.bias"]
+    assert (moved / size).tolist() == pytest.approx([eta * FIRST[name](size, 1e-3)] * 3)
+
+
+def test_adagrad_with_a_rate_of_a_tenth_begins_twenty_times_as_fast_as_fedavg():
+    """Where an update is 0.0036, FedAvg adds 0.0036: the paper's eta makes 0.076 of it, medfl's the tenth part."""
+    first = {
+        (name, preset): REGISTRY.make_method(name, {"preset": preset}).eta * FIRST[name](0.0036, 1e-3)
+        for name in ADAPTIVE
+        for preset in ("paper", "medfl")
+    }
+    assert first["fedadagrad", "paper"] == pytest.approx(21.1, abs=0.05)
+    assert first["fedadagrad", "medfl"] == pytest.approx(2.11, abs=0.005)
+    for name in ("fedadam", "fedyogi"):
+        assert first[name, "paper"] == pytest.approx(4.8, abs=0.1)
+        assert first[name, "medfl"] == pytest.approx(0.48, abs=0.01)
+
+
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.parametrize("preset", ["paper", "flower", "medfl"])
 def test_only_flowers_adam_is_corrected_for_its_start_and_one_round_late(name, preset):

@@ -70,7 +70,11 @@ def write_run(folder: Path, given: dict[str, Any], status: str) -> None:
     data = {"sites": {}, "allowed_leaks": []} | drawn_fold(given["dataset-dir"])
     (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": data}))
     summary = {"method": given["method"], "status": status, "reason": "", "rounds": given["rounds"]}
-    summary |= {"evaluated_round": given["rounds"], "scores": {"personal": {"test": {"accuracy": found}}}}
+    summary |= {
+        "evaluated_round": given["rounds"],
+        "models_round": given["rounds"],
+        "scores": {"personal": {"test": {"accuracy": found}}},
+    }
     summary |= {"costs": {}, "holdings": {"classes": [], "sites": {}}, "leaks": []}
     (folder / "summary.json").write_text(json.dumps(summary))
     rows = [f"{given['rounds']},site-01,personal,test,aggregated,accuracy,{score}"]
