@@ -17,6 +17,7 @@ from medfl.data.cbis_files import only_one
 from medfl.data.dicom import DicomImage
 from medfl.data.dicom_header import MAMMOGRAPHY, open_dicom
 from medfl.data.dicom_identity import refuse_identity
+from medfl.data.dicom_intent import INTENTS
 from medfl.data.images import kind_of
 from medfl.data.ingest import Loaded
 from medfl.data.mammogram_image import mirrored, open_mammogram, row_of
@@ -69,8 +70,8 @@ def load(options: Options, film: Film) -> Loaded:
     """Read one image; see `medfl.data.mammograms` for what becomes of its pixels.
 
     Returns:
-        The row; its facts tell whether names may be burned into the pixels, whether the header holds any, and a DICOM
-        file's presentation intent.
+        The row; its facts tell whether names may be burned into the pixels, whether the header holds any, and the
+        presentation intent if it states one.
 
     Raises:
         DataError: If it can't be read, or is not what the tables say.
@@ -83,7 +84,7 @@ def load(options: Options, film: Film) -> Loaded:
     row = row_of(image, options.size, crop=options.crop_breast and not film.crop, mirror=mirror)
     facts: dict[str, Any] = {"burned_in": True} if image.burned_in else {}
     facts |= {"identifying": True} if image.identifying else {}
-    return Loaded(row, facts | ({"intent": image.intent} if image.intent else {}))
+    return Loaded(row, facts | ({"intent": image.intent} if image.intent in INTENTS else {}))
 
 
 def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:

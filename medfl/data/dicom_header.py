@@ -56,9 +56,14 @@ def cannot_open(error: OSError) -> DataError:
     return DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.")
 
 
+def damaged(error: Exception) -> DataError:
+    """What to say of a file that a decoder can't read; its own message may name the file."""
+    return DataError(f"the image file is damaged or cut short ({type(error).__name__}). Export it again.")
+
+
 @contextlib.contextmanager
 def decoding() -> Iterator[None]:
-    """Whatever a decoder raises means a damaged file; its own message may name the file, so only its type is kept."""
+    """Whatever a decoder raises means a damaged file."""
     try:
         yield
     except DataError:
@@ -68,7 +73,7 @@ def decoding() -> Iterator[None]:
             "the DICOM file nests sequences too deep to be read safely. Export it again without its sequences."
         ) from None
     except Exception as error:
-        raise DataError(f"the image file is damaged or cut short ({type(error).__name__}). Export it again.") from None
+        raise damaged(error) from None
 
 
 def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] | None = None) -> Dataset:

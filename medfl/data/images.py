@@ -27,9 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from medfl.data.dicom import intent_of, read_dicom
+from medfl.data.dicom import read_dicom
 from medfl.data.dicom_header import cannot_open, decoding, is_dicom, open_dicom
 from medfl.data.dicom_identity import check_identity, is_burned_in, refuse_identity
+from medfl.data.dicom_intent import intent_of
 from medfl.data.pictures import FORMATS, in_colour, is_deep, open_picture, read_picture, to_unit
 from medfl.errors import DataError, SettingsError
 
@@ -48,7 +49,7 @@ class Kind:
         dims: 2 for an image, 3 for a volume.
         colour: Whether it has three channels.
         deep: Whether it gives float32 in [0, 1]; otherwise uint8.
-        intent: The presentation intent of a DICOM file in grey (`medfl.data.dicom.intent_of`); empty for others.
+        intent: The presentation intent of a DICOM file in grey (`medfl.data.dicom_intent`); empty for others.
     """
 
     dims: int

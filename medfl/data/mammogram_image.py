@@ -97,7 +97,7 @@ def open_mammogram(
     if kind_of(path) != "dicom":
         pixels = read_picture(path)
         grey = pixels[..., 0] if pixels.ndim == 3 else pixels  # copies as JPEG may store grey as colour
-        return DicomImage(grey, inverted=False, extent=extent_of(grey), intent="")
+        return DicomImage(grey, inverted=False, extent=extent_of(grey))
     image = read_dicom(path, voi=voi, modalities=modalities, pseudonyms=pseudonyms)
     if image.pixels.ndim == 3:
         raise DataError("expected a mammogram in grey, got colours. Export it in grey.")

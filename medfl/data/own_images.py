@@ -22,9 +22,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from medfl.data.datalists import INTENT, SPLITS, Datalist, Record, write_datalist
-from medfl.data.dicom import tell_intents
+from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.dicom_identity import CHECKS
+from medfl.data.dicom_intent import intent_records, tell_intents
 from medfl.data.folders import check_free, written_whole
 from medfl.data.image_files import ImageFolder
 from medfl.data.images import Kind, look_at
@@ -110,7 +110,7 @@ def prepare(
         raise _unreadable(failed, rows)
     numbers = {rows.numbers[place]: kind for place, kind in known.items()}
     form = form_of(numbers, size, channels, reading)
-    warnings = tell_intents((kind.intent for kind in known.values()), say)
+    warnings = tell_intents([kind.intent for kind in known.values()], say)
     with written_whole(out, force) as folder:
         array = folder / "images.npy"
         bad = _write_images(array, [files[place] for place in known], form, say)
@@ -120,7 +120,7 @@ def prepare(
             keep_rows(array, range(len(kept)))
         if failed:
             _write_quarantine(folder / QUARANTINE, rows, failed, say)
-        intents = {place: kind.intent for place, kind in known.items() if kind.intent}
+        intents = intent_records([known[place].intent for place in kept])
         datalist = _datalist(name, licence, rows, kept, failed, intents)
         datalist.extra |= {"warnings": warnings} | ({} if reading is None else about_reading(reading))
         write_datalist(folder, datalist)
@@ -212,13 +212,12 @@ def _datalist(
     rows: Rows,
     kept: Sequence[int],
     failed: Mapping[int, str],
-    intents: Mapping[int, str],
+    intents: Sequence[Mapping[str, str]],
 ) -> Datalist:
     splits: dict[str, list[Record]] = {split: [] for split in SPLITS}
     for row, place in enumerate(kept):
         record: Record = {"image": row, "label": rows.labels[place], "subject_id": rows.subjects[place]}
-        record |= {INTENT: intents[place]} if place in intents else {}
-        splits[rows.splits[place]].append(record | rows.others[place])
+        splits[rows.splits[place]].append(record | rows.others[place] | dict(intents[row]))
     reasons = Counter(failed.values()).most_common()
     return Datalist(
         name=name,

@@ -13,7 +13,6 @@ from own_cohort import write_table
 from pydicom.data import get_testdata_file
 
 from medfl.cli.main import main
-from medfl.data.datalists import read_datalist, write_datalist
 from medfl.data.mammogram_files import how_read, load_mammograms
 from medfl.data.mammogram_image import read_mammogram
 from medfl.data.mammograms import to_row
@@ -81,8 +80,7 @@ def test_breasts_are_cut_out_look_one_way_and_have_the_whole_range(own, tmp_path
     expected = to_row(np.clip(film(False)[box], 300, 3000), SIZE, crop=True).astype(int)
     for name, image in zip(FILES, images, strict=True):
         assert image[:, 0].mean() > image[:, -1].mean() + 10_000, f"{name}: the chest wall is on the left"
-        np.testing.assert_allclose(image, expected, atol=3500)
-        np.testing.assert_allclose(image, images[0], atol=2500)
+        assert np.abs(image - expected).mean() < 1000, "but for a pixel or two at the edges"
     assert datalist.extra["chest_wall"] == "on the left in all images"
     assert images.max() > 60_000, "padding that is brighter takes nothing from the range"
 
@@ -93,20 +91,17 @@ def test_the_window_is_applied(own, tmp_path):
         for name in ("P", "W")
     )
     assert windowed[0].mean() > 1.05 * plain[0].mean(), "what is above 2700 is white"
-    np.testing.assert_array_equal(windowed[2], plain[2], "a file without a window")
+    np.testing.assert_allclose(windowed[2], plain[2].astype(int), atol=2, err_msg="a file without a window")
 
 
 def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, tmp_path):
     said: list[str] = []
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=said.append)
     told = "2 FOR PRESENTATION, 1 FOR PROCESSING, 1 not said"
-    assert f"note: presentation intent of the DICOM files: {told}" in said
-    assert [
-        line
-        for line in said
-        if line.startswith(f"warning: the DICOM files are of several presentation intents ({told}")
-    ]
-    assert datalist.extra["warnings"][0].startswith("the DICOM files are of several presentation intents")
+    assert f"note: presentation intent (DICOM): {told}" in said
+    [warning] = datalist.extra["warnings"]
+    assert warning.startswith(f"the files are of several presentation intents ({told}): ")
+    assert f"warning: {warning}" in said
     kinds = ["FOR PRESENTATION", "FOR PROCESSING", "not said", "FOR PRESENTATION"]
     assert [record["presentation_intent"] for record in datalist.splits["training"]] == kinds
     assert card(datalist)["presentation_intent"] == {"FOR PRESENTATION": 2, "FOR PROCESSING": 1, "not said": 1}
@@ -119,7 +114,7 @@ def test_one_intent_is_no_mixture_and_pictures_have_none(own, tmp_path):
         make_dicom(own[0] / name, pixels, PresentationIntentType="FOR PROCESSING")
     said: list[str] = []
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=said.append)
-    assert "note: presentation intent of the DICOM files: 4 FOR PROCESSING" in said
+    assert "note: presentation intent (DICOM): 4 FOR PROCESSING" in said
     assert datalist.extra["warnings"] == []
     names = [f"{number}.png" for number in range(4)]
     for name in names:
@@ -131,7 +126,6 @@ def test_one_intent_is_no_mixture_and_pictures_have_none(own, tmp_path):
 
 
 def test_what_can_not_be_aligned_or_is_no_mammogram_is_refused(own, tmp_path):
-    picture(own[0] / "turned.dcm.png", np.zeros((30, 20), np.uint8))
     make_dicom(own[0] / "left.dcm", film(False), Modality="CT")
     with pytest.raises(DataError, match=r"1 of 4 images can't be read: 1 x expected an image of modality MG.* got CT"):
         prepare(*own, COLUMNS, SIZE, tmp_path / "P", reading={"align": True})
@@ -158,11 +152,9 @@ def test_a_real_file_of_pydicom_on_the_command_line_and_predicted_as_it_was_prep
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in (*words, "--size", "32x24", "--voi", "--crop-breast", "--out", out)])
     assert ended.value.code == 0
-    assert "note: presentation intent of the DICOM files: 2 not said" in capsys.readouterr().err
+    assert "note: presentation intent (DICOM): 2 not said" in capsys.readouterr().err
     expected = read_mammogram(real, (32, 24), 1, voi=True, crop_breast=True)
     np.testing.assert_array_equal(images_of(out), [expected] * 2)
-    datalist = read_datalist(out)
-    write_datalist(out, datalist)
     reading = how_read(tmp_path / "data", None)
     assert reading == {"crop_breast": True, "align": False, "voi": True}
     found = load_mammograms(images, reading, (32, 24), 2, 1, 2)
