@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from medfl.cli.prep_options import DeidentifyCheck, Force, Out, SkipUnreadable, edges, summarise, to_stderr
+from medfl.cli.prep_options import (
+    Align,
+    CropBreast,
+    DeidentifyCheck,
+    Force,
+    Out,
+    SkipUnreadable,
+    Voi,
+    edges,
+    summarise,
+    to_stderr,
+)
 
 
 def folder(
@@ -24,6 +35,9 @@ def folder(
     name: Annotated[str | None, typer.Option(help="Of the data set; by default that of --out.")] = None,
     licence: Annotated[str, typer.Option(help="Terms of use, as the data list shall state them.")] = "not stated",
     channels: Annotated[int | None, typer.Option(help="1 or 3; by default 3 if an image has colour.")] = None,
+    crop_breast: CropBreast = False,
+    align: Align = False,
+    voi: Voi = False,
     deidentify_check: DeidentifyCheck = "strip",
     skip_unreadable: SkipUnreadable = False,
     force: Force = False,
@@ -31,12 +45,14 @@ def folder(
     """Your own image files with a table of labels. No file name and no patient's identifier is kept.
 
     8-bit images stay as they are but for their size; DICOM, NIfTI and deeper ones are scaled to [0, 1], each by its own
-    range. The aspect ratio is not kept.
+    range, without what pads it. The aspect ratio is not kept. With --crop-breast, --align or --voi mammograms are read
+    as by medfl prep cbis_ddsm, and predicted so.
     """
     from medfl.data.own_images import prepare
     from medfl.data.own_labels import Columns
 
     columns = Columns(image_column, label_column, group_column, site_column, split_column, tuple(keep_column or ()))
+    reading = {"crop_breast": crop_breast, "align": align, "voi": voi}
     datalist = prepare(
         images,
         table,
@@ -48,6 +64,7 @@ def folder(
         channels=channels,
         skip_unreadable=skip_unreadable,
         deidentify_check=deidentify_check,
+        reading=reading if any(reading.values()) else None,
         force=force,
         say=to_stderr,
     )

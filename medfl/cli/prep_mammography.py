@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from medfl.cli.prep_options import DeidentifyCheck, Force, Out, Workers, height_and_width, summarise, to_stderr
+from medfl.cli.prep_options import (
+    Align,
+    CropBreast,
+    DeidentifyCheck,
+    Force,
+    Out,
+    Voi,
+    Workers,
+    height_and_width,
+    summarise,
+    to_stderr,
+)
 
 
 def cbis_ddsm(
@@ -22,13 +33,9 @@ def cbis_ddsm(
     three_classes: Annotated[
         bool, typer.Option("--three-classes", help="Keep benign without callback as a class; it is benign otherwise.")
     ] = False,
-    crop_breast: Annotated[
-        bool, typer.Option("--crop-breast", help="Cut the breast out of whole mammograms (needs medfl[mammography]).")
-    ] = False,
-    align: Annotated[
-        bool, typer.Option("--align", help="Mirror right breasts: the chest wall is on the left.")
-    ] = False,
-    voi: Annotated[bool, typer.Option("--voi", help="Apply the window for display that a DICOM file holds.")] = False,
+    crop_breast: CropBreast = False,
+    align: Align = False,
+    voi: Voi = False,
     deidentify_check: DeidentifyCheck = "strip",
     workers: Workers = None,
     force: Force = False,
@@ -71,10 +78,8 @@ def mias(
         float, typer.Option(help="Share of the patients in the test set; 0 leaves it to medfl partition.")
     ] = 0.15,
     seed: Annotated[int, typer.Option(help="Decides which patients these are.")] = 0,
-    crop_breast: Annotated[bool, typer.Option("--crop-breast", help="Cut the breast out of whole films.")] = False,
-    align: Annotated[
-        bool, typer.Option("--align", help="Mirror right breasts: the chest wall is on the left.")
-    ] = False,
+    crop_breast: CropBreast = False,
+    align: Align = False,
     require_complete: Annotated[
         bool, typer.Option("--require-complete", help="Stop if any film is missing or can't be read.")
     ] = False,

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 Out = Annotated[Path, typer.Option(help="The folder to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a data set that is there.")]
 DeidentifyCheck = Annotated[str, typer.Option(help="DICOM that may tell who the patient is: strip, or refuse it.")]
+CropBreast = Annotated[
+    bool, typer.Option("--crop-breast", help="Cut the breast out of whole mammograms (needs medfl[mammography]).")
+]
+Align = Annotated[bool, typer.Option("--align", help="Mirror right breasts: the chest wall is on the left.")]
+Voi = Annotated[bool, typer.Option("--voi", help="Apply the window for display that a DICOM file holds.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")]
 SkipUnreadable = Annotated[
     bool, typer.Option("--skip-unreadable", help="Leave out images that can't be read; quarantine.csv lists them.")

@@ -21,8 +21,10 @@ from medfl.data.cbis_pixels import Film, Options, load
 from medfl.data.cbis_tables import TABLES, Lesion, deviations, read_tables
 from medfl.data.datalists import Datalist, Record, write_datalist
 from medfl.data.dicom_identity import CHECKS
+from medfl.data.dicom_intent import NOT_SAID, intent_records, tell_intents
 from medfl.data.folders import check_free, written_whole
 from medfl.data.ingest import QUARANTINE, Ingested, ingest, told, work_folder, write_quarantine
+from medfl.data.mammogram_image import about_reading
 from medfl.errors import DataError, SettingsError, did_you_mean
 
 NAME = "cbis_ddsm"
@@ -125,6 +127,7 @@ def prepare(
         _say_headers(found, say)
         used = [(choice.images[places[place]], found.facts[place]) for place in found.kept]
         datalist = _datalist(used, choice, failed, unlike, view, three_classes, options)
+        datalist.extra["warnings"] = tell_intents(_intents(used), say)
         write_datalist(folder, datalist)
     return datalist
 
@@ -237,6 +240,10 @@ def _write_quarantine(path: Path, images: Sequence[Image], failed: Mapping[int, 
     write_quarantine(path, ("image", "table_rows", "reason"), rows, say)
 
 
+def _intents(used: Sequence[tuple[Image, Mapping[str, object]]]) -> list[str]:
+    return [str(facts.get("intent", NOT_SAID)) for _, facts in used]
+
+
 def _datalist(
     used: Sequence[tuple[Image, Mapping[str, object]]],
     choice: Choice,
@@ -253,9 +260,11 @@ def _datalist(
             f"no readable image is left of the classes {', '.join(gone)}: {told(failed)}. Download the missing images."
         )
     splits: dict[str, list[Record]] = {"training": [], "validation": [], "test": []}
+    intents = intent_records(_intents(used))
     for row, (image, facts) in enumerate(used):
         record = {"image": row, "label": image.label(three), "subject_id": image.patient} | image.about()
-        splits[image.split].append(record | ({"burned_in": True} if "burned_in" in facts else {}))
+        record |= {"burned_in": True} if "burned_in" in facts else {}
+        splits[image.split].append(record | intents[row])
     reasons = {LEAKING: choice.left_out} | dict.fromkeys(failed.values(), 0)
     for reason in failed.values():
         reasons[reason] += 1
@@ -272,9 +281,7 @@ def _datalist(
             "citation": CITATION,
             "deviations": unlike,
             "exclusions": [{"reason": reason, "count": count} for reason, count in reasons.items() if count],
-            "intensities": "each image: its smallest value 0, its largest 65535; bright tissue is large",
             "label_rule": "the worst lesion of an image counts",
-            "reading": reading,
-            "chest_wall": "on the left in all images" if options.align else "as stored",
+            **about_reading(reading),
         },
     )

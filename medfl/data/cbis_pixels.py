@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from medfl.data.cbis_files import only_one
-from medfl.data.dicom import DicomImage, read_dicom
+from medfl.data.dicom import DicomImage
 from medfl.data.dicom_header import MAMMOGRAPHY, open_dicom
 from medfl.data.dicom_identity import refuse_identity
+from medfl.data.dicom_intent import INTENTS
 from medfl.data.images import kind_of
 from medfl.data.ingest import Loaded
-from medfl.data.mammograms import extent_of, needs_mirror, to_row
-from medfl.data.pictures import open_picture, read_picture
+from medfl.data.mammogram_image import mirrored, open_mammogram, row_of
+from medfl.data.pictures import open_picture
 from medfl.errors import DataError
 
 _NEAR = 1 / 16  # JPEG blurs a mask's edges
@@ -69,7 +70,8 @@ def load(options: Options, film: Film) -> Loaded:
     """Read one image; see `medfl.data.mammograms` for what becomes of its pixels.
 
     Returns:
-        The row; its facts tell whether names may be burned into the pixels, and whether the header holds any.
+        The row; its facts tell whether names may be burned into the pixels, whether the header holds any, and the
+        presentation intent if it states one.
 
     Raises:
         DataError: If it can't be read, or is not what the tables say.
@@ -78,16 +80,11 @@ def load(options: Options, film: Film) -> Loaded:
     image = _crop_of(files, film, options) if film.crop else _whole(files, film, options)
     if options.check == "refuse":
         refuse_identity(image.identifying, image.burned_in)
-    row = to_row(
-        image.pixels,
-        options.size,
-        extent=image.extent,
-        inverted=image.inverted != (image.slope < 0),
-        crop=options.crop_breast and not film.crop,
-        mirror=options.align and needs_mirror(film.laterality, image.toward_right),
-    )
+    mirror = options.align and mirrored(image, film.laterality)
+    row = row_of(image, options.size, crop=options.crop_breast and not film.crop, mirror=mirror)
     facts: dict[str, Any] = {"burned_in": True} if image.burned_in else {}
-    return Loaded(row, facts | ({"identifying": True} if image.identifying else {}))
+    facts |= {"identifying": True} if image.identifying else {}
+    return Loaded(row, facts | ({"intent": image.intent} if image.intent in INTENTS else {}))
 
 
 def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
@@ -122,25 +119,15 @@ def is_mask(pixels: np.ndarray, extent: tuple[float, float]) -> bool:
 
 
 def _pixel_count(path: Path) -> int:
-    if _is_dicom(path):
+    if kind_of(path) == "dicom":
         header = open_dicom(path, pixels=False, modalities=MAMMOGRAPHY)
         return int(header.Rows) * int(header.Columns)
-    with open_picture(path) as image:
-        return image.width * image.height
+    with open_picture(path) as picture:
+        return picture.width * picture.height
 
 
 def _read(path: Path, film: Film, options: Options) -> DicomImage:
-    if not _is_dicom(path):
-        pixels = read_picture(path)
-        grey = pixels[..., 0] if pixels.ndim == 3 else pixels  # JPEG mirrors may store grey as colour
-        return DicomImage(grey, inverted=False, extent=extent_of(grey))
-    image = read_dicom(path, voi=options.voi, modalities=MAMMOGRAPHY, pseudonyms=film.names)
-    if image.pixels.ndim == 3:
-        raise DataError("expected a mammogram in grey, got colours. Download this series again.")
+    image = open_mammogram(path, voi=options.voi, pseudonyms=film.names)
     if image.series and image.series not in film.series:
         raise DataError("the file is of another series than its folder says. Download this series again.")
     return image
-
-
-def _is_dicom(path: Path) -> bool:
-    return kind_of(path) == "dicom" or not path.suffix

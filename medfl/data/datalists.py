@@ -29,6 +29,9 @@ FILE = "datalist.json"
 SPLITS = ("training", "validation", "test")
 """The splits of a data list, in the order in which they are written."""
 
+INTENT = "presentation_intent"
+"""Key of a record: what a DICOM file's pixels are for, see `medfl.data.dicom_intent`."""
+
 Record = dict[str, Any]
 """One image: at least ``image`` (a row) and ``label``."""
 

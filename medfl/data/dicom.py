@@ -8,8 +8,7 @@
   the darkest other one. They count neither for the extent nor for any range.
 - Laterality, view and the direction of the patient are kept, nothing else about the patient; and what the image is for.
 
-Source: DICOM PS3.3 C.7.6.3 (pixels), C.7.5.1.1.2 (padding), C.8.11.7 (intent), C.11.1 (modality), C.11.2 (VOI), C.8.11
-(mammography).
+Source: DICOM PS3.3 C.7.6.3 (pixels), C.7.5.1.1.2 (padding), C.11.1 (modality), C.11.2 (VOI), C.8.11 (mammography).
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import numpy as np
 
 from medfl.data.dicom_header import decoding, open_dicom
 from medfl.data.dicom_identity import check_identity, is_burned_in
+from medfl.data.dicom_intent import NOT_SAID, intent_of
 from medfl.data.mammograms import extent_of
 from medfl.errors import DataError
 
@@ -34,12 +34,6 @@ SIDES = {"L": "left", "R": "right"}
 
 VIEWS = ("CC", "MLO", "ML", "LM", "LMO", "SIO", "FB", "XCC", "XCCL", "XCCM", "AT", "ISO")
 """Views of the breast that are kept, as ``ViewPosition`` writes them."""
-
-INTENTS = ("FOR PROCESSING", "FOR PRESENTATION")
-"""What the pixels of an X-ray image are for: as the detector gave them, or made for the eye. The two look unlike."""
-
-NOT_SAID = "not said"
-"""The presentation intent of a file that names neither."""
 
 _VIEW_CODES = {
     "R-10242": "CC",
@@ -70,7 +64,7 @@ class DicomImage:
         burned_in: Whether the file says that names or the like are written into its pixels.
         identifying: Keywords of the elements that may tell who the patient is.
         series: The UID of its series, or empty.
-        intent: One of `INTENTS`, or `NOT_SAID`.
+        intent: What the pixels are for, see `medfl.data.dicom_intent`.
     """
 
     pixels: np.ndarray
@@ -131,12 +125,6 @@ def read_dicom(
             series=str(dataset.get("SeriesInstanceUID") or ""),
             intent=intent_of(dataset),
         )
-
-
-def intent_of(dataset: Dataset) -> str:
-    """The presentation intent that a file states: one of `INTENTS`, or `NOT_SAID`."""
-    stated = str(dataset.get("PresentationIntentType") or "")
-    return stated if stated in INTENTS else NOT_SAID
 
 
 def _decode(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], np.ndarray | None]:

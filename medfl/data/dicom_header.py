@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from medfl.errors import DataError
 
@@ -56,9 +56,14 @@ def cannot_open(error: OSError) -> DataError:
     return DataError(f"the image file can't be opened: {error.strerror}. Check the file and its rights.")
 
 
+def damaged(error: Exception) -> DataError:
+    """What to say of a file that a decoder can't read; its own message may name the file."""
+    return DataError(f"the image file is damaged or cut short ({type(error).__name__}). Export it again.")
+
+
 @contextlib.contextmanager
 def decoding() -> Iterator[None]:
-    """Whatever a decoder raises means a damaged file; its own message may name the file, so only its type is kept."""
+    """Whatever a decoder raises means a damaged file."""
     try:
         yield
     except DataError:
@@ -68,7 +73,7 @@ def decoding() -> Iterator[None]:
             "the DICOM file nests sequences too deep to be read safely. Export it again without its sequences."
         ) from None
     except Exception as error:
-        raise DataError(f"the image file is damaged or cut short ({type(error).__name__}). Export it again.") from None
+        raise damaged(error) from None
 
 
 def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] | None = None) -> Dataset:
@@ -115,7 +120,7 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
     return dataset
 
 
-def _check_inflated(file: IO[bytes], start: int) -> None:
+def _check_inflated(file: BinaryIO, start: int) -> None:
     """Refuse what would fill the memory when it is inflated, which pydicom does with the whole file at once."""
     from pydicom.filereader import read_dataset
 

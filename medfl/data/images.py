@@ -4,7 +4,7 @@ What is read: the pictures of `medfl.data.pictures` (PNG, JPEG, TIFF, BMP, PGM),
 
 - Files with 8 bits a channel (also DICOM files in colour) give uint8, with their values as they are. All others (DICOM
   in grey, NIfTI, images of 16 or 32 bits) give float32 in [0, 1]: each image is scaled by its own smallest and largest
-  value. No window of the scanner is applied (`medfl.data.mammogram_files` does it). An image of one value only becomes
+  value. No window of the scanner is applied (`medfl.data.mammogram_image` does it). An image of one value only becomes
   zeros.
 - DICOM: rescale slope and intercept, or the lookup table in their place, are applied first; MONOCHROME1, where large
   values are dark, is inverted. Pixels that pad an image become background.
@@ -27,9 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from medfl.data.dicom import intent_of, read_dicom
+from medfl.data.dicom import read_dicom
 from medfl.data.dicom_header import cannot_open, decoding, is_dicom, open_dicom
 from medfl.data.dicom_identity import check_identity, is_burned_in, refuse_identity
+from medfl.data.dicom_intent import intent_of
 from medfl.data.pictures import FORMATS, in_colour, is_deep, open_picture, read_picture, to_unit
 from medfl.errors import DataError, SettingsError
 
@@ -48,13 +49,13 @@ class Kind:
         dims: 2 for an image, 3 for a volume.
         colour: Whether it has three channels.
         deep: Whether it gives float32 in [0, 1]; otherwise uint8.
-        intent: The presentation intent of a DICOM file in grey (`medfl.data.dicom.intent_of`); None for others.
+        intent: The presentation intent of a DICOM file in grey (`medfl.data.dicom_intent`); empty for others.
     """
 
     dims: int
     colour: bool
     deep: bool
-    intent: str | None = None
+    intent: str = ""
 
 
 def look_at(path: Path, check: str = "strip") -> Kind:
@@ -79,7 +80,7 @@ def look_at(path: Path, check: str = "strip") -> Kind:
             with decoding():
                 refuse_identity(check_identity(header), is_burned_in(header))
         colour = header.SamplesPerPixel == 3
-        return Kind(2, colour=colour, deep=not colour, intent=None if colour else intent_of(header))
+        return Kind(2, colour=colour, deep=not colour, intent="" if colour else intent_of(header))
     with open_picture(path) as image:
         return Kind(2, colour=in_colour(image), deep=is_deep(image))
 

@@ -25,7 +25,7 @@ ARRAY = "images.npy"
 EVERY_SECONDS = 2.0
 """How much work is lost at most when the machine stops."""
 
-_VERSION = 1
+_VERSION = 2
 
 
 def stamp_of(item: object, files: Sequence[Path]) -> str:

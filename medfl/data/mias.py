@@ -25,6 +25,7 @@ from medfl import streams
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.data.ingest import QUARANTINE, Ingested, ingest, work_folder, write_quarantine
+from medfl.data.mammogram_image import about_reading
 from medfl.data.mias_choice import NO_FILE, Chosen, choose
 from medfl.data.mias_films import find_films, find_table, read_part
 from medfl.data.mias_table import FILE, FINDINGS, NORMAL, SEVERITIES, TISSUES, Film, deviations, read_films
@@ -134,7 +135,8 @@ def prepare(
         rows = sorted(broken + [(line, NO_FILE) for line in chosen.missing])
         write_quarantine(folder / QUARANTINE, ("table_line", "reason"), rows, say)
         datalist = _datalist(name, LABELS[labels], chosen, found, tested)
-        datalist.extra |= {"view": view, "deviations": unlike, "reading": {"crop_breast": crop_breast, "align": align}}
+        reading = about_reading({"crop_breast": crop_breast, "align": align})
+        datalist.extra |= {"view": view, "deviations": unlike, **reading}
         write_datalist(folder, datalist)
     return datalist
 
@@ -209,7 +211,6 @@ def _datalist(name: str, classes: dict[str, str], chosen: Chosen, found: Ingeste
         licence=LICENCE,
         splits=splits,
         extra={
-            "intensities": "each image: its smallest value 0, its largest 65535; bright tissue is large",
             "citation": CITATION,
             "exclusions": [{"reason": reason, "count": count} for reason, count in reasons.items()],
         },

@@ -68,7 +68,7 @@ class ArrayFile:
         Raises:
             DataError: If the disk is full.
         """
-        content = memoryview(np.ascontiguousarray(rows, self.dtype)).cast("B")
+        content = np.ascontiguousarray(rows, self.dtype).data.cast("B")
         assert len(content) % self._row_bytes == 0, "whole rows"
         place = self._start + first * self._row_bytes
         with writing():

@@ -4,7 +4,8 @@ The pooled data set holds nothing that says who a patient is: no names of files,
 numbers. What is kept is what the user names: labels, sites and other columns.
 
 Images are read by the rules of `medfl.data.images`. The array is uint8 if all files have 8 bits a channel; if any
-file is deeper (DICOM in grey, NIfTI, 16 bits), it is float32 in [0, 1] for all.
+file is deeper (DICOM in grey, NIfTI, 16 bits), it is float32 in [0, 1] for all. On request they are read as the
+preparations of mammograms do it (`medfl.data.mammogram_image`); the array is then uint16.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,10 +24,13 @@ import numpy as np
 
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.dicom_identity import CHECKS
+from medfl.data.dicom_intent import intent_records, tell_intents
 from medfl.data.folders import check_free, written_whole
 from medfl.data.image_files import ImageFolder
-from medfl.data.images import Kind, look_at, read_image
+from medfl.data.images import Kind, look_at
+from medfl.data.mammogram_image import about_reading, check_reading
 from medfl.data.new_array import keep_rows, new_array, tell_need
+from medfl.data.own_form import Form, form_of
 from medfl.data.own_labels import Columns, Rows, read_rows
 from medfl.data.progress import progress
 from medfl.data.quiet import quiet_decoders
@@ -50,21 +53,6 @@ Say = Callable[[str], None]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Form:
-    """What each image becomes.
-
-    Attributes:
-        size: (H, W) or (D, H, W).
-        channels: 1 or 3.
-        dtype: uint8, or float32 in [0, 1].
-    """
-
-    size: tuple[int, ...]
-    channels: int
-    dtype: np.dtype
-
-
 def prepare(
     images: Path,
     table: Path,
@@ -77,6 +65,7 @@ def prepare(
     channels: int | None = None,
     skip_unreadable: bool = False,
     deidentify_check: str = "strip",
+    reading: Mapping[str, bool] | None = None,
     force: bool = False,
     say: Say = lambda _: None,
 ) -> Datalist:
@@ -94,18 +83,21 @@ def prepare(
         skip_unreadable: Whether images that can't be read are left out and listed in `QUARANTINE`.
         deidentify_check: ``strip``: nothing is kept of what a DICOM file says of its patient; ``refuse``: a file that
             says anything that may tell who it is counts as one that can't be read.
+        reading: How mammograms are read, entries of `medfl.data.mammogram_image.READING`; None means by
+            `medfl.data.images`.
         force: Whether a data set that is there may be replaced.
-        say: Gets licence, warnings and progress, a line each.
+        say: Gets licence, warnings, what is needed and progress, a line each.
 
     Returns:
         The data list that was written.
 
     Raises:
         DataError: If the table, a file, or what they say together is wrong, or `out` may not be written.
-        SettingsError: If the columns, the size or the channels are impossible.
+        SettingsError: If the columns, the size, the channels or the way to read are impossible.
     """
     if deidentify_check not in CHECKS:
         raise SettingsError(f"unknown deidentify check '{deidentify_check}'. {did_you_mean(deidentify_check, CHECKS)}")
+    reading = None if reading is None else check_reading(reading)
     check_free(out, force, [images, table])
     name = name or out.absolute().name
     rows = read_rows(read_table(table), columns)
@@ -116,7 +108,9 @@ def prepare(
     known, failed = _look(files, deidentify_check, say)
     if not known:
         raise _unreadable(failed, rows)
-    form = _form(known, rows, size, channels)
+    numbers = {rows.numbers[place]: kind for place, kind in known.items()}
+    form = form_of(numbers, size, channels, reading)
+    warnings = tell_intents([kind.intent for kind in known.values()], say)
     with written_whole(out, force) as folder:
         array = folder / "images.npy"
         bad = _write_images(array, [files[place] for place in known], form, say)
@@ -126,7 +120,9 @@ def prepare(
             keep_rows(array, range(len(kept)))
         if failed:
             _write_quarantine(folder / QUARANTINE, rows, failed, say)
-        datalist = _datalist(name, licence, rows, kept, failed)
+        intents = intent_records([known[place].intent for place in kept])
+        datalist = _datalist(name, licence, rows, kept, failed, intents)
+        datalist.extra |= {"warnings": warnings} | ({} if reading is None else about_reading(reading))
         write_datalist(folder, datalist)
     return datalist
 
@@ -166,36 +162,6 @@ def _each(function: Callable[[Path], T], files: Sequence[Path], what: str, say: 
         threads.shutdown(cancel_futures=True)
 
 
-def _form(kinds: Mapping[int, Kind], rows: Rows, size: Sequence[int], channels: int | None) -> Form:
-    """What all images become.
-
-    Args:
-        kinds: Place in `rows` to what the file holds.
-        rows: For messages.
-        size: As in `prepare`.
-        channels: As in `prepare`.
-    """
-    volumes = [rows.numbers[place] for place, kind in kinds.items() if kind.dims == 3]
-    if volumes and len(volumes) < len(kinds):
-        raise DataError(
-            f"expected 2-D images or volumes, got both: {len(kinds) - len(volumes)} images and {len(volumes)} volumes "
-            f"({row_list(volumes)}). Prepare them as two data sets."
-        )
-    dims = 3 if volumes else 2
-    whole = tuple(size) * dims if len(size) == 1 else tuple(size)
-    if len(whole) != dims or min(whole) < 1:
-        raise SettingsError(
-            f"expected one size or {dims} sizes >= 1 for {'volumes' if volumes else '2-D images'}, got {list(size)}"
-        )
-    if volumes and whole[-1] in (1, 3):
-        raise SettingsError(f"a last edge of {whole[-1]} would be taken for channels. Choose another size.")
-    depth = channels or (3 if any(kind.colour for kind in kinds.values()) else 1)
-    if depth not in (1, 3) or (volumes and depth != 1):
-        raise SettingsError(f"expected {'1 channel for volumes' if volumes else '1 or 3 channels'}, got {channels}")
-    deep = any(kind.deep for kind in kinds.values())
-    return Form(whole, depth, np.dtype(np.float32 if deep else np.uint8))
-
-
 def _write_images(target: Path, files: Sequence[Path], form: Form, say: Say) -> dict[int, str]:
     """Write the images that can be read one after another into an array of as many rows as there are files.
 
@@ -205,12 +171,8 @@ def _write_images(target: Path, files: Sequence[Path], form: Form, say: Say) -> 
     shape = (len(files), *form.size, *((form.channels,) if form.channels > 1 else ()))
     tell_need(target, shape, form.dtype, 1, say)
     failed: dict[int, str] = {}
-
-    def read(path: Path) -> np.ndarray:
-        return read_image(path, form.size, form.channels)
-
     with new_array(target, shape, form.dtype) as array:
-        for place, image in enumerate(_each(read, files, "reading", say)):
+        for place, image in enumerate(_each(form.read, files, "reading", say)):
             if isinstance(image, DataError):
                 failed[place] = str(image)
             else:
@@ -244,11 +206,18 @@ def _kept(rows: Rows, failed: Mapping[int, str], skip_unreadable: bool) -> list[
     return kept
 
 
-def _datalist(name: str, licence: str, rows: Rows, kept: Sequence[int], failed: Mapping[int, str]) -> Datalist:
+def _datalist(
+    name: str,
+    licence: str,
+    rows: Rows,
+    kept: Sequence[int],
+    failed: Mapping[int, str],
+    intents: Sequence[Mapping[str, str]],
+) -> Datalist:
     splits: dict[str, list[Record]] = {split: [] for split in SPLITS}
     for row, place in enumerate(kept):
         record: Record = {"image": row, "label": rows.labels[place], "subject_id": rows.subjects[place]}
-        splits[rows.splits[place]].append(record | rows.others[place])
+        splits[rows.splits[place]].append(record | rows.others[place] | dict(intents[row]))
     reasons = Counter(failed.values()).most_common()
     return Datalist(
         name=name,

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from medfl.data.datalists import INTENT
 from medfl.data.table import Table, row_list
 from medfl.errors import DataError, SettingsError
 
@@ -20,7 +21,7 @@ SPLIT_WORDS = {
 }
 """What a split column may hold, in any case, and the split that it means."""
 
-_OWN_KEYS = ("image", "label", "subject_id", "site")
+_OWN_KEYS = ("image", "label", "subject_id", "site", INTENT)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl.data.dicom_header import MOST_PIXELS, cannot_open, decoding
+from medfl.data.dicom_header import MOST_PIXELS, cannot_open, damaged, decoding
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def open_picture(path: Path) -> Iterator[PillowImage]:
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise cannot_open(error) from None
         except Exception as error:
-            raise DataError(f"the image file is damaged ({type(error).__name__}). Export it again.") from None
+            raise damaged(error) from None
         if image.width * image.height > MOST_PIXELS:  # Pillow's own limit is a variable that anyone may change
             raise _too_large()
         with decoding():

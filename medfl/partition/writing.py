@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import medfl
-from medfl.data.datalists import FILE, Datalist, Record, write_datalist
+from medfl.data.datalists import FILE, INTENT, Datalist, Record, write_datalist
 from medfl.data.sites import CARD, NO_SITES
 from medfl.errors import DataError
 
@@ -92,14 +93,17 @@ def write_sites(
 
 
 def card(datalist: Datalist) -> dict[str, Any]:
-    """Facts about a site's data: counts, class balance, licence, versions."""
+    """Facts about a site's data: counts, class balance, what DICOM files are for, licence, versions."""
     counts = datalist.counts()
     by_class = totals(datalist)
     total = max(sum(by_class), 1)
+    records = [record for split in datalist.splits.values() for record in split]
+    intents = Counter(record[INTENT] for record in records if INTENT in record)
     return {
         "counts": counts,
         "class_balance": {str(label): round(count / total, 4) for label, count in enumerate(by_class)},
         "labels": datalist.labels,
+        **({INTENT: dict(sorted(intents.items()))} if intents else {}),
         "licence": datalist.licence,
         "versions": {"medfl": medfl.__version__, "numpy": np.__version__, "python": platform.python_version()},
     }

@@ -166,9 +166,9 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
 
 
 def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypatch):
-    from medfl.data import cbis_pixels
+    from medfl.data import mammogram_image
 
-    real, calls = cbis_pixels.read_dicom, []
+    real, calls = mammogram_image.read_dicom, []
 
     def stopped(path, **options):
         calls.append(path)
@@ -176,7 +176,7 @@ def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypa
             raise KeyboardInterrupt
         return real(path, **options)
 
-    monkeypatch.setattr(cbis_pixels, "read_dicom", stopped)
+    monkeypatch.setattr(mammogram_image, "read_dicom", stopped)
     with pytest.raises(KeyboardInterrupt):
         prepared(release, tmp_path / "P")
     assert not (tmp_path / "P").exists()

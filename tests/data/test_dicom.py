@@ -18,11 +18,12 @@ from pydicom.uid import (
     ImplicitVRLittleEndian,
 )
 
-from medfl.data.dicom import INTENTS, NOT_SAID, read_dicom
+from medfl.data.dicom import read_dicom
 from medfl.data.dicom_header import MAMMOGRAPHY, is_dicom
 from medfl.data.dicom_identity import check_identity
+from medfl.data.dicom_intent import INTENTS, NOT_SAID
 from medfl.data.images import look_at, read_image
-from medfl.data.mammogram_files import read_mammogram
+from medfl.data.mammogram_image import read_mammogram
 from medfl.errors import DataError
 
 TWELVE = np.linspace(0, 4095, 48 * 40).astype(np.uint16).reshape(48, 40)
@@ -228,7 +229,7 @@ PADDED = {
 @pytest.mark.parametrize("slope", [1, -3])
 @pytest.mark.parametrize("case", PADDED)
 def test_padding_is_background_and_counts_for_no_range(tmp_path, case, slope, meaning):
-    """A film with tissue in 1000 to 1590 on padding of 65535 kept 0.9 % of the range for its tissue."""
+    """Of a film with tissue in 1000 to 1590 on padding of 65535 the tissue kept less than 1 % of the range."""
     pixels, dtype, tags, frame = PADDED[case]
     pixels, tags = pixels.astype(dtype), tags | {"RescaleSlope": slope, "RescaleIntercept": 5}
     stored = 12 if "bits in use" in case else pixels.dtype.itemsize * 8

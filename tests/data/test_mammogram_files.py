@@ -11,7 +11,8 @@ from mias_maker import KNOWN, make_release
 
 from medfl.data.datalists import read_datalist, write_datalist
 from medfl.data.inference import SiteImages
-from medfl.data.mammogram_files import how_read, load_mammograms, read_mammogram
+from medfl.data.mammogram_files import how_read, load_mammograms
+from medfl.data.mammogram_image import read_mammogram
 from medfl.data.mammograms import to_row
 from medfl.data.mias import prepare
 from medfl.errors import DataError, SettingsError

@@ -38,7 +38,7 @@ def test_the_whole_way(own, tmp_path):
         np.testing.assert_array_equal(pixels, read_image(own[0] / row[0], (10, 15), 1))
     assert (datalist.name, datalist.licence, datalist.num_classes) == ("own", "ours", 2)
     assert datalist.labels == {"0": "benign", "1": "malignant"}
-    assert datalist.extra == {"exclusions": []}
+    assert datalist.extra == {"exclusions": [], "warnings": []}
     ids = ["subject-000001", "subject-000002", "subject-000001", "subject-000003"]
     splits = ["training", "validation", "training", "test"]
     assert by_row(datalist) == [

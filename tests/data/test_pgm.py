@@ -55,10 +55,10 @@ def test_plain_files(tmp_path):
     [
         (HEAD % (3, 2) + GREY.tobytes()[:4], "damaged or cut short"),
         (HEAD % (300, 200) + bytes(300 * 199), "damaged or cut short"),
-        (b"P5\n3 2\n", "is damaged"),
-        (b"P5\n3 2\n0\n" + bytes(6), "is damaged"),
+        (b"P5\n3 2\n", "damaged or cut short"),
+        (b"P5\n3 2\n0\n" + bytes(6), "damaged or cut short"),
         (b"P5\n0 2\n255\n", r"no image of the kind that the end of its name says \(\.pgm\)"),
-        (b"P5\n3 x\n255\n" + bytes(6), "is damaged"),
+        (b"P5\n3 x\n255\n" + bytes(6), "damaged or cut short"),
         (b"P5\n99999 99999\n255\n", "more than 178 million pixels"),
         (b"P6\n1 2\n255\n" + bytes(6), "expected a PGM file in grey, got one of mode RGB"),
         (b"", r"no image of the kind that the end of its name says \(\.pgm\)"),

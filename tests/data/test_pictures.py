@@ -22,7 +22,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 import medfl
 from medfl.data.dicom import read_dicom
 from medfl.data.images import look_at, read_image
-from medfl.data.mammogram_files import read_mammogram
+from medfl.data.mammogram_image import read_mammogram
 from medfl.data.mammogram_reader import MammogramReader
 from medfl.data.pgm import read_pgm
 from medfl.data.pictures import FORMATS, read_picture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from own_cohort import ROWS, SOME, make_own, prepared
 
-from medfl.data import own_images
+from medfl.data import own_form, own_images
 from medfl.data.datalists import read_datalist
 from medfl.data.folders import written_whole
 from medfl.data.images import read_image
@@ -32,7 +32,7 @@ def test_an_interruption_leaves_nothing_and_what_was_there_stays(own, tmp_path, 
             raise KeyboardInterrupt
         return read_image(path, *rest)
 
-    monkeypatch.setattr(own_images, "read_image", interrupted)
+    monkeypatch.setattr(own_form, "read_image", interrupted)
     for out in ("P", "Q"):
         with pytest.raises(KeyboardInterrupt):
             prepare(*own, SOME, (10, 15), tmp_path / out, force=True)
