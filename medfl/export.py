@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from medfl.contract import Dataset, Meta, Model
+from medfl.data.pooled import patients_of
+from medfl.data.sites import PATIENT
 from medfl.evaluation import predict
 from medfl.report.runs import PREDICTIONS
 from medfl.settings import Settings
@@ -117,7 +119,9 @@ def write_predictions(
     """
     if len(test):
         probabilities = predict(predictor, test, settings, device)
-        write_atomic(target / PREDICTIONS, _csv(probabilities, test.labels, facts).encode())
+        patients = patients_of(test)
+        known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
+        write_atomic(target / PREDICTIONS, _csv(probabilities, test.labels, known).encode())
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta) -> None:

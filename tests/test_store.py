@@ -181,7 +181,7 @@ def test_a_blob_is_written_once_and_kept_while_a_step_names_it(tmp_path: Path, m
     store.save(2, state(2, big=digest), {})
     store.save(3, state(3, big=digest), {})
     assert tensors_equal(store.get(digest), constant)
-    with pytest.raises(StoreError, match=f"The constant {other[:12]} of '{tmp_path}' can't be read"):
+    with pytest.raises(StoreError, match=f"The constant '{tmp_path}.*{other}.safetensors' can't be read"):
         store.get(other)
     store.save(4, state(4), {})
     assert path.exists(), "step 3 names it"

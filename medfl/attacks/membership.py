@@ -270,11 +270,13 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
     ]
     about = {"target": target.name, "accuracy_members": rights[0], "accuracy_non_members": rights[1]}
     about |= {"site": target.site} if target.site else {}
-    threshold = Scores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()))
+    known = [None if group.patients is None else group.patients.numpy() for group in groups]
+    patients = known[0], known[1]
+    threshold = Scores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()), patients)
     found = [about | {"attack": "loss_threshold"} | measure(threshold)]
     if shadow is not None:
         scores = [shadow.scores(one).numpy() for one in answers]
-        found.append(about | {"attack": "shadow_topk"} | measure(Scores(scores[0], scores[1], 0.0)))
+        found.append(about | {"attack": "shadow_topk"} | measure(Scores(scores[0], scores[1], 0.0, patients)))
     return found
 
 
@@ -289,8 +291,8 @@ def plain_line(row: Meta) -> str:
     kind = {"loss_threshold": "loss threshold", "shadow_topk": "shadow model"}[row["attack"]]
     low, high = row["auc_interval"]
     return (
-        f"{target}, {kind}: AUC {row['auc']:.3f} ({low:.3f} to {high:.3f}), TPR {row['tpr_at_1_fpr']:.3f} at 1 % FPR; "
-        f"by its own threshold recall {row['recall']:.3f}, accuracy {row['accuracy']:.3f}; recall "
-        f"{row['recall_balanced']:.3f} when half are called members; {row['members']} members, {row['non_members']} "
-        "others"
+        f"{target}, {kind}: AUC {row['auc']:.3f} ({low:.3f} to {high:.3f} over {row['interval_over']}), TPR "
+        f"{row['tpr_at_1_fpr']:.3f} at 1 % FPR; by its own threshold recall {row['recall']:.3f}, accuracy "
+        f"{row['accuracy']:.3f}; recall {row['recall_balanced']:.3f} when half are called members; {row['members']} "
+        f"members, {row['non_members']} others"
     )

@@ -32,11 +32,14 @@ class Scores:
         members: (m,), m >= 2, finite.
         others: (n,), n >= 2, finite.
         threshold: One number.
+        patients: Of the members and of the others: numbers that images of one patient share, (m,) and (n,), or None if
+            each image is of another patient. Nobody is in both groups.
     """
 
     members: np.ndarray
     others: np.ndarray
     threshold: float
+    patients: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
 
     def __post_init__(self) -> None:
         if min(len(self.members), len(self.others)) < 2:
@@ -54,7 +57,8 @@ def measure(scores: Scores) -> Meta:
         "members": len(members),
         "non_members": len(others),
         "auc": auc(members, others),
-        "auc_interval": list(auc_interval(members, others)),
+        "auc_interval": list(auc_interval(members, others, scores.patients)),
+        "interval_over": "images" if all(one is None for one in scores.patients) else "patients",
         "tpr_at_1_fpr": tpr_at(members, others, LOW_FPR),
         "recall": recall,
         "false_alarms": false_alarms,
@@ -72,18 +76,33 @@ def auc(members: np.ndarray, others: np.ndarray) -> float:
     return float((ranks[:m].sum() - m * (m + 1) / 2) / (m * n))
 
 
-def auc_interval(members: np.ndarray, others: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+def auc_interval(
+    members: np.ndarray,
+    others: np.ndarray,
+    patients: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
+    level: float = 0.95,
+) -> tuple[float, float]:
     """An interval of the AUC, by the variance of DeLong et al. (Biometrics 1988), within [0, 1].
 
-    Where the groups don't overlap the variance is 0, and so is the interval's length: few images say less than that.
+    Images of one patient are taken together, as in Obuchowski, Nonparametric analysis of clustered ROC curve data
+    (Biometrics 1997); with one image of each patient that is the same. Where the groups don't overlap the variance is
+    0, and so is the interval's length: few images say less than that.
     """
     m, n = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     below = (ranks[:m] - rankdata(members)) / n  # the share of others below each member
     above = 1 - (ranks[m:] - rankdata(others)) / m  # the share of members above each other
-    spread = math.sqrt(below.var(ddof=1) / m + above.var(ddof=1) / n)
+    spread = math.sqrt(_variance(below, patients[0]) + _variance(above, patients[1]))
     middle, half = float(below.mean()), float(norm.ppf((1 + level) / 2)) * spread
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _variance(shares: np.ndarray, patients: np.ndarray | None) -> float:
+    """Of a mean of shares, where those of one patient go together; infinite for a single patient."""
+    if patients is None:
+        return float(shares.var(ddof=1)) / len(shares)
+    sums = np.bincount(np.unique(patients, return_inverse=True)[1], shares - shares.mean())
+    return float((sums**2).sum()) * len(sums) / (len(sums) - 1) / len(shares) ** 2 if len(sums) > 1 else math.inf
 
 
 def tpr_at(members: np.ndarray, others: np.ndarray, rate: float) -> float:

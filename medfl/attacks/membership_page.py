@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from medfl.contract import Meta
 from medfl.report.figures import INK, STYLE, WIDTH, looks, svg
-from medfl.report.formats import count
+from medfl.report.formats import count, listed
 from medfl.report.page import environment
 from medfl.store import write_atomic
 
@@ -63,6 +63,7 @@ def render(content: Meta) -> str:
             ],
             shadows=content["shadow"],
             source=SETS.get(content["options"]["shadow"], ""),
+            over=listed(sorted({row["interval_over"] for row in results})),
             few=min(row["non_members"] for row in results) < 100,
             options=content["options"],
             rounds=count(run["rounds"], "round"),

@@ -13,6 +13,7 @@ import torch
 
 from medfl import streams
 from medfl.contract import Dataset, Meta
+from medfl.data.pooled import patients_of
 from medfl.errors import SettingsError
 from medfl.evaluation import logits
 from medfl.settings import Settings
@@ -41,6 +42,8 @@ class Chosen:
     def __init__(self, data: Dataset, rows: torch.Tensor) -> None:
         self._data, self._rows = data, rows
         self.labels = data.labels[rows]
+        patients = patients_of(data)
+        self.patients = None if patients is None else patients[rows]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -86,6 +86,7 @@ class ArrayDataset:
         rows: The split's rows in `images`, shape (n,).
         mean: One number, or one for each channel.
         std: One number, or one for each channel, > 0.
+        patients: For each row a number that images of one patient share; None if no two images are of one patient.
 
     Raises:
         DataError: If the shapes, the type of the images, or mean and std do not fit together, a row is outside, or a
@@ -99,9 +100,11 @@ class ArrayDataset:
         rows: np.ndarray | Sequence[int],
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.5,),
+        patients: Sequence[int] | None = None,
     ) -> None:
         index = np.asarray(rows, dtype=np.int64).reshape(-1)
         self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64).reshape(-1).copy())
+        self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
         _check(images, index, len(self.labels))
         self._channels = channels_of(images.shape)
         check_finite(images, index)

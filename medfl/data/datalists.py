@@ -120,6 +120,20 @@ def subjects_of(records: Sequence[Record]) -> list[str | None]:
     return [entry_text(record, "subject_id") for record in records]
 
 
+def patient_numbers(records: Sequence[Record]) -> list[int] | None:
+    """Which images are of one patient, in numbers from 0 in the order in which patients come, for statistics.
+
+    They tell nothing of who a patient is. An image whose subject is not known counts as a patient of its own.
+
+    Returns:
+        None where no two images are of one patient, as far as is known.
+    """
+    known: dict[str | int, int] = {}
+    subjects = subjects_of(records)
+    numbers = [known.setdefault(place if who is None else who, len(known)) for place, who in enumerate(subjects)]
+    return numbers if len(known) < len(numbers) else None
+
+
 def entry_text(record: Record, key: str) -> str | None:
     """An entry of a record as text; None if it is missing (absent, null, blank, or not a number)."""
     entry = record.get(key)

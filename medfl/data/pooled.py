@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.utils.data import ConcatDataset
 
@@ -15,6 +17,7 @@ class Pooled:
         self._parts = parts
         self._ends = ConcatDataset.cumsum(parts)
         self.labels = torch.cat([part.labels for part in parts])
+        self.patients = joined([patients_of(part) for part in parts], [len(part) for part in parts])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -32,6 +35,38 @@ class Pooled:
         back = torch.cat(order).argsort()
         images = torch.cat([images for images, _ in found])[back]
         return images, torch.cat([labels for _, labels in found])[back]
+
+
+def patients_of(data: Dataset) -> torch.Tensor | None:
+    """Numbers that images of one patient share, (n,), int64; None if each image counts as a patient of its own."""
+    found: torch.Tensor | None = getattr(data, "patients", None)
+    return found
+
+
+def count_patients(data: Dataset) -> int:
+    """How many patients there are; as many as images where they are not known."""
+    patients = patients_of(data)
+    return len(data) if patients is None else len(patients.unique())
+
+
+def joined(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor | None:
+    """Patients of several sets one after the other; those of two sets are two, whatever their numbers.
+
+    Args:
+        parts: Of each set, as `patients_of` gives them.
+        sizes: Images of each set.
+
+    Returns:
+        None where no set has any.
+    """
+    if all(part is None for part in parts):
+        return None
+    found, start = [], 0
+    for part, size in zip(parts, sizes, strict=True):
+        numbers = torch.arange(size) if part is None else part
+        found.append(numbers + start)
+        start += size if part is None else int(part.max()) + 1
+    return torch.cat(found)
 
 
 class Empty:

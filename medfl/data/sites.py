@@ -20,7 +20,7 @@ import numpy as np
 
 from medfl.contract import SERVER
 from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
-from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, read_bytes
+from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
 from medfl.errors import DataError, did_you_mean
 
 GLOBAL = "global"
@@ -41,6 +41,9 @@ _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", 
 
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
+
+PATIENT = "patient"
+"""Beside `FACTS` in a file of predictions: a number that images of one patient share (`patient_numbers`)."""
 
 FACTS = ("sex", "centre")
 """Entries of a data list by which a report tells test images apart: sex of the person, and scanning centre."""
@@ -195,7 +198,8 @@ def site_data(
         parts = {}
         for split in datalist.splits:
             rows, labels = datalist.rows_and_labels(split, where, num_classes)
-            parts[split] = _dataset(images, rows, labels, mean, std, f"{where}, split '{split}'")
+            who = patient_numbers(datalist.splits[split])
+            parts[split] = _dataset(images, rows, labels, mean, std, who, f"{where}, split '{split}'")
         files = {folder / FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         digest = hashlib.sha256(content + bytes.fromhex(array_digest(array))).hexdigest()
     except DataError as error:
@@ -261,9 +265,15 @@ def load_split(
 
 
 def _dataset(
-    images: np.ndarray, rows: np.ndarray, labels: np.ndarray, mean: Sequence[float], std: Sequence[float], place: str
+    images: np.ndarray,
+    rows: np.ndarray,
+    labels: np.ndarray,
+    mean: Sequence[float],
+    std: Sequence[float],
+    patients: Sequence[int] | None,
+    place: str,
 ) -> ArrayDataset:
     try:
-        return ArrayDataset(images, labels, rows, mean, std)
+        return ArrayDataset(images, labels, rows, mean, std, patients)
     except DataError as error:
         raise DataError(f"{place}: {error}") from None

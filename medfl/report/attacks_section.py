@@ -13,7 +13,7 @@ from urllib.parse import quote
 from medfl.attack_results import FOLDER, read_results, results_path
 from medfl.contract import Meta
 from medfl.errors import StoreError
-from medfl.report.formats import MISSING, number
+from medfl.report.formats import MISSING, listed, number
 from medfl.report.gains import mean_known
 from medfl.report.groups import Group
 from medfl.report.notices import Named
@@ -60,6 +60,9 @@ COLUMNS = {
 
 KEYS = {"membership": ("target", "attack"), "inversion": ("target", "attack", "item")}
 """Kind of attack to what tells its results on a run apart."""
+
+OVER = ("images", "patients")
+"""What an interval is over."""
 
 IMAGES = {"membership": ("members", "non_members"), "inversion": ("images",)}
 """Kind of attack to the numbers of images in its results."""
@@ -150,6 +153,7 @@ def _table(kind: str, found: Sequence[Attacked]) -> Meta | None:
     Several results of a run of the same kind, such as those of several sites, count as one, their mean.
     """
     rows: dict[tuple[str, ...], dict[str, list[Meta]]] = {}
+    every = [result for one in found for result in one.results]
     for one in found:
         for result in one.results:
             key = (one.group, *(_text(result.get(name)) for name in KEYS[kind]))
@@ -159,6 +163,7 @@ def _table(kind: str, found: Sequence[Attacked]) -> Meta | None:
     return {
         "heads": [(head, note) for head, note, _ in COLUMNS[kind].values()],
         "several": any(len(runs) > 1 for runs in rows.values()),
+        "over": listed(sorted({str(one["interval_over"]) for one in every if one.get("interval_over") in OVER})),
         "rows": [_row(kind, names, list(runs.values())) for names, runs in rows.items()],
     }
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from medfl.data.pooled import joined
 from medfl.metrics.auc import auc
 from medfl.report.fairness import pool_ranks
 from medfl.report.formats import known
@@ -28,7 +29,7 @@ METRIC = "auc"
 """By which centres are compared."""
 
 FEWEST = 5
-"""Images of a class that a centre needs for an interval: resamples of fewer hardly differ, and promise too much."""
+"""Patients of a class that a centre needs for an interval: resamples of fewer hardly differ, and promise too much."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,20 @@ class Answers:
         after: (N, C), float64: the same of the other method.
         labels: (N,), int64.
         centre: Of each image, "" where it is not known.
+        patients: Of each image, (N,), as in `Tested`, or None.
     """
 
     before: torch.Tensor
     after: torch.Tensor
     labels: torch.Tensor
     centre: tuple[str, ...]
+    patients: torch.Tensor | None = None
 
-    def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ranks of both and labels of a centre."""
+    def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Ranks of both, labels and patients of a centre."""
         chosen = torch.tensor([one == name for one in self.centre], dtype=torch.bool)
-        return self.before[chosen], self.after[chosen], self.labels[chosen]
+        patients = None if self.patients is None else self.patients[chosen]
+        return self.before[chosen], self.after[chosen], self.labels[chosen], patients
 
 
 def centre_gains(group: Group, base: Group, tested: Mapping[str, Sets]) -> tuple[Comparison, list[LeftOut]] | None:
@@ -102,7 +106,8 @@ def _answers(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Answers | Non
     if not parts:
         return None
     (ranks, labels), (others, _) = (pool_ranks(side) for side in zip(*parts, strict=True))
-    return Answers(ranks, others, labels, tuple(name.strip() for one, _ in parts for name in one.centre))
+    patients = joined([one.patients for one, _ in parts], [len(one.labels) for one, _ in parts])
+    return Answers(ranks, others, labels, tuple(name.strip() for one, _ in parts for name in one.centre), patients)
 
 
 def _usable(before: Tested, after: Tested) -> bool:
@@ -117,19 +122,25 @@ def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
     if None in sides[0]:
         return None
     alone, other = map(mean_known, sides)
-    images = max(len(labels) for *_, labels in parts)
+    images = max(len(part[2]) for part in parts)
     found = [
-        paired_bootstrap(METRIC, after, before, labels, classes) for before, after, labels in parts if _many(labels)
+        paired_bootstrap(METRIC, after, before, labels, classes, patients=patients)
+        for before, after, labels, patients in parts
+        if _many(labels, patients)
     ]
     intervals = [one for one in found if one is not None]
     if len(intervals) == len(parts):
-        return gain_row(METRIC, name, images, (alone, other), intervals)
+        counts = [len(part[3].unique()) for part in parts if part[3] is not None]
+        row = gain_row(METRIC, name, images, (alone, other), intervals)
+        return replace(row, patients=max(counts, default=None))
     gap = None if alone is None or other is None else other - alone
     return Gain(name, images, alone, other, gap, verdict="no interval: few images")
 
 
-def _many(labels: torch.Tensor) -> bool:
-    """Whether each class that is there has enough images for an interval."""
+def _many(labels: torch.Tensor, patients: torch.Tensor | None) -> bool:
+    """Whether each class that is there has enough patients for an interval."""
+    if patients is not None:
+        labels = torch.stack([labels, patients]).unique(dim=1)[0]
     counts = torch.bincount(labels)
     return int(counts[counts > 0].min()) >= FEWEST
 

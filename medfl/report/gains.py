@@ -39,6 +39,7 @@ class Gain:
     Attributes:
         name: Of the site, or of the row.
         images: Test images, of all folds together; None in a row that is no site's.
+        patients: Their patients; None where each image counts as one, and in a row that is no site's.
         alone: Score of the site's own training.
         other: Score of the model that the site takes home from the other method.
         difference: other - alone, or None if it is not known.
@@ -59,6 +60,7 @@ class Gain:
     by_run: tuple[float, ...] = ()
     verdict: str = ""
     left: int = 0
+    patients: int | None = None
 
     @property
     def spread(self) -> float | None:
@@ -170,11 +172,13 @@ def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Se
         found += [one] if one is not None else []
     if reason:
         return Gain(site, images, alone, other, plain, verdict=reason)
-    return gain_row(metric, site, images, (alone, other), found)
+    counts = [one.patient_count for both in sets for one in both if one is not None]
+    row = gain_row(metric, site, images, (alone, other), found)
+    return replace(row, patients=max((count for count in counts if count is not None), default=None))
 
 
 def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[Interval | None, str]:
-    """The difference after - before with its interval over the images, or why there is none."""
+    """The difference after - before with its interval over the patients, or why there is none."""
     if before is None or after is None:
         return None, "no interval: no predictions"
     if not before.same_images(after):
@@ -182,7 +186,8 @@ def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[In
     if not (before.defined and after.defined):
         return None, "no interval: a model gives no numbers"
     classes = before.probabilities.shape[1]
-    found = paired_bootstrap(metric, after.probabilities, before.probabilities, before.labels, classes)
+    sides = after.probabilities, before.probabilities
+    found = paired_bootstrap(metric, *sides, before.labels, classes, patients=before.patients)
     return found, "" if found else UNDEFINED
 
 
@@ -191,7 +196,7 @@ def mean_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
 
     Args:
         metric: Its name.
-        rows: Each with an interval over images of its own; otherwise the new row has none.
+        rows: Each with an interval over patients of its own; otherwise the new row has none.
         place: What a row is about.
     """
     name = f"mean of {place}s"

@@ -13,7 +13,7 @@ from medfl.report.figures import Reliability
 from medfl.report.gains import Sets, mean_known
 from medfl.report.groups import Group
 from medfl.report.runs import RunRecord
-from medfl.report.statistics import mean_std, wilson
+from medfl.report.statistics import mean_std, wilson_over_patients
 from medfl.report.tested import Tested, pooled
 
 COLUMNS = ("mean", "worst", "global_test", "public_test")
@@ -62,13 +62,17 @@ class Confusion:
 
 @dataclass(frozen=True)
 class SiteScore:
-    """A site's score without anything to compare it with: value, and Wilson's 95 % interval of an accuracy."""
+    """A site's score without anything to compare it with: value, and Wilson's 95 % interval of an accuracy.
+
+    `patients` is None where each image counts as one.
+    """
 
     site: str
     images: int | None
     value: float | None
     low: float | None = None
     high: float | None = None
+    patients: int | None = None
 
 
 def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]]:
@@ -135,7 +139,7 @@ def reliability_of(name: str, tested: Tested) -> Reliability:
 
 
 def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[SiteScore]:
-    """The score of each site; an accuracy with Wilson's interval over its test images, if there is one run.
+    """The score of each site; an accuracy with Wilson's interval over its test patients, if there is one run.
 
     Args:
         group: Runs on the same people: see `medfl.report.pools`. Images of several folds are counted together.
@@ -150,6 +154,8 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[S
         images = sum(len(found.labels) for found in sets.values()) if sets else None
         ends: tuple[float | None, float | None] = (None, None)
         if one is not None and one.defined and metric == "accuracy" and len(group.runs) == 1:
-            ends = wilson(one.correct, len(one.labels))
-        rows.append(SiteScore(site, images, value, *ends))
+            ends = wilson_over_patients(one.right, one.patients)
+        named = any(found.patients is not None for found in sets.values())
+        patients = sum(found.patient_count or len(found.labels) for found in sets.values()) if named else None
+        rows.append(SiteScore(site, images, value, *ends, patients))
     return rows

@@ -161,11 +161,11 @@ def _sites(run: RunRecord, sharing: Meta, stage: Stage) -> Meta:
     }
 
 
-def _interval(accuracy: float | None, images: int | None) -> str:
-    """The 95 % interval of an accuracy on so many images."""
-    if accuracy is None or not images:
+def _interval(accuracy: float | None, patients: int | None) -> str:
+    """The 95 % interval of an accuracy on images of so many patients, as if each were right or wrong as a whole."""
+    if accuracy is None or not patients:
         return "–"
-    low, high = wilson(round(accuracy * images), images)
+    low, high = wilson(accuracy * patients, patients)
     return f"{score(low)} to {score(high)}"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from medfl.data.sites import FACTS
+from medfl.data.sites import FACTS, PATIENT
 from medfl.errors import StoreError
 from medfl.report.runs import PREDICTIONS, RunRecord
 
@@ -23,6 +23,7 @@ class Tested:
         probabilities: (N, C), float64; NaN after a diverged training.
         sex: Of the person of each image, as the data list has it, "" where it is not known; empty where none is.
         centre: Where each image was taken; the same.
+        patients: (N,), int64: numbers that images of one patient share; None if each image counts as a patient.
     """
 
     rows: torch.Tensor
@@ -30,6 +31,7 @@ class Tested:
     probabilities: torch.Tensor
     sex: tuple[str, ...] = ()
     centre: tuple[str, ...] = ()
+    patients: torch.Tensor | None = None
 
     def same_images(self, other: Tested) -> bool:
         """Whether both are about the same images with the same labels and classes."""
@@ -47,7 +49,17 @@ class Tested:
     @property
     def correct(self) -> int:
         """Images whose most probable class is the right one."""
-        return int((self.probabilities.argmax(dim=1) == self.labels).sum())
+        return int(self.right.sum())
+
+    @property
+    def right(self) -> torch.Tensor:
+        """(N,), bool: whether the most probable class is the right one."""
+        return self.probabilities.argmax(dim=1) == self.labels
+
+    @property
+    def patient_count(self) -> int | None:
+        """How many patients there are; None where each image counts as one."""
+        return None if self.patients is None else len(self.patients.unique())
 
 
 def read_tested(run: RunRecord) -> dict[str, Tested]:
@@ -77,7 +89,7 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
 
 def _tested(table: pd.DataFrame, classes: int) -> Tested:
     names = ["row", "label", *(f"p{number}" for number in range(classes))]
-    if [name for name in table.columns if name not in FACTS] != names:
+    if [name for name in table.columns if name not in (*FACTS, PATIENT)] != names:
         raise ValueError(f"expected the columns {', '.join(names)}, got {len(table.columns)} others")
     labels = table["label"].to_numpy(dtype=np.int64)
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
@@ -87,11 +99,12 @@ def _tested(table: pd.DataFrame, classes: int) -> Tested:
         torch.from_numpy(labels.copy()),
         torch.from_numpy(table[names[2:]].to_numpy(dtype=np.float64).copy()),
         *(tuple(table[name].fillna("")) if name in table else () for name in FACTS),
+        patients=torch.from_numpy(table[PATIENT].to_numpy(dtype=np.int64).copy()) if PATIENT in table else None,
     )
 
 
 def pooled(tested: dict[str, Tested]) -> Tested | None:
-    """The test sets of all sites as one, without those with NaN and without sex and centre; None if nothing is left."""
+    """The test sets of all sites as one, of each what its model says only; None unless some are without NaN."""
     parts = [one for _, one in sorted(tested.items()) if one.defined]
     if not parts:
         return None

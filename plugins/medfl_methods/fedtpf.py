@@ -12,6 +12,7 @@ from torch import nn
 from medfl.adversary import CRITIC, Adversary
 from medfl.averaging import KEPT, shared_of
 from medfl.contract import Limit, Meta, Order, Plan, Replies, Reply, Server, Site
+from medfl.data.pooled import count_patients
 from medfl.distilling import Distilling, Divided, judge, scale_of
 from medfl.dividing import PART
 from medfl.errors import SettingsError
@@ -204,7 +205,7 @@ class FedTPF(FeatureSharing):
         if order.op != "assess":
             return super().work(site, order)
         model = self.loaded(site.task, select(order.tensors, PART))
-        judged = 0 if site.val is None else len(site.val)
+        judged = 0 if site.val is None else count_patients(site.val)
         return Reply(meta={"accuracy": self.judge(site, model)[0], "judged": judged})
 
     def distil(self, site: Site, order: Order) -> Reply:

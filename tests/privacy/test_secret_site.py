@@ -41,6 +41,9 @@ class Draws(Fit):
         found = {"global": torch.rand(8), "stream": torch.rand(8, generator=site.rng("a"))}
         return Reply(prefixed(found, "model/"))
 
+    def check_tensors(self, task: Task, order: Order, tensors: dict[str, torch.Tensor]) -> None:
+        """Nothing is folded."""
+
 
 class Twice(Fit):
     """Trains twice in a step."""
