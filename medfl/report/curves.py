@@ -71,8 +71,12 @@ def epoch_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None:
         metric: Name of the score.
         where: As in `global_curve`.
     """
-    rows = pd.concat([run.metrics for run in group.runs])
-    rows = rows[(rows["site"] == where) & (rows["metric"] == metric) & rows["moment"].str.startswith(EPOCH)]
+    tables = []
+    for run in group.runs:
+        rows = run.metrics
+        rows = rows[(rows["site"] == where) & (rows["metric"] == metric) & rows["moment"].str.startswith(EPOCH)]
+        tables.append(rows[rows["round"] == rows["round"].max()])  # a run that went on has trained another one
+    rows = pd.concat(tables)
     epochs = rows["moment"].str.removeprefix(EPOCH).astype(int)
     return _curve(by_epoch(group.label), rows.assign(round=epochs), band=False)
 

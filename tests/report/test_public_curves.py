@@ -51,6 +51,7 @@ def test_a_student_is_drawn_over_its_epochs_beside_the_others_rounds(tmp_path):
         for epoch, value in enumerate(values, start=1)
         for site, shift in (("public", 0.0), ("global", 0.1))
     ]
+    rows.append(Row(2, "public", "global", "test", "epoch 1", "auc", 0.99))  # of a run that had ended and went on
     with (tmp_path / "pfedcdp" / "metrics.csv").open("a") as file:
         file.write(csv_lines(rows))
     (pfedcdp,) = group_runs([read_run(tmp_path / "pfedcdp")])
