@@ -14,9 +14,10 @@ from medfl.study.checks import check_attacks, check_options, check_rows, find_so
 from medfl.study.cohorts import check_data, make_data
 from medfl.study.jobs import Job, expand
 from medfl.study.progress import study_progress
+from medfl.study.reading import read_study
 from medfl.study.results import write_page, write_people, write_tables
 from medfl.study.runner import Launch, Outcome, W, only_study, run_jobs
-from medfl.study.schema import FULL, Study, read_study, slug
+from medfl.study.schema import FULL, Study, slug
 from medfl.study.weights import find_weights
 
 

@@ -51,6 +51,10 @@ def _renamed(study: Study) -> Study:
     def marked(row: str) -> str:
         return f"{row}, {MARK}"
 
+    rows = {
+        marked(name): row.model_copy(update={"baseline": None if row.baseline is None else marked(row.baseline)})
+        for name, row in study.rows.items()
+    }
     claims = [one.model_copy(update={"better": marked(one.better), "than": marked(one.than)}) for one in study.claims]
     data = {name: one.model_copy(update={"rows": list(map(marked, one.rows))}) for name, one in study.data.items()}
     attacks = {
@@ -58,7 +62,7 @@ def _renamed(study: Study) -> Study:
     }
     return study.model_copy(
         update={
-            "rows": {marked(name): row for name, row in study.rows.items()},
+            "rows": rows,
             "baseline": None if study.baseline is None else marked(study.baseline),
             **{"claims": claims, "data": data, "attacks": attacks},
         }

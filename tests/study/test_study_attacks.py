@@ -18,7 +18,7 @@ from medfl.contract import Findings
 from medfl.errors import SettingsError
 from medfl.findings import write_findings
 from medfl.privacy.release import Release
-from medfl.study.schema import read_study
+from medfl.study.reading import read_study
 from medfl.study.study import commands, run_study
 
 ATTACKS = {

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from medfl.errors import SettingsError
-from medfl.study.schema import read_study, slug
+from medfl.study.reading import read_study
+from medfl.study.schema import slug
 
 ROOT = Path(__file__).parents[2]
 

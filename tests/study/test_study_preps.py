@@ -15,7 +15,7 @@ from medfl.errors import DataError, StoreError
 from medfl.plugins import load_plugins
 from medfl.study.cohorts import check_data, make_data
 from medfl.study.jobs import expand, public_dir
-from medfl.study.schema import read_study
+from medfl.study.reading import read_study
 
 REGISTRY = load_plugins()
 

@@ -8,7 +8,7 @@ import pytest
 
 from medfl.cli.study import command
 from medfl.errors import DataError
-from medfl.study.schema import read_study
+from medfl.study.reading import read_study
 from medfl.study.study import default_out
 from medfl.study.weights import find_weights
 
@@ -63,7 +63,9 @@ def test_a_study_that_can_not_do_without_is_refused(load, source: Path) -> None:
     changes = {"bundle": "bloodcell_classification", "settings__weights": FILE}
     with pytest.raises(DataError, match="expected a file of weights at .*imagenet.*Put it there"):
         load(changes)
-    prepared = load(changes | {"without_weights": {"optimizer#lr": 0.25}, "data__demo__rows": ["alone"]})
+    changes |= {"without_weights": {"optimizer#lr": 0.25}, "rows__alone__baseline": "fedprox mu=0.1"}
+    prepared = load(changes | {"data__demo__rows": ["alone"]})
+    assert prepared.study.rows["alone, random weights"].baseline == "fedprox mu=0.1, random weights"
     assert [job.options["optimizer#lr"] for job in prepared.jobs] == [0.25, 0.25]
     assert {job.folder.parent.name for job in prepared.jobs} == {"alone-random-weights"}
 
