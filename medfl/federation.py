@@ -110,6 +110,8 @@ class Federation:
             MedflError: If a site or the method fails in a way that is no refusal.
         """
         server, last = self._resume() or self._set_up()
+        if self._settings.keep_rounds:
+            self._journal.check_keeping(self._settings, self._make_method().models(server), last.rounds_done)
         if last.status in (DIVERGED, INCOMPLETE):
             logger.warning("Round %d had ended as %s: %s Trying it again.", last.round, last.status, last.reason)
             server, last = self._back(last)
@@ -163,6 +165,8 @@ class Federation:
         server.rounds_done = now.rounds_done
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
+        if plan.ends_round and now.rounds_done in self._settings.keep_rounds:
+            self._journal.keep_model(now.rounds_done, self._make_method().models(server)["global"])
         self._journal.commit(server.state, now)
         release()
         if plan.ends_round:

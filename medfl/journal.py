@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from medfl import wire
 from medfl.contract import SERVER, Findings, Meta, Model, State, Tensors
-from medfl.errors import StoreError
+from medfl.errors import DamagedError, SettingsError, StoreError
 from medfl.evaluation import Best, Row, csv_lines
-from medfl.store import Record, Store
+from medfl.settings import Settings
+from medfl.store import Record, Store, write_atomic
+
+logger = logging.getLogger(__name__)
 
 RUNNING, FINISHED, DIVERGED, INCOMPLETE = "running", "finished", "diverged", "incomplete"
 """How a commit leaves the run."""
+
+KEPT = "kept"
+"""In a run folder: the server's models after rounds that the setting `keep_rounds` names."""
 
 
 @dataclass
@@ -94,6 +103,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.store = Store(folder / "state" / SERVER)
         self._csv, self._size, self._sha256 = folder / "metrics.csv", 0, hashlib.sha256()
+        self._kept = folder / KEPT
 
     def begin(self, state: State, first: Committed) -> None:
         """The first commit of a run; rows that a run before it left without a commit are cut off."""
@@ -111,6 +121,65 @@ class Journal:
         meta = {"commit": vars(now) | {"rows": [list(row) for row in now.rows], "best": vars(now.best)}}
         self.store.save(now.step, state, meta, keep=now.keep)
         self._append(now.rows, now.csv_offset)
+
+    def check_keeping(self, settings: Settings, models: Mapping[str, Model], rounds_done: int) -> None:
+        """Refuse to keep models that there will not be, warn of those that are gone, and say what it costs.
+
+        Args:
+            settings: The run's; they name at least one round.
+            models: The server's.
+            rounds_done: Rounds that are over.
+
+        Raises:
+            SettingsError: If the server has no model, or a round is beyond the run's last.
+        """
+        rounds = settings.keep_rounds
+        if "global" not in models:
+            raise SettingsError(
+                "'keep_rounds' keeps the server's model, and with this method the server has none. Leave it out, or "
+                "choose another method."
+            )
+        if max(rounds) > settings.rounds:
+            raise SettingsError(
+                f"'keep_rounds' names round {max(rounds)} and the run has {settings.rounds}: name rounds of the run."
+            )
+        if gone := sorted({one for one in rounds if one <= rounds_done} - set(self.kept_rounds())):
+            logger.warning("Over already, and their models were not kept: rounds %s.", ", ".join(map(str, gone)))
+        size = sum(tensor.nbytes for tensor in models["global"].tensors.values()) / 1e6
+        logger.info("The models of %d rounds are kept, %.1f MB each.", len(set(rounds)), size)
+
+    def keep_model(self, round_: int, model: Model) -> None:
+        """Keep the server's model after a round. Before that round's commit: after a kill it is made again, the same.
+
+        Raises:
+            StoreError: If it can't be written.
+        """
+        write_atomic(self._model(round_), wire.encode(model.tensors, {"network": model.network, "meta": model.meta}))
+
+    def kept_rounds(self) -> list[int]:
+        """Rounds whose model is kept, ascending."""
+        return sorted(int(path.stem[6:]) for path in self._kept.glob("round-*.safetensors"))
+
+    def kept_model(self, round_: int) -> Model:
+        """The server's model after a round that is kept.
+
+        Raises:
+            StoreError: If there is none, or it is damaged.
+        """
+        try:
+            tensors, meta = wire.decode(self._model(round_).read_bytes())
+        except FileNotFoundError:
+            rounds = ", ".join(map(str, self.kept_rounds())) or "none"
+            raise StoreError(
+                f"The model after round {round_} was not kept in '{self._kept}'; kept are: {rounds}. Name one of "
+                "these, or run again with the round in the setting 'keep_rounds'."
+            ) from None
+        except (OSError, DamagedError) as error:
+            raise StoreError(f"The model in '{self._model(round_)}' can't be read: {error}. Run again.") from None
+        return Model(meta["network"], tensors, meta["meta"])
+
+    def _model(self, round_: int) -> Path:
+        return self._kept / f"round-{round_}.safetensors"
 
     def latest(self) -> tuple[State, Committed] | None:
         """The newest valid commit, or None in a new folder.

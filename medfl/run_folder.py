@@ -107,13 +107,13 @@ def _check_rounds(folder: Path, before: int, settings: Settings) -> None:
 def identity(
     method: str, method_args: Meta, settings: Settings, task: Task, sites: Iterable[str], data_digest: str
 ) -> Meta:
-    """What makes two runs the same run; the number of rounds is no part of it."""
+    """What makes two runs the same run; the number of rounds is no part of it, nor which models are kept."""
     networks = {name: _shape(task, name) for name in sorted({task.network, *settings.networks.values()})}
     optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
     return {
         "method": method,
         "method_args": json.loads(json.dumps(method_args)),
-        "settings": settings.model_dump(mode="json", exclude={"rounds"}),
+        "settings": settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"}),
         "sites": sorted(sites),
         "data": data_digest,
         "task": {

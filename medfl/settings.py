@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from medfl.errors import SettingsError, did_you_mean
 
@@ -93,6 +93,9 @@ class Settings(Strict):
         patience: Evaluations in a row without a better validation score after which the run ends, >= 1; None runs all
             rounds. A round is scored while the next one trains, so that one is over as well. More rounds don't continue
             a run that has ended so.
+        keep_rounds: Rounds after which the server's model is kept, in ``kept/round-N.safetensors`` of the run folder,
+            for attacks later: a file as large as the model for each of them. It changes no number of a run, and may be
+            changed when that goes on.
         moments: When models are scored: ``aggregated`` after a round, ``trained`` also right after local training,
             ``epochs`` also a model that the server trains, on its test sets after each of its epochs.
         global_test: After the last round, score every site's model on every site's test data (core op ``exchange``).
@@ -120,6 +123,7 @@ class Settings(Strict):
     evaluate_every: int = Field(1, ge=1)
     best_round: bool = False
     patience: int | None = Field(None, ge=1)
+    keep_rounds: tuple[PositiveInt, ...] = ()
     moments: tuple[Literal["aggregated", "trained", "epochs"], ...] = ("aggregated",)
     global_test: bool = False
     shared_test: bool = False

@@ -60,6 +60,7 @@ def test_all_problems_come_at_once():
         ("norm_sync", "some"),
         ("min_replies", 0),
         ("evaluate_every", 0),
+        ("keep_rounds", [0]),
         ("moments", ["before"]),
         ("precision", "fp16"),
         ("norm_bound", 0.0),

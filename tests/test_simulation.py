@@ -11,13 +11,14 @@ import torch
 from medfl.data.pooled import Empty, Pooled
 from medfl.errors import DataError, PluginError, SettingsError, StoreError
 from medfl.evaluation import score
+from medfl.journal import Journal
 from medfl.plugins import load_plugins
 from medfl.settings import Settings, read_settings
 from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
 from medfl.summary import summarise
 from medfl.testing.cohort import Case, bits, make_data, make_site, make_sites, make_task
-from medfl.wire import sealed
+from medfl.wire import sealed, tensors_equal
 from medfl_methods.fedavg import FedAvg
 
 REGISTRY = load_plugins()
@@ -320,6 +321,55 @@ def test_a_run_without_usable_updates_ends_as_diverged(tmp_path, caplog):
     assert "Site 'site-1' refuses to send" in caplog.text
     assert all(torch.isfinite(tensor).all() for tensor in result.outcome.models["global"].tensors.values())
     assert len(rows(tmp_path, round=1, metric="work_seconds")) == 3
+
+
+# ---- models of earlier rounds
+
+
+def test_models_of_named_rounds_are_kept_also_over_a_kill(tmp_path, monkeypatch):
+    """After a kill between a model and the commit of its round the same model is there; other numbers don't change."""
+    early, plain = case().run(tmp_path / "early", rounds=1), case().run(tmp_path / "plain")
+    commit = Journal.commit
+
+    def killed(self, state, now):
+        if now.round == 2:
+            raise KeyboardInterrupt
+        commit(self, state, now)
+
+    monkeypatch.setattr(Journal, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        case().run(tmp_path / "kept", keep_rounds=(1, 2, 3))
+    monkeypatch.undo()
+    journal = Journal(tmp_path / "kept")
+    second = journal.kept_model(2).tensors
+    result = case().run(tmp_path / "kept", keep_rounds=(1, 2, 3))
+    assert journal.kept_rounds() == [1, 2, 3]
+    for round_, expected in ((1, bits(early)["server/global"]), (2, second), (3, bits(plain)["server/global"])):
+        assert tensors_equal(journal.kept_model(round_).tensors, expected)
+    assert all(tensors_equal(bits(result)[name], tensors) for name, tensors in bits(plain).items())
+    with pytest.raises(StoreError, match="round 9 was not kept .* kept are: 1, 2, 3"):
+        journal.kept_model(9)
+    (tmp_path / "kept" / "kept" / "round-1.safetensors").write_bytes(b"x" * 99)
+    with pytest.raises(StoreError, match="can't be read"):
+        journal.kept_model(1)
+
+
+def test_a_run_that_goes_on_may_keep_others_and_says_which_are_gone(tmp_path, caplog):
+    case().run(tmp_path, rounds=2)
+    caplog.set_level(logging.INFO)
+    case().run(tmp_path, rounds=3, keep_rounds=(1, 3))
+    assert Journal(tmp_path).kept_rounds() == [3]
+    assert "their models were not kept: rounds 1." in caplog.text
+    assert "The models of 2 rounds are kept, 0.0 MB each." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "text"),
+    [("local", (1,), "the server has none"), ("fedavg", (2, 9), "names round 9 and the run has 3")],
+)
+def test_models_that_there_will_not_be_are_refused(tmp_path, name, rounds, text):
+    with pytest.raises(SettingsError, match=text):
+        case(name).run(tmp_path, keep_rounds=rounds)
 
 
 # ---- pieces

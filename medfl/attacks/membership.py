@@ -10,11 +10,9 @@ of each class in both groups. Two attacks on the same images:
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
@@ -22,22 +20,15 @@ from torch import nn
 from medfl import streams
 from medfl.attack_results import read_results, write_results
 from medfl.attacks.membership_metrics import Scores, measure
-from medfl.attacks.membership_page import write_page
+from medfl.attacks.membership_page import name_of, write_page
+from medfl.attacks.membership_targets import KEPT, ShadowSet, Target, Targets, find_targets, shadow_set
 from medfl.attacks.opened import OpenedRun
-from medfl.attacks.shadow import Chosen, ShadowAttack, check_shadow_set, epochs_of, matched, train_attack
+from medfl.attacks.shadow import Chosen, ShadowAttack, epochs_of, matched, train_attack
 from medfl.contract import Dataset, Meta
-from medfl.data.in_memory import TensorData
-from medfl.data.pooled import Pooled
 from medfl.errors import DataError, SettingsError
 from medfl.evaluation import logits
-from medfl.released import as_seen
 
 NAME = "membership"
-
-logger = logging.getLogger(__name__)
-
-Targets = Literal["global", "sites"]
-ShadowSet = Literal["shared", "validation", "none"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,9 @@ class MembershipOptions:
         shadow: Images that the attacker trains the shadow network on: ``shared``, those that the run released;
             ``validation``, the sites' validation images; ``none``, no such attack. None means the first that there is.
         images: Largest number of members, and of others; None means as many as there are.
-        shadow_epochs: Passes of the shadow network over its images; None means as many as the run has.
+        shadow_epochs: Passes of the shadow network over its images; None means as many as the attacked model had.
+        round: Of the server's models that the run kept (setting `keep_rounds`) the one after this round, or ``kept``
+            for each of them; None means the last model.
         seed: Of the images that are drawn and of the shadow network.
     """
 
@@ -58,6 +51,7 @@ class MembershipOptions:
     shadow: ShadowSet | None = None
     images: int | None = None
     shadow_epochs: int | None = None
+    round: int | str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,27 +59,8 @@ class MembershipOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingsError(f"expected {name} >= {least}, got {value}.")
-
-
-@dataclass(frozen=True)
-class Target:
-    """A model under attack.
-
-    Attributes:
-        name: ``global`` or ``sites``.
-        site: Whose model it is; empty for the server's.
-        model: Images as networks see them in, logits out.
-        network: Name of its network in the task.
-        members: What it was trained on.
-        others: Test images.
-    """
-
-    name: str
-    site: str
-    model: nn.Module
-    network: str
-    members: Dataset
-    others: Dataset
+        if self.round not in (None, KEPT) and not (isinstance(self.round, int) and self.round >= 1):
+            raise SettingsError(f"expected a round >= 1, or '{KEPT}' for all that the run kept, got {self.round!r}.")
 
 
 def run_membership(
@@ -111,26 +86,27 @@ def run_membership(
         StoreError: If something can't be read or written.
     """
     asked = options or MembershipOptions()
-    found = find_targets(run, asked.targets)
+    found = find_targets(run, asked.targets, asked.round)
     source, data = shadow_set(run, asked.shadow)
-    epochs = asked.shadow_epochs or epochs_of(run.settings, _mean_size(run))
-    networks = sorted({target.network for target in found}) if data is not None else []
-    attacks: dict[str, ShadowAttack] = {}
-    steps, done = len(networks) * epochs * _batches(run, data), 0
+    needed = sorted({_shadow_of(run, target, asked) for target in found}) if data is not None else []
+    attacks: dict[tuple[str, int], ShadowAttack] = {}
+    steps, done = sum(epochs for _, epochs in needed) * _batches(run, data), 0
 
     def stepped() -> None:
         nonlocal done
         done += 1
         progress(done, max(steps, done))
 
-    for network in networks:
+    for network, epochs in needed:
         assert data is not None
         clip = getattr(run.method, "gradient_clip", None)
-        attacks[network] = train_attack(
+        attacks[network, epochs] = train_attack(
             run.task, run.settings, data, epochs, asked.seed, network, clip, after_batch=stepped
         )
-    results = [row for target in found for row in attack(run, target, attacks.get(target.network), asked)]
-    used = vars(asked) | {"targets": found[0].name, "shadow": source, "shadow_epochs": epochs if networks else None}
+    results = [row for one in found for row in attack(run, one, attacks.get(_shadow_of(run, one, asked)), asked)]
+    lengths = {epochs for _, epochs in needed}
+    used = vars(asked) | {"targets": found[0].name, "shadow": source}
+    used |= {"shadow_epochs": lengths.pop() if len(lengths) == 1 else asked.shadow_epochs}
     path = write_results(
         run.folder,
         NAME,
@@ -139,93 +115,16 @@ def run_membership(
         out,
         of={"method": run.name, "seed": run.settings.seed, "rounds": run.settings.rounds},
         classes=run.task.num_classes,
-        shadow=[{"network": network} | one.facts() for network, one in attacks.items()],
+        shadow=[{"network": network} | one.facts() for (network, _), one in attacks.items()],
     )
     write_page(read_results(run.folder, NAME, out) or {}, path.with_suffix(".html"))
     return results
 
 
-# ---- what is attacked
-
-
-def find_targets(run: OpenedRun, asked: Targets | None = None) -> list[Target]:
-    """The models under attack, with the images that they are judged on.
-
-    Raises:
-        SettingsError: If the run has no global model and that was asked for.
-        DataError: If there are no members or no test images.
-    """
-    model = run.global_model() if asked != "sites" else None
-    if model is None and asked == "global":
-        raise SettingsError(f"method '{run.name}' has no global model: every site has its own. Use --targets sites.")
-    if model is not None:
-        parts = [data for _, data in sorted(run.sites.items())]
-        members = pooled([data.train for data in parts])
-        others = pooled([data.test for data in parts] + ([] if run.global_test is None else [run.global_test]))
-        found = [Target("global", "", run.predictor(model), model.network, members, others)]
-    else:
-        found = [
-            Target(
-                "sites", name, run.predictor(model, name), model.network, run.sites[name].train, run.sites[name].test
-            )
-            for name, model in run.site_models().items()
-        ]
-    enough = [target for target in found if _pairs(target) >= 2]
-    if left := [target.site for target in found if target.site and target not in enough]:
-        logger.warning("Left out, too few training and test images of the same classes: %s.", ", ".join(left))
-    if not enough:
-        raise DataError(
-            f"expected at least 2 training images and 2 test images of the same classes in the run in '{run.folder}', "
-            "got fewer: there is nobody to tell members from. Partition the data with test images."
-        )
-    return enough
-
-
-def _pairs(target: Target) -> int:
-    rows, _ = matched(target.members.labels, target.others.labels, torch.Generator().manual_seed(0))
-    return len(rows)
-
-
-def pooled(parts: Sequence[Dataset]) -> Dataset:
-    """Several data sets as one."""
-    held = [part for part in parts if len(part)]
-    return Pooled(held) if held else TensorData(torch.empty(0), torch.empty(0, dtype=torch.int64))
-
-
-# ---- what the attacker knows
-
-
-def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
-    """The images of the shadow network, and what they are.
-
-    Without a wish they are what the run released, else the validation images; if these are too few there is no shadow
-    network, and a warning says so.
-
-    Raises:
-        SettingsError: If there are none of the kind that is asked for, or too few.
-    """
-    if asked == "none":
-        return "none", None
-    released = run.released() if asked == "shared" or (asked is None and run.has_state) else None
-    if released is not None and run.task.scale is not None:
-        seen = as_seen(released.images, released.releases[0], run.task.scale)
-        data = TensorData(seen, released.labels.to(torch.int64))
-        check_shadow_set(data, "images that the run's sites shared")
-        return "shared", data
-    if asked == "shared":
-        raise SettingsError(
-            f"the run in '{run.folder}' (method '{run.name}') has released no images that a shadow network could be "
-            "trained on. Use --shadow validation."
-        )
-    found = pooled([part.val for _, part in sorted(run.sites.items())])
-    try:
-        check_shadow_set(found, "the sites' validation images")
-    except SettingsError as error:
-        if asked is not None:
-            raise
-        logger.warning("No shadow network, only the threshold of the loss: %s", error)
-        return "none", None
-    return "validation", found
+def _shadow_of(run: OpenedRun, target: Target, asked: MembershipOptions) -> tuple[str, int]:
+    """Network and epochs of the shadow of a target: it is trained as long as that was."""
+    settings = run.settings if target.round is None else run.settings.model_copy(update={"rounds": target.round})
+    return target.network, asked.shadow_epochs or epochs_of(settings, _mean_size(run))
 
 
 def _mean_size(run: OpenedRun) -> float:
@@ -270,6 +169,7 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
     ]
     about = {"target": target.name, "accuracy_members": rights[0], "accuracy_non_members": rights[1]}
     about |= {"site": target.site} if target.site else {}
+    about |= {"round": target.round} if target.round is not None else {}
     known = [None if group.patients is None else group.patients.numpy() for group in groups]
     patients = known[0], known[1]
     threshold = Scores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()), patients)
@@ -287,7 +187,7 @@ def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def plain_line(row: Meta) -> str:
     """A result in one line."""
-    target = f"model of {row['site']}" if row.get("site") else "global model"
+    target = f"model of {row['site']}" if row.get("site") else name_of(row)
     kind = {"loss_threshold": "loss threshold", "shadow_topk": "shadow model"}[row["attack"]]
     low, high = row["auc_interval"]
     return (

@@ -66,14 +66,14 @@ def render(content: Meta) -> str:
             over=listed(sorted({row["interval_over"] for row in results})),
             few=min(row["non_members"] for row in results) < 100,
             options=content["options"],
-            rounds=count(run["rounds"], "round"),
+            rounds="the rounds named above" if results[0].get("round") else count(run["rounds"], "round"),
         )
     )
 
 
 def name_of(row: Meta) -> str:
-    """Whose model a result is of."""
-    return str(row.get("site") or "global model")
+    """Whose model a result is of, and after which round where it is not the last one."""
+    return str(row.get("site") or "global model") + (f" after round {row['round']}" if row.get("round") else "")
 
 
 def strongest(results: Sequence[Meta], kinds: Sequence[str]) -> list[Meta]:
@@ -98,7 +98,7 @@ def verdict(row: Meta) -> str:
 
 
 def _of(row: Meta) -> str:
-    return f"the model of {row['site']}" if row.get("site") else "the global model"
+    return f"the model of {row['site']}" if row.get("site") else f"the {name_of(row)}"
 
 
 def roc_picture(rows: Sequence[Meta], kind: str) -> tuple[Markup, str]:

@@ -96,8 +96,14 @@ class OpenedRun:
         """Whether the state is there that the run was computed with; `medfl clean` removes it."""
         return bool(Store(self.folder / "state" / SERVER).steps())
 
-    def global_model(self) -> Model | None:
-        """The server's model, or None for a method without one."""
+    def global_model(self, round_: int | None = None) -> Model | None:
+        """The server's model at the end, or after a round that was kept; None for a method without one.
+
+        Raises:
+            StoreError: If the model after that round was not kept, or is damaged.
+        """
+        if round_ is not None:
+            return Journal(self.folder).kept_model(round_)
         if self.has_state:
             return self.method.models(self._server(*self._taken)).get("global")
         return _taken_home(self.folder / "global")

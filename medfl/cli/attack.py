@@ -68,6 +68,15 @@ def membership(
     shadow_epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of the attacker's own network.", show_default="as in the run")
     ] = None,
+    round_: Annotated[
+        str | None,
+        typer.Option(
+            "--round",
+            metavar="N",
+            help="The model after a round that the run kept (setting keep_rounds), or 'kept' for each of these.",
+            show_default="the last",
+        ),
+    ] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     data: Data = None,
@@ -81,7 +90,12 @@ def membership(
     from medfl.attacks.opened import open_run
 
     options = MembershipOptions(
-        targets.value if targets else None, shadow.value if shadow else None, images, shadow_epochs, seed
+        targets=targets.value if targets else None,
+        shadow=shadow.value if shadow else None,
+        images=images,
+        shadow_epochs=shadow_epochs,
+        round=int(round_) if round_ and round_.isdigit() else round_,
+        seed=seed,
     )
     with _progress("shadow network") as show:
         results = run_membership(open_run(run, device, data), options, out, show)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 KNOWN = (
     *(".lock", "run.json", "metrics.csv", "summary.json", "report.html", "state", "sites", "global"),
-    *("findings.safetensors", "attacks"),
+    *("findings.safetensors", "attacks", "kept"),
     *("mlflow.json", "mlruns", "mlruns.db*", "config_*.json"),
     "study.json",
     ".*.tmp",
 )
-"""What stands at the top of a run folder: the run's own, what attacks found, what MONAI's tracking leaves, a study's,
-a kill's."""
+"""What stands at the top of a run folder: the run's own, what attacks found, models of earlier rounds, what MONAI's
+tracking leaves, a study's, a kill's."""
 
 
 def command(
@@ -35,7 +35,8 @@ def command(
 ) -> None:
     """Remove what finished runs no longer need: the state that would continue them.
 
-    Scores, summary, report and bundles stay. A run that was cleaned can't be continued with more rounds.
+    Scores, summary, report, bundles and kept models of rounds stay. A run that was cleaned can't be continued with
+    more rounds.
     """
     from medfl.locks import being_written
 

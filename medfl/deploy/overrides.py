@@ -21,8 +21,9 @@ from medfl.errors import RefusedError, did_you_mean
 RUN = frozenset(
     {
         "method", "method_args", "rounds", "epochs", "steps", "batch_size", "lr_decay", "fraction", "seed",
-        "evaluate_every", "best_round", "patience", "min_replies", "moments", "global_test", "shared_test", "balance",
-        "norm_sync", "norm_bound", "networks_by_site", "describe", "privacy", "compression", "precision",
+        "evaluate_every", "best_round", "patience", "keep_rounds", "min_replies", "moments", "global_test",
+        "shared_test", "balance", "norm_sync", "norm_bound", "networks_by_site", "describe", "privacy", "compression",
+        "precision",
     }
 )  # fmt: skip
 """Ids of a run's settings (`medfl.settings.Settings`), and of its method."""

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pandas as pd
+from markupsafe import Markup
+
 from medfl.attack_results import FOLDER, read_results, results_path
 from medfl.contract import Meta
 from medfl.errors import StoreError
+from medfl.report.curves import ends
+from medfl.report.figures import Curve, Look, curves_figure, looks, svg
 from medfl.report.formats import MISSING, listed, number
 from medfl.report.gains import mean_known
 from medfl.report.groups import Group
@@ -49,6 +54,8 @@ COLUMNS = {
         "auc": ("AUC", "0.5 is guessing", ".3f"),
         "tpr_at_1_fpr": ("TPR at 1 % FPR", "0.01 is guessing", ".3f"),
         "recall_balanced": ("balanced recall", "0.5 is guessing", ".3f"),
+        "recall": ("recall", "own threshold", ".3f"),
+        "false_alarms": ("false alarms", "own threshold", ".3f"),
     },
     "inversion": {
         "mse": ("MSE", "0: the same image", ".4f"),
@@ -103,6 +110,7 @@ def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None
     return {
         "notices": notices,
         "membership": _table("membership", found["membership"]),
+        "rounds": _pictures(found["membership"], looks([group.label for group in groups])),
         "inversion": _table("inversion", found["inversion"]),
         "links": [(f"{one.name}, {kind}", one.page) for kind in KINDS for one in found[kind] if one.page],
     }
@@ -156,7 +164,8 @@ def _table(kind: str, found: Sequence[Attacked]) -> Meta | None:
     every = [result for one in found for result in one.results]
     for one in found:
         for result in one.results:
-            key = (one.group, *(_text(result.get(name)) for name in KEYS[kind]))
+            target, *rest = (_text(result.get(name)) for name in KEYS[kind])
+            key = (one.group, target + (f", round {result['round']}" if result.get("round") else ""), *rest)
             rows.setdefault(key, {}).setdefault(one.name, []).append(result)
     if not rows:
         return None
@@ -166,6 +175,30 @@ def _table(kind: str, found: Sequence[Attacked]) -> Meta | None:
         "over": listed(sorted({str(one["interval_over"]) for one in every if one.get("interval_over") in OVER})),
         "rows": [_row(kind, names, list(runs.values())) for names, runs in rows.items()],
     }
+
+
+def _pictures(found: Sequence[Attacked], styles: Mapping[str, Look]) -> list[Markup]:
+    """How an attack fares over the rounds whose models were kept: a picture for each number; none for fewer than two.
+
+    The attack is the one by a shadow network, where there was one; of several runs of a group it is the mean.
+    """
+    rows = pd.DataFrame(
+        [{"group": one.group, **row} for one in found for row in one.results if _number(row.get("round")) is not None]
+    )
+    if rows.empty:
+        return []
+    kind = "shadow_topk" if "shadow_topk" in set(rows["attack"]) else rows["attack"].iloc[0]
+    means = rows[rows["attack"] == kind].groupby(["group", "round"], sort=False)[["recall", "auc"]].mean()
+    pictures = []
+    for measure in ("recall", "auc"):
+        table = means[measure].unstack("round").sort_index(axis=1)
+        known = {str(name): values.dropna() for name, values in table.iterrows()}
+        curves = [Curve(name, list(found.index), list(found)) for name, found in known.items() if len(found) > 1]
+        if curves:
+            label = COLUMNS["membership"][measure][0]
+            text = f"{label} of the membership attack by round. {ends(curves)}"
+            pictures.append(svg(curves_figure(curves, styles, label), f"attack{measure}", text))
+    return pictures
 
 
 def _row(kind: str, names: tuple[str, ...], runs: Sequence[Sequence[Meta]]) -> Meta:

@@ -15,6 +15,7 @@ from medfl.report.groups import Group, data_per
 from medfl.report.runs import RunRecord
 from medfl.report.selection import named_runs
 from medfl.settings import Privacy
+from medfl.sharing_facts import poor_generator
 
 Named = tuple[str, RunRecord]
 """A run with the name that it has on the page."""
@@ -102,6 +103,7 @@ def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | Non
         *_changes(runs),
         *_other_data(runs),
         *_no_test(runs),
+        *_generators(runs, findings or {}),
         *_privacy(groups, findings or {}),
     ]
     return sorted(found, key=lambda notice: ("bad", "warn", "info").index(notice.level))
@@ -196,6 +198,15 @@ def _no_test(runs: Sequence[Named]) -> list[Notice]:
     if not names:
         return []
     return [Notice("warn", f"There are no test scores of {listed(names)}: no site had test images that were scored.")]
+
+
+def _generators(runs: Sequence[Named], findings: Mapping[str, Findings]) -> list[Notice]:
+    """Runs whose generator keeps next to nothing of an image back."""
+    warnings = {
+        name: poor_generator(findings.get(str(run.folder), Findings()).meta.get("sharing", {}).get("errors") or {})
+        for name, run in runs
+    }
+    return [Notice("warn", f"{name}: {text}") for name, text in warnings.items() if text]
 
 
 def _privacy(groups: Sequence[Group], findings: Mapping[str, Findings]) -> list[Notice]:

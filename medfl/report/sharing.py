@@ -10,13 +10,14 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from medfl.contract import Meta
-from medfl.report.figures import ALONE, INK, STYLE, THIN, Look, looks
+from medfl.report.figures import ALONE, INK, STYLE, THIN, Curve, Look, curves_figure, looks
 from medfl.report.formats import count, listed, score
 from medfl.report.tiles import STEPS, strips
 
@@ -50,6 +51,7 @@ class Stage:
         weights: Site to round to the factor of its weight in the mean of generator and classifier.
         frozen: Site to the round in which it stopped to train them.
         threshold: Accuracy that every site must reach for the stage to end before its last round, if there is one.
+        errors: Site to the mean squared errors of the last generator and of the mean image, on the site's images.
     """
 
     rounds: tuple[int, ...]
@@ -57,6 +59,7 @@ class Stage:
     weights: Mapping[str, Mapping[int, float]]
     frozen: Mapping[str, int]
     threshold: float | None
+    errors: Mapping[str, tuple[float, float]]
 
     @property
     def mean(self) -> dict[int, float]:
@@ -76,6 +79,7 @@ def read_stage(sharing: Meta) -> Stage:
         _by_site(history, "weights"),
         {str(site): int(round_) for site, round_ in sorted((sharing.get("frozen") or {}).items())},
         (sharing.get("stage1") or {}).get("threshold"),
+        {str(site): (float(own), float(usual)) for site, (own, usual) in (sharing.get("errors") or {}).items()},
     )
 
 
@@ -131,6 +135,17 @@ def who_froze(stage: Stage) -> str:
     if len(stage.frozen) > TOLD:
         return f"{start}; the table says when."
     return f"{start}: {listed([f'{site} in round {round_}' for site, round_ in stage.frozen.items()])}."
+
+
+def how_close(stage: Stage) -> str:
+    """How well the generator rebuilds images, beside the mean image; empty where nobody told."""
+    if not stage.errors:
+        return ""
+    own, usual = (fmean(values) for values in zip(*stage.errors.values(), strict=True))
+    return (
+        f"The generator rebuilds the sites' images with a mean squared error of {own:.4f}; the mean image of a site "
+        f"has {usual:.4f} (means over {count(len(stage.errors), 'site')})."
+    )
 
 
 # ---- its picture
@@ -234,6 +249,22 @@ def _draw_frozen(
             markeredgewidth=1.6,
             zorder=5,
         )
+
+
+def stages_figure(stages: Mapping[str, Sequence[Stage]], styles: Mapping[str, Look]) -> tuple[Figure, list[Curve]]:
+    """The accuracies of the first stages of several groups of runs in one picture, with a band over the runs.
+
+    Source: FedTPF, figure 9.
+
+    Args:
+        stages: Group to the stages of its runs; each has at least one accuracy.
+        styles: Group to its look.
+    """
+    curves = []
+    for name, runs in stages.items():
+        table = pd.DataFrame([stage.mean for stage in runs]).sort_index(axis=1).dropna(axis=1)  # rounds that all have
+        curves.append(Curve(name, [*table], [*table.mean()], [*table.min()], [*table.max()]))
+    return curves_figure(curves, styles, "accuracy on\nvalidation images"), curves
 
 
 # ---- the shared images

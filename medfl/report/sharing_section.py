@@ -11,7 +11,8 @@ from markupsafe import Markup
 from medfl.contract import Findings, Meta
 from medfl.privacy.release import Release, epsilon_together
 from medfl.privacy.statements import WHAT
-from medfl.report.figures import svg
+from medfl.report.curves import ends
+from medfl.report.figures import looks, svg
 from medfl.report.formats import count, number, score
 from medfl.report.groups import Group
 from medfl.report.looks_section import balanced
@@ -21,10 +22,12 @@ from medfl.report.sharing import (
     TOLD,
     Stage,
     diverging_layer,
+    how_close,
     how_it_ended,
     read_stage,
     scale_bar,
     stage_figure,
+    stages_figure,
     who_froze,
 )
 from medfl.report.statistics import wilson
@@ -61,9 +64,23 @@ def sharing_section(groups: Sequence[Group], findings: Mapping[str, Findings]) -
     return {
         "runs": [_run(name, run, one, f"sharing{place}") for place, (name, run, one) in enumerate(found[:RUNS])],
         "left": [f"{name}: {_promise(_releases(one.meta['sharing']))}" for name, _, one in found[RUNS:]],
+        "together": _together(groups, findings),
         "first": any(len(_sharing(group, findings)) > 1 for group, _ in runs),
         "bar": scale_bar(),
     }
+
+
+def _together(groups: Sequence[Group], findings: Mapping[str, Findings]) -> Markup | None:
+    """The first stages of all groups in one picture; None for fewer than two that tell accuracies."""
+    read = {
+        group.label: [read_stage(findings[str(run.folder)].meta["sharing"]) for run in _sharing(group, findings)]
+        for group in groups
+    }
+    stages = {name: known for name, every in read.items() if (known := [one for one in every if one.accuracy])}
+    if len(stages) < 2:
+        return None
+    figure, curves = stages_figure(stages, looks([group.label for group in groups]))
+    return svg(figure, "stages", f"Mean accuracy in the first stage. {ends(curves)}")
 
 
 def _sharing(group: Group, findings: Mapping[str, Findings]) -> list[RunRecord]:
@@ -80,6 +97,7 @@ def _run(name: str, run: RunRecord, found: Findings, id_: str) -> Meta:
         "private": bool(releases) and all(one.private for one in releases),
         "statement": [statement] if isinstance(statement, str) else list(statement),
         "stage": how_it_ended(sharing, stage),
+        "close": how_close(stage),
         "frozen": who_froze(stage),
         "picture": _picture(name, stage, id_),
         **_sites(run, sharing, stage),
@@ -139,18 +157,20 @@ def _sent_sentence(run: RunRecord, sharing: Meta) -> str:
 def _sites(run: RunRecord, sharing: Meta, stage: Stage) -> Meta:
     """A row for each site: images sent, freezing, accuracies at both ends of the stage, last weight."""
     items = sharing.get("items") or {}
-    names = sorted({*map(str, run.run["identity"]["sites"]), *items, *stage.accuracy, *stage.frozen})
+    names = sorted({*map(str, run.run["identity"]["sites"]), *items, *stage.accuracy, *stage.frozen, *stage.errors})
     ends = sorted({stage.rounds[0], stage.rounds[-1]}) if stage.accuracy else []
     judged = (sharing.get("history") or [{}])[-1].get("judged") or {}
     return {
         "ends": ends,
         "freezing": bool(stage.frozen),
+        "errors": bool(stage.errors),
         "last": stage.rounds[-1] if stage.rounds else None,
         "sites": [
             {
                 "name": site,
                 "items": number(int(items[site])) if site in items else "–",
                 "frozen": stage.frozen.get(site, "–"),
+                "errors": stage.errors.get(site),
                 "accuracy": [stage.accuracy.get(site, {}).get(round_) for round_ in ends],
                 "interval": _interval(stage.accuracy.get(site, {}).get(ends[-1]), judged.get(site)) if ends else None,
                 "weight": _last(stage.weights.get(site, {})) if site in stage.frozen else None,

@@ -24,7 +24,13 @@ from medfl.study.jobs import Job
 from medfl.study.schema import Study
 
 MEASURES = {
-    "membership": {"auc": "AUC", "tpr_at_1_fpr": "TPR at 1 % FPR", "recall_balanced": "recall, balanced"},
+    "membership": {
+        "auc": "AUC",
+        "tpr_at_1_fpr": "TPR at 1 % FPR",
+        "recall_balanced": "recall, balanced",
+        "recall": "recall, own threshold",
+        "false_alarms": "false alarms, own threshold",
+    },
     "inversion": {"mse": "MSE", "psnr": "PSNR (dB)", "ssim": "SSIM"},
 }
 """Attack to the numbers that its table shows, and their headings."""
@@ -34,16 +40,18 @@ DIGITS = {"mse": 4, "psnr": 1}
 
 NOTES = {
     "membership": "Which images a model was trained on. Chance is 0.5 for the AUC and for the recall on as many "
-    "members as others, 0.01 for the true positive rate at 1 % false positives. Larger: more leaks.",
+    "members as others, 0.01 for the true positive rate at 1 % false positives. Larger: more leaks. The plain recall "
+    "by an attack's own threshold, which papers print, says something only beside its false alarms: guessing has as "
+    "many of these.",
     "inversion": "What an attacker reconstructs, against the images themselves, in [0, 1]. A smaller MSE, a larger "
     "PSNR and SSIM: more leaks. The mean image of other people, which takes no attack, is what to compare with.",
 }
 """Attack to what its numbers mean."""
 
-COLUMNS = ["kind", "label", "target", "attack", "item", "measure", "seeds", "mean", "std"]
+COLUMNS = ["kind", "label", "target", "round", "attack", "item", "measure", "seeds", "mean", "std"]
 """Columns of ``<data>-attacks.csv``."""
 
-KEY = ("target", "attack", "item")
+KEY = ("target", "round", "attack", "item")
 """What tells the results of an attack on a run apart."""
 
 
@@ -129,13 +137,14 @@ def attack_jobs(study: Study, runs: Iterable[Job]) -> list[AttackJob]:
 def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
     """Mean and standard deviation (ddof = 1) over the runs of each row.
 
-    Several results of a run with the same target, attack and item (those of several sites) count as one, their mean.
+    Several results of a run with the same target, round, attack and item (those of several sites) count as one, their
+    mean.
 
     Args:
         attacks: In the order of the rows; those that are still to do are left out.
 
     Returns:
-        `COLUMNS`; `item` is empty where the attack has none, `std` is NaN with one run.
+        `COLUMNS`; `round` is empty for the last model, `item` where the attack has none, `std` is NaN with one run.
     """
     values: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for attack in attacks:

@@ -36,6 +36,7 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
     for name in data:
         if name not in study.data:
             raise SettingsError(f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}")
+    _check_names(study)
     chosen = study.scales.get(scale, Scale())
     rows = _changed(study.rows, chosen.methods)
     seed_choice = study.seeds if chosen.seeds is None else chosen.seeds
@@ -48,7 +49,7 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
             "scales": {},
         }
     )
-    _check_names(study)
+    _check_seeds(study)
     _check_options(study)
     return study
 
@@ -79,9 +80,6 @@ def _changed(rows: dict[str, Row], changes: dict[str, Change]) -> dict[str, Row]
 def _check_names(study: Study) -> None:
     _check_slugs("rows", study.rows)
     _check_slugs("data", study.data)
-    seeds = study.seed_list()
-    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
-        raise SettingsError(f"expected at least one seed, all >= 0 and unlike each other, got {study.seeds!r}.")
     if study.baseline is not None and study.baseline not in study.rows:
         raise SettingsError(
             f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}"
@@ -98,6 +96,12 @@ def _check_names(study: Study) -> None:
         _check_known(f"attacks.{kind}", attack.data, study.data, "data set")
     for name, data in study.data.items():
         _check_known(f"data.{name}", data.rows, study.rows, "row")
+
+
+def _check_seeds(study: Study) -> None:
+    seeds = study.seed_list()
+    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
+        raise SettingsError(f"expected at least one seed, all >= 0 and unlike each other, got {study.seeds!r}.")
 
 
 def _check_known(place: str, names: Iterable[str], known: Iterable[str], what: str) -> None:

@@ -25,7 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, and a finished run."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("command")
-    run_bundle(make_data(folder / "data", per_site=80), folder / "run")
+    run_bundle(make_data(folder / "data", per_site=80), folder / "run", keep_rounds=[1])
     return folder
 
 
@@ -77,8 +77,14 @@ def test_it_prints_a_line_for_each_result_and_writes_them(medfl, place: Path) ->
         assert all(0 <= row[name] <= 1 for name in NUMBERS)
         assert row["auc_interval"][0] <= row["auc"] <= row["auc_interval"][1]
         assert f"AUC {row['auc']:.3f}" in out
-    options = {"targets": "global", "shadow": "validation", "images": None, "seed": 0, "shadow_epochs": 2}
-    assert found["options"] == options | {"device": "cpu"}
+    options = {
+        "targets": "global",
+        "shadow": "validation",
+        "images": None,
+        "seed": 0,
+        "shadow_epochs": 2,
+    }
+    assert found["options"] == options | {"device": "cpu", "round": None}
     after = contents(place / "run")
     written = {path: after.pop(path) for path in list(after) if path.parent.name == "attacks"}
     assert after == before, "the run itself is only read"
@@ -135,9 +141,21 @@ def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: 
         assert "Was an image in the training?" in write_report([run]).read_text()
 
 
+def test_models_of_rounds_that_were_kept(medfl, place: Path, tmp_path: Path) -> None:
+    words = ("attack", "membership", place / "run", "--shadow", "none", "--out", tmp_path)
+    with undrawn():
+        status, one, _ = medfl(*words, "--round", 1)
+        assert medfl(*words, "--round", "kept") == (status, one, "")
+    assert status == 0
+    assert one.startswith("global model after round 1, loss threshold: AUC")
+    assert json.loads((tmp_path / "membership.json").read_text())["results"][0]["round"] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--round", "2"), "kept are: 1"),
+        (("--round", "all"), "expected a round >= 1, or 'kept'"),
         (("--shadow", "shared"), "has released no images"),
         (("--device", "cuda:7"), "sees no GPU"),
         (("--data", "nowhere"), "have moved"),

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from attack_runs import net, noise, noise_settings, noise_task, undrawn
 from torch import nn
 
-from medfl.attacks.membership import MembershipOptions, Target, attack, find_targets, plain_line, pooled, shadow_set
+from medfl.attack_results import read_results
+from medfl.attacks.membership import MembershipOptions, attack, plain_line, run_membership
 from medfl.attacks.membership_page import render
+from medfl.attacks.membership_targets import KEPT, Target, find_targets, pooled, shadow_set
 from medfl.attacks.opened import OpenedRun
 from medfl.attacks.shadow import ShadowAttack, _fit, epochs_of, highest_log_odds, matched, train_attack
 from medfl.contract import Dataset, Model
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, SettingsError, StoreError
 from medfl.evaluation import logits
+from medfl.journal import Journal
 from medfl.settings import Settings
 from medfl.siteside import Splits
 from medfl.training import train
@@ -27,8 +31,8 @@ class Made(OpenedRun):
 
     given: dict[str, Model]
 
-    def global_model(self) -> Model | None:
-        return self.given.get("global")
+    def global_model(self, round_: int | None = None) -> Model | None:
+        return self.given.get("global") if round_ is None else super().global_model(round_)
 
     def site_models(self) -> dict[str, Model]:
         return {name: model for name, model in self.given.items() if name != "global"}
@@ -195,6 +199,33 @@ def test_the_global_model_is_attacked_with_all_sites_images() -> None:
     )
 
 
+def test_models_of_earlier_rounds_are_attacked_by_shadows_trained_as_long(tmp_path: Path) -> None:
+    run = made(sites(val=20), {"global": model(0)}, Settings(rounds=6, batch_size=32))
+    run.folder, run.name = tmp_path, "made"
+    with pytest.raises(SettingsError, match="kept no model of an earlier round"):
+        find_targets(run, None, KEPT)
+    for round_ in (2, 4):
+        Journal(tmp_path).keep_model(round_, model(round_))
+    with undrawn():
+        rows = run_membership(run, MembershipOptions(round=KEPT))
+    assert [(row["attack"], row["round"]) for row in rows] == [
+        (attack, round_) for round_ in (2, 4) for attack in ("loss_threshold", "shadow_topk")
+    ]
+    content = read_results(tmp_path, "membership") or {}
+    assert [one["epochs"] for one in content["shadow"]] == [2, 4], "of 6 in the whole run"
+    assert content["options"]["round"] == KEPT
+    assert "global model after round 4" in render(content)
+    assert plain_line(rows[0]).startswith("global model after round 2, loss threshold: AUC")
+    (one,) = find_targets(run, None, 4)
+    torch.testing.assert_close(
+        logits(one.model, one.members, run.settings)[:40], logits(net_of(4), run.sites["a"].train, run.settings)
+    )
+    with pytest.raises(StoreError, match="round 3 was not kept"):
+        find_targets(run, None, 3)
+    with pytest.raises(SettingsError, match="no site's"):
+        find_targets(run, "sites", 2)
+
+
 def test_a_sites_model_is_attacked_with_its_own_images(caplog: pytest.LogCaptureFixture) -> None:
     run = made(sites(), {"a": model(1), "b": model(2)})
     found = find_targets(run)
@@ -227,9 +258,9 @@ def test_validation_images_teach_the_attacker_unless_there_are_too_few(caplog: p
     assert "only the threshold of the loss" in caplog.text
 
 
-@pytest.mark.parametrize("wrong", [{"images": 1}, {"shadow_epochs": 0}, {"seed": -1}])
-def test_options_out_of_range(wrong: dict[str, int]) -> None:
-    with pytest.raises(SettingsError, match=f"expected {next(iter(wrong))} >="):
+@pytest.mark.parametrize("wrong", [{"images": 1}, {"shadow_epochs": 0}, {"seed": -1}, {"round": 0}, {"round": "x"}])
+def test_options_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"expected (a )?{next(iter(wrong))} >="):
         MembershipOptions(**wrong)
 
 

@@ -7,7 +7,7 @@ import torch
 from fedtpf_toys import DATA, fed, parts_of, sent_by, server_of, site_of, told, tpf, with_scale
 from torch.nn import functional as F
 
-from medfl.attacks.membership import shadow_set
+from medfl.attacks.membership_targets import shadow_set
 from medfl.attacks.opened import OpenedRun
 from medfl.contract import Order, Reply
 from medfl.data.in_memory import TensorData

@@ -23,6 +23,8 @@ MEMBERSHIP = {
     "auc_interval": [0.58, 0.64],
     "tpr_at_1_fpr": 0.025,
     "recall_balanced": 0.57,
+    "recall": 0.654,
+    "false_alarms": 0.44,
     "roc": [[0, 0], [1, 1]],
 }
 INVERSION = {
@@ -65,13 +67,29 @@ def test_membership_stands_with_its_interval(run):
         "AUC 0.5 is guessing",
         "TPR at 1 % FPR 0.01 is guessing",
         "balanced recall 0.5 is guessing",
+        "recall own threshold",
+        "false alarms own threshold",
     ]
     assert row == [
         *("fedavg", "global model", "shadow model", "1\u202f200 and 300"),
-        *("0.6100.580 to 0.640", "0.025", "0.570"),
+        *("0.6100.580 to 0.640", "0.025", "0.570", "0.654", "0.440"),
     ]
     assert "an AUC of 0.5 is guessing" in words(found.sections["attacks"])
     assert "Inversion attacks" not in found.tables
+
+
+def test_models_of_earlier_rounds_stand_apart_and_make_a_curve(run):
+    """Figure 8 of FedTPF: recall over the rounds of one run."""
+    rows = [MEMBERSHIP | {"round": number, "recall": 0.5 + number / 100, "auc": 0.5} for number in (10, 20)]
+    found = page(run("a", rows), run("b", [MEMBERSHIP], method="fedprox"))
+    assert [row[:2] for row in found.tables["Membership attacks"][1:]] == [
+        ["fedavg", "global model, round 10"],
+        ["fedavg", "global model, round 20"],
+        ["fedprox", "global model"],
+    ]
+    drawn = [given["aria-label"] for tag, given in found.tags if tag == "svg"]
+    assert drawn[0] == "recall of the membership attack by round. fedavg: 0.700 after round 20."
+    assert len(drawn) == 2
 
 
 def test_inversion_names_what_the_image_came_back_from(run):
@@ -86,7 +104,7 @@ def test_inversion_names_what_the_image_came_back_from(run):
 def test_a_number_that_is_missing_or_none_is_no_crash(run):
     odd = {"target": "elsewhere", "auc": None, "tpr_at_1_fpr": "0.5", "auc_interval": [0.1], "recall_balanced": True}
     (_, row) = page(run("a", [odd])).tables["Membership attacks"]
-    assert row == ["fedavg", "elsewhere", "–", "– and –", "–", "–", "–"]
+    assert row == ["fedavg", "elsewhere", "–", "– and –", *["–"] * 5]
 
 
 def test_seeds_are_averaged_without_an_interval(run):

@@ -13,7 +13,9 @@ from read_page import section, words
 from medfl.contract import Findings
 from medfl.findings import read_findings
 from medfl.privacy.release import Release, sentences
+from medfl.report.figures import looks
 from medfl.report.groups import group_runs
+from medfl.report.notices import make_notices
 from medfl.report.page import environment, render
 from medfl.report.runs import read_run
 from medfl.report.sharing import (
@@ -24,6 +26,7 @@ from medfl.report.sharing import (
     how_it_ended,
     read_stage,
     stage_figure,
+    stages_figure,
     who_froze,
 )
 from medfl.report.sharing_section import MOST, RUNS, sharing_section
@@ -113,6 +116,41 @@ def test_a_run_that_wrote_down_no_promise_promises_nothing(page):
     found = text(page({"findings": findings(releases=None, statement=None)}))
     assert "fedtpf: what is promised was not written down" in found
     assert "epsilon" not in found
+
+
+# ---- what the generator is worth
+
+ERRORS = {"site-1": [0.03, 0.02], "site-2": [0.02, 0.02]}
+
+
+def test_the_generators_error_stands_beside_the_mean_images(page):
+    found = page({"findings": findings(errors=ERRORS)})
+    assert "mean squared error of 0.0250; the mean image of a site has 0.0200 (means over 2 sites)" in text(found)
+    table = found.tables["What each site sent"]
+    assert [words(cell) for cell in table[0][2:4]] == ["generator's error", "mean image's error"]
+    assert [row[2:4] for row in table[1:4]] == [["0.0300", "0.0200"], ["0.0200", "0.0200"], ["–", "–"]]
+    assert "generator's error" not in words(page({"findings": findings()}).sections["sharing"])
+
+
+@pytest.mark.parametrize(("errors", "warned"), [(ERRORS, 1), ({"site-1": [0.01, 0.02]}, 0), (None, 0)])
+def test_the_page_begins_with_a_warning_of_a_poor_generator(tmp_path, errors, warned):
+    run = read_run(make_run(tmp_path / "run", "fedtpf", **QUICK, findings=findings(errors=errors)))
+    notices = make_notices(group_runs([run]), {str(run.folder): read_findings(run.folder)})
+    assert [one.level for one in notices if "worse than the mean" in one.text] == ["warn"] * warned
+
+
+def test_the_first_stages_of_two_rows_stand_in_one_picture(page):
+    """Figure 9 of FedTPF: means over sites, a band over runs, in the rounds that all runs of a row have."""
+    stages = {"with": [stage(), stage(history=HISTORY[:2])], "without": [stage()]}
+    figure, curves = stages_figure(stages, looks([*stages]))
+    assert [list(one.rounds) for one in curves] == [[1, 2], [1, 2, 3]]
+    np.testing.assert_allclose(curves[1].middle, [0.4, 0.6, 0.7])
+    assert {line.get_label() for line in figure.axes[0].lines} == {"with", "without"}
+    runs = [{"findings": findings(history=HISTORY), "method_args": {"prototype": kind}} for kind in ("mean", "none")]
+    told = [one for one in labels(page(*runs), tile=False) if one.startswith("Mean accuracy in the first stage")]
+    assert len(told) == 1
+    assert told[0].count("0.700 after round 3") == 2
+    assert told[0].startswith("Mean accuracy in the first stage. fedtpf (prototype=mean): 0.700 after round 3;")
 
 
 # ---- the first stage

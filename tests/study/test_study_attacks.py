@@ -18,6 +18,7 @@ from medfl.contract import Findings
 from medfl.errors import SettingsError
 from medfl.findings import write_findings
 from medfl.privacy.release import Release
+from medfl.study.attacks import attack_table, attacks_markdown
 from medfl.study.reading import read_study
 from medfl.study.study import commands, run_study
 
@@ -82,6 +83,19 @@ def test_the_runs_of_the_named_rows_are_attacked_once_they_are_finished(load, tm
     ]
 
 
+def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -> None:
+    changes = {"settings__keep_rounds": [1], "attacks": {"membership": {"options": {"round": "kept"}}}, "seeds": 1}
+    prepared = load(changes)
+    assert shlex.split(commands(prepared)[-1])[-2:] == ["--round", "kept"]
+    for job in prepared.jobs:
+        Runs()(job.command(), job.log)
+        found = [{"target": "global", "attack": "loss_threshold", "auc": n / 10, "round": n} for n in (5, 6)]
+        write_results(job.folder, "membership", {"round": "kept"}, found)
+    table = attack_table(prepared.attacks)
+    assert table[["label", "round", "mean"]].to_numpy().tolist()[:2] == [["alone", "5", 0.5], ["alone", "6", 0.6]]
+    assert "| alone | 1 | global | 5 | loss_threshold | 0.500 |" in attacks_markdown(table)
+
+
 def test_data_may_have_rows_of_their_own_and_attacks_data(load) -> None:
     """The rows of a data set are those that it names; an attack leaves out the data that it doesn't name."""
     changes = {"data__other": SMALL["data"]["demo"] | {"rows": ["alone"]}, "seeds": 1}
@@ -92,6 +106,7 @@ def test_data_may_have_rows_of_their_own_and_attacks_data(load) -> None:
         ("other", "alone"),
     ]
     assert [attack.run.data for attack in one.attacks] == ["demo", "demo"]
+    assert load(changes | {"attacks": {"membership": {"data": ["demo"]}}}, data=["other"]).attacks == []
 
 
 def test_the_tables_hold_mean_and_spread_over_the_seeds(load, tmp_path: Path) -> None:
@@ -105,7 +120,7 @@ def test_the_tables_hold_mean_and_spread_over_the_seeds(load, tmp_path: Path) ->
     assert (found["target"], found["attack"], found["item"]) == ("shared", "decoder", "x_p")
     assert len(table) == 3, "what is not there or not finite has no row"
     assert "### Attack: membership" in text(tmp_path)
-    assert "| alone | 2 | global | loss_threshold | 0.625 ± 0.177 | - | - |" in text(tmp_path)
+    assert "| alone | 2 | global | loss_threshold | 0.625 ± 0.177 | - | - | - | - |" in text(tmp_path)
     assert "| fedprox mu=0.1 | 2 | shared | decoder | x_p | 0.5000 ± 0.7071 | - | - |" in text(tmp_path)
 
 
