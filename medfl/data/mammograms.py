@@ -2,8 +2,9 @@
 
 In this order:
 
-1. **Range.** Grey values become 0 to 65535, each image by its own smallest and largest value; where large values are
-   dark (MONOCHROME1, a negative slope) they are inverted. So linear rescaling of the modality has no effect.
+1. **Range.** Grey values become 0 to 65535, each image by its own smallest and largest value (without what pads it, see
+   `medfl.data.dicom`); where large values are dark (MONOCHROME1, a negative slope) they are inverted. So linear
+   rescaling of the modality has no effect.
 2. **Breast crop**, on request: the smallest rectangle around the largest bright region. Labels and film edges fall
    away.
 3. **Size.** Where an edge shrinks, each new pixel is the mean over its area; where it grows, it is interpolated

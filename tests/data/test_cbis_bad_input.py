@@ -144,6 +144,19 @@ def test_a_lesion_without_its_crop(release, tmp_path):
     ]
 
 
+def test_what_films_are_for_is_told_and_a_mixture_warned_of(release, tmp_path):
+    _, said = prepared(release, tmp_path / "P")
+    assert "note: presentation intent (DICOM): 12 not said" in said
+    chosen = [files[0] for _, files in films(release)]
+    edit(chosen[1], PresentationIntentType="FOR PROCESSING")
+    datalist, said = prepared(release, tmp_path / "Q")
+    told = "1 FOR PROCESSING, 11 not said"
+    assert f"note: presentation intent (DICOM): {told}" in said
+    assert datalist.extra["warnings"][0].startswith(f"the files are of several presentation intents ({told}): ")
+    kinds = {record["image"]: record["presentation_intent"] for part in datalist.splits.values() for record in part}
+    assert kinds == {row: "FOR PROCESSING" if row == 1 else "not said" for row in range(12)}
+
+
 def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     chosen = [files[0] for _, files in films(release)]
     edit(chosen[0], PatientName="Secret^Sally", PatientBirthDate="19500101")
