@@ -20,7 +20,7 @@ SHOWN = 3
 
 def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
     """Print the scores of a run by its first metrics as a table, and where its files are."""
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = Console(width=None if sys.stdout.isatty() else 100, markup=False)
     ending = "" if summary["rounds"] == 1 else "s"
     table = Table(title=f"{summary['method']}: {summary['status']} after {summary['rounds']} round{ending}")
     for column in ("model", "split", "metric", "mean of sites", "worst site", "global test"):

@@ -56,8 +56,8 @@ def command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
 
 
 def run(cohort: Path) -> tuple[object, ...]:
-    """The words of a smallest run."""
-    out = cohort.parent / "run"
+    """The words of a smallest run, into a folder whose name would be mark-up on a terminal."""
+    out = cohort.parent / "run" / "[" / "b]"
     return ("run", BUNDLE, "--dataset-dir", cohort, "--output_dir", out, "--rounds", 1, "--steps", 1)
 
 
@@ -209,7 +209,7 @@ def test_a_run_refuses(case: str, cohort: Path, capsys: pytest.CaptureFixture[st
     code, error = command(capsys, *run(cohort))
     assert code == 2
     assert holds(error, wanted, row), error
-    assert not (cohort.parent / "run" / "run.json").exists()
+    assert not (cohort.parent / "run").exists()
 
 
 OF_A_POOL = [
@@ -254,7 +254,7 @@ def test_a_disk_that_fills_while_bundles_are_written(
     assert not list((cohort.parent / "run").rglob("*model.pt*"))
     code, error = command(capsys, *run(cohort))
     assert code == 0, error
-    assert len(list((cohort.parent / "run").glob("sites/*/models/model.pt"))) == 3
+    assert len(list((cohort.parent / "run").rglob("sites/*/models/model.pt"))) == 3
 
 
 def test_a_disk_that_fills_while_a_data_set_is_written(

@@ -105,3 +105,26 @@ def test_a_release_that_is_looked_for_in_its_own_folder(tmp_path, dataset):
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(DataError, match=f"expected the folder '.*{dataset}', there is none"):
         check_data(read_study(path), tmp_path, tmp_path / "out", REGISTRY)
+
+
+def test_public_data_without_the_private_images_are_written_by_the_partition(source, tmp_path):
+    """With ``duplicates: drop`` they lie beside the sites, where a run finds them by itself."""
+    content = yaml.safe_load(study_file(tmp_path).read_text())
+    data = content["data"]["abide"]
+    data["public"] = data["prep"] | {"size": 10}  # no image is the same
+    data["partition"] |= {"duplicates": "drop", "test": "none"}
+    path = tmp_path / "parted.yaml"
+    path.write_text(yaml.safe_dump(content))
+    study, out = read_study(path), tmp_path / "out"
+    for _ in range(2):  # the second time it is there, and made in the same way
+        check_data(study, source, out, REGISTRY)
+        make_data(study, source, out, REGISTRY, lambda _: None)
+    (job,) = expand(study, tmp_path, source, out)
+    assert "public" not in job.options
+    beside = read_datalist(job.dataset_dir / "public")
+    assert beside.splits == read_datalist(public_dir(out, "abide")).splits
+    assert (job.dataset_dir / "public" / beside.image_array).samefile(public_dir(out, "abide") / "images.npy")
+    data["public"] = data["prep"]
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(DataError, match="no public image is left"):
+        make_data(read_study(path), source, tmp_path / "other", REGISTRY, lambda _: None)
