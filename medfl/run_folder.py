@@ -69,8 +69,9 @@ def note_best_round(folder: Path, chosen: Meta | None) -> None:
         folder: The run folder.
         chosen: From `medfl.summary.chosen_round`.
     """
+    path = folder / "run.json"
     if chosen is not None:
-        write_json(folder / "run.json", _read(folder / "run.json") | {"best_round": chosen})
+        write_json(path, wire.sealed(_read(path) | {"best_round": chosen}))
 
 
 def begun_settings(folder: Path) -> Meta | None:

@@ -291,7 +291,9 @@ def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
     text = "".join(f"1,{site},global,test,aggregated,auc,{value}\n" for site, value in lines)
     (tmp_path / "metrics.csv").write_text(head + text)
     outcome = case().run(tmp_path / "run", rounds=1).outcome
-    found = summarise(tmp_path / "metrics.csv", "fedavg", outcome)["scores"]["global"]["test"]["auc"]
+    found = summarise(tmp_path / "metrics.csv", "fedavg", outcome, Settings(rounds=1), "auc")["scores"]["global"][
+        "test"
+    ]["auc"]
     assert found["mean"] == pytest.approx(0.6)
     assert (found["worst"], found["sites"]["b"]) == (0.5, None)
 
