@@ -34,7 +34,15 @@ from medfl_methods.fedtpf import FedTPF
 # ---- limit cases (O-TP-10)
 
 PLAIN = {"freeze": False, "decay": "none", "noise": "none", "clip": None, "prototype": "none", "adversarial": 0.0}
-FEDFED = {"noise_std": (0.15,), "noise": "none", "mixup": 0.0, "mosaic": False, "distil_decay": 0.0}
+FEDFED = {
+    "curriculum": False,
+    "site_weights": False,
+    "noise_std": (0.15,),
+    "noise": "none",
+    "mixup": 0.0,
+    "mosaic": False,
+    "distil_decay": 0.0,
+}
 
 
 def test_tp_10_without_what_is_its_own_the_first_stage_is_fedfeds(tmp_path):
