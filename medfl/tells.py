@@ -291,5 +291,5 @@ def _kind(value: Any) -> str:
         return "nothing" if value is None else "true or false"
     if isinstance(value, int | float):
         return "another number" if isinstance(value, int) or math.isfinite(value) else "NaN or infinity"
-    names = {str: "a text", list: "a list", dict: "a dict"}
+    names: dict[type, str] = {str: "a text", list: "a list", dict: "a dict"}
     return names.get(type(value), type(value).__name__) + " that is something else"

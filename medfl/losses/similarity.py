@@ -106,7 +106,8 @@ def region_similarity_loss(a: torch.Tensor, b: torch.Tensor, regions: torch.Tens
             "or an atlas on the grid of the images."
         )
     weights = weights if held.all() else weights[:, held]
-    return gram_loss(*(_region_means(x, pool(weights, x.shape[2:])) for x in (a, b)))
+    ours, theirs = (_region_means(x, pool(weights, x.shape[2:])) for x in (a, b))
+    return gram_loss(ours, theirs)
 
 
 def similarity_loss(

@@ -91,7 +91,8 @@ def write_sites(
     notes = notes or Notes()
     other = {} if public is None else {"public_data": public.datalist.name}
     facts = {"data": pool.datalist.name, **_how(plan, splits), **other, **_said(notes)}
-    written, digests = {}, {}
+    written: dict[str, Datalist] = {}
+    digests: dict[str, Any] = {}
     for name, site_splits in splits.items():
         place, origin = folder / name, public if name == PUBLIC and public is not None else pool
         place.mkdir()

@@ -118,7 +118,10 @@ def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
     """The row of a centre; None unless its area is defined in every seed."""
     parts = [one.of(name) for one in seeds]
     classes = seeds[0].before.shape[1]
-    sides = [[known(auc(part[side], part[2], classes)) for part in parts] for side in (0, 1)]
+    sides = [
+        [known(auc(before, labels, classes)) for before, _, labels, _ in parts],
+        [known(auc(after, labels, classes)) for _, after, labels, _ in parts],
+    ]
     if None in sides[0]:
         return None
     alone, other = map(mean_known, sides)

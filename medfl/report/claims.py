@@ -114,8 +114,8 @@ def check_claim(groups: Sequence[Group], measure: str, better: str, than: str) -
     gaps = [ours - theirs for ours, theirs in compress(values, told)]
     mean, folds = mean_std(gaps)[0] if gaps else math.nan, folds_among([run for run, _ in both])
     interval, tests = paired_t(gaps, folds=folds), paired_tests(gaps, folds)
-    sides = [_side(kind, metric or "", [pair[side] for pair in compress(both, told)]) for side in (0, 1)]
-    return Checked(measure, better, than, len(gaps), mean, interval, tests, *sides, metric or "")
+    ours, theirs = (_side(kind, metric or "", [pair[side] for pair in compress(both, told)]) for side in (0, 1))
+    return Checked(measure, better, than, len(gaps), mean, interval, tests, ours, theirs, metric or "")
 
 
 def _side(kind: Measure, metric: str, runs: Sequence[RunRecord]) -> Side:

@@ -94,11 +94,13 @@ def _tested(table: pd.DataFrame, classes: int) -> Tested:
     labels = table["label"].to_numpy(dtype=np.int64)
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise ValueError(f"expected labels in [0, {classes})")
+    sex, centre = (tuple(table[name].fillna("")) if name in table else () for name in FACTS)
     return Tested(
         torch.from_numpy(table["row"].to_numpy(dtype=np.int64).copy()),
         torch.from_numpy(labels.copy()),
         torch.from_numpy(table[names[2:]].to_numpy(dtype=np.float64).copy()),
-        *(tuple(table[name].fillna("")) if name in table else () for name in FACTS),
+        sex,
+        centre,
         patients=torch.from_numpy(table[PATIENT].to_numpy(dtype=np.int64).copy()) if PATIENT in table else None,
     )
 

@@ -130,14 +130,19 @@ class FedSDC(Averaging):
             return None
         left = judgements_left(server)
         if left:
-            tensors, heads = published(server, range(len(pool(server)))), len(pool(server))
-            meta = {"ranking": server.state.meta.get("ranking"), "heads": heads}
+            count = len(pool(server))
+            tensors, meta = (
+                published(server, range(count)),
+                {"ranking": server.state.meta.get("ranking"), "heads": count},
+            )
             orders = [Order(name, "judge", tensors, meta) for name in self.judges(server)]
             return Plan(server.round, orders, ends_round=left == 1, quorum=int(self.selects))
         path = PREFIX + head_path(server.task.build(), server.task.network)
         body, heads = prefixed(shared_of(server), PREFIX), pool(server)
-        dealt, meta = self.dealt(server), {"head": path}
-        orders = [Order(name, "fit", body | prefixed(heads[slot], path), meta) for name, slot in dealt.items()]
+        orders = [
+            Order(name, "fit", body | prefixed(heads[slot], path), {"head": path})
+            for name, slot in self.dealt(server).items()
+        ]
         quorum = min(server.settings.min_replies, max(len(orders), 1))
         return Plan(server.round, orders, ends_round=not self.judgements(server), quorum=quorum)
 
