@@ -35,7 +35,9 @@ def test_from_files_to_sites(medfl, given, tmp_path):
         "  0 no: 6",
         "  1 yes: 6",
     ]
-    assert err == "own: licence ours\n"
+    licence, need = err.splitlines()
+    assert licence == "own: licence ours"
+    assert need.startswith("note: needs 0.0 MB on the disk of --out, which has ")
     assert np.load(tmp_path / "P" / "images.npy").shape == (12, 8, 6)
     assert read_datalist(tmp_path / "P").splits["training"][7] == {
         "image": 7,

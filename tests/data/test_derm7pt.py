@@ -112,7 +112,7 @@ def test_resizing_averages_the_pixels_it_drops(release, tmp_path):
     stripes[:, ::2] = 255
     from PIL import Image
 
-    Image.fromarray(stripes).save(release / "images" / case["derm"], format="PNG")
+    Image.fromarray(stripes).save(release / "images" / case["derm"], quality=100, subsampling=0)
     prepare(release, tmp_path / "P", size=8)
     assert np.abs(np.load(tmp_path / "P" / "images.npy")[0].astype(int) - 127).max() <= 12
 
