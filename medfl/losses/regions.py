@@ -19,6 +19,9 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 
 _MODES = ("soft", "nearest")
 
+EXACT = 2**24
+"""Up to this number single precision counts exactly."""
+
 
 def region_weights(
     labels: torch.Tensor, size: Sequence[int], mode: Literal["soft", "nearest"] = "soft"
@@ -95,16 +98,17 @@ def _soft(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tenso
     device, axes = numbers.device, len(size)
     windows = [_windows(length, cells, device) for length, cells in zip(numbers.shape[1:], size, strict=True)]
     first = torch.arange(len(numbers), device=device).view(-1, *[1] * axes) * count + numbers - 1
-    voxels = torch.zeros(len(numbers) * count * math.prod(size), dtype=torch.int32, device=device)
+    dtype = torch.float32 if numbers[0].numel() <= EXACT else torch.float64
+    voxels = torch.zeros(len(numbers) * count * math.prod(size), dtype=dtype, device=device)
     for cells in itertools.product(*(members for members, _ in windows)):
         at, inside = first, numbers > 0
         for axis, (cell, length) in enumerate(zip(cells, size, strict=True), start=1):
             cell = cell.view(-1, *[1] * (axes - axis))
             at, inside = at * length + cell, inside & (cell >= 0)
         at = at[inside]
-        voxels.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
+        voxels.index_add_(0, at, torch.ones_like(at, dtype=dtype))
     volume = functools.reduce(lambda product, one: product[..., None] * one, (lengths for _, lengths in windows))
-    return voxels.view(len(numbers), count, *size) / volume
+    return voxels.view(len(numbers), count, *size).div_(volume).float()
 
 
 def _windows(length: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
