@@ -93,7 +93,8 @@ def run_inversion(
     options = options or InversionOptions()
     attacked = attack(opened, options, show)
     results = [row for one in attacked for row in one.rows()]
-    write_results(folder, NAME, dataclasses.asdict(options), results)
+    notes = [note for one in attacked for note in one.notes]
+    write_results(folder, NAME, dataclasses.asdict(options), results, notes=notes)
     write_page(results_path(folder, NAME).with_suffix(".html"), opened.name, opened.settings.seed, attacked)
     return results
 

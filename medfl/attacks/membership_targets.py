@@ -125,8 +125,8 @@ def pooled(parts: Sequence[Dataset]) -> Dataset:
 def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
     """The images of the shadow network, and what they are.
 
-    Without a wish they are what the run released, else the validation images; if these are too few there is no shadow
-    network, and a warning says so.
+    Without a wish they are what the run released, as its networks saw it (of several copies of an image, their mean by
+    precision), else the validation images; if these are too few there is no shadow network, and a warning says so.
 
     Raises:
         SettingsError: If there are none of the kind that is asked for, or too few.

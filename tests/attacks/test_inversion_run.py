@@ -89,6 +89,7 @@ def test_all_targets_are_attacked_and_written(tmp_path):
     content = read_results(tmp_path, "inversion")
     assert content["results"] == rows
     assert content["options"] == dataclasses.asdict(QUICK)
+    assert any("worst case" in note for note in content["notes"])
     keys = {(row["target"], row["attack"], row["item"]) for row in rows}
     assert len(keys) == len(rows)
     each = {("shared", kind, item) for kind in ("gradient", "decoder", "fixed_point") for item in ("x_s", "x_p")}
