@@ -11,6 +11,8 @@ import torch
 
 from medfl.aggregation import check_updates
 from medfl.averaging import Averaging
+from medfl.carriers.messages import Message
+from medfl.carriers.remote_messages import read_account, read_facts
 from medfl.contract import Order, check_reply
 from medfl.errors import ContractError, RefusedError
 from medfl.filters import check_method
@@ -180,3 +182,27 @@ def test_a_reply_is_checked_by_both() -> None:
     for tensors, meta in (({"model/a": torch.ones(3)}, {"size": 3}), ({"model/a": torch.ones(2)}, {"size": -3})):
         with pytest.raises(RefusedError):
             check_reply(Averaging(), task, order, tensors, meta, "a")
+
+
+# ---- what the core itself is told by sites
+
+
+@pytest.mark.parametrize("account", [[], "x", 5, True, {}, {"unit": "site"}, {"releases": {}, "ledger": None}], ids=str)
+def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
+    assert read_account("a", Message("install", {}, {"privacy": None})) == {}
+    with pytest.raises(RefusedError, match="^What site 'a' tells was refused: expected unit: text"):
+        read_account("a", Message("install", {}, {"privacy": account}))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"trainable": 1}, {"validates": None}, {"size": True}, {"size": 2**63}, {"label_counts": [1, 2, -3]}, {"age": 71}],
+    ids=str,
+)
+def test_facts_of_data_of_another_form_are_refused(facts: dict[str, Any]) -> None:
+    data = {"classes": ["x", "y", "z"], "name": "cells", "modality": "", "shared_test": None}
+    right = {"trainable": True, "validates": False, "size": 6, "label_counts": [1, 2, 3]}
+    assert read_facts("a", Message("begin", {}, {"facts": right, "newest": 0, "data": data}), 3)["facts"] == right
+    for wrong in (right | facts, {name: value for name, value in right.items() if name not in facts} | {"age": 71}):
+        with pytest.raises(RefusedError, match="^What site 'a' tells was refused"):
+            read_facts("a", Message("begin", {}, {"facts": wrong, "newest": 0, "data": data}), 3)

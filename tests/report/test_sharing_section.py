@@ -214,7 +214,13 @@ def test_the_picture_is_told_in_words_and_its_ends_are_in_the_table(page):
     assert "site-2 froze in round 2" in told
     assert "weight of site-2 1.000 in round 1 and 0.750 in round 3" in told
     head, *rows = found.tables["What each site sent"]
-    heads = ["site", "images sent", "accuracy after round 1", "accuracy after round 3", "95 % interval after round 3"]
+    heads = [
+        "site",
+        "images sent",
+        "accuracy after round 1",
+        "accuracy after round 3",
+        "95 % interval over patients after round 3",
+    ]
     heads += ["froze in round", "last weight"]
     assert [words(cell) for cell in head] == heads
     assert rows == [
