@@ -32,8 +32,7 @@ class FedAdam(AdaptiveServer):
         bias_correction: Whether ``eta`` is corrected for the start at zero, as Flower does.
 
     Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, ICLR 2021, Algorithm 2. The paper tunes
-    ``eta`` and ``tau`` for each task; its preset has 0.1, the larger end for images, and 0.001. In the preset ``medfl``
-    ``eta`` was chosen on validation images (studies/fedsdc_optimizers.yaml).
+    ``eta`` and ``tau`` for each task; its preset has 0.1, the larger end for images, and 0.001.
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {

@@ -26,8 +26,7 @@ class FedYogi(AdaptiveServer):
         beta2: 1 - beta2 is how much of D^2 the second moment takes or loses in a round, in [0, 1).
 
     Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, ICLR 2021, Algorithm 2. The paper tunes
-    ``eta`` and ``tau`` for each task; its preset has 0.1, the larger end for images, and 0.001. In the preset ``medfl``
-    ``eta`` was chosen on validation images (studies/fedsdc_optimizers.yaml).
+    ``eta`` and ``tau`` for each task; its preset has 0.1, the larger end for images, and 0.001.
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {
