@@ -127,5 +127,7 @@ def load_public(
     if own != list(classes) or any(name != target for name, target in chosen.items()):
         told = [f"'{name}' is {'left out' if (to := chosen[name]) is None else repr(to)}" for name in own]
         logger.info("Classes of the public data: %s.", ", ".join(told))
-        data = replace(data, digest=hashlib.sha256(f"{data.digest}{json.dumps(chosen)}".encode()).hexdigest())
+        data = replace(
+            data, digest=hashlib.sha256(f"{data.digest}{json.dumps(chosen, sort_keys=True)}".encode()).hexdigest()
+        )
     return data, chosen

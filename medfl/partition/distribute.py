@@ -132,18 +132,19 @@ class Distribution:
             DataError: If there are any that are neither dropped nor allowed, or none is left.
         """
         others = [record for splits in private.values() for records in splits.values() for record in records]
-        kept: dict[str, list[Record]] = {}
-        left_out = 0
-        for split, records in public.splits.items():
-            masks = find_overlap(records, others, public.hashes, None if public.same_pool else self.hashes)
-            copies = self._copies(masks, OF_PUBLIC)
-            self._allow(masks, ~copies, OF_PUBLIC)
-            kept[split] = [record for record, copy in zip(records, copies, strict=True) if not copy]
-            left_out += int(copies.sum())
-        if left_out:
-            self.notes.exclusions[PUBLIC] = [{"reason": OF_PUBLIC.reason, "count": left_out}]
-        if not any(kept.values()):
+        records = [(split, record) for split, records in public.splits.items() for record in records]
+        other_hashes = None if public.same_pool else self.hashes
+        masks = find_overlap([record for _, record in records], others, public.hashes, other_hashes)
+        copies = self._copies(masks, OF_PUBLIC)
+        self._allow(masks, ~copies, OF_PUBLIC)
+        if copies.any():
+            self.notes.exclusions[PUBLIC] = [{"reason": OF_PUBLIC.reason, "count": int(copies.sum())}]
+        if copies.all():
             raise DataError("no public image is left: all of them are in the private sets too. Name other public data.")
+        kept: dict[str, list[Record]] = {split: [] for split in public.splits}
+        for number in np.flatnonzero(~copies).tolist():
+            split, record = records[number]
+            kept[split].append(record)
         return kept
 
     def _copies(self, masks: Mapping[Kind, np.ndarray], sides: Sides) -> np.ndarray:

@@ -116,7 +116,7 @@ def test_public_data_of_another_data_set(pool, tmp_path):
     images[[0, 105, 129]] = mine[[50, 60, 129]]
     np.save(other / "images.npy", images)
     plan = Plan("iid", 3, public=str(other))
-    with pytest.raises(DataError, match="pixels: 1 public image identical"):
+    with pytest.raises(DataError, match="pixels: 3 public images identical"):
         partition(pool, tmp_path / "D", plan, iid)
     partition(pool, tmp_path / "D", replace(plan, duplicates="drop"), iid)
     public = read_datalist(tmp_path / "D" / PUBLIC)
