@@ -185,6 +185,7 @@ OWN = {
     "norm",
     "shift",
     "augmentation",
+    "views",
     "regions",
     "task",
     "class_weights",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def predictions(path: Path) -> np.ndarray:
 
 def own(home: Path) -> np.ndarray:
     rows = list(csv.DictReader((home / "predictions.csv").open()))
-    return np.array([[float(value) for name, value in row.items() if name.startswith("p")] for row in rows])
+    return np.array([[float(value) for name, value in row.items() if re.fullmatch(r"p\d+", name)] for row in rows])
 
 
 def test_the_bundle_has_no_errors() -> None:

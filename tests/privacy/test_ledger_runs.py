@@ -54,7 +54,7 @@ def test_a_kill_between_ledger_and_step_is_counted_once(tmp_path: Path, monkeypa
     class StoppedError(Exception):
         """Stands for a kill."""
 
-    def dying(self: Store, step: int, state: State, meta: dict, extra: dict | None = None) -> None:
+    def dying(self: Store, step: int, state: State, meta: dict, extra: dict | None = None, keep=()) -> None:
         if any(name.startswith("reply/") for name in extra or {}):
             left[0] -= 1
             if left[0] == 0:
@@ -62,7 +62,7 @@ def test_a_kill_between_ledger_and_step_is_counted_once(tmp_path: Path, monkeypa
                     "written before it leaves"
                 )
                 raise StoppedError
-        save(self, step, state, meta, extra)
+        save(self, step, state, meta, extra, keep)
 
     monkeypatch.setattr(Store, "save", dying)
     with pytest.raises(RuntimeError, match="StoppedError"):

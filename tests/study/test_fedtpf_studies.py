@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from medfl.study.schema import read_study
+from medfl.study.reading import read_study
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("fedtpf_*.yaml"))
 
