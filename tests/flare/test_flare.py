@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedskd": {"networks_by_site": UNLIKE},
 }
 SILENT: dict[str, dict[str, Any]] = {"goes-on": {"min_replies": 2}, "ends": {"min_replies": 3}}
-SILENCE = 60
+SILENCE = 30
 """Seconds to wait for a site that never answers; the others answer sooner, also where the cores are busy."""
 
 
@@ -132,7 +132,7 @@ def test_a_refusal_says_why_and_the_others_go_on(running: Federation, begun: Beg
 
 @pytest.mark.parametrize("run", SILENT)
 def test_a_site_that_never_answers_is_named_and_the_quorum_decides(running: Federation, begun: Begun, run: str) -> None:
-    wait_for(lambda: running.state(begun.out[run]) not in ("starting", "running"))
+    wait_for(lambda: running.state(begun.out[run]) == "over")  # NVFlare counts a death before that as a failed job
     kill(begun.stopped[run])
     summary, wrong = running.end(begun.out[run])
     assert list(summary["missing"]) == ["site-03"]
