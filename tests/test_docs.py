@@ -164,7 +164,7 @@ def _logging_restored():
 def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     found = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
-    assert [language for language, _ in found] == ["sh", "python", "sh", "python", "sh", "sh"]
+    assert [language for language, _ in found] == ["sh", "python", "python", "sh", "python", "sh", "sh"]
     for language, code in found:
         perform(language, code)
     told = capsys.readouterr().out

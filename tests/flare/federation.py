@@ -104,7 +104,7 @@ class Federation:
     def start(self, *names: str) -> None:
         """Start participants, all at once."""
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda name: kit.start(self.kits[name], watch=False, patience=600), names))
+            list(pool.map(lambda name: kit.start(self.kits[name], watch=False, patience=300), names))
 
     def kill(self, name: str) -> None:
         """End all processes of a participant as a power cut does."""
@@ -115,7 +115,7 @@ class Federation:
 
     # ---- runs
 
-    def offer(self, run: str, bundle: str = "small", timeout: int = 600, **overrides: Any) -> Offer:
+    def offer(self, run: str, bundle: str = "small", timeout: int = 300, **overrides: Any) -> Offer:
         """A run of two rounds of two steps."""
         values = {
             "rounds": 2,
@@ -209,7 +209,7 @@ def _interrupt(job: str) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def wait_for(done: Callable[[], Any], seconds: float = 600.0) -> None:
+def wait_for(done: Callable[[], Any], seconds: float = 300.0) -> None:
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while not done():
@@ -236,7 +236,7 @@ def federation(root: Path) -> Iterator[Federation]:
         ) as forking,
     ):
         patch.setenv("PYTHONPATH", path)  # of what participants start
-        patch.setattr("medfl.deploy.following.GONE_SECONDS", 600.0)  # where others keep the cores busy
+        patch.setattr("medfl.deploy.following.GONE_SECONDS", 90.0)  # where others keep the cores busy
         patch.setattr("medfl.deploy.session.LOGIN_SECONDS", 120.0)
         assert forking.stdin is not None
         assert forking.stdout is not None
