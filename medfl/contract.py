@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from medfl import streams
-from medfl.tells import Tell, check_told
+from medfl.tells import Tell
 
 if TYPE_CHECKING:
     from medfl.settings import Settings
@@ -376,24 +376,3 @@ class Method(Protocol):
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """A network that maps images to logits (B, num_classes). Pure: it also runs elsewhere, without the run."""
         ...
-
-
-def check_reply(
-    method: Method, task: Task, order: Order, tensors: Tensors, meta: Any, who: str, private: bool = False
-) -> None:
-    """Refuse a reply that the method's `fold` could not use; the site asks this, and the server again.
-
-    Args:
-        method: The method.
-        task: The learning problem.
-        order: What the reply is to.
-        tensors: Of the reply.
-        meta: Of the reply, without what the core adds.
-        who: Who sent it, for the message: "site 'site-01'".
-        private: Whether the run has a privacy setting.
-
-    Raises:
-        RefusedError: If it is not what the method declares.
-    """
-    check_told(meta, method.tells, order.op, {"classes": task.num_classes} | order.meta, who, private)
-    method.check_tensors(task, order, tensors)

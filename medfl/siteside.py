@@ -10,21 +10,22 @@ import hashlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from medfl import streams, wire
-from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors, check_reply
+from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors
 from medfl.errors import RefusedError, StoreError
 from medfl.evaluation import Row, rows_of, score
 from medfl.filters import Filters, check_parcels, plain_bytes
 from medfl.ledger import fingerprint, open_account
 from medfl.privacy.secret_site import SecretSite, secret_run_id
+from medfl.replies import check_sent
 from medfl.settings import Settings
 from medfl.store import KEEP, Inbox, Record, Steps, Store, copied
 from medfl.task import Task
-from medfl.tells import PARCEL, check_told
 
 MethodFactory = Callable[[], Method]
 """Makes the method anew; called before every step, since nothing may live on a method object."""
@@ -157,11 +158,9 @@ class SiteHost:
         return Answer(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
 
     def _stored(self, step: int, digest: str) -> Record | None:
-        if step not in self.store.steps():
-            return None
-        record = self.store.latest(before=step + 1)
+        record = self.store.latest(before=step + 1) if step in self.store.steps() else None
         if record is None or record.step != step:
-            return None  # damaged: it is done again from the step before
+            return None  # not done, or damaged: it is done again from the step before
         if record.meta["order"] != digest:
             raise StoreError(
                 f"Site '{self.name}' has carried out another order as step {step}: expected {digest[:12]}, found "
@@ -181,13 +180,9 @@ class SiteHost:
         given = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
         try:
             reply = self._work(method, site, order, digest, released)
-            self._check(method, given, reply)
-            sent, meta = filters.outgoing(
-                reply.tensors,
-                reply.meta,
-                site=self.name,
-                stream_factory=lambda payload: self._noise(site, payload, released),
-            )
+            check_sent(method, self.task, self.settings, given, reply, f"site '{self.name}'")
+            noise = partial(self._noise, site, released)
+            sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}
             tensors |= wire.prefixed(sent, "reply/")
             check_parcels(reply.parcels, method.posts_parcels, self.name, self._peers)
@@ -208,15 +203,6 @@ class SiteHost:
         self.inbox.forget([0, *self.store.steps()][-KEEP])
         return Record(step, tensors, content)
 
-    def _check(self, method: Method, order: Order, reply: Reply) -> None:
-        """Refuse what the receivers would refuse; what is not declared at all is left to the filters."""
-        who, private = f"site '{self.name}'", self.settings.privacy is not None
-        told = {key: value for key, value in reply.meta.items() if key in method.tells}
-        check_reply(method, self.task, order, reply.tensors, told, who, private)
-        for parcel in reply.parcels:
-            told = {key: value for key, value in parcel.meta.items() if key in method.tells}
-            check_told(told, method.tells, PARCEL, parcel_facts(self.task, self.settings), who, private)
-
     def _work(self, method: Method, site: Site, order: Order, digest: str, released: list[str]) -> Reply:
         """The method's work. Where single images are hidden it is in the account before anything of it leaves."""
         if not isinstance(site, SecretSite):
@@ -232,7 +218,7 @@ class SiteHost:
         self._release(f"{start} {wire.digest(reply.tensors)} {wire.digest(site.state.tensors)}", released)
         return reply
 
-    def _noise(self, site: Site, payload: str, released: list[str]) -> streams.SecretStream:
+    def _noise(self, site: Site, released: list[str], payload: str) -> streams.SecretStream:
         """The noise of an update; it is in the account before it is drawn, and so before the update leaves."""
         self._release(f"{site.round} {payload}", released)
         return site.secret_rng("noise", payload)
@@ -312,9 +298,3 @@ class SiteHost:
         site = self._view(round_, self.store.peek(before=step + 1))
         site.published = published
         return method.models(site)
-
-
-def parcel_facts(task: Task, settings: Settings) -> Meta:
-    """What the receiver of a parcel knows itself, for `medfl.tells.Form.fits`."""
-    networks = sorted({task.network, *settings.networks.values()})
-    return {"classes": task.num_classes, "networks": networks}

@@ -13,9 +13,10 @@ from medfl.aggregation import check_updates
 from medfl.averaging import Averaging
 from medfl.carriers.messages import Message
 from medfl.carriers.remote_messages import read_account, read_facts
-from medfl.contract import Order, check_reply
+from medfl.contract import Order
 from medfl.errors import ContractError, RefusedError
 from medfl.filters import check_method
+from medfl.replies import check_reply
 from medfl.settings import Settings
 from medfl.shared_images import check_shared
 from medfl.tells import (

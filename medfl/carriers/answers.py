@@ -14,10 +14,11 @@ from medfl.carriers.messages import (
 )
 from medfl.carriers.remote_messages import UNDELIVERED, names
 from medfl.carriers.rows import rows_from_json
-from medfl.contract import Method, Order, Tensors, check_reply
+from medfl.contract import Method, Order, Tensors
 from medfl.errors import RefusedError
 from medfl.evaluation import Row
 from medfl.filters import decode
+from medfl.replies import check_reply
 from medfl.siteside import Answer
 from medfl.task import Task
 

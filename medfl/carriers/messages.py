@@ -2,7 +2,7 @@
 
 A message is one blob of `medfl.wire`; nothing in it is evaluated, imported or unpickled. `unpack` refuses what is too
 large or has another form before anything is allocated for it. What a method expects of the content is checked by
-`check_tensors` and `medfl.contract.check_reply`, and what stands for quantised tensors by `check_codec`. Each ends in
+`check_tensors` and `medfl.replies.check_reply`, and what stands for quantised tensors by `check_codec`. Each ends in
 `RefusedError`, whose sentence tells sizes, types and names but never contents.
 """
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from medfl import wire
 from medfl.aggregation import PREFIX
@@ -24,12 +23,12 @@ from medfl.errors import RefusedError
 from medfl.evaluation import Row, rows_of, score
 from medfl.export import Home, export_site, write_predictions
 from medfl.ledger import fingerprint
+from medfl.replies import GUEST, check_parcel
 from medfl.run_checks import check_labels, check_plan, check_privacy
 from medfl.run_folder import claim, identity, run_id_of
-from medfl.siteside import SiteHost, Splits, parcel_facts
+from medfl.siteside import SiteHost, Splits
 from medfl.store import Inbox, only_writer
 from medfl.summary import COSTS
-from medfl.tells import PARCEL, Tell, check_told, facts, one_of, text
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +40,6 @@ METHOD, EXCHANGE = "method", "exchange"
 
 PATIENCE = 90.0
 """Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
-
-DECLARED = {
-    "owner": Tell("public", text(), after=(PARCEL,)),
-    "network": Tell("public", one_of("networks"), after=(PARCEL,)),
-    "meta": Tell("public", facts(), after=(PARCEL,)),
-}
-"""What stands on a model in the global test."""
 
 
 class SiteRun:
@@ -200,9 +192,8 @@ class SiteRun:
         asked = Order(self.name, str(order.get("op")), sent, order["meta"])
         answer = self.host.step(self._opened.make_method, asked, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
-        rows = rows_to_json(self._leaving(answer.rows))
-        facts = {"step": step, "refused": answer.refused, "meta": answer.meta, "rows": rows}
-        return tensors, facts | {UNDELIVERED: self._undelivered}
+        facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
+        return tensors, facts | {"rows": rows_to_json(self._leaving(answer.rows))}
 
     def _deliver(self, step: int, parcel: Parcel) -> None:
         if not self._send(parcel, step, METHOD):
@@ -216,7 +207,7 @@ class SiteRun:
         costs = {*COSTS.values(), "bytes_up_plain"}
         return [row for row in rows if row.split != "train" or row.metric in costs]
 
-    def _check_tensors(self, tensors: Tensors, prefixes: Any = None) -> None:
+    def _check_tensors(self, tensors: Tensors, prefixes: Collection[str] | None = None) -> None:
         check_tensors(tensors, prefixes=prefixes, shapes=self._shapes, norm_bound=None, who="the run")
 
     def receive(self, sender: str, message: Message) -> None:
@@ -237,8 +228,7 @@ class SiteRun:
         if guest:
             self._check_exchange()
         self._check_parcel(message.tensors, (PREFIX,) if guest else tuple(self._sends))
-        tells, known = DECLARED if guest else self._tells, parcel_facts(self.task, self.settings)
-        check_told(meta["meta"], tells, PARCEL, known, f"site '{sender}'", self.settings.privacy is not None)
+        check_parcel(GUEST if guest else self._tells, self.task, self.settings, meta["meta"], f"site '{sender}'")
         folder = self.folder / EXCHANGE if guest else self.host.store.folder
         Inbox(folder).post(step, sender, Parcel(self.name, message.tensors, meta["meta"], sender))
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Meta, Order, Plan, Replies, Reply, Server, Site, Tensors, check_reply
+from medfl.contract import Meta, Order, Plan, Replies, Reply, Server, Site, Tensors
 from medfl.errors import RefusedError
+from medfl.replies import check_reply
 from medfl.store import copied
 from medfl.tells import LARGEST, LETTERS
 from medfl.testing.cohort import CLASSES, Case, bits, folders

@@ -130,19 +130,14 @@ class FedSDC(Averaging):
             return None
         left = judgements_left(server)
         if left:
-            count = len(pool(server))
-            tensors, meta = (
-                published(server, range(count)),
-                {"ranking": server.state.meta.get("ranking"), "heads": count},
-            )
+            meta = {"ranking": server.state.meta.get("ranking"), "heads": len(pool(server))}
+            tensors = published(server, range(meta["heads"]))
             orders = [Order(name, "judge", tensors, meta) for name in self.judges(server)]
             return Plan(server.round, orders, ends_round=left == 1, quorum=int(self.selects))
         path = PREFIX + head_path(server.task.build(), server.task.network)
         body, heads = prefixed(shared_of(server), PREFIX), pool(server)
-        orders = [
-            Order(name, "fit", body | prefixed(heads[slot], path), {"head": path})
-            for name, slot in self.dealt(server).items()
-        ]
+        lent = {name: body | prefixed(heads[slot], path) for name, slot in self.dealt(server).items()}
+        orders = [Order(name, "fit", tensors, {"head": path}) for name, tensors in lent.items()]
         quorum = min(server.settings.min_replies, max(len(orders), 1))
         return Plan(server.round, orders, ends_round=not self.judgements(server), quorum=quorum)
 
