@@ -19,9 +19,10 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "medfl", "plugins", "bundles")
 
 
-def call(command: list[object], folder: Path) -> str:
-    """Run a command far from the clone; gives what it printed."""
+def call(command: list[object], folder: Path, **more: object) -> str:
+    """Run a command far from the clone, with more in its environment; gives what it printed."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MEDFL_DISABLE")}
+    environment |= {name: str(value) for name, value in more.items()}
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
@@ -82,9 +83,25 @@ def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_pa
     assert "wrote my_prox.py" in call([medfl, "new-method", "my_prox"], tmp_path)
 
 
-def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, tmp_path):
+@pytest.fixture
+def gpu(tmp_path) -> Path:
+    """A folder for ``PYTHONPATH`` that lets each process see a GPU, from its very start; ``calls.log`` is in it."""
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    shutil.copy(ROOT / "tests" / "cuda_stub.py", folder)
+    place = f"import cuda_stub, pathlib; cuda_stub.Gpu(pathlib.Path({str(folder / 'calls.log')!r})).install()\n"
+    (folder / "sitecustomize.py").write_text(place)
+    return folder
+
+
+def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, gpu, tmp_path):
+    """Also where there is a GPU, which nothing asks for: of `make` and its shell only Python sees it."""
     options = [f"VENV={environment}", "DEMO=demo", "DEMO_OPTIONS=--rounds 1 --images 24"]
-    told = call(["make", "-f", ROOT / "Makefile", "demo", "-o", environment / ".ready", *options], tmp_path)
+    words = ["make", "-f", ROOT / "Makefile", "demo", "-o", environment / ".ready", *options]
+    told = call(words, tmp_path, PYTHONPATH=gpu)
+    calls = (gpu / "calls.log").read_text().splitlines()
+    assert [line for line in calls if not line.startswith("autograd ")] == []
+    assert len({line.split()[1] for line in calls}) > 1, "workers trained, and noted it"
     demo = tmp_path / "demo"
     page = (demo / "report.html").read_text()
     summary = json.loads((demo / "runs" / "fedavg" / "summary.json").read_text())

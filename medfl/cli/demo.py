@@ -11,12 +11,13 @@ import typer
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the data, the runs and the report.")] = Path("demo"),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 16,
-    images: Annotated[int, typer.Option(min=20, help="Images per site, half of them for testing.")] = 120,
+    images: Annotated[int, typer.Option(min=20, help="Images per site, about two thirds of them for testing.")] = 240,
+    seed: Annotated[int, typer.Option(min=0, help="Of data and runs: another one makes other images.")] = 0,
 ) -> None:
     """Make blood-cell-like images, prepare and partition them, train alone and together, and write a report.
 
-    Then the same for 3-D brain maps of four regions with unlike networks, in a quarter of the rounds.
+    Then the same for 3-D brain maps of four regions with unlike networks, in fewer rounds.
     """
     from medfl.demo import demo
 
-    demo(out, rounds, images)
+    demo(out, rounds, images, seed)

@@ -17,22 +17,23 @@ NETWORKS = {"US-East": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-We
 SIZE = 16
 
 
-def brains(out: Path, rounds: int, per_centre: int, console: Console) -> Path:
+def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console) -> Path:
     """From a made-up release of ABIDE, as NIfTI maps with a phenotypic file and an atlas, to a report.
 
     Args:
         out: Where everything goes.
         rounds: Rounds of each run.
         per_centre: Subjects of each of eight scanning centres.
+        seed: Of data and runs.
         console: Shows what is done.
 
     Returns:
         The report.
     """
-    data = _prepare(out, per_centre, console)
+    data = _prepare(out, per_centre, seed, console)
     options = [
         *("--rounds", str(rounds), "--epochs", "2", "--width", "12", "--networks_by_site", str(NETWORKS)),
-        *("--global_test", "True", "--optimizer#lr", "0.001"),
+        *("--global_test", "True", "--optimizer#lr", "0.001", "--seed", str(seed)),
     ]
     runs = [
         run("fmri_asd_classification", method, data, out / "runs" / method, [*options, *own], console)
@@ -41,11 +42,11 @@ def brains(out: Path, rounds: int, per_centre: int, console: Console) -> Path:
     return report(runs, out / "report.html", ("auc", "balanced_accuracy"), console)
 
 
-def _prepare(out: Path, per_centre: int, console: Console) -> Path:
+def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:
     """Release, pooled data set and partition, each made unless it is there."""
     release, pooled, data = out / "release", out / "pooled", out / "data"
     if not data.exists():
-        console.print(f"\nMade-up brain maps, as ABIDE is published: {write_release(release, per_centre)}")
+        console.print(f"\nMade-up brain maps, as ABIDE is published: {write_release(release, per_centre, seed=seed)}")
         atlas = release / ATLAS_FILE
         console.print(f"\nmedfl prep abide --source {release} --atlas {atlas} --size {SIZE} --out {pooled}")
         prepare(release, pooled, size=SIZE, atlas=atlas, force=True)

@@ -83,7 +83,7 @@ def test_a_server_that_dies_does_not_hold_the_run_up(
     before = dict(os.environ)
     medfl_mlflow.medfl_round_ended(str(run_folder))
     medfl_mlflow.medfl_run_ended(str(run_folder), "finished")
-    assert tried.call_count == 4, "each time once more than once; MLflow by itself tries for minutes"
+    assert tried.call_count == 4, "two tries at each of two moments; MLflow by itself goes on for minutes"
     assert os.environ == before
     assert len([record for record in caplog.records if record.name == "medfl.mlflow"]) == 1
     (run_folder / "mlflow.json").write_text(json.dumps(state))
