@@ -130,8 +130,8 @@ class FedSDC(Averaging):
             return None
         left = judgements_left(server)
         if left:
-            meta = {"ranking": server.state.meta.get("ranking"), "heads": len(pool(server))}
-            tensors = published(server, range(meta["heads"]))
+            slots = range(len(pool(server)))
+            tensors, meta = published(server, slots), {"ranking": server.state.meta.get("ranking"), "heads": len(slots)}
             orders = [Order(name, "judge", tensors, meta) for name in self.judges(server)]
             return Plan(server.round, orders, ends_round=left == 1, quorum=int(self.selects))
         path = PREFIX + head_path(server.task.build(), server.task.network)
