@@ -10,7 +10,7 @@ import typer
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the data, the runs and the report.")] = Path("demo"),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 14,
     images: Annotated[int, typer.Option(min=20, help="Images per site, about two thirds of them for testing.")] = 240,
     seed: Annotated[int, typer.Option(min=0, help="Of data and runs: another one makes other images.")] = 0,
 ) -> None:
