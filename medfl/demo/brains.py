@@ -3,8 +3,8 @@
 Each region has 16 subjects to train on and 64 to test on, of two scanning centres. In the first half of the rounds the
 models travel and learn wherever they are; in the second each site's model learns beside a copy of another's (FedSKD
 with ``start_fraction`` 0.5). How many subjects and rounds there are and this fraction were chosen on the seeds 0 to 2
-so that sites gain; with the seeds 3 and 4, looked at afterwards, one site of four gains clearly, none loses, and the mean
-AUC goes from .958 to .972 and from .976 to .983. It says nothing about data of yours.
+so that sites gain; with the seeds 3 and 4, looked at afterwards, one site of four gains clearly, none loses, and the
+mean AUC goes from .958 to .972 and from .976 to .983. It says nothing about data of yours.
 """
 
 from __future__ import annotations
