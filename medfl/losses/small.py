@@ -41,8 +41,8 @@ def value_and_weights(
     d = (q * row).sub_(g)
     gg, qq, dd = (torch.linalg.vector_norm(z, dim=1).double().square() for z in (g, q, d))
     terms = row_terms(gg, qq * row[:, 0].double().square(), (g * d).sum(1).double(), dd, a, b, dtype)
-    wx = _weights(d, g, terms, terms.along_g, torch.ones_like(balance), a, -2.0).to(x.dtype) if wanted[0] else None
-    wy = _weights(d, q * row, terms, terms.along_q, balance, b, 2.0).to(y.dtype) if wanted[1] else None
+    wx = _step_weights(d, g, terms, terms.along_g, torch.ones_like(balance), a, -2.0).to(x.dtype) if wanted[0] else None
+    wy = _step_weights(d, q * row, terms, terms.along_q, balance, b, 2.0).to(y.dtype) if wanted[1] else None
     return terms.loss.mean(), wx, wy
 
 
@@ -62,7 +62,7 @@ def _gram(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Scaled]:
     return total.to(dtype).mul_(scale.factor.square()), scale
 
 
-def _weights(
+def _step_weights(
     d: torch.Tensor,
     own: torch.Tensor,
     terms: RowTerms,

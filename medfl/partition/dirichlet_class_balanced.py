@@ -33,10 +33,10 @@ def dirichlet_class_balanced(
     Raises:
         SettingsError: If `alpha` is not positive, or `min_size` can't be reached.
     """
-    return split_by_draws(labels, sites, alpha, min_size, _draw, rng)
+    return split_by_draws(labels, sites, alpha, min_size, _draw_balanced, rng)
 
 
-def _draw(sizes: np.ndarray, sites: int, alpha: float, rng: np.random.Generator) -> np.ndarray | None:
+def _draw_balanced(sizes: np.ndarray, sites: int, alpha: float, rng: np.random.Generator) -> np.ndarray | None:
     """Units of each class (rows) at each site (columns), or None if the shares of all open sites are 0."""
     counts = np.zeros((len(sizes), sites), dtype=np.int64)
     for number, size in enumerate(sizes):
