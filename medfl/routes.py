@@ -7,13 +7,13 @@ from typing import Literal
 
 import torch
 
-Kind = Literal["random_permutation", "derangement", "ring", "identity"]
+Route = Literal["random_permutation", "derangement", "ring", "identity"]
 
 TRIES = 1000
 """Permutations drawn in search of one that moves every model; among many models one in e does."""
 
 
-def route(hosts: Sequence[str], held: Mapping[str, str], kind: Kind, generator: torch.Generator) -> dict[str, str]:
+def route(hosts: Sequence[str], held: Mapping[str, str], kind: Route, generator: torch.Generator) -> dict[str, str]:
     """Host to the model that it works with this round.
 
     A model that a host outside `hosts` holds waits. Where there are more models than hosts some wait, where there are
