@@ -89,6 +89,7 @@ def command(
     Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together.
     """
     from medfl.partition.plan import Plan, partition
+    from medfl.report.holdings import draw_partition
 
     function = load(plugin, no_plugin).partition(scheme)
     policies = {"test": test, "global_test": global_test, "public": public}
@@ -107,8 +108,10 @@ def command(
         **_details(details, policies),
     )
     written = partition(pool, out, plan, function, force=force)
+    picture = draw_partition(out, written)
     _show(written)
     _tell(out)
+    typer.echo(f"Who holds what: {picture}")
 
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:
@@ -191,4 +194,3 @@ def _tell(out: Path) -> None:
         typer.echo(f"allowed leak: {sentence}", err=True)
     for sentence in facts["warnings"]:
         typer.echo(f"note: {sentence}", err=True)
-    typer.echo(f"Who holds what: {out / 'who_holds_what.svg'}")

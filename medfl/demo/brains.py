@@ -18,6 +18,7 @@ from medfl.data.abide_phantom import ATLAS_FILE, write_release
 from medfl.demo.runs import report, run
 from medfl.partition.by_site import by_site
 from medfl.partition.plan import Plan, partition
+from medfl.report.holdings import draw_partition
 
 METHODS = {
     "local": (),
@@ -76,5 +77,5 @@ def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:
             "--global-test none"
         )
         plan = Plan("by_site", column="site", test_fraction=TEST_SHARE, global_test="none")
-        partition(pooled, data, plan, by_site)
+        draw_partition(data, partition(pooled, data, plan, by_site))
     return data

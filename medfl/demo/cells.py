@@ -20,6 +20,7 @@ from medfl.data.phantom_release import FLAG, write_release
 from medfl.demo.runs import report, run
 from medfl.partition.dirichlet_class_balanced import dirichlet_class_balanced
 from medfl.partition.plan import Plan, partition
+from medfl.report.holdings import draw_partition
 
 METHODS = ("local", "fedavg")
 SITES, CLASSES, ALPHA, TEST_SHARE = 4, 8, 2.0, 0.85
@@ -62,5 +63,5 @@ def _prepare(out: Path, images: int, seed: int, console: Console) -> Path:
         )
         options = {"alpha": ALPHA, "min_size": least}
         plan = Plan("dirichlet_class_balanced", SITES, seed, options, test="class_balanced", test_fraction=TEST_SHARE)
-        partition(pooled, data, plan, dirichlet_class_balanced)
+        draw_partition(data, partition(pooled, data, plan, dirichlet_class_balanced))
     return data

@@ -21,7 +21,7 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.partition.deal import Scheme
 from medfl.partition.distribute import distribute
 from medfl.partition.overlap import PublicPool
-from medfl.partition.writing import Pool, draw, numbered, write_sites
+from medfl.partition.writing import Pool, numbered, write_sites
 
 TestPolicy = Literal["fraction", "class_balanced", "k_fold", "none"]
 """A site's own test set: a share of its units, the same with classes alike, a fold, or none."""
@@ -143,9 +143,7 @@ def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool 
     splits, notes = distribute(source, row_digests(array), plan, scheme, public)
     with written_whole(out, force) as folder:
         shown = None if other is None else _pool(*other, out)
-        written = write_sites(folder, _pool(source, array, out), splits, plan, notes, shown)
-        draw(folder, written)
-    return written
+        return write_sites(folder, _pool(source, array, out), splits, plan, notes, shown)
 
 
 def _read(folder: Path) -> tuple[Datalist, Path]:

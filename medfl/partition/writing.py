@@ -1,4 +1,4 @@
-"""What a partition writes: a data list and a card for each site, ``partition.json``, and a picture."""
+"""What a partition writes: a data list and a card for each site, and ``partition.json``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from medfl.errors import DataError
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan
-
-PICTURE = "who_holds_what.svg"
-"""The picture of who holds what, in the folder of a partition."""
 
 POOLED = "pooled data set"
 """Where an exclusion was made, if it was made before the partition."""
@@ -139,21 +136,6 @@ def not_distributed(source: Datalist, plan: Plan) -> dict[str, int]:
     kept = {"training", "test"} if plan.global_test == "official" else {"training"}
     kept |= {"validation"} if plan.public == "validation" else set()
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
-
-
-def draw(folder: Path, written: Mapping[str, Datalist]) -> None:
-    """Draw who holds what into a folder.
-
-    Args:
-        folder: Where to write `PICTURE`.
-        written: Site to data list; ``global`` is left out.
-    """
-    from medfl.report.holdings import holdings_figure, save_figure
-
-    datalist = next(iter(written.values()))
-    classes = [datalist.labels.get(str(label), str(label)) for label in range(datalist.num_classes)]
-    sites = {name: totals(found) for name, found in written.items() if name not in NO_SITES}
-    save_figure(holdings_figure(sites, classes), folder / PICTURE)
 
 
 def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from medfl.data.datalists import Datalist
+from medfl.data.sites import NO_SITES
+from medfl.partition.writing import totals
+
+PICTURE = "who_holds_what.svg"
+"""Name of the picture in the folder of a partition."""
+
 MANY = 40
 """With more sites than this the picture has a column of shades for each site instead of a row of circles."""
 
@@ -47,6 +54,23 @@ def holdings_figure(sites: Mapping[str, Sequence[int]], classes: Sequence[str]) 
         raise ValueError(f"expected {len(classes)} numbers for each of {len(sites)} sites, got shape {table.shape}")
     draw = _circles if len(sites) <= MANY else _shades
     return draw(table, [_short(name, 28) for name in sites], [_short(name, 40) for name in classes])
+
+
+def draw_partition(folder: Path, written: Mapping[str, Datalist]) -> Path:
+    """Draw who holds what into the folder of a partition.
+
+    Args:
+        folder: Where to write `PICTURE`.
+        written: Site to data list; the server's test set and public data are left out.
+
+    Returns:
+        The picture.
+    """
+    datalist = next(iter(written.values()))
+    classes = [datalist.labels.get(str(label), str(label)) for label in range(datalist.num_classes)]
+    sites = {name: totals(records) for name, records in written.items() if name not in NO_SITES}
+    save_figure(holdings_figure(sites, classes), folder / PICTURE)
+    return folder / PICTURE
 
 
 def save_figure(figure: Figure, target: Path | TextIO) -> None:

@@ -13,6 +13,7 @@ from medfl.data.partition_file import PARTITION
 from medfl.errors import DataError, StoreError
 from medfl.partition.plan import Plan, partition
 from medfl.plugins import Registry
+from medfl.report.holdings import draw_partition
 from medfl.report.runs import repetition
 from medfl.store import write_json
 from medfl.study.checks import SOURCE_VARIABLE, difference, make_plan
@@ -72,7 +73,7 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
             place, plan = dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold)
             if not _is_there(place, plan):
                 say(f"partition: {plan.scheme} of {name}, {repetition(plan.seed, fold)} -> {place}")
-                partition(pool, place, plan, registry.partition(plan.scheme))
+                draw_partition(place, partition(pool, place, plan, registry.partition(plan.scheme)))
                 for warning in _facts(place)["warnings"]:
                     say(f"warning: {warning}")
 
