@@ -16,8 +16,8 @@ import pandas as pd
 
 from medfl.data.datalists import SPLITS, Record, entry_text, read_datalist
 from medfl.data.sites import site_names
-from medfl.partition.writing import PICTURE
 from medfl.report.formats import plus_minus, table_lines
+from medfl.report.holdings import PICTURE
 from medfl.report.statistics import mean_std
 
 ALL = "all sites"
