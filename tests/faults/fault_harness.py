@@ -11,7 +11,10 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 import medfl.federation
 import medfl.store
@@ -147,3 +150,20 @@ class _File:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+def run_until(case: Any, folder: Path, step: int, **settings: Any) -> Path:
+    """Run until the given step begins."""
+
+    def absent(site: str, now: int) -> bool:
+        if now == step:
+            raise StopError
+        return False
+
+    with pytest.raises(StopError):
+        case.run(folder, absent=absent, **settings)
+    return folder

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fault_harness import run_until
 from toys import Ring, Toy, builtin, snapshot
 
 from medfl.averaging import Averaging
@@ -19,23 +20,6 @@ from medfl.settings import Settings
 from medfl.simulation import Run, simulate
 from medfl.store import Store
 from medfl.testing.cohort import make_sites, make_task
-
-
-class StopError(Exception):
-    """Stands for a kill."""
-
-
-def run_until(case: Any, folder: Path, step: int, **settings: Any) -> Path:
-    """Run until the given step begins."""
-
-    def absent(site: str, now: int) -> bool:
-        if now == step:
-            raise StopError
-        return False
-
-    with pytest.raises(StopError):
-        case.run(folder, absent=absent, **settings)
-    return folder
 
 
 def newest(folder: Path, who: str) -> Path:

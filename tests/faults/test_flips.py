@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.test_damage import run_until
+from fault_harness import run_until
 from toys import PAIR, Ring, Toy, builtin, snapshot
 
 from medfl.errors import MedflError
