@@ -26,6 +26,7 @@ from medfl.replies import check_sent
 from medfl.settings import Settings
 from medfl.store import KEEP, Inbox, Record, Steps, Store, copied
 from medfl.task import Task
+from medfl.wire import order_digest
 
 MethodFactory = Callable[[], Method]
 """Makes the method anew; called before every step, since nothing may live on a method object."""
@@ -147,7 +148,7 @@ class SiteHost:
         Raises:
             StoreError: If the stored step answers another order, or the step can't be saved.
         """
-        digest = wire.order_digest(order, tensors_digest)
+        digest = order_digest(order, tensors_digest)
         record = self._stored(step, digest)
         if record is None:
             record = self._carry_out(make_method(), order, step, round_, digest, keep)

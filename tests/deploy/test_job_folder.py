@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from kits_and_offers import offer
 
 from medfl.deploy.job_folder import write_job
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import SettingsError
-
-
-def offer(**changes: Any) -> Offer:
-    values: dict[str, Any] = {
-        "run": "one",
-        "bundle": "a_bundle",
-        "bundle_version": "0.1.0",
-        "bundle_hash": "0" * 64,
-        "medfl": "0.1.0",
-        "method": "fedavg",
-        "method_version": "0.1.0",
-        "overrides": {"rounds": 3, "mean": [0.5]},
-        "sites": ["site-01", "site-02"],
-    }
-    return Offer(**values | changes)
 
 
 def test_a_job_holds_nothing_but_configuration(tmp_path: Path) -> None:

@@ -8,28 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from kits_and_offers import make_kit
 
 from medfl.deploy import kit as kits
 from medfl.errors import MedflError, SettingsError
 
 RUNS = 'echo "Server started with $OMP_NUM_THREADS threads in $PATH"\nwhile :; do sleep 0.05; done\n'
-
-
-def make_kit(folder: Path, kind: str, script: str) -> Path:
-    """A kit whose process is a shell script."""
-    (folder / "startup").mkdir(parents=True)
-    (folder / "local").mkdir()
-    content = {
-        "server": {"servers": [{"service": {"target": "localhost:0"}}]},
-        "client": {"servers": [{"service": {"target": "fl.hospital.org:8002"}}]},
-        "admin": {"admin": {"username": "me@hospital.org", "host": "localhost", "port": 8002}},
-    }[kind]
-    (folder / "startup" / f"fed_{kind}.json").write_text(json.dumps(content))
-    for name, text in {"sub_start.sh": script, "stop_fl.sh": "exit 0\n"}.items():
-        path = folder / "startup" / name
-        path.write_text("#!/bin/sh\n" + text)
-        path.chmod(0o700)
-    return folder
 
 
 def test_a_kit_is_started_once_and_its_processes_are_gone_after_stop(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_job_folder import offer
-from test_kit import make_kit
+from kits_and_offers import make_kit, offer
 
 from medfl.deploy import connection, following, session
 from medfl.deploy.connection import Connection
