@@ -33,7 +33,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings
 from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
-from medfl.streams import generator
+from medfl.streams import make_generator
 from medfl.task import Task
 
 CLASSES = 8
@@ -128,7 +128,7 @@ class Interleaved:
         self.meter.stop()
         self.memory.append(self.meter.memory())
         if self.plain is not None and len(self.plain_wall) < self.options.rounds:
-            chosen = sample(self.names, self.options.fraction, generator(0, "participation", round_))
+            chosen = sample(self.names, self.options.fraction, make_generator(0, "participation", round_))
             wall, cpu = time.perf_counter(), time.process_time()
             self.plain.round([self.names.index(name) for name in chosen])
             self.plain_wall.append(time.perf_counter() - wall)

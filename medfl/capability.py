@@ -19,9 +19,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from medfl import streams
 from medfl.errors import SettingsError
 from medfl.settings import Strict, read_settings
+from medfl.streams import make_generator
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Prof
 
 def synthetic(site: str, seed: int) -> Profile:
     """A made-up profile: a kind of machine, drawn with equal chances, and numbers uniform in its ranges."""
-    rng = streams.generator(seed, site, "device profile")
+    rng = make_generator(seed, site, "device profile")
     which, *draws = torch.rand(1 + len(Profile._fields), generator=rng, dtype=torch.float64).tolist()
     kind = ARCHETYPES[sorted(ARCHETYPES)[int(which * len(ARCHETYPES))]]
     return Profile(*(round(low + (high - low) * draw, 3) for draw, (low, high) in zip(draws, kind, strict=True)))

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import torch
 from torch import nn
 
-from medfl import streams
+from medfl.streams import SecretStream, make_generator
 from medfl.tells import Tell
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Holder:
 
     def rng(self, label: str) -> torch.Generator:
         """A generator that depends on (run seed, name, round, label) only: not on the step, the method or the past."""
-        return streams.generator(self.settings.seed, self.name, self.round, label)
+        return make_generator(self.settings.seed, self.name, self.round, label)
 
     def network_of(self, site: str) -> str:
         """The network that a site trains: its own by ``settings.networks``, otherwise the task's default."""
@@ -251,7 +251,7 @@ class Server(Holder):
 
     def shared_rng(self, label: str) -> torch.Generator:
         """A generator keyed by (run seed, label, round) for what all methods share, such as who takes part (G-3)."""
-        return streams.generator(self.settings.seed, label, self.round)
+        return make_generator(self.settings.seed, label, self.round)
 
     def trainable(self) -> list[str]:
         """Sites that have training data, sorted (G-11)."""
@@ -281,7 +281,7 @@ class Site(Holder):
         """The network this site trains."""
         return self.network_of(self.name)
 
-    def secret_rng(self, label: str, payload: str) -> streams.SecretStream:
+    def secret_rng(self, label: str, payload: str) -> SecretStream:
         """Randomness that nobody else can predict, for privacy noise.
 
         Args:
@@ -291,7 +291,7 @@ class Site(Holder):
         Returns:
             A stream keyed by (site secret; run id, round, label, payload).
         """
-        return streams.SecretStream(self.secret, self.run_id, self.round, label, payload)
+        return SecretStream(self.secret, self.run_id, self.round, label, payload)
 
 
 class Replies(Protocol):

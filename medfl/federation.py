@@ -15,7 +15,6 @@ from typing import Protocol
 
 import torch
 
-from medfl import streams
 from medfl.contract import SERVER, Dataset, Meta, Order, Plan, Replies, Server, State, Tensors
 from medfl.errors import ContractError
 from medfl.evaluation import Best, Row, watcher
@@ -24,6 +23,7 @@ from medfl.memory import release
 from medfl.settings import Settings
 from medfl.siteside import Answer, MethodFactory
 from medfl.store import Steps
+from medfl.streams import pinned
 from medfl.task import Task
 
 logger = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class Federation:
 
     def _pinned(self, server: Server) -> AbstractContextManager[None]:
         """The server's global generators in a round; its sites' are pinned in the same way."""
-        return streams.pinned(self._settings.seed, SERVER, server.round, "global")
+        return pinned(self._settings.seed, SERVER, server.round, "global")
 
     def _server(self, state: State, last: Committed) -> Server:
         return Server(

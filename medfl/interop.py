@@ -15,13 +15,13 @@ from monai.fl.client import ClientAlgo
 from monai.fl.utils.constants import ExtraItems, FlStatistics, ModelType, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfl import streams
 from medfl.aggregation import PREFIX
 from medfl.contract import Dataset, Order, State, Tensors
 from medfl.data.datalists import SPLITS
 from medfl.errors import DataError, MedflError, RefusedError, SettingsError, check_choice
 from medfl.evaluation import score
 from medfl.interop_side import Side, open_side
+from medfl.streams import pinned
 from medfl.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class MedflAlgo(ClientAlgo):
             raise DataError(f"Site '{self.site}' has no training images: expected at least one. It can only evaluate.")
         round_ = read_round(extra, progress.round + 1)
         site = side.view(round_, copy.deepcopy(progress.state), images)
-        with streams.pinned(side.settings.seed, self.site, round_, "global"):
+        with pinned(side.settings.seed, self.site, round_, "global"):
             reply = side.method.work(site, Order(self.site, "fit", prefixed(received, PREFIX)))
         update, meta = side.filters.outgoing(
             reply.tensors,

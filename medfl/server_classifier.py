@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from medfl import streams
 from medfl.contract import SERVER, Server, Tensors
 from medfl.data.in_memory import TensorData
 from medfl.errors import SettingsError
@@ -20,6 +19,7 @@ from medfl.evaluation import logits
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.networks.parts import Split, body_and_head, features_of, mlp
 from medfl.refinement import held_out, train_head
+from medfl.streams import make_generator, pinned
 from medfl.task import Task
 
 Kind = Literal["proxy", "average", "random", "none"]
@@ -59,7 +59,7 @@ def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
 
 def first(task: Task, network: str, kind: Kind, seed: int) -> Tensors:
     """Its initial tensors: a function of seed and network."""
-    with streams.pinned(seed, "server classifier", network):
+    with pinned(seed, "server classifier", network):
         made = make(task, network, kind).state_dict()
     return {name: tensor.detach().clone() for name, tensor in made.items()}
 
@@ -101,7 +101,7 @@ def learn(server: Server, network: str, model: Split, epochs: int) -> Tensors:
     known[weighing_rows(server)] = False
     data = TensorData(features[known], server.public.labels[known])
     label, size = f"head/{network}", server.settings.batch_size
-    with streams.pinned(server.settings.seed, SERVER, server.round, label):  # dropout, whoever else is trained before
+    with pinned(server.settings.seed, SERVER, server.round, label):  # dropout, whoever else is trained before
         train_head(model.head, data, epochs, size, 1e-3, server.rng(label), task.device)
     return {name: tensor.detach().cpu().clone() for name, tensor in model.head.state_dict().items()}
 
@@ -109,4 +109,4 @@ def learn(server: Server, network: str, model: Split, epochs: int) -> Tensors:
 def weighing_rows(server: Server) -> torch.Tensor:
     """Class-balanced rows of the public data on which no classifier is trained, the same in every round."""
     assert server.public is not None
-    return held_out(server.public.labels, HELD_OUT, streams.generator(server.settings.seed, SERVER, "held out"))
+    return held_out(server.public.labels, HELD_OUT, make_generator(server.settings.seed, SERVER, "held out"))

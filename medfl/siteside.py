@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from medfl import streams, wire
+from medfl import wire
 from medfl.contract import Dataset, Meta, Method, Model, Order, Parcel, Reply, Site, State, Tensors
 from medfl.errors import RefusedError, StoreError
 from medfl.evaluation import Row, rows_of, score
@@ -25,6 +25,7 @@ from medfl.privacy.secret_site import SecretSite, secret_run_id
 from medfl.replies import check_sent
 from medfl.settings import Settings
 from medfl.store import KEEP, Inbox, Record, Steps, Store, copied
+from medfl.streams import SecretStream, pinned
 from medfl.task import Task
 from medfl.wire import order_digest
 
@@ -207,11 +208,11 @@ class SiteHost:
     def _work(self, method: Method, site: Site, order: Order, digest: str, released: list[str]) -> Reply:
         """The method's work. Where single images are hidden it is in the account before anything of it leaves."""
         if not isinstance(site, SecretSite):
-            with streams.pinned(self.settings.seed, self.name, site.round, "global"):
+            with pinned(self.settings.seed, self.name, site.round, "global"):
                 return method.work(site, order)
         start = f"{site.round} {digest} {wire.digest(site.state.tensors, site.state.meta)}"
         try:
-            with streams.pinned("secret", site.secret_seed("global")):
+            with pinned("secret", site.secret_seed("global")):
                 reply = method.work(site, order)
         except RefusedError:
             self._release(f"{start} refused", released)  # that it refuses says something, too
@@ -219,7 +220,7 @@ class SiteHost:
         self._release(f"{start} {wire.digest(reply.tensors)} {wire.digest(site.state.tensors)}", released)
         return reply
 
-    def _noise(self, site: Site, released: list[str], payload: str) -> streams.SecretStream:
+    def _noise(self, site: Site, released: list[str], payload: str) -> SecretStream:
         """The noise of an update; it is in the account before it is drawn, and so before the update leaves."""
         self._release(f"{site.round} {payload}", released)
         return site.secret_rng("noise", payload)

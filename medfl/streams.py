@@ -31,7 +31,7 @@ def seed_of(*key: str | int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(*key: str | int) -> torch.Generator:
+def make_generator(*key: str | int) -> torch.Generator:
     """A CPU generator seeded by `seed_of(*key)`."""
     return torch.Generator().manual_seed(seed_of(*key))
 

@@ -15,7 +15,7 @@ from medfl.explain import Explained, explain
 from medfl.refinement import Refinement, Views, refine, teacher_values
 from medfl.server_classifier import weighing_rows
 from medfl.shapley import as_weights
-from medfl.streams import generator, seed_of
+from medfl.streams import make_generator, seed_of
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def explained(server: Server, how: Refinement, teachers: Mapping[str, nn.Module]
     if not per_class:
         return None
     assert server.public is not None
-    rng = generator(server.settings.seed, server.name, "explained")
+    rng = make_generator(server.settings.seed, server.name, "explained")
     return explain(teachers, server.public, per_class, rng, server.task.device)
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from medfl import streams
 from medfl.balance import weighted_loss
 from medfl.contract import Tensors
 from medfl.errors import SettingsError, did_you_mean
+from medfl.streams import pinned
 
 if TYPE_CHECKING:
     from medfl.augment import Augment, Augmentation
@@ -130,7 +130,7 @@ class Task:
             SettingsError: If `weights` don't fit the network.
         """
         name = network or self.network
-        with streams.pinned(seed, "initial", name, owner):
+        with pinned(seed, "initial", name, owner):
             model = self.build(name)
         state = model.state_dict()
         if self.weights is not None and name == self.network:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as some
 from torch import nn
 
-from medfl import streams
 from medfl.aggregation import add_update, mean_update, normalised, subtract
 from medfl.averaging import Averaging, Fit
 from medfl.contract import Site, State
@@ -18,6 +17,7 @@ from medfl.plugins import load_plugins
 from medfl.report.runs import read_metrics
 from medfl.settings import Settings
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, bits, make_data, make_sites, make_task
 from medfl.training import Batch
@@ -37,7 +37,7 @@ def plain_epoch(state, images, labels, key, network="norm"):
     model.load_state_dict(state)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for rows in torch.randperm(len(labels), generator=streams.generator(7, *key, "batches")).split(5):
+    for rows in torch.randperm(len(labels), generator=make_generator(7, *key, "batches")).split(5):
         if len(rows) > 1 or network == "plain":
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from medfl.errors import SettingsError
 from medfl.freezing import decay, mean_abs_cosine, should_freeze
-from medfl.streams import generator
+from medfl.streams import make_generator
 
 CHANGES = some.lists(some.floats(-1, 1), max_size=8)
 MODES = ["cumulative", "literal", "text", "none"]
@@ -110,7 +110,7 @@ def test_a_window_of_nothing_and_histories_of_unlike_lengths_are_refused():
 
 
 def test_the_cosine_is_torchs_and_its_sign_does_not_count():
-    a, b = (torch.randn(9, 2, 4, 5, generator=generator(seed)) for seed in (1, 2))
+    a, b = (torch.randn(9, 2, 4, 5, generator=make_generator(seed)) for seed in (1, 2))
     expected = torch.cosine_similarity(a.flatten(1).double(), b.flatten(1).double())
     assert mean_abs_cosine(a, b) == pytest.approx(float(expected.abs().mean()), rel=1e-9)
     assert bool((expected < 0).any()), "both signs are there"

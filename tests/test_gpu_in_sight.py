@@ -12,11 +12,11 @@ import yaml
 from cuda_stub import Gpu
 from toys import PAIR, builtin, snapshot
 
-from medfl import streams
 from medfl.cli.main import main
 from medfl.data.phantoms import make_cohort
 from medfl.errors import SettingsError
 from medfl.federated_run import pick_device
+from medfl.streams import pinned
 from medfl.study.study import load_study, run_study
 from medfl.testing import check_method, suite
 from medfl.testing.cohort import make_sites
@@ -92,13 +92,13 @@ def test_which_device_is_taken_and_when_it_is_asked_for(gpu: Gpu) -> None:
     for device in ("auto", "cpu"):
         assert pick_device(device, workers=2) == "cpu"
     assert pick_device("cpu") == "cpu"
-    with streams.pinned("key"):
+    with pinned("key"):
         pass
     assert gpu.calls("cuda") == gpu.calls("queue") == []
     assert pick_device("auto") == "cuda:0"
     assert pick_device("cuda:1") == "cuda:1"
     assert torch.cuda.is_initialized()
-    with streams.pinned("key"):
+    with pinned("key"):
         assert len(gpu.calls("queue")) == 1, "what is started is seeded"
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from medfl import streams
 from medfl.routes import route
+from medfl.streams import make_generator
 
 FOUR = ["a", "b", "c", "d"]
 
@@ -13,7 +13,7 @@ FOUR = ["a", "b", "c", "d"]
 def draw(kind, hosts=FOUR, held=None, rounds=1, start=0):
     at_home = {name: name for name in hosts}
     return [
-        route(hosts, at_home if held is None else held, kind, streams.generator(7, "route", start + number))
+        route(hosts, at_home if held is None else held, kind, make_generator(7, "route", start + number))
         for number in range(rounds)
     ]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfl.streams import SecretStream, generator, pinned, seed_of
+from medfl.streams import SecretStream, make_generator, pinned, seed_of
 
 SECRET = b"a secret of sixteen or more bytes"
 N = 400_000
@@ -130,8 +130,10 @@ def test_seeds_are_distinct_and_fit():
 
 
 def test_generator_follows_its_key():
-    assert torch.equal(torch.rand(4, generator=generator(1, "a")), torch.rand(4, generator=generator(1, "a")))
-    assert not torch.equal(torch.rand(4, generator=generator(1, "a")), torch.rand(4, generator=generator(1, "b")))
+    assert torch.equal(torch.rand(4, generator=make_generator(1, "a")), torch.rand(4, generator=make_generator(1, "a")))
+    assert not torch.equal(
+        torch.rand(4, generator=make_generator(1, "a")), torch.rand(4, generator=make_generator(1, "b"))
+    )
 
 
 def draw() -> list[float]:

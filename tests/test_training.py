@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 from torch import nn
 
-from medfl import streams
 from medfl.settings import Settings
+from medfl.streams import make_generator, pinned
 from medfl.testing.cohort import SmallNet, TensorData, make_data
 from medfl.training import autocast, row_batches, train
 
@@ -54,12 +54,12 @@ def fit(model, data, after_batch=None, **settings):
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     values = Settings(**({"rounds": 1, "batch_size": 5} | settings))
-    done = train(model, data, loss, optimizer, values, streams.generator("training"), after_batch=after_batch)
+    done = train(model, data, loss, optimizer, values, make_generator("training"), after_batch=after_batch)
     return done, sizes
 
 
 def net(norm=True):
-    with streams.pinned("net"):
+    with pinned("net"):
         return SmallNet(norm=norm)
 
 
@@ -115,7 +115,7 @@ def test_the_loss_is_the_mean_over_images_not_over_batches():
     def loss(batch):
         return nn.functional.cross_entropy(model(batch.images), batch.labels)
 
-    done = train(model, data, loss, optimizer, settings, streams.generator("x"))
+    done = train(model, data, loss, optimizer, settings, make_generator("x"))
     whole = nn.functional.cross_entropy(model(data.images), data.labels).item()
     assert done.loss == pytest.approx(whole, rel=1e-5)
     assert done.samples == 14
@@ -177,7 +177,7 @@ def test_gradients_do_not_run_over_from_batch_to_batch():
     model.weight = weight
     data = TensorData(torch.ones(8, 1, 1, 1), torch.zeros(8, dtype=torch.int64))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    train(model, data, lambda batch: weight, optimizer, Settings(rounds=1, batch_size=2), streams.generator("y"))
+    train(model, data, lambda batch: weight, optimizer, Settings(rounds=1, batch_size=2), make_generator("y"))
     assert weight.item() == -2.0
 
 
@@ -194,7 +194,7 @@ def one_step(gradients, clip):
         return sum((weight * part).sum() for weight, part in zip(weights, gradients, strict=True))
 
     optimizer = torch.optim.SGD(weights, lr=1.0)
-    train(model, data, loss, optimizer, Settings(rounds=1), streams.generator("clip"), gradient_clip=clip)
+    train(model, data, loss, optimizer, Settings(rounds=1), make_generator("clip"), gradient_clip=clip)
     return [weight.detach() for weight in weights]
 
 
@@ -220,7 +220,7 @@ def test_every_batch_is_clipped_anew_and_frozen_parameters_are_left_out():
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     settings = Settings(rounds=1, batch_size=2)
     done = train(
-        model, data, lambda batch: 10 * model.weight, optimizer, settings, streams.generator("z"), gradient_clip=0.5
+        model, data, lambda batch: 10 * model.weight, optimizer, settings, make_generator("z"), gradient_clip=0.5
     )
     assert done.batches == 4
     assert model.weight.item() == pytest.approx(-2.0, rel=1e-6)
@@ -239,5 +239,5 @@ def test_a_batch_knows_its_rows():
 
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    train(model, data, loss, optimizer, Settings(rounds=1, batch_size=5), streams.generator("rows"))
+    train(model, data, loss, optimizer, Settings(rounds=1, batch_size=5), make_generator("rows"))
     assert sorted(seen) == list(range(12)) != seen

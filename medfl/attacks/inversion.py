@@ -17,7 +17,6 @@ from typing import Literal, get_args
 
 import torch
 
-from medfl import streams
 from medfl.attack_results import results_path, write_results
 from medfl.attacks import inversion_targets as targets
 from medfl.attacks.attacked import Attacked, Target
@@ -29,6 +28,7 @@ from medfl.contract import Dataset, Meta
 from medfl.data.pooled import Pooled
 from medfl.errors import DataError, SettingsError, check_choice
 from medfl.report.looks_section import balanced
+from medfl.streams import make_generator
 from medfl.task import Scale
 
 NAME = "inversion"
@@ -170,7 +170,7 @@ def _knowledge(opened: OpenedRun, options: InversionOptions) -> targets.Knowledg
     training = Pooled([opened.sites[name].train for name in sorted(opened.sites)])
     if not len(training):
         raise DataError("expected sites with training images to attack, got none. Give sites data.")
-    order = torch.randperm(len(training), generator=streams.generator(options.seed, NAME, "images"))
+    order = torch.randperm(len(training), generator=make_generator(options.seed, NAME, "images"))
     rows = order[balanced(training.labels[order].tolist(), options.images)]
     rows = rows[training.labels[rows].argsort(stable=True)]
     return targets.Knowledge(
@@ -192,5 +192,5 @@ def _own_images(opened: OpenedRun, scale: Scale, seed: int) -> torch.Tensor:
         return torch.empty(0, *scale.shape, device=opened.task.device)
     validation = Pooled(parts)
     most = max(1, AUXILIARY_NUMBERS // math.prod(scale.shape))
-    rows = torch.randperm(len(validation), generator=streams.generator(seed, NAME, "own"))[:most]
+    rows = torch.randperm(len(validation), generator=make_generator(seed, NAME, "own"))[:most]
     return targets.raw_images(validation, rows, scale).to(opened.task.device)

@@ -11,7 +11,6 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from medfl import streams
 from medfl.aggregation import PREFIX
 from medfl.attacks.attacked import Attacked, Found, found
 from medfl.attacks.decoder import decode, train_decoder
@@ -30,7 +29,7 @@ from medfl.filters import Filters
 from medfl.filters import decode as decode_update
 from medfl.privacy.clip import clip_by_norm
 from medfl.privacy.samples import releases
-from medfl.streams import SecretStream
+from medfl.streams import SecretStream, make_generator
 from medfl.task import Scale
 from medfl.wire import prefixed, select
 
@@ -83,7 +82,7 @@ class Knowledge:
 
     def generator(self, label: str) -> torch.Generator:
         """A stream of its own for each label."""
-        return streams.generator(self.seed, "inversion", label)
+        return make_generator(self.seed, "inversion", label)
 
     def noise(self, *key: str | int) -> SecretStream:
         """Noise of the law that the run used, but not the sites' own: their secrets are not the attacker's."""

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medfl import streams
 from medfl.attack_results import read_results, write_results
 from medfl.attacks.membership_metrics import Scores, measure
 from medfl.attacks.membership_page import name_of, write_page
@@ -27,6 +26,7 @@ from medfl.attacks.shadow import Chosen, ShadowAttack, epochs_of, matched, train
 from medfl.contract import Dataset, Meta
 from medfl.errors import DataError, SettingsError
 from medfl.evaluation import logits
+from medfl.streams import make_generator
 
 NAME = "membership"
 
@@ -152,7 +152,7 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
     Returns:
         A row for each attack, as in the JSON.
     """
-    stream = streams.generator(options.seed, "members", target.site)
+    stream = make_generator(options.seed, "members", target.site)
     rows = matched(target.members.labels, target.others.labels, stream, options.images)
     groups = [Chosen(data, chosen) for data, chosen in zip((target.members, target.others), rows, strict=True)]
     answers = [logits(target.model, group, run.settings, run.task.device) for group in groups]

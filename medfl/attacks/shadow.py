@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from medfl import streams
 from medfl.contract import Dataset, Meta
 from medfl.data.pooled import patients_of
 from medfl.errors import SettingsError
 from medfl.evaluation import logits
 from medfl.settings import Settings
 from medfl.shared_set import class_rows, stratified_share
+from medfl.streams import make_generator, pinned
 from medfl.task import Task
 from medfl.training import train
 
@@ -189,32 +189,32 @@ def train_attack(
         gradient_clip: As the run's method has it.
         after_batch: Called after each step.
     """
-    half = stratified_share(data.labels, 0.5, streams.generator(seed, "shadow halves"))
+    half = stratified_share(data.labels, 0.5, make_generator(seed, "shadow halves"))
     outside = torch.ones(len(data), dtype=torch.bool)
     outside[half] = False
     inner, outer = Chosen(data, half), Chosen(data, outside.nonzero(as_tuple=True)[0])
     own = settings.model_copy(update={"epochs": epochs, "steps": None, "privacy": None})
     weighted = task.weighted(inner.labels) if settings.balance == "loss" else task
     model = weighted.load(task.initial(seed, network, owner="shadow"), network)
-    with streams.pinned(seed, "shadow training"):
+    with pinned(seed, "shadow training"):
         train(
             model,
             inner,
             lambda batch: weighted.loss(model(batch.images), batch.labels),
             weighted.optimizer(model.parameters()),
             own,
-            streams.generator(seed, "shadow batches"),
+            make_generator(seed, "shadow batches"),
             task.device,
             after_batch=after_batch,
             gradient_clip=gradient_clip,
-            augment=weighted.augment(streams.generator(seed, "shadow augmentation")),
+            augment=weighted.augment(make_generator(seed, "shadow augmentation")),
         )
     answers = [logits(model, part, settings, task.device) for part in (inner, outer)]
     rights = [
         float((found.argmax(dim=1) == part.labels).double().mean())
         for found, part in zip(answers, (inner, outer), strict=True)
     ]
-    rows = matched(inner.labels, outer.labels, streams.generator(seed, "shadow rows"))
+    rows = matched(inner.labels, outer.labels, make_generator(seed, "shadow rows"))
     attack = _fit(answers[0][rows[0]], answers[1][rows[1]], min(3, task.num_classes))
     return replace(attack, members=len(inner), others=len(outer), epochs=epochs, fits=rights[0], transfers=rights[1])
 

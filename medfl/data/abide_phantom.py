@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from medfl import streams
 from medfl.data.abide_maps import DEFAULT_DERIVATIVES, Maps, file_name
 from medfl.data.abide_phenotypes import FILE, GOOD
 from medfl.data.atlas_grid import CENTRE_MM, SPAN_MM
+from medfl.streams import seed_of
 
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "USM", "UM_1", "PITT", "NYU", "YALE")
 """Scanning sites: two of each region of FedASD."""
@@ -73,7 +73,7 @@ def write_release(
         (folder / maps.folder(derivative)).mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for centre in centres:
-        rng = np.random.default_rng(streams.seed_of(seed, centre, "abide phantom"))
+        rng = np.random.default_rng(seed_of(seed, centre, "abide phantom"))
         level, pattern = rng.uniform(0.8, 1.2), _smooth(brain.shape, rng)
         for number in range(per_centre + 2):
             row = _row(len(rows), centre, number, per_centre, rng)

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from medfl import streams
+from medfl.streams import seed_of
 
 SAME = "a byte-identical copy of another image of its class"
 """Why an image is left out."""
@@ -65,7 +65,7 @@ def choose_test(strata: Sequence[str], units: Sequence[Hashable], share: float, 
     for stratum, places in members.items():
         single = [place for place in places if sizes[units[place]] == 1]
         count = len(places) - max(1, math.floor((1 - share) * len(places) + 1e-9))
-        order = np.random.default_rng(streams.seed_of(seed, "blood cells", stratum, "test")).permutation(len(single))
+        order = np.random.default_rng(seed_of(seed, "blood cells", stratum, "test")).permutation(len(single))
         for number in order[:count]:
             tested[single[number]] = True
     return tested

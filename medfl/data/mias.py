@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl import streams
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.data.ingest import QUARANTINE, Ingested, ingest, work_folder, write_quarantine
@@ -32,6 +31,7 @@ from medfl.data.mias_table import FILE, FINDINGS, NORMAL, SEVERITIES, TISSUES, F
 from medfl.data.own_labels import number_subjects
 from medfl.errors import DataError, SettingsError, check_choice
 from medfl.partition.holdouts import holdout
+from medfl.streams import seed_of
 
 LICENCE = "research only; no redistribution (see Licence.txt of the release)"
 """Terms of use."""
@@ -166,7 +166,7 @@ def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
     for film in films:
         worst[film.patient] = max(worst.get(film.patient, 0), _DIAGNOSES.index(film.diagnosis))
     patients = np.array(sorted(worst))
-    rng = np.random.default_rng(streams.seed_of(seed, "mias", "test"))
+    rng = np.random.default_rng(seed_of(seed, "mias", "test"))
     mask = holdout(np.array([worst[patient] for patient in patients]), share, rng)
     return set(patients[mask].tolist())
 

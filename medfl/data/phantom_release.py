@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl import streams
 from medfl.data.phantoms import draw_cells, draw_stain
+from medfl.streams import seed_of
 
 FLAG = "phantommnist"
 """Name of the data set; its file is ``phantommnist.npz``."""
@@ -33,7 +33,7 @@ def write_release(
     Returns:
         The file.
     """
-    rng = np.random.default_rng(streams.seed_of(seed, FLAG))
+    rng = np.random.default_rng(seed_of(seed, FLAG))
     stains = [draw_stain(rng) for _ in range(STAINS)]
     arrays: dict[str, np.ndarray] = {}
     for part, count in (("train", train), ("val", val), ("test", test)):

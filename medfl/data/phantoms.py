@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl import streams
 from medfl.data.arrays import array_digest
 from medfl.data.datalists import Datalist, Record, make_records
 from medfl.data.folders import check_free, written_whole
@@ -20,6 +19,7 @@ from medfl.errors import SettingsError
 from medfl.partition.holdouts import local_splits
 from medfl.partition.plan import Plan
 from medfl.partition.writing import Pool, write_sites
+from medfl.streams import seed_of
 
 GLOBAL_PER_CLASS = 25
 """Images of each class in the server's test set."""
@@ -175,7 +175,7 @@ def _cohort(plan: Plan, count: int, classes: int, size: int) -> tuple[np.ndarray
     test: list[Record] = []
     row = 0
     for number, name in enumerate(plan.names()):
-        rng = np.random.default_rng(streams.seed_of(plan.seed, name, "phantoms"))
+        rng = np.random.default_rng(seed_of(plan.seed, name, "phantoms"))
         stain = draw_stain(rng)
         own = rng.choice(classes, size=count, p=rng.dirichlet(np.full(classes, 2.0)))
         foreign = np.arange(classes * GLOBAL_PER_CLASS)[number :: plan.sites] // GLOBAL_PER_CLASS

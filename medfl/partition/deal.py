@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from medfl import streams
 from medfl.data.sites import name_problem
 from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
 from medfl.partition.writing import numbered
+from medfl.streams import seed_of
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan
@@ -44,7 +44,7 @@ def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: Pl
     options = _options(scheme, plan)
     if needs_column(scheme):
         options["values"] = values
-    rng = np.random.default_rng(streams.seed_of(plan.seed, "partition", plan.scheme))
+    rng = np.random.default_rng(seed_of(plan.seed, "partition", plan.scheme))
     parts = scheme(labels, plan.sites, **options, rng=rng)
     if plan.sites is not None and len(parts) != plan.sites:
         raise DataError(_broken(plan, f"must make {plan.sites} sites; it made {len(parts)}"))

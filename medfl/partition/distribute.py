@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl import streams
 from medfl.data.datalists import Datalist, Record, subjects_of
 from medfl.data.leaks import Kind
 from medfl.data.sites import GLOBAL, PUBLIC
@@ -18,6 +17,7 @@ from medfl.partition.holdouts import local_splits, per_class
 from medfl.partition.overlap import OF_PUBLIC, OF_TRAINING, PublicPool, Sides, find_overlap, images, refuse
 from medfl.partition.units import column_of, find_units, majority, strata_of
 from medfl.partition.writing import Notes, not_distributed
+from medfl.streams import seed_of
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan
@@ -75,7 +75,7 @@ class Distribution:
         plan = self.plan
         if plan.global_test != "per_class":
             return
-        rng = np.random.default_rng(streams.seed_of(plan.seed, "per_class"))
+        rng = np.random.default_rng(seed_of(plan.seed, "per_class"))
         self.owner[per_class(self.units, self.labels, plan.per_class, rng)] = HELD
         for label, count in self._by_class(HELD).items():
             if count < plan.per_class and int(label) in self.labels:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl import streams
 from medfl.data.datalists import Record, subjects_of
 from medfl.errors import SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.units import find_units, majority
+from medfl.streams import seed_of
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan
@@ -194,9 +194,9 @@ def _local_test(
                 f"site '{name}' has {len(labels)} images (those that stay together count as one), too few for "
                 f"{plan.folds} folds. Ask for fewer folds, or for sites with more images."
             )
-        rng = np.random.default_rng(streams.seed_of(plan.seed, name, "folds"))
+        rng = np.random.default_rng(seed_of(plan.seed, name, "folds"))
         return fold_of(labels, plan.folds, plan.fold, rng, strata), rng
-    rng = np.random.default_rng(streams.seed_of(plan.seed, name, "holdout"))
+    rng = np.random.default_rng(seed_of(plan.seed, name, "holdout"))
     if plan.test == "class_balanced":
         return class_balanced(labels, plan.test_fraction, rng), rng
     return holdout(labels, plan.test_fraction if plan.test == "fraction" else 0.0, rng, strata=strata), rng

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfl import streams
 from medfl.contract import Meta, Method, Tensors
 from medfl.data.in_memory import TensorData
 from medfl.plugins import Registry
@@ -21,6 +20,7 @@ from medfl.settings import Execution, Settings
 from medfl.simulation import Result, Run, simulate
 from medfl.siteside import Splits
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.task import Scale, Task
 
 CLASSES = 3
@@ -66,7 +66,7 @@ def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
 
 def make_data(n: int, key: str, labels: torch.Tensor | None = None) -> TensorData:
     """n images (1, 6, 6) whose brightness pattern depends on the class; a function of `key`."""
-    generator = streams.generator("tiny data", key)
+    generator = make_generator("tiny data", key)
     if labels is None:
         labels = torch.randint(CLASSES, (n,), generator=generator)
     patterns = torch.eye(CLASSES).repeat_interleave(2, 1).reshape(CLASSES, 1, 1, 6)

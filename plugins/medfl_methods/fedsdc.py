@@ -10,7 +10,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl import streams
 from medfl.aggregation import PREFIX, add_update, check_updates
 from medfl.averaging import Averaging, shared_of
 from medfl.contract import Findings, Holder, Kind, Meta, Model, Order, Plan, Replies, Reply, Server, Site, Tensors
@@ -21,6 +20,7 @@ from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlik
 from medfl.networks.parts import body_and_head, features_of, head_path, without_head
 from medfl.participation import participants, sample
 from medfl.server_optimizer import momentum_step
+from medfl.streams import pinned
 from medfl.task import Task
 from medfl.tells import Tell, count
 from medfl.wire import prefixed, select
@@ -119,7 +119,7 @@ class FedSDC(Averaging):
             kind_of(body_and_head(model)[1])
             return [select(task.initial(seed, network), head_path(model, network))] * count
         for slot, width in enumerate(unlike_widths(count, features, *self.rho, server.rng("widths"))):
-            with streams.pinned(seed, "initial head", network, str(slot)):
+            with pinned(seed, "initial head", network, str(slot)):
                 head = xavier(make_head(features, width, task.num_classes))
             found.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
         return found

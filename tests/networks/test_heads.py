@@ -11,10 +11,10 @@ from medfl.networks.convnet import ConvNet
 from medfl.networks.heads import HeadKind, TwoLayerHead, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import features_of, head_path, with_head
 from medfl.networks.resnet import ResNet
-from medfl.streams import generator
+from medfl.streams import make_generator
 from medfl.testing.cohort import SmallNet
 
-FEATURES = torch.randn(4, 8, generator=generator("features"))
+FEATURES = torch.randn(4, 8, generator=make_generator("features"))
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
@@ -69,7 +69,7 @@ def test_xaviers_normal_weights():
 @pytest.mark.parametrize("count", [1, 4, 15])
 def test_one_width_in_each_equal_part(count):
     for seed in range(50):
-        widths = unlike_widths(count, 2048, 0.4, 1.0, generator("widths", seed))
+        widths = unlike_widths(count, 2048, 0.4, 1.0, make_generator("widths", seed))
         assert len(widths) == count
         for place, width in enumerate(widths):
             low, high = (0.4 + 0.6 * (place + end) / count for end in (0, 1))
@@ -78,7 +78,7 @@ def test_one_width_in_each_equal_part(count):
 
 
 def test_widths_are_uniform_in_their_part():
-    drawn = [unlike_widths(2, 10**6, 0.4, 1.0, generator("widths", seed)) for seed in range(1000)]
+    drawn = [unlike_widths(2, 10**6, 0.4, 1.0, make_generator("widths", seed)) for seed in range(1000)]
     shares = (torch.tensor(drawn) / 1e6 - torch.tensor([0.4, 0.7])) / 0.3
     bound = 4 * (1 / 12 / 1000) ** 0.5
     assert all(abs(mean - 0.5) < bound for mean in shares.mean(0).tolist())
@@ -86,15 +86,15 @@ def test_widths_are_uniform_in_their_part():
 
 
 def test_the_ends_of_the_range():
-    assert unlike_widths(3, 100, 0.5, 0.5, generator("widths")) == [50, 50, 50]
-    assert unlike_widths(2, 1, 0.1, 0.2, generator("widths")) == [1, 1]
+    assert unlike_widths(3, 100, 0.5, 0.5, make_generator("widths")) == [50, 50, 50]
+    assert unlike_widths(2, 1, 0.1, 0.2, make_generator("widths")) == [1, 1]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.1, 0.5), (0.6, 0.5)])
 def test_impossible_shares_are_refused(low, high):
     words = f"expected shares 0 < low <= high for the widths of heads, got {low} and {high}"
     with pytest.raises(SettingsError, match=re.escape(words)):
-        unlike_widths(3, 8, low, high, generator("widths"))
+        unlike_widths(3, 8, low, high, make_generator("widths"))
 
 
 # ---- in a network

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from medfl.networks.voting import VotingHead, elected, votes
-from medfl.streams import generator
+from medfl.streams import make_generator
 
-FEATURES = torch.randn(64, 6, generator=generator("voting features"))
+FEATURES = torch.randn(64, 6, generator=make_generator("voting features"))
 
 
 def winner(rows):

@@ -7,10 +7,10 @@ from pfedcdp_toys import mean_change, server_tensors
 from torch import nn
 from torch.nn import functional as F
 
-from medfl import streams
 from medfl.contract import Server, State
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
+from medfl.streams import make_generator, pinned
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_task
 from medfl.wire import select
 
@@ -87,8 +87,8 @@ def trained(model, data, name, round_):
     moved = list(model.parameters())
     optimizer = torch.optim.SGD(moved, 0.1, 0.9)
     norms = any(isinstance(part, nn.BatchNorm2d) for part in model.modules())
-    order = torch.randperm(len(data), generator=streams.generator(7, name, round_, "batches"))
-    with streams.pinned(7, name, round_, "global"):  # dropout
+    order = torch.randperm(len(data), generator=make_generator(7, name, round_, "batches"))
+    with pinned(7, name, round_, "global"):  # dropout
         for rows in order.split(5):
             if len(rows) == 1 and norms:
                 continue

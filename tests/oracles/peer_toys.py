@@ -5,9 +5,9 @@ import dataclasses
 import torch
 from torch import nn
 
-from medfl import streams
 from medfl.plugins import load_plugins
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_task
 from medfl.wire import tensors_equal
@@ -50,7 +50,7 @@ def run(folder, name, args=None, **options):
 
 def owners(round_):
     """The owners of the models at each of three hosts, by the stream that all methods share."""
-    order = torch.randperm(3, generator=streams.generator(7, "route", round_)).tolist()
+    order = torch.randperm(3, generator=make_generator(7, "route", round_)).tolist()
     return [NAMES[index] for index in order]
 
 

@@ -5,9 +5,9 @@ import math
 import torch
 from torch.nn import functional as F
 
-from medfl import streams
 from medfl.plugins import load_plugins
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.testing.cohort import Case, make_data, make_task
 from medfl.wire import select
 
@@ -135,7 +135,7 @@ def plain_loop(sites, networks, rounds, epochs=(1, 0), share=0.0, lam=0.0, tau=3
             kind, received = task.networks[network], body[network]
             start = (own.get(name) or first[name]) | received
             if name in own and share:
-                rows = torch.randperm(len(data.train), generator=streams.generator(7, name, round_, "fisher"))
+                rows = torch.randperm(len(data.train), generator=make_generator(7, name, round_, "fisher"))
                 names = [key for key, _ in kind().named_parameters() if key.startswith("body")]
                 mine = largest(build(kind, own[name]), names, data.train, rows, share)
                 start |= {key: torch.where(mine[key], own[name][key], received[key]) for key in names}
@@ -145,7 +145,7 @@ def plain_loop(sites, networks, rounds, epochs=(1, 0), share=0.0, lam=0.0, tau=3
                 teacher = lambda images, f=features, h=head: h(f(images))  # noqa: E731
             model = build(kind, start)
             for label, count, whole in (("batches", epochs[0], True), ("batcheshead", epochs[1], False)):
-                generator = streams.generator(7, name, round_, label)
+                generator = make_generator(7, name, round_, label)
                 descend(model, data.train, teacher, lam, tau, generator, count, whole)
             ended[name] = {
                 key: t.detach().clone(memory_format=torch.contiguous_format) for key, t in model.state_dict().items()

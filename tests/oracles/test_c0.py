@@ -6,7 +6,7 @@ import torch
 from quadratic_toys import quadratic
 from torch import nn
 
-from medfl import circulating, relay, streams
+from medfl import circulating, relay
 from medfl.contract import Holder, Server, State
 from medfl.data.pooled import Empty
 from medfl.participation import sample
@@ -15,6 +15,7 @@ from medfl.routes import route
 from medfl.settings import Settings
 from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
+from medfl.streams import make_generator
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_site, make_sites, make_task
 from medfl.wire import tensors_equal
@@ -79,7 +80,7 @@ def test_relabelled_sites_end_alike(tmp_path, monkeypatch, name):
     before = bits(case.run(tmp_path / "before", batch_size=64 if name == "centralized" else 5))
     key_of = {new: old for old, new in other.items()}
     monkeypatch.setattr(
-        Holder, "rng", lambda self, label: streams.generator(7, key_of.get(self.name, self.name), self.round, label)
+        Holder, "rng", lambda self, label: make_generator(7, key_of.get(self.name, self.name), self.round, label)
     )
     for module in (circulating, relay):  # the server draws over sorted names: the draw is carried along, too
         monkeypatch.setattr(module, "route", lambda hosts, held, *how: carried_along(other, key_of, hosts, held, *how))
@@ -142,7 +143,7 @@ def test_with_one_site_fedavg_is_centralized(tmp_path, network):
 
 def test_sites_take_part_equally_often():
     names = [f"site-{index:02}" for index in range(20)]
-    rounds = [sample(names, 0.1, streams.generator(3, "participation", t)) for t in range(2000)]
+    rounds = [sample(names, 0.1, make_generator(3, "participation", t)) for t in range(2000)]
     assert all(len(set(chosen)) == len(chosen) == 2 for chosen in rounds)
     for name in names:
         assert sum(name in chosen for chosen in rounds) / 2000 == pytest.approx(0.1, abs=0.027)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from medfl import streams, wire
+from medfl import wire
 from medfl.contract import Holder
 from medfl.plugins import load_plugins
 from medfl.siteside import Splits
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.testing.cohort import Case, SmallNet, TensorData, bits, make_data, make_site, make_sites, make_task
 from medfl.wire import tensors_equal
 
@@ -105,7 +106,7 @@ def test_tiny_and_one_sided_sites_are_legal(tmp_path, name, network):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("centralized", "fedcross")])
 def test_twins_with_one_stream_have_the_same_updates(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(Holder, "rng", lambda self, label: streams.generator(7, "twin", self.round, label))
+    monkeypatch.setattr(Holder, "rng", lambda self, label: make_generator(7, "twin", self.round, label))
     data = make_site(12, "twin")
     result = Case(REGISTRY, name).run(tmp_path, sites={"a": data, "b": data}, rounds=2)
     left, right = (Store(tmp_path / "state" / site).latest().tensors for site in "ab")

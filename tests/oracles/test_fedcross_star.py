@@ -16,10 +16,10 @@ from peer_toys import (
 )
 from torch.nn import functional as F
 
-from medfl import streams
 from medfl.errors import SettingsError
 from medfl.settings import Privacy
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.testing.cohort import TensorData, bits, make_sites, make_task
 from medfl.wire import payload_bytes, tensors_equal
 
@@ -27,7 +27,7 @@ from medfl.wire import payload_bytes, tensors_equal
 def visit(model, optimizer, site, round_, epochs=1):
     """A training at a site, as a plain loop over its batches."""
     data = make_sites()[site].train
-    generator = streams.generator(7, site, round_, "batches")
+    generator = make_generator(7, site, round_, "batches")
     smallest = 2 if any(isinstance(module, torch.nn.BatchNorm2d) for module in model.train().modules()) else 1
     for _ in range(epochs):
         for rows in torch.randperm(len(data), generator=generator).split(5):

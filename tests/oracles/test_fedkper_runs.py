@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from medfl import streams
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy
 from medfl.store import Store
+from medfl.streams import make_generator, pinned
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, TensorData, bits, make_site, make_task
 from medfl.wire import tensors_equal
@@ -63,7 +63,7 @@ def plain_site(model, images, labels, key, clip):
     teacher = copy.deepcopy(model).eval()
     optimizer = torch.optim.SGD(model.train().parameters(), 0.1, 0.9)
     parameters = list(model.parameters())
-    for rows in torch.randperm(len(labels), generator=streams.generator(7, *key, "batches")).split(5):
+    for rows in torch.randperm(len(labels), generator=make_generator(7, *key, "batches")).split(5):
         if len(rows) > 1:
             x, y = images[rows], labels[rows]
             q_g = teacher(x).softmax(1).detach()
@@ -90,7 +90,7 @@ def test_fedkper_is_a_plain_loop(tmp_path, kind):
         for name, data in sites.items():
             model = kind()
             model.load_state_dict(state)
-            with streams.pinned(7, name, round_, "global"):
+            with pinned(7, name, round_, "global"):
                 found[name] = plain_site(model, data.train.images, data.train.labels, (name, round_), clip)
         total = sum(score for _, score in found.values())
         state = {

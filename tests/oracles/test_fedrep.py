@@ -8,11 +8,12 @@ from pfedcdp_toys import NAMES, build, mean_change
 from torch import nn
 from torch.nn import functional as F
 
-from medfl import streams, wire
+from medfl import wire
 from medfl.contract import Site, State
 from medfl.networks.parts import mlp
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
+from medfl.streams import make_generator
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_sites, make_task
 from medfl.wire import select, tensors_equal
 from medfl_methods.fedrep import FedRep
@@ -114,9 +115,9 @@ def test_fedrep_is_a_plain_loop(tmp_path, network):
         for name, data in sites.items():
             model = build(task.networks[network], body | heads[name])
             for_head, for_body = batches[name]
-            stream = streams.generator(7, name, round_, "batcheshead")
+            stream = make_generator(7, name, round_, "batcheshead")
             descend(model, model.head, model.body, data.train, stream, for_head)
-            stream = streams.generator(7, name, round_, "batches")
+            stream = make_generator(7, name, round_, "batches")
             descend(model, model.body, model.head, data.train, stream, for_body)
             ended[name] = {key: t.detach().clone().contiguous() for key, t in model.state_dict().items()}
             heads[name] = {key: ended[name][key] for key in heads[name]}

@@ -13,7 +13,7 @@ from pfedcdp_toys import NAMES
 from medfl.data.in_memory import TensorData
 from medfl.head_judgement import judge, kept_count, rank, total
 from medfl.store import Store
-from medfl.streams import generator
+from medfl.streams import make_generator
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_sites, make_task
 from medfl.wire import tensors_equal
 from medfl_methods.fedavg import FedAvg
@@ -153,7 +153,7 @@ def test_heads_are_ranked_by_hits_then_by_number():
 
 @pytest.mark.parametrize("ranking", [None, [2, 0, 3, 1]])
 def test_what_a_site_finds_out_about_heads(ranking):
-    said = torch.rand(4, 30, 3, generator=generator("opinions"), dtype=torch.float64).softmax(2)
+    said = torch.rand(4, 30, 3, generator=make_generator("opinions"), dtype=torch.float64).softmax(2)
     labels = torch.arange(30) % 3
     found = judge(said, labels, ranking)
     chosen, order = said.argmax(2).tolist(), ranking or [0, 1, 2, 3]

@@ -10,7 +10,6 @@ from peer_toys import (
     Dropping,
 )
 
-from medfl import streams
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
 from medfl.fit import Fit
@@ -19,7 +18,7 @@ from medfl.losses.similarity import region_similarity_loss
 from medfl.parcels import Traveller
 from medfl.settings import Settings
 from medfl.similar_stages import RegionGrids, stages_loss
-from medfl.streams import Aside
+from medfl.streams import Aside, make_generator
 from medfl.testing.cohort import make_data, make_task
 from medfl.training import Batch
 from medfl.wire import tensors_equal
@@ -160,9 +159,9 @@ def test_a_stream_aside_is_that_of_its_seed():
     with torch.random.fork_rng():
         torch.manual_seed(3)
         expected_here = torch.rand(4)
-        torch.manual_seed(int(torch.randint(2**62, (), generator=streams.generator("x"))))
+        torch.manual_seed(int(torch.randint(2**62, (), generator=make_generator("x"))))
         expected_there = torch.rand(4)
-        aside = Aside(streams.generator("x"))
+        aside = Aside(make_generator("x"))
         torch.manual_seed(3)
         here, there = [], []
         for _ in range(2):

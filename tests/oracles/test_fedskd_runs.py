@@ -21,12 +21,12 @@ from peer_toys import (
 from torch import nn
 from torch.nn import functional as F
 
-from medfl import streams
 from medfl.networks.resnet import ResNet
 from medfl.settings import Settings
 from medfl.simulation import Run, simulate
 from medfl.siteside import Splits
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_sites, make_task
 from medfl.wire import payload_bytes, tensors_equal
@@ -67,7 +67,7 @@ def plain_site(own, optimizer, guest, data, key, gamma):
         guest_optimizer = momentum(p for n, p in guest.named_parameters() if "head" not in n)
         guest.train()
     own.train()
-    generator = streams.generator(7, *key, "batches")
+    generator = make_generator(7, *key, "batches")
     for _ in range(2):
         for rows in torch.randperm(len(data), generator=generator).split(5):
             if len(rows) == 1 and any(isinstance(m, nn.BatchNorm2d) for m in own.modules()):

@@ -10,13 +10,13 @@ from pfedcdp_toys import build, mean_change
 from torch import nn
 from torch.nn import functional as F
 
-from medfl import streams
 from medfl.contract import Server, State
 from medfl.errors import SettingsError
 from medfl.importance import class_lipschitz, probe_rows, sampling_distribution
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy, Settings
 from medfl.store import Store
+from medfl.streams import make_generator
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_site, make_task
 from medfl.wire import tensors_equal
 from medfl_methods.isfl import ISFL
@@ -210,7 +210,7 @@ def test_isfl_is_a_plain_loop(tmp_path, target):
         ended = {}
         for name, data in sites.items():
             model = build(task.networks["plain"], state)
-            generator = streams.generator(7, name, round_, "batches")
+            generator = make_generator(7, name, round_, "batches")
             values[name] = plain_site(model, data.train, known / known.sum(), values[name], generator)
             ended[name] = {key: t.detach().clone().contiguous() for key, t in model.state_dict().items()}
         state = mean_change(state, ended, dict.fromkeys(sites, 1))

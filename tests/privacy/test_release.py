@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy import release as module
 from medfl.privacy.release import Release, epsilon_together, sentences
-from medfl.streams import SecretStream, generator
+from medfl.streams import SecretStream, make_generator
 
 SECRET = b"a secret of sixteen or more bytes"
 ORDER = {"gaussian": 2, "laplace": 1}
@@ -22,7 +22,7 @@ def stream(*key):
 
 
 def parts(*shape, scale=1.0):
-    return scale * torch.randn(*shape, generator=generator(0, "parts"))
+    return scale * torch.randn(*shape, generator=make_generator(0, "parts"))
 
 
 # ---- the clip

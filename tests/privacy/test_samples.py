@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from medfl import streams
 from medfl.contract import Site, State
 from medfl.errors import ContractError, SettingsError
 from medfl.privacy import samples
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.samples import PrivateSteps, check_samples, releases, schedule
 from medfl.settings import Settings
+from medfl.streams import make_generator, pinned
 from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
 from medfl.training import PlainSteps, train
 
@@ -36,7 +36,7 @@ def site_of(data: TensorData, secret: bytes = b"0" * 16, run_id: str = "run", **
 
 
 def fresh(kind: type[nn.Module] = GroupNet) -> nn.Module:
-    with streams.pinned("network"):
+    with pinned("network"):
         return kind()
 
 
@@ -53,7 +53,7 @@ def trained(
 
     way = PrivateSteps(model, steps, site, payload, sigma=sigma, **more) if private else None
     settings = site.settings if private else site.settings.model_copy(update={"privacy": None})
-    train(model, site.train, cross_entropy, steps, settings, streams.generator("b"), steps=way, **more)
+    train(model, site.train, cross_entropy, steps, settings, make_generator("b"), steps=way, **more)
     assert not [name for name in model.state_dict() if "_module" in name]
     return dict(model.state_dict())
 
@@ -230,7 +230,7 @@ def test_bfloat16_stays_near_float32():
 def test_a_training_that_forgets_to_be_private_is_stopped():
     site = site_of(make_data(9, "x"))
     with pytest.raises(ContractError, match="Expected private steps"):
-        train(fresh(), site.train, lambda batch: batch.images.sum(), None, site.settings, streams.generator("b"))
+        train(fresh(), site.train, lambda batch: batch.images.sum(), None, site.settings, make_generator("b"))
 
 
 # ---- the account
@@ -241,7 +241,7 @@ def test_schedule_is_that_of_plain_training():
     assert schedule(settings, 21) == (5 / 21, 10)
     assert schedule(Settings(rounds=4, steps=7, batch_size=5), 3) == (1.0, 7)
     model = fresh(lambda: SmallNet(norm=False))
-    plain = PlainSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), settings, streams.generator("b"))
+    plain = PlainSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), settings, make_generator("b"))
     assert len(list(plain.batches(21))) == 10
 
 
