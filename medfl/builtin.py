@@ -1,8 +1,8 @@
-"""The networks and partitions that come with medfl, registered as any other plugin registers its own."""
+"""Networks, partitions and sections of the report that come with medfl, registered as any plugin registers its own."""
 
 from __future__ import annotations
 
-from medfl.plugins import NetworkRecord, PartitionRecord, hookimpl
+from medfl.plugins import NetworkRecord, PartitionRecord, SectionRecord, hookimpl
 
 
 @hookimpl
@@ -47,4 +47,27 @@ def medfl_partitions() -> list[PartitionRecord]:
             "medfl.partition.by_source:by_source",
             "small sites from each value of a column, with a few classes (--column, sites_per_source, min_classes)",
         ),
+    ]
+
+
+@hookimpl
+def medfl_report_sections() -> list[SectionRecord]:
+    """Sections of `medfl.report`; 200 to 299 are left to methods."""
+    return [
+        SectionRecord("gains", "Who gains", "medfl.report.against:GainsSection", 0),
+        SectionRecord("sweep", "One setting, several values", "medfl.report.sweep:SweepSection", 100),
+        SectionRecord("centres", "Which centres gain", "medfl.report.centres_section:CentresSection", 110),
+        SectionRecord("classes", "Which classes gain", "medfl.report.classes:ClassesSection", 120),
+        SectionRecord("matrix", "Every model at every site", "medfl.report.matrix:MatrixSection", 130),
+        SectionRecord("fairness", "By sex", "medfl.report.fairness_section:FairnessSection", 140),
+        SectionRecord("clusters", "Clusters", "medfl.report.clusters_section:ClustersSection", 150),
+        SectionRecord("privacy", "Privacy", "medfl.report.privacy_section:PrivacySection", 300),
+        SectionRecord("attacks", "What attacks found", "medfl.report.attacks_section:AttacksSection", 310),
+        SectionRecord("atlas", "Regions of the atlas", "medfl.report.atlas_section:AtlasSection", 320),
+        SectionRecord("scores", "All scores", "medfl.report.sections:ScoresSection", 500),
+        SectionRecord("curves", "Round by round", "medfl.report.sections:CurvesSection", 510),
+        SectionRecord("forgetting", "What is forgotten", "medfl.report.forgetting_section:ForgettingSection", 520),
+        SectionRecord("holdings", "Who holds what", "medfl.report.sections:HoldingsSection", 530),
+        SectionRecord("costs", "Costs", "medfl.report.sections:CostsSection", 540),
+        SectionRecord("settings", "Settings", "medfl.report.sections:SettingsSection", 550),
     ]

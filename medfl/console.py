@@ -39,13 +39,13 @@ def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
 
 
 def show_log() -> None:
-    """Log medfl's messages to stderr unless the program has set up logging itself."""
+    """Log medfl's messages to stderr unless the program has set up logging itself; ``MEDFL_DEBUG=1`` asks for all."""
     log = logging.getLogger("medfl")
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
         log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.DEBUG if os.environ.get("MEDFL_DEBUG") == "1" else logging.INFO)
 
 
 def end(message: str, code: int) -> NoReturn:

@@ -148,7 +148,7 @@ class FederatedRun:
 
             run.on_round = on_round
             result = simulate(run)
-        write_report([self.output_dir])
+        write_report([self.output_dir], registry=registry)
         registry.notify("medfl_run_ended", **where, status=result.outcome.status)
         return result
 

@@ -1,4 +1,4 @@
-"""Hooks: how a plugin brings methods, networks and partitions, and how it watches a run.
+"""Hooks: how a plugin brings methods, networks, partitions and sections of the report, and how it watches a run.
 
 A plugin is a module whose functions are marked with `hookimpl`. It is found through an entry point of the group
 ``medfl``, or given as a file (``--plugin FILE``). Hooks return light records whose targets are strings such as
@@ -10,6 +10,7 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_methods() -> list[MethodRecord]
     medfl_networks() -> list[NetworkRecord]
     medfl_partitions() -> list[PartitionRecord]
+    medfl_report_sections() -> list[SectionRecord]
     medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
     medfl_run_ended(run_folder: str, status: str) -> None
@@ -20,6 +21,7 @@ is logged by name. Nothing here decides numbers inside a step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -85,13 +87,45 @@ class MethodRecord:
     summary: str = ""
 
 
-Record = MethodRecord | NetworkRecord | PartitionRecord
+@dataclass(frozen=True)
+class SectionRecord:
+    """A section of the report's page.
+
+    Attributes:
+        id: Of the section on the page, for links: letters, digits, ``-`` and ``_``.
+        title: Its heading.
+        target: ``module:Class``, a `medfl.report.section.Section` that is made without arguments.
+        order: Sections stand in the order of these numbers, then of their ids. First is 0, who gains; 100 to 399 have
+            the sections of medfl that only some runs have, and those of its methods; 500 and more those that all have.
+    """
+
+    id: str
+    title: str
+    target: str
+    order: int = 400
+
+    def __post_init__(self) -> None:
+        if not (re.fullmatch(r"[\w-]+", self.id) and isinstance(self.order, int)):
+            raise ValueError(f"expected an id without spaces and a whole number as order, got {self!r}")
+
+    @property
+    def name(self) -> str:
+        """What it is known by, as other records are by their names: its id."""
+        return self.id
+
+
+Record = MethodRecord | NetworkRecord | PartitionRecord | SectionRecord
 """What a hook lists."""
 
-Kind = Literal["method", "network", "partition"]
+Kind = Literal["method", "network", "partition", "report_section"]
 """What a record is of."""
 
-RECORDS: dict[Kind, type[Record]] = {"method": MethodRecord, "network": NetworkRecord, "partition": PartitionRecord}
+RECORDS: dict[Kind, type[Record]] = {
+    "method": MethodRecord,
+    "network": NetworkRecord,
+    "partition": PartitionRecord,
+    "report_section": SectionRecord,
+}
 """Kind to the class of its records; its hook is ``medfl_<kind>s``."""
 
 
@@ -109,6 +143,10 @@ class Hooks:
     @_hookspec
     def medfl_partitions(self) -> list[PartitionRecord]:  # type: ignore[empty-body]
         """Partitions of this plugin."""
+
+    @_hookspec
+    def medfl_report_sections(self) -> list[SectionRecord]:  # type: ignore[empty-body]
+        """Sections of the report of this plugin; they are asked whenever a page is written."""
 
     @_hookspec
     def medfl_run_started(self, run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:

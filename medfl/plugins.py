@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,11 +22,12 @@ from typing import Any
 
 import pluggy
 
+from medfl import hooks
 from medfl.errors import PluginError, SettingsError, did_you_mean
-from medfl.hooks import HOOKS, RECORDS, Hooks, Kind, MethodRecord, NetworkRecord, PartitionRecord, Record, hookimpl
+from medfl.hooks import HOOKS, Kind, MethodRecord, NetworkRecord, PartitionRecord, Record, SectionRecord, hookimpl
 from medfl.nested import merged
 
-__all__ = ["MethodRecord", "NetworkRecord", "PartitionRecord", "Registry", "hookimpl", "load_plugins"]
+__all__ = ["MethodRecord", "NetworkRecord", "PartitionRecord", "Registry", "SectionRecord", "hookimpl", "load_plugins"]
 
 GROUP = "medfl"
 """The entry-point group of plugins."""
@@ -43,9 +44,10 @@ class Registry:
     Attributes:
         plugins: Name of each loaded plugin, and where it comes from.
         problems: What is wrong with plugins, one sentence or two for each; show them as warnings.
-        methods: Name to record. Names that two plugins claim are left out here and in the next two.
+        methods: Name to record. Names that two plugins claim are left out here and below.
         networks: Name to record.
         partitions: Name to record.
+        report_sections: Id to record.
     """
 
     def __init__(self) -> None:
@@ -54,10 +56,11 @@ class Registry:
         self.methods: dict[str, MethodRecord] = {}
         self.networks: dict[str, NetworkRecord] = {}
         self.partitions: dict[str, PartitionRecord] = {}
+        self.report_sections: dict[str, SectionRecord] = {}
         self._claims: dict[tuple[Kind, str], list[tuple[str, Record]]] = {}
         self._files: dict[str, ModuleType] = {}
         self._manager = pluggy.PluginManager("medfl")
-        self._manager.add_hookspecs(Hooks)
+        self._manager.add_hookspecs(hooks.Hooks)
 
     def givers(self, kind: Kind, name: str) -> list[str]:
         """The plugins that list `name`: none when it is unknown, two or more when it is ambiguous."""
@@ -78,6 +81,10 @@ class Registry:
     def partition(self, name: str) -> Any:
         """The function of a partition. Raises as `method_class` does."""
         return self._resolve("partition", name)
+
+    def report_section(self, name: str) -> Any:
+        """The class of a section, by its id. Raises as `method_class` does."""
+        return self._resolve("report_section", name)
 
     def make_method(self, name: str, args: Mapping[str, Any]) -> Any:
         """Build a method from its settings.
@@ -151,7 +158,7 @@ class Registry:
             self.problems.append(f"Plugin '{name}' ({origin}) is left out: {error}")
             return
         self.plugins[name] = origin
-        for kind in RECORDS:
+        for kind in hooks.RECORDS:
             for hook in getattr(self._manager.hook, f"medfl_{kind}s").get_hookimpls():
                 if hook.plugin_name == name:
                     self._take(kind, name, hook.function)
@@ -162,7 +169,7 @@ class Registry:
         except (Exception, SystemExit) as error:
             self.problems.append(f"Hook medfl_{kind}s of plugin '{plugin}' failed: {_say(error)}. {_mend(plugin)}")
             return
-        expected = RECORDS[kind]
+        expected = hooks.RECORDS[kind]
         for record in records:
             if not isinstance(record, expected) or not all(record.target.partition(":")):
                 self.problems.append(
@@ -174,14 +181,9 @@ class Registry:
 
     def _settle(self) -> None:
         """Fill the public tables; a name that is claimed more than once becomes a problem."""
-        tables: dict[Kind, dict[str, Any]] = {
-            "method": self.methods,
-            "network": self.networks,
-            "partition": self.partitions,
-        }
         for (kind, name), claims in sorted(self._claims.items()):
             if len(claims) == 1:
-                tables[kind][name] = claims[0][1]
+                getattr(self, f"{kind}s")[name] = claims[0][1]
             else:
                 self.problems.append(_ambiguous(kind, name, self.givers(kind, name)))
 
@@ -256,12 +258,10 @@ def _load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
     return module
 
 
-def _disabled(disabled: Iterable[str], known: Iterable[str]) -> set[str]:
-    by_user = dict.fromkeys(disabled, "to be left out")
+def _disabled(disabled: Iterable[str], known: Collection[str]) -> set[str]:
     by_environment = {name.strip(): f"named in {DISABLE}" for name in os.environ.get(DISABLE, "").split(",")}
-    names = {**by_environment, **by_user}
+    names = by_environment | dict.fromkeys(disabled, "to be left out")
     names.pop("", None)
-    known = set(known)
     for name, how in names.items():
         if name not in known:
             raise PluginError(f"Unknown plugin '{name}' ({how}). {did_you_mean(name, known)}")
@@ -283,10 +283,11 @@ def _look_alikes(name: str, plugin: Any) -> list[str]:
 
 
 def _ambiguous(kind: Kind, name: str, plugins: Sequence[str]) -> str:
+    what = f"{kind.replace('_', ' ').capitalize()} '{name}'"
     if len(set(plugins)) == 1:
-        return f"{kind.capitalize()} '{name}' is listed twice by plugin '{plugins[0]}'. {_mend(plugins[0])}"
+        return f"{what} is listed twice by plugin '{plugins[0]}'. {_mend(plugins[0])}"
     return (
-        f"{kind.capitalize()} '{name}' is given by several plugins: {', '.join(map(repr, plugins))}. "
+        f"{what} is given by several plugins: {', '.join(map(repr, plugins))}. "
         f"Leave out all but one, for example with --no-plugin {plugins[-1]} or {DISABLE}={plugins[-1]}."
     )
 

@@ -164,7 +164,7 @@ def _logging_restored():
 def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     found = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
-    assert [language for language, _ in found] == ["sh", "python", "python", "sh", "python", "sh", "sh"]
+    assert [language for language, _ in found] == ["sh", "python", "python", "sh", "python", "sh", "sh", "python", "sh"]
     for language, code in found:
         perform(language, code)
     told = capsys.readouterr().out
@@ -174,6 +174,9 @@ def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert not Path("runs", "own_head", "global").exists(), "each site has a head of its own"
     page = Path("pages", "own_head.md").read_text(encoding="utf-8")
     assert "When sites have much the same images but unlike shares of the classes." in page
+    report = Path("counts.html").read_text(encoding="utf-8")
+    assert "<li>own_head: 4 sites</li>" in report
+    assert "Fewer than five sites say little about the next one." in report
 
 
 def test_the_tutorial_quotes_its_own_code():

@@ -253,11 +253,15 @@ def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: p
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "from medfl.averaging import Averaging\n"
-        "from medfl.plugins import MethodRecord, hookimpl\n\n\n"
+        "from medfl.plugins import MethodRecord, SectionRecord, hookimpl\n"
+        "from medfl.report.section import Section\n\n\n"
         "class Mine(Averaging):\n    'FedAvg under another name.'\n\n\n"
         "@hookimpl\n"
         "def medfl_methods():\n"
         "    return [MethodRecord('mine', f'{__name__}:Mine', 'averaging', 'none', {'model/': 'update'}, False, 'x')]\n"
+        "@hookimpl\ndef medfl_report_sections():\n"
+        "    return [SectionRecord('own', 'My own section', f'{__name__}:Own')]\n\n\n"
+        "class Own(Section):\n    def render(self, data):\n        return 'mine'\n"
     )
     done = run_here(
         capsys,
@@ -266,6 +270,7 @@ def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: p
     )
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["method"] == "mine"
+    assert "<h2>My own section</h2>\nmine</section>" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_the_workflow_lists_known_options(capsys: pytest.CaptureFixture[str]) -> None:

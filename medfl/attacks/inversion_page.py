@@ -13,7 +13,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from medfl.attacks.attacked import Attacked, Found
 from medfl.contract import Meta
-from medfl.report.page import environment
+from medfl.report.section import render_template
 from medfl.report.tiles import AGAINST, FOR
 from medfl.store import write_atomic
 
@@ -61,17 +61,16 @@ def write_page(path: Path, method: str, seed: int, attacked: Sequence[Attacked])
 
 def render(method: str, seed: int, attacked: Sequence[Attacked]) -> str:
     """The page as HTML; arguments as in `write_page`. The same content gives the same bytes."""
-    return (
-        environment()
-        .get_template(TEMPLATE)
-        .render(
-            title=f"Inversion attack: {method}, seed {seed}",
-            sections=[_section(one) for one in attacked],
-            small=small,
-            volumes=any(one.truth.dim() == 5 for one in attacked),
-            ends=(AGAINST, FOR),
-        )
+    page = render_template(
+        __file__,
+        TEMPLATE,
+        title=f"Inversion attack: {method}, seed {seed}",
+        sections=[_section(one) for one in attacked],
+        small=small,
+        volumes=any(one.truth.dim() == 5 for one in attacked),
+        ends=(AGAINST, FOR),
     )
+    return str(page)
 
 
 def _section(one: Attacked) -> Meta:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from medfl.contract import Meta
 from medfl.report.figures import INK, STYLE, WIDTH, looks, svg
 from medfl.report.formats import count, listed
-from medfl.report.page import environment
+from medfl.report.section import render_template
 from medfl.store import write_atomic
 
 TEMPLATE = "membership.html"
@@ -49,26 +49,25 @@ def render(content: Meta) -> str:
     """The page as HTML; the same content gives the same bytes."""
     results, run = content["results"], content["of"]
     kinds = [kind for kind in ATTACKS if any(row["attack"] == kind for row in results)]
-    return (
-        environment()
-        .get_template(TEMPLATE)
-        .render(
-            title=f"Membership attack: {run['method']}, seed {run['seed']}",
-            sentences=[verdict(row) for row in strongest(results, kinds)],
-            rows=[row | {"name": name_of(row), "kind": ATTACKS[row["attack"]]} for row in results],
-            rocs=[roc_picture([row for row in results if row["attack"] == kind], kind) for kind in kinds],
-            histograms=[
-                histogram_picture(row, index)
-                for index, row in enumerate(results if len(results) <= DRAWN else strongest(results, kinds))
-            ],
-            shadows=content["shadow"],
-            source=SETS.get(content["options"]["shadow"], ""),
-            over=listed(sorted({row["interval_over"] for row in results})),
-            few=min(row["non_members"] for row in results) < 100,
-            options=content["options"],
-            rounds="the rounds named above" if results[0].get("round") else count(run["rounds"], "round"),
-        )
+    page = render_template(
+        __file__,
+        TEMPLATE,
+        title=f"Membership attack: {run['method']}, seed {run['seed']}",
+        sentences=[verdict(row) for row in strongest(results, kinds)],
+        rows=[row | {"name": name_of(row), "kind": ATTACKS[row["attack"]]} for row in results],
+        rocs=[roc_picture([row for row in results if row["attack"] == kind], kind) for kind in kinds],
+        histograms=[
+            histogram_picture(row, index)
+            for index, row in enumerate(results if len(results) <= DRAWN else strongest(results, kinds))
+        ],
+        shadows=content["shadow"],
+        source=SETS.get(content["options"]["shadow"], ""),
+        over=listed(sorted({row["interval_over"] for row in results})),
+        few=min(row["non_members"] for row in results) < 100,
+        options=content["options"],
+        rounds="the rounds named above" if results[0].get("round") else count(run["rounds"], "round"),
     )
+    return str(page)
 
 
 def name_of(row: Meta) -> str:

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     methods = "methods"
     networks = "networks"
     partitions = "partitions"
+    sections = "sections"
     bundles = "bundles"
 
 
@@ -33,7 +34,7 @@ def command(
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """List methods, networks, partitions and bundles.
+    """List methods, networks, partitions, sections of the report and bundles.
 
     For a method the table says what leaves a site, and whether sites may have unlike networks.
     """
@@ -45,6 +46,8 @@ def command(
             console.print(method_table(registry))
         elif wanted is Kind.bundles:
             console.print(bundle_table())
+        elif wanted is Kind.sections:
+            console.print(section_table(registry))
         else:
             console.print(plain_table(registry, wanted))
 
@@ -68,6 +71,14 @@ def plain_table(registry: Registry, kind: Kind) -> Table:
         rows = [(name, registry.givers("partition", name)[0], r.summary) for name, r in registry.partitions.items()]
     for row in sorted(rows):
         table.add_row(*row)
+    return table
+
+
+def section_table(registry: Registry) -> Table:
+    """Sections of the report, in the order of the page."""
+    table = _table("Sections of the report", "id", "plugin", "heading")
+    for record in sorted(registry.report_sections.values(), key=lambda record: (record.order, record.id)):
+        table.add_row(record.id, registry.givers("report_section", record.id)[0], record.title)
     return table
 
 

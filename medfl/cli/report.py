@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from medfl.cli.plugin_options import Disabled, PluginFiles, load
+
 
 def command(
     runs: Annotated[
@@ -20,17 +22,23 @@ def command(
         str | None,
         typer.Option(metavar="LABEL", help="What centres and classes are compared with.", show_default="local"),
     ] = None,
+    plugin: PluginFiles = None,
+    no_plugin: Disabled = None,
 ) -> None:
     """Write one HTML page about runs: who gains, scores, curves, who holds what, costs, settings.
 
     With a run of the method local among them the page says for each site what it gains by training with the others.
-    The page needs nothing else: mail it, print it, open it years later.
+    The page needs nothing else: mail it, print it, open it years later. A section that a plugin
+    file brings is on it if the file is named here, too.
     """
     import torch
 
+    from medfl.console import show_log
     from medfl.report.page import write_report
 
+    show_log()
+    registry = load(plugin, no_plugin)
     torch.set_num_threads(1)  # the tensors are small, and more threads only make them wait for each other
     with Console(stderr=True).status("Reading the runs, resampling their test images"):
-        target = write_report(runs, out, baseline=baseline)
+        target = write_report(runs, out, baseline=baseline, registry=registry)
     typer.echo(f"wrote {target}")

@@ -13,6 +13,7 @@ from medfl.report.gains import GAINS, LOSES, UNCLEAR, Comparison, Gain, Sets, co
 from medfl.report.groups import Group, folds_among, several
 from medfl.report.pools import by_people
 from medfl.report.scores import site_scores
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import ALONE, key_metrics
 from medfl.report.words import metric_words
 
@@ -25,6 +26,20 @@ class Against:
     verdict: str
     notes: list[str]
     metrics: list[Comparison]
+
+
+VERDICTS = {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR}
+"""For templates."""
+
+
+class GainsSection(TemplateSection):
+    """Who gains."""
+
+    template = "gains.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Each method against the sites alone, or the scores by themselves."""
+        return {"gains": gains_section(data.groups, data.predictions), "axes": Axis, "verdicts": VERDICTS}
 
 
 def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:

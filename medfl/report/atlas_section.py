@@ -17,6 +17,7 @@ from medfl.report.atlas import FEWEST, AtlasView, Slice, read_atlas
 from medfl.report.figures import COLOURS, INK, STYLE, svg
 from medfl.report.formats import count
 from medfl.report.groups import Group
+from medfl.report.section import ReportData, TemplateSection
 
 FILLS = (*COLOURS, "#e69f00", "#56b4e9", "#cc79a7")
 """Of regions, over and over; the lines between them tell neighbours of one colour apart."""
@@ -31,6 +32,21 @@ LOST = (
     "The runs used an atlas; it can't be read any more where the data were, so its regions are not drawn. They are "
     "drawn when the page is written where the data are."
 )
+
+
+class AtlasSection(TemplateSection):
+    """Regions of the atlas of the data."""
+
+    template = "atlas.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """A picture, where a run had an atlas."""
+        return {"atlas": atlas} if (atlas := atlas_section(data.groups)) else None
+
+    def sources(self, data: ReportData) -> list[str]:
+        """What the picture was drawn from."""
+        drawn = (self.values(data) or {}).get("atlas", {}).get("picture")
+        return ["the atlas and the images of the data"] if drawn else []
 
 
 def atlas_section(groups: Sequence[Group]) -> Meta | None:

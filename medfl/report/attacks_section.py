@@ -24,6 +24,7 @@ from medfl.report.groups import Group
 from medfl.report.notices import Named
 from medfl.report.runs import RunRecord
 from medfl.report.scores import value_over
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import named_runs
 
 KINDS = ("membership", "inversion")
@@ -90,6 +91,16 @@ class Attacked:
     group: str
     results: list[Meta]
     page: str
+
+
+class AttacksSection(TemplateSection):
+    """What attacks on the runs found."""
+
+    template = "attacks.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Tables and pictures, where a run was attacked."""
+        return {"attacks": attacks} if (attacks := attacks_section(data.groups, data.folder)) else None
 
 
 def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None:

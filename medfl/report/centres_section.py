@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from medfl.contract import Meta
+from medfl.report.against import VERDICTS, Axis
 from medfl.report.centres import FEWEST, LeftOut, centre_gains
 from medfl.report.curves import group_looks
 from medfl.report.figures import gains_figure, svg
@@ -15,7 +16,19 @@ from medfl.report.gains import Comparison, Sets
 from medfl.report.groups import Group
 from medfl.report.pools import by_seed
 from medfl.report.scores import class_names
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import Baseline, compared, over
+
+
+class CentresSection(TemplateSection):
+    """Which scanning centres gain."""
+
+    template = "centres.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The comparison at each centre, where predictions tell it."""
+        centres = centres_section(data.groups, data.predictions, data.baseline)
+        return {"centres": centres, "axes": Axis, "verdicts": VERDICTS} if centres else None
 
 
 def centres_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: Baseline = None) -> Meta | None:

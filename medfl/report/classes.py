@@ -24,8 +24,20 @@ from medfl.report.gains import Pair, Sets, mean_known, pair_up
 from medfl.report.groups import Group
 from medfl.report.pools import by_seed
 from medfl.report.scores import Value, class_names, value_over
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import Baseline, compared, over
 from medfl.report.tested import Tested
+
+
+class ClassesSection(TemplateSection):
+    """Which classes gain."""
+
+    template = "classes.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The comparison class by class, with three classes or more."""
+        classes = classes_section(data.groups, data.predictions, data.baseline)
+        return {"classes": classes} if classes else None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from medfl.report.formats import count, listed, score
 from medfl.report.groups import Group, several
 from medfl.report.runs import RunRecord
 from medfl.report.scores import Value
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.sections import BANDS
 from medfl.report.selection import key_metrics, named_runs
 from medfl.report.words import metric_words
@@ -24,6 +25,16 @@ SITES = 12
 
 TESTS = {"test": "the sites' own test images", "shared": "the server's test images, which all sites share"}
 """Splits on which the models that sites take home are scored, and what they are."""
+
+
+class ClustersSection(TemplateSection):
+    """Clusters of sites by machine or network."""
+
+    template = "clusters.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Who is in which cluster, and how it scores."""
+        return {"clusters": clusters} if (clusters := clusters_section(data.groups)) else None
 
 
 def clusters_section(groups: Sequence[Group]) -> Meta | None:

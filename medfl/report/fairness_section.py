@@ -12,7 +12,18 @@ from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.pools import by_seed
 from medfl.report.scores import class_names, value_over
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.tested import Tested
+
+
+class FairnessSection(TemplateSection):
+    """Scores of men and women."""
+
+    template = "fairness.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The scores by sex, where predictions tell it."""
+        return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.predictions)) else None
 
 
 def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:

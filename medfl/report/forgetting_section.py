@@ -13,6 +13,7 @@ from medfl.report.forgetting import forgetting_metric, measures_of, missing_of
 from medfl.report.formats import count, listed, score, signed
 from medfl.report.groups import Group, several
 from medfl.report.runs import RunRecord, repetition
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import named_runs
 from medfl.report.statistics import mean_std
 from medfl.report.trajectory import Trajectory, read_trajectory
@@ -109,6 +110,16 @@ class Scored:
     label: str
     runs: list[RunRecord]
     ways: list[Trajectory]
+
+
+class ForgettingSection(TemplateSection):
+    """What the federation forgets."""
+
+    template = "forgetting.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Tables and pictures, or why there are none."""
+        return {"forgetting": forgetting(data.groups)}
 
 
 def forgetting(groups: Sequence[Group]) -> Meta:

@@ -18,6 +18,7 @@ from medfl.report.groups import Group, several
 from medfl.report.heads import COLOURS, badge, evenness, held_picture, times_held
 from medfl.report.matrix import DEEPEST, LARGEST
 from medfl.report.runs import RunRecord
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.sections import BANDS
 
 RUNS = 4
@@ -34,6 +35,16 @@ Found = Mapping[str, Findings]
 
 Shown = tuple[str, RunRecord, Findings]
 """A run with its name."""
+
+
+class HeadsSection(TemplateSection):
+    """Who held which head."""
+
+    template = "heads.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The pools, where a run had one."""
+        return {"heads": heads} if (heads := heads_section(data.groups, data.findings)) else None
 
 
 def heads_section(groups: Sequence[Group], findings: Found) -> Meta | None:

@@ -13,6 +13,7 @@ from medfl.report.formats import listed
 from medfl.report.groups import Group
 from medfl.report.runs import RunRecord
 from medfl.report.scores import class_names
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.tiles import colour_layer, grey_layer, plane, shades, strengths, tile
 
 IMAGES, LABELS, MAPS = "explained/images", "explained/labels", "explained/maps/"
@@ -26,6 +27,16 @@ RUNS = 4
 
 FULL = 99.0
 """The percentile of the sizes of an image's SHAP values that has the full colour."""
+
+
+class LooksSection(TemplateSection):
+    """What the teachers of a student look at."""
+
+    template = "looks.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Public images with maps, where a run explained its teachers."""
+        return {"looks": looks} if (looks := looks_section(data.groups, data.findings)) else None
 
 
 def looks_section(groups: Sequence[Group], findings: Mapping[str, Findings]) -> Meta | None:

@@ -20,6 +20,7 @@ from medfl.report.groups import Group
 from medfl.report.pools import same_people
 from medfl.report.runs import RunRecord
 from medfl.report.scores import value_over
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import key_metrics
 
 Table = Mapping[str, Mapping[str, float]]
@@ -100,6 +101,16 @@ def global_test(run: RunRecord, metric: str) -> tuple[float, float]:
 def undefined(table: Table) -> int:
     """Number of cells without a score, which the means leave out."""
     return sum(math.isnan(value) for row in table.values() for value in row.values())
+
+
+class MatrixSection(TemplateSection):
+    """Every model at every site."""
+
+    template = "matrix.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The scores, where every model was scored everywhere."""
+        return {"matrix": matrix} if (matrix := matrix_section(data.groups)) else None
 
 
 def matrix_section(groups: Sequence[Group]) -> Meta | None:

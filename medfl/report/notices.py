@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence, Set
 
-from medfl.contract import Findings
-from medfl.privacy.release import Release
 from medfl.privacy.statements import WHAT
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per
 from medfl.report.runs import RunRecord
+from medfl.report.section import LEVELS, Notice
 from medfl.report.selection import named_runs
 from medfl.settings import Privacy
-from medfl.sharing_facts import poor_generator
 
 Named = tuple[str, RunRecord]
 """A run with the name that it has on the page."""
 
 ENDINGS = {"running": "not over"}
 """Status to how a sentence calls it, where that differs."""
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A sentence at the top of the page.
-
-    Attributes:
-        level: ``bad`` makes numbers doubtful, ``warn`` limits what they say, ``info`` is good to know.
-        text: The sentence.
-    """
-
-    level: Literal["bad", "warn", "info"]
-    text: str
 
 
 def headline(groups: Sequence[Group]) -> str:
@@ -87,15 +70,15 @@ def _images(run: RunRecord) -> str:
     )
 
 
-def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | None = None) -> list[Notice]:
+def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) -> list[Notice]:
     """All notices, the worst first.
 
     Args:
         groups: Of the page.
-        findings: Run folder, as text, to what the run found out.
+        of_sections: What the sections of the page have to say.
     """
     runs = named_runs(groups)
-    found = [
+    notices = [
         *_endings(runs),
         *_best_rounds(runs),
         *_missing(runs),
@@ -103,10 +86,10 @@ def make_notices(groups: Sequence[Group], findings: Mapping[str, Findings] | Non
         *_changes(runs),
         *_other_data(runs),
         *_no_test(runs),
-        *_generators(runs, findings or {}),
-        *_privacy(groups, findings or {}),
+        *of_sections,
+        *_privacy(groups, {label for notice in of_sections for label in notice.privacy_of}),
     ]
-    return sorted(found, key=lambda notice: ("bad", "warn", "info").index(notice.level))
+    return sorted(notices, key=lambda notice: LEVELS.index(notice.level))
 
 
 def _missing(runs: Sequence[Named]) -> list[Notice]:
@@ -200,39 +183,17 @@ def _no_test(runs: Sequence[Named]) -> list[Notice]:
     return [Notice("warn", f"There are no test scores of {listed(names)}: no site had test images that were scored.")]
 
 
-def _generators(runs: Sequence[Named], findings: Mapping[str, Findings]) -> list[Notice]:
-    """Runs whose generator keeps next to nothing of an image back."""
-    warnings = {
-        name: poor_generator(findings.get(str(run.folder), Findings()).meta.get("sharing", {}).get("errors") or {})
-        for name, run in runs
-    }
-    return [Notice("warn", f"{name}: {text}") for name, text in warnings.items() if text]
-
-
-def _privacy(groups: Sequence[Group], findings: Mapping[str, Findings]) -> list[Notice]:
-    """What private runs promise, in short, and who promises nothing; the sections on it have the rest."""
-    shared = [group.label for group in groups if _shares_privately(group, findings)]
-    text = f"Only what {listed(shared)} sent of images has differential privacy, models have none: see What was shared."
-    return [*([Notice("info", text)] if shared else []), *_of_models(groups, shared)]
-
-
-def _shares_privately(group: Group, findings: Mapping[str, Findings]) -> bool:
-    """Whether what the sites sent of their images is clipped and noised."""
-    found = findings.get(str(group.runs[0].folder), Findings()).meta.get("sharing", {}).get("releases", [])
-    return bool(found) and all(Release.from_meta(one).private for one in found)
-
-
-def _of_models(groups: Sequence[Group], told: Sequence[str]) -> list[Notice]:
-    """Privacy of updates; the groups in `told` have a notice already."""
+def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:
+    """What private runs promise, in short, and who promises nothing; the groups in `named` have a notice already."""
     promises: dict[str, list[str]] = {}
     without = []
     for group in groups:
         settings = group.runs[0].run["identity"]["settings"].get("privacy")
         if settings is None:
-            without += [group.label] if group.label not in told else []
+            without += [group.label] if group.label not in named else []
         else:
             promises.setdefault(_promise(Privacy.model_validate(settings)), []).append(group.label)
-    if not promises and not told:
+    if not promises and not named:
         return [Notice("info", "No differential privacy was used.")]
     found = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
     text = f"Differential privacy: {found}. The section Privacy says what that means, and what was spent."

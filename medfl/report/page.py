@@ -2,73 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.findings import read_findings
-from medfl.report import (
-    against,
-    atlas_section,
-    attacks_section,
-    centres_section,
-    classes,
-    clusters_section,
-    facts,
-    fairness_section,
-    forgetting_section,
-    formats,
-    heads_section,
-    looks_section,
-    matrix,
-    notices,
-    privacy_section,
-    savings,
-    sections,
-    sharing_section,
-    sweep,
-    teachers_section,
-    words,
-)
-from medfl.report.gains import GAINS, LOSES, UNCLEAR
+from medfl.plugins import Registry, SectionRecord, load_plugins
+from medfl.report import notices
+from medfl.report.formats import listed
 from medfl.report.groups import group_runs
 from medfl.report.runs import RunRecord, read_run
+from medfl.report.section import Notice, ReportData, Section, render_template
 from medfl.report.selection import Baseline, named_runs, short_folders
 from medfl.report.tested import read_tested
 from medfl.store import write_atomic
 
+_logger = logging.getLogger(__name__)
+
 FILE = "report.html"
 """Name of the report in a run folder."""
 
-SECTIONS = (
-    ("gains", "Who gains"),
-    ("scores", "All scores"),
-    ("curves", "Round by round"),
-    ("forgetting", "What is forgotten"),
-    ("holdings", "Who holds what"),
-    ("costs", "Costs"),
-    ("settings", "Settings"),
-)
-"""Id, which is also the name of the template, and heading of each section."""
 
-EXTRAS = (
-    ("sweep", "One setting, several values"),
-    ("centres", "Which centres gain"),
-    ("classes", "Which classes gain"),
-    ("matrix", "Every model at every site"),
-    ("fairness", "By sex"),
-    ("clusters", "Clusters"),
-    ("teachers", "Teachers of the student"),
-    ("heads", "Who held which head"),
-    ("looks", "What the teachers look at"),
-    ("sharing", "What was shared"),
-    ("privacy", "Privacy"),
-    ("attacks", "What attacks found"),
-    ("atlas", "Regions of the atlas"),
-)
-"""Sections that stand after the first one, where the runs have what they show."""
+@dataclass(frozen=True)
+class MadeSection:
+    """A section on the page, or what is left of one that can't be made.
+
+    Attributes:
+        id: Of the section.
+        title: Its heading.
+        html: What stands below; None for no section.
+        notices: For the top of the page.
+        sources: For its end.
+    """
+
+    id: str
+    title: str
+    html: Markup | None
+    notices: tuple[Notice, ...]
+    sources: tuple[str, ...]
 
 
 def write_report(
@@ -76,6 +51,7 @@ def write_report(
     out: Path | None = None,
     labels: Sequence[str] | None = None,
     baseline: Baseline = None,
+    registry: Registry | None = None,
 ) -> Path:
     """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
 
@@ -87,6 +63,7 @@ def write_report(
         labels: One for each run, as in `medfl.report.groups.group_runs`.
         baseline: Label of the runs that the others are compared with centre by centre and class by class, see
             `medfl.report.selection.compared`; by default the sites alone.
+        registry: Its plugins bring the sections; None loads those that are installed.
 
     Returns:
         The file.
@@ -98,7 +75,8 @@ def write_report(
     if not runs:
         raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
     target = out if out is not None else runs[0] / FILE
-    page = render([read_run(folder) for folder in runs], labels, baseline, target.absolute().parent)
+    records = [read_run(folder) for folder in runs]
+    page = render(records, labels, baseline, target.absolute().parent, registry)
     write_atomic(target, page.encode())
     return target
 
@@ -108,6 +86,7 @@ def render(
     labels: Sequence[str] | None = None,
     baseline: Baseline = None,
     folder: Path | None = None,
+    registry: Registry | None = None,
 ) -> str:
     """The report as HTML.
 
@@ -116,6 +95,7 @@ def render(
         labels: One for each run, as in `medfl.report.groups.group_runs`.
         baseline: As in `write_report`.
         folder: Where the page will lie, for links to files beside the runs; None for no links.
+        registry: As in `write_report`.
 
     Raises:
         SettingsError: If two have the same settings and seed, or the baseline is none of them.
@@ -126,65 +106,53 @@ def render(
     if isinstance(baseline, str) and baseline not in known:
         raise SettingsError(f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}")
     runs = named_runs(groups)
-    tested = {str(run.folder): read_tested(run) for _, run in runs}
-    findings = {str(run.folder): read_findings(run.folder) for _, run in runs}
-    extras = {
-        "atlas": atlas_section.atlas_section(groups),
-        "centres": centres_section.centres_section(groups, tested, baseline),
-        "classes": classes.classes_section(groups, tested, baseline),
-        "matrix": matrix.matrix_section(groups),
-        "fairness": fairness_section.fairness_section(groups, tested),
-        "clusters": clusters_section.clusters_section(groups),
-        "teachers": teachers_section.teachers_section(groups, {run: one.meta for run, one in findings.items()}),
-        "heads": heads_section.heads_section(groups, findings),
-        "looks": looks_section.looks_section(groups, findings),
-        "sweep": sweep.sweep_section(groups),
-        "sharing": sharing_section.sharing_section(groups, findings),
-        "privacy": privacy_section.privacy_section(groups),
-        "attacks": attacks_section.attacks_section(groups, folder),
-    }
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            title=notices.headline(groups),
-            sentence=notices.summary_sentence(runs),
-            notices=notices.make_notices(groups, findings),
-            sections=(SECTIONS[0], *(one for one in EXTRAS if extras[one[0]]), *SECTIONS[1:]),
-            runs=runs,
-            folders=short_folders([run for _, run in runs]),
-            gains=against.gains_section(groups, tested),
-            scores=sections.scores(groups, tested),
-            curves=sections.curves(groups),
-            forgetting=forgetting_section.forgetting(groups),
-            holdings=sections.holdings(runs),
-            costs=facts.costs(runs),
-            savings=savings.savings(runs),
-            settings=sections.settings(runs),
-            **extras,
-        )
+    data = ReportData(
+        runs=tuple(runs),
+        groups=tuple(groups),
+        predictions={str(run.folder): read_tested(run) for _, run in runs},
+        findings={str(run.folder): read_findings(run.folder) for _, run in runs},
+        baseline=baseline,
+        folder=folder,
     )
+    sections = make_sections(registry or load_plugins(), data)
+    page = render_template(
+        __file__,
+        "report.html",
+        title=notices.headline(groups),
+        sentence=notices.summary_sentence(runs),
+        notices=notices.make_notices(groups, [notice for section in sections for notice in section.notices]),
+        sections=[section for section in sections if section.html is not None],
+        runs=runs,
+        folders=short_folders([run for _, run in runs]),
+        sources=listed([source for section in sections for source in section.sources]),
+    )
+    return str(page)
 
 
-def environment() -> Environment:
-    """The templates' environment: everything that is put into a page is escaped, a missing value is an error."""
-    found = Environment(
-        loader=PackageLoader("medfl.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {
-        "score": formats.score,
-        "signed": formats.signed,
-        "number": formats.number,
-        "sentence": formats.sentence,
-        "size": formats.size,
-        "duration": formats.duration,
-        "commands": formats.commands,
-        "words": words.metric_words,
-        "meaning": words.metric_meaning,
-    }
-    found.globals |= {"axes": against.Axis, "verdicts": {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR}}
-    return found
+def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:
+    """The sections that apply, in the order of the page, and those that can't be made: these have a notice instead.
+
+    Args:
+        registry: Knows the sections.
+        data: What the page is about.
+    """
+    records = sorted(registry.report_sections.values(), key=lambda record: (record.order, record.id))
+    return [section for record in records if (section := _made(registry, record, data)) is not None]
+
+
+def _made(registry: Registry, record: SectionRecord, data: ReportData) -> MadeSection | None:
+    try:
+        section: Section = registry.report_section(record.id)()
+        if not section.applies(data):
+            return None
+        html, texts = escape(section.render(data)), tuple(section.notices(data))
+        if not all(isinstance(notice, Notice) for notice in texts):
+            raise TypeError(f"expected each notice to be a Notice, got {texts!r}")
+        return MadeSection(record.id, record.title, html, texts, tuple(section.sources(data)))
+    except (Exception, SystemExit) as error:
+        (plugin,) = registry.givers("report_section", record.id)
+        why = f"{type(error).__name__} in plugin '{plugin}'"  # its own text may hold a path, or a patient's data
+        text = f"The section '{record.title}' could not be made: {why}. The rest of the page is complete."
+        _logger.warning("%s", text)
+        _logger.debug("The traceback of section '%s':", record.id, exc_info=True)
+        return MadeSection(record.id, record.title, None, (Notice("warn", text),), ())

@@ -13,6 +13,7 @@ from medfl.report.formats import MISSING, count, listed
 from medfl.report.groups import Group
 from medfl.report.notices import Named
 from medfl.report.runs import RunRecord
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import named_runs
 from medfl.settings import Privacy
 
@@ -20,6 +21,16 @@ Accounts = Mapping[str, Mapping[str, Any]]
 """Site to `medfl.ledger.Account.facts`."""
 
 UNBOUNDED = "no bound"
+
+
+class PrivacySection(TemplateSection):
+    """What runs with differential privacy promise and spent."""
+
+    template = "privacy.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """A row for each private run."""
+        return {"privacy": privacy} if (privacy := privacy_section(data.groups)) else None
 
 
 def privacy_section(groups: Sequence[Group]) -> Meta | None:

@@ -27,6 +27,7 @@ from medfl.report.gains import Sets
 from medfl.report.groups import Group, several
 from medfl.report.holdings import holdings_figure
 from medfl.report.notices import Named
+from medfl.report.savings import savings
 from medfl.report.scores import (
     calibration_error,
     class_names,
@@ -35,6 +36,7 @@ from medfl.report.scores import (
     reliability_of,
     score_table,
 )
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import key_metrics
 from medfl.report.tested import Tested
 from medfl.report.words import metric_words
@@ -47,6 +49,56 @@ MATRIX = 30
 
 CLASSES_DRAWN = 60
 """With more classes than this the picture of who holds what is left out; the numbers stand in the table."""
+
+
+class ScoresSection(TemplateSection):
+    """All scores."""
+
+    template = "scores.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Tables, confusion matrices and reliability."""
+        return {"scores": scores(data.groups, data.predictions)}
+
+
+class CurvesSection(TemplateSection):
+    """Scores and losses round by round."""
+
+    template = "curves.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Pictures, and why some are missing."""
+        return {"curves": curves(data.groups)}
+
+
+class HoldingsSection(TemplateSection):
+    """Who holds what."""
+
+    template = "holdings.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Images of each class at each site."""
+        return {"holdings": holdings(data.runs)}
+
+
+class CostsSection(TemplateSection):
+    """Bytes and seconds."""
+
+    template = "costs.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """What runs cost, and what quantisation saves."""
+        return {"costs": facts.costs(data.runs), "savings": savings(data.runs)}
+
+
+class SettingsSection(TemplateSection):
+    """How the runs were set."""
+
+    template = "settings.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Settings with their origins, versions, and data hashes."""
+        return {"settings": settings(data.runs), "runs": data.runs}
 
 
 # ---- scores

@@ -13,11 +13,12 @@ from medfl.privacy.release import Release, epsilon_together
 from medfl.privacy.statements import WHAT
 from medfl.report.curves import ends
 from medfl.report.figures import looks, svg
-from medfl.report.formats import count, number, score
+from medfl.report.formats import count, listed, number, score
 from medfl.report.groups import Group
 from medfl.report.looks_section import balanced
 from medfl.report.runs import RunRecord
 from medfl.report.scores import class_names
+from medfl.report.section import Notice, ReportData, TemplateSection
 from medfl.report.sharing import (
     TOLD,
     Stage,
@@ -32,6 +33,7 @@ from medfl.report.sharing import (
 )
 from medfl.report.statistics import wilson
 from medfl.report.tiles import SIDE, grey_layer, plane, shades, strengths, tile
+from medfl.sharing_facts import poor_generator
 
 IMAGES, LABELS = "sharing/images", "sharing/labels"
 """Tensors of the findings."""
@@ -46,6 +48,31 @@ FULL = 99.0
 """The percentile of the sizes of all values drawn of a run that has the full colour."""
 
 NOTHING = "no differential privacy"
+
+
+class SharingSection(TemplateSection):
+    """Images that sites shared."""
+
+    template = "sharing.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Each run that is drawn, where sites shared images."""
+        return {"sharing": sharing} if (sharing := sharing_section(data.groups, data.findings)) else None
+
+    def notices(self, data: ReportData) -> list[Notice]:
+        """Runs whose generator keeps next to nothing of an image back, and who promises privacy for images alone."""
+        errors = {name: data.findings[str(run.folder)].meta.get("sharing", {}).get("errors") for name, run in data.runs}
+        warnings = {name: poor_generator(by_site or {}) for name, by_site in errors.items()}
+        poor = [Notice("warn", f"{name}: {warning}") for name, warning in warnings.items() if warning]
+        private = tuple(group.label for group in data.groups if _shares_privately(group, data.findings))
+        text = f"Only what {listed(private)} sent of images has differential privacy, models have none: see "
+        return [*poor, *([Notice("info", f"{text}What was shared.", private)] if private else [])]
+
+
+def _shares_privately(group: Group, findings: Mapping[str, Findings]) -> bool:
+    """Whether what the sites sent of their images is clipped and noised."""
+    releases = _releases(findings[str(group.runs[0].folder)].meta.get("sharing", {}))
+    return bool(releases) and all(release.private for release in releases)
 
 
 def sharing_section(groups: Sequence[Group], findings: Mapping[str, Findings]) -> Meta | None:

@@ -14,6 +14,7 @@ from medfl.report.figures import Curve, curves_figure, looks, svg
 from medfl.report.formats import score
 from medfl.report.groups import Group, several
 from medfl.report.scores import ScoreRow, Value, score_table
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import key_metrics
 from medfl.report.words import metric_words
 
@@ -25,6 +26,16 @@ CROWDED = 25.0
 
 ASIDE = ("seed", "threads", "workers", "device")
 """Settings that may differ besides."""
+
+
+class SweepSection(TemplateSection):
+    """One setting with several values."""
+
+    template = "sweep.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """A picture for each method with such a setting."""
+        return {"sweep": sweep} if (sweep := sweep_section(data.groups)) else None
 
 
 def sweep_section(groups: Sequence[Group]) -> list[Meta]:

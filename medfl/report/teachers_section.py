@@ -13,6 +13,7 @@ from medfl.report.formats import listed, signed
 from medfl.report.groups import Group, several
 from medfl.report.runs import RunRecord
 from medfl.report.scores import Value, value_over
+from medfl.report.section import ReportData, TemplateSection
 from medfl.report.selection import key_metrics
 
 WAYS = {
@@ -27,6 +28,17 @@ SETS = {"mean": "mean of sites", "global_test": "global test", "public_test": "p
 
 Findings = Mapping[str, Meta]
 """Run folder, as text, to the meta of its findings."""
+
+
+class TeachersSection(TemplateSection):
+    """The teachers of a student."""
+
+    template = "teachers.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """What each is worth, where a run had a student."""
+        teachers = teachers_section(data.groups, {run: facts.meta for run, facts in data.findings.items()})
+        return {"teachers": teachers} if teachers else None
 
 
 def teachers_section(groups: Sequence[Group], findings: Findings) -> Meta | None:

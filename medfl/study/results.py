@@ -9,6 +9,7 @@ import pandas as pd
 
 from medfl.errors import MedflError
 from medfl.findings import read_findings
+from medfl.plugins import Registry
 from medfl.privacy.gaussian import SENSITIVITY
 from medfl.report.claims import check_claim, claims_markdown, claims_table
 from medfl.report.compare import compare, to_markdown
@@ -60,12 +61,22 @@ def write_tables(
     write_atomic(_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
 
 
-def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: Say) -> None:
-    """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none."""
+def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: Say, registry: Registry) -> None:
+    """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none.
+
+    Args:
+        study: The study.
+        outcome: How its runs stand.
+        data: Name of a data set.
+        out: Folder of the study.
+        say: Shows a line.
+        registry: Its plugins bring the sections of the page.
+    """
     over = _over(study, outcome, data)
     try:
         rows = [job.row for job in over]
-        write_report([job.folder for job in over], _path(out, data, ".html"), rows, _baselines(study, rows))
+        page, baselines = _path(out, data, ".html"), _baselines(study, rows)
+        write_report([job.folder for job in over], page, rows, baselines, registry)
     except MedflError as error:
         say(f"no page about {data}: {error}")
 

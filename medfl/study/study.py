@@ -122,7 +122,7 @@ def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1)
                 write_people(study, data, prepared.source, out)
                 continue
             write_tables(study, runs, data, out, attacked)
-            write_page(study, runs, data, out, say)
+            write_page(study, runs, data, out, say, prepared.registry)
     return Outcome({**runs.status, **attacked.status})
 
 

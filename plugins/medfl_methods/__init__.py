@@ -1,11 +1,11 @@
 """The methods that come with medfl, registered through the same entry point that anyone else's use.
 
-One file for each method. This one only lists them and imports none.
+One file for each method. This one only lists them, and what they show in the report, and imports none.
 """
 
 from __future__ import annotations
 
-from medfl.plugins import MethodRecord, hookimpl
+from medfl.plugins import MethodRecord, SectionRecord, hookimpl
 
 UPDATES = {"model/": "update"}
 DIVIDED = {"distiller/": "update", "shared/": "samples"}
@@ -189,4 +189,15 @@ def medfl_methods() -> list[MethodRecord]:
             unlike_networks=True,
             summary="each site's model learns beside a copy of another one's, by the similarity of their features",
         ),
+    ]
+
+
+@hookimpl
+def medfl_report_sections() -> list[SectionRecord]:
+    """What single methods show in the report."""
+    return [
+        SectionRecord("teachers", "Teachers of the student", "medfl.report.teachers_section:TeachersSection", 200),
+        SectionRecord("heads", "Who held which head", "medfl.report.heads_section:HeadsSection", 210),
+        SectionRecord("looks", "What the teachers look at", "medfl.report.looks_section:LooksSection", 220),
+        SectionRecord("sharing", "What was shared", "medfl.report.sharing_section:SharingSection", 230),
     ]

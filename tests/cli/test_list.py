@@ -67,9 +67,17 @@ def test_networks_and_partitions_are_listed_with_their_plugin(medfl_command, kin
     assert "fedavg" not in out
 
 
+def test_sections_of_the_report_are_listed_in_the_order_of_the_page(medfl_command):
+    code, out, _ = medfl_command("list", "sections")
+    assert code == 0
+    assert " heads medfl_methods Who held which head " in words(out)
+    places = [out.index(f" {name} ") for name in ("gains", "clusters", "teachers", "privacy", "curves")]
+    assert places == sorted(places)
+
+
 def test_without_a_kind_all_are_listed(medfl_command):
     _, out, _ = medfl_command("list")
-    assert all(name in out for name in ("fedavg", "cnn4", "iid", "medmnist_classification"))
+    assert all(name in out for name in ("fedavg", "cnn4", "iid", "Round by round", "medmnist_classification"))
 
 
 def test_bundles_are_listed_with_their_task_and_folder(medfl_command):

@@ -41,6 +41,19 @@ def test_out_names_the_file(report, runs, tmp_path):
     assert not (runs[0] / "report.html").exists()
 
 
+def test_a_plugin_file_brings_a_section_and_can_be_left_out(report, runs, tmp_path):
+    plugin = tmp_path / "broken_section.py"
+    plugin.write_text(
+        "from medfl.plugins import SectionRecord, hookimpl\n"
+        "@hookimpl\ndef medfl_report_sections(): return [SectionRecord('own', 'Own', 'no_such_module_at_all:Own')]\n"
+    )
+    out = tmp_path / "page.html"
+    assert report(runs[0], "--plugin", plugin, "--out", out)[0] == 0
+    assert "The section &#39;Own&#39; could not be made: PluginError" in out.read_text()
+    assert report(runs[0], "--plugin", plugin, "--no-plugin", "broken_section", "--out", out)[0] == 0
+    assert "Own" not in out.read_text()
+
+
 def test_a_folder_without_a_run_ends_with_a_message_and_status_2(report, tmp_path):
     status, out, err = report(tmp_path)
     assert (status, out) == (2, "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from html.parser import HTMLParser
 from typing import Any
 
-from medfl.report.page import environment
+from medfl.plugins import load_plugins
+from medfl.report.section import render_template
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -60,7 +62,13 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+def render_section(name: str, content: Any) -> str:
+    """What the template of a section makes of its content."""
+    kind = load_plugins().report_section(name)
+    return str(render_template(inspect.getfile(kind), kind.template, **{name: content}))
+
+
 def section(name: str, content: Any) -> Page:
     """A section alone, which is written faster than a whole page; empty for None."""
-    html = "" if content is None else environment().get_template(f"{name}.html").render({name: content})
+    html = "" if content is None else render_section(name, content)
     return Page(f'<section id="{name}">{html}</section>')

@@ -9,14 +9,14 @@ import nibabel
 import numpy as np
 import pytest
 from make_runs import make_run
-from read_page import Page, words
+from read_page import Page, render_section, words
 
 from medfl.data.atlas import ATLAS
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.report.atlas import FEWEST, MOST, read_atlas
 from medfl.report.atlas_section import atlas_section
 from medfl.report.groups import group_runs
-from medfl.report.page import environment, write_report
+from medfl.report.page import write_report
 from medfl.report.runs import read_run
 
 SHAPE = (8, 10, 6)
@@ -56,7 +56,7 @@ def make(tmp_path, name="run", **options):
 def section(run):
     """The text of the section; empty without one."""
     found = atlas_section(group_runs([read_run(run)]))
-    html = "" if found is None else environment().get_template("atlas.html").render(atlas=found)
+    html = "" if found is None else render_section("atlas", found)
     return words(Page(f'<section id="atlas">{html}</section>').sections["atlas"])
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from make_runs import make_run
-from read_page import Page, words
+from read_page import Page, render_section, words
 from sklearn.metrics import roc_auc_score
 
 from medfl.errors import SettingsError
 from medfl.report.classes import classes_section
 from medfl.report.groups import group_runs
-from medfl.report.page import environment, write_report
+from medfl.report.page import write_report
 from medfl.report.runs import read_run
 from medfl.report.tested import read_tested
 
@@ -28,7 +28,7 @@ def section(folders, baseline=None):
     found = classes_section(group_runs(records), {str(run.folder): read_tested(run) for run in records}, baseline)
     if found is None:
         return None
-    html = environment().get_template("classes.html").render(classes=found)
+    html = render_section("classes", found)
     return Page(f'<section id="classes">{html}</section>')
 
 

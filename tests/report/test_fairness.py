@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from make_runs import make_run
-from read_page import Page, words
+from read_page import Page, render_section, words
 from sklearn.metrics import roc_auc_score
 
 from medfl.report.fairness import (
@@ -23,7 +23,7 @@ from medfl.report.fairness import (
 )
 from medfl.report.fairness_section import fairness_section
 from medfl.report.groups import group_runs
-from medfl.report.page import environment, write_report
+from medfl.report.page import write_report
 from medfl.report.runs import read_run
 from medfl.report.tested import Tested as Answers
 from medfl.report.tested import read_tested
@@ -154,7 +154,7 @@ def shown(folders):
     found = fairness_section(group_runs(records), {str(run.folder): read_tested(run) for run in records})
     if found is None:
         return None
-    html = environment().get_template("fairness.html").render(fairness=found)
+    html = render_section("fairness", found)
     return Page(f'<section id="fairness">{html}</section>')
 
 

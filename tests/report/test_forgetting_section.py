@@ -7,13 +7,13 @@ from statistics import fmean, pstdev, stdev
 import pytest
 from make_runs import SITES, make_run
 from markupsafe import Markup
-from read_page import Page, words
+from read_page import Page, render_section, words
 
 from medfl.report import forgetting_section
 from medfl.report.curves import score_curve, trained_curve, work_curve
 from medfl.report.formats import commands
 from medfl.report.groups import group_runs
-from medfl.report.page import environment, write_report
+from medfl.report.page import write_report
 from medfl.report.runs import read_run
 from medfl.report.trajectory import read_trajectory
 
@@ -53,8 +53,7 @@ def page(tmp_path, monkeypatch):
     def write(*runs: tuple[str, dict]) -> Page:
         folders = [make_run(tmp_path / name, name.split("-")[0], **options) for name, options in runs]
         groups = group_runs([read_run(folder) for folder in folders])
-        template = environment().get_template("forgetting.html")
-        html = template.render(forgetting=forgetting_section.forgetting(groups))
+        html = render_section("forgetting", forgetting_section.forgetting(groups))
         return Page(f'<section id="forgetting">{html}</section>')
 
     return write

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from make_runs import make_run
-from read_page import Page, section
+from read_page import Page, render_section, section
 
 from medfl.contract import Findings
 from medfl.findings import read_findings
 from medfl.report.groups import group_runs
 from medfl.report.looks_section import MOST, balanced, looks_section
-from medfl.report.page import environment, write_report
+from medfl.report.page import write_report
 from medfl.report.runs import read_run
 from medfl.report.tiles import AGAINST, FOR, GREYS, SIDE, STEPS, colour_layer, grey_layer, plane, shades, strengths
 
@@ -147,7 +147,7 @@ def test_many_large_images_of_many_runs_stay_small(tmp_path):
     found = explained((64, 64), per_class=4)
     options = {"images": 5, "findings": found, "state": False, "bundles": False}
     looks = alone([make_run(tmp_path / f"run{n}", f"method{n}", **options) for n in range(5)])
-    assert len(environment().get_template("looks.html").render(looks=looks)) < 700_000
+    assert len(render_section("looks", looks)) < 700_000
     text = section("looks", looks).sections["looks"]
     assert "8 of the 12 images that were explained" in text
     assert "Left out to keep the page small: method4." in text

@@ -7,11 +7,11 @@ from statistics import fmean, stdev
 
 import pytest
 from make_runs import make_run
-from read_page import Page, words
+from read_page import Page, render_section, words
 
 from medfl.report.groups import group_runs
 from medfl.report.matrix import cross_table, global_mean, local_mean, matrix_section, undefined
-from medfl.report.page import environment, write_report
+from medfl.report.page import write_report
 from medfl.report.pools import same_people
 from medfl.report.runs import read_run
 
@@ -37,7 +37,7 @@ def section(tmp_path):
 
     def write(*runs: tuple[str, dict]) -> Page:
         groups = group_runs([read_run(make(tmp_path, name, **options)) for name, options in runs])
-        html = environment().get_template("matrix.html").render(matrix=matrix_section(groups))
+        html = render_section("matrix", matrix_section(groups))
         return Page(f'<section id="matrix">{html}</section>')
 
     return write

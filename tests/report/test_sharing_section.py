@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 from make_runs import SITES, make_run
-from read_page import section, words
+from read_page import render_section, section, words
 
 from medfl.contract import Findings
 from medfl.findings import read_findings
 from medfl.privacy.release import Release, sentences
 from medfl.report.figures import looks
 from medfl.report.groups import group_runs
-from medfl.report.notices import make_notices
-from medfl.report.page import environment, render
+from medfl.report.page import render
 from medfl.report.runs import read_run
 from medfl.report.sharing import (
     DIVERGING,
@@ -135,8 +134,8 @@ def test_the_generators_error_stands_beside_the_mean_images(page):
 @pytest.mark.parametrize(("errors", "warned"), [(ERRORS, 1), ({"site-1": [0.01, 0.02]}, 0), (None, 0)])
 def test_the_page_begins_with_a_warning_of_a_poor_generator(tmp_path, errors, warned):
     run = read_run(make_run(tmp_path / "run", "fedtpf", **QUICK, findings=findings(errors=errors)))
-    notices = make_notices(group_runs([run]), {str(run.folder): read_findings(run.folder)})
-    assert [one.level for one in notices if "worse than the mean" in one.text] == ["warn"] * warned
+    notices = re.findall('<p class="notice ([a-z]*)">(.*)</p>', render([run]))
+    assert [level for level, text in notices if "worse than the mean" in text] == ["warn"] * warned
 
 
 def test_the_first_stages_of_two_rows_stand_in_one_picture(page):
@@ -385,6 +384,6 @@ def test_the_section_stays_small(tmp_path):
     many = findings(images=images, labels=[0] * MOST + [1] * MOST)
     folder = make_run(tmp_path / "run", "fedtpf", **QUICK, findings=many)
     found = sharing_section(group_runs([read_run(folder)]), {str(folder): many})
-    html = environment().get_template("sharing.html").render(sharing=found)
+    html = render_section("sharing", found)
     assert html.count('class="tile"') == MOST
     assert len(html) < 250_000

@@ -27,7 +27,7 @@ FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is tested elsewhere; here it would want a whole run."""
-    monkeypatch.setattr("medfl.study.results.write_report", lambda runs, out, labels, baseline: None)
+    monkeypatch.setattr("medfl.study.results.write_report", lambda *_: None)
 
 
 def cells(folds: int = 3, seeds: int = 2) -> list[tuple[int, int]]:
@@ -57,7 +57,7 @@ def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
     folder = tmp_path_factory.mktemp("dealt")
     (folder / "study.yaml").write_text(yaml.safe_dump(SMALL | {"data": FOLDS}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfl.study.results.write_report", lambda runs, out, labels, baseline: None)
+        patch.setattr("medfl.study.results.write_report", lambda *_: None)
         run_study(load_study(folder / "study.yaml", source, folder / "out"), Runs())
     return folder / "out"
 

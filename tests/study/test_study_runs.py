@@ -12,10 +12,11 @@ from study_toys import PREPARED, Runs, contents
 
 from medfl.cli.run import parse_overrides
 from medfl.errors import StoreError
+from medfl.plugins import Registry
 from medfl.study.study import run_study
 
 
-def _no_page(runs: list[Path], out: Path, labels: list[str], baseline: str | None) -> None:
+def _no_page(runs: list[Path], out: Path, labels: list[str], baseline: str | None, registry: Registry) -> None:
     out.write_text(f"{len(runs)} runs: {', '.join(dict.fromkeys(labels))}")
 
 
