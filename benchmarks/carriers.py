@@ -30,13 +30,13 @@ from pathlib import Path
 
 import psutil
 
-from medfl.bundle_folders import shipped
-from medfl.data.phantoms import make_cohort
+from medfl.bundle.files import shipped
 from medfl.deploy.kit import start, stop
 from medfl.deploy.offer import make_offer
 from medfl.deploy.provision import Federation, provision
 from medfl.deploy.session import Submission, submit
-from medfl.report.runs import read_metrics
+from medfl.runs.records import read_metrics
+from medfl.testing.phantoms import make_cohort
 
 SITES = ("site-01", "site-02", "site-03")
 FACTS = {"num_classes": 2, "in_channels": 3, "size": 8, "spatial_dims": 2}

@@ -20,12 +20,12 @@ import torch
 from round_loop import CLASSES, make_sites, make_work
 from torch import nn
 
-from medfl.evaluation import Row
+from medfl.core.evaluation import Row
+from medfl.core.site import Splits
 from medfl.networks.cnn import CNN4
 from medfl.plugins import load_plugins
+from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
-from medfl.simulation import Run, simulate
-from medfl.siteside import Splits
 from medfl.task import Task
 
 BASE = "fedavg"

@@ -25,16 +25,16 @@ import torch
 from plain_loop import PlainLoop
 from torch import nn
 
+from medfl.core.evaluation import Row
+from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
-from medfl.evaluation import Row
+from medfl.methods.aggregation import sample
 from medfl.networks.cnn import CNN4
-from medfl.participation import sample
 from medfl.plugins import load_plugins
+from medfl.runs.simulation import Run, simulate
 from medfl.settings import Execution, Settings
-from medfl.simulation import Run, simulate
-from medfl.siteside import Splits
-from medfl.streams import make_generator
 from medfl.task import Task
+from medfl.utils.rng import make_generator
 
 CLASSES = 8
 

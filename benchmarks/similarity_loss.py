@@ -31,11 +31,11 @@ from pathlib import Path
 import psutil
 import torch
 
-from medfl.losses.gram import choose_form, gram_loss
-from medfl.losses.regions import pool
-from medfl.losses.similarity import region_similarity_loss
-from medfl.memory import release
-from medfl.similar_stages import RegionGrids
+from medfl.utils.memory import release
+from medfl_methods.fedskd.gram import choose_form, gram_loss
+from medfl_methods.fedskd.regions import pool
+from medfl_methods.fedskd.similarity import region_similarity_loss
+from medfl_methods.fedskd.stages import RegionGrids
 
 DEFAULT = "8x110592 27x4096 116x512 216x2048 784x2048 1728x1024 3136x1024 2048x512 3072x512 1024x256 1536x256 3136x64"
 FORMS = ("direct", "n x n", "k x k")

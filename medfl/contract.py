@@ -22,43 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
 
-from medfl.streams import SecretStream, make_generator
-from medfl.tells import Tell
+from medfl.types import Dataset, Meta, Tensors
+from medfl.utils.rng import SecretStream, make_generator
+from medfl.utils.tells import Tell
 
 if TYPE_CHECKING:
     from medfl.settings import Settings
     from medfl.task import Task
 
-Tensors = dict[str, torch.Tensor]
-"""Tensors by flat name, for example ``model/conv1.weight`` or ``proto/3``."""
-
-Meta = dict[str, Any]
-"""Small facts beside tensors: JSON only."""
 
 Kind = Literal["update", "weights", "statistic", "samples"]
 """What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
-
-SERVER = "server"
-"""The name of the server among participants; no site may have it."""
-
-
-@runtime_checkable
-class Dataset(Protocol):
-    """Images and labels of one split of one site, addressed by row."""
-
-    labels: torch.Tensor
-    """Integer labels, shape (n,)."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, C, *spatial), float32, and labels (B,), int64, of the given rows; the same ones each time."""
-        ...
 
 
 @dataclass
@@ -85,7 +64,7 @@ class Parcel:
 class Model:
     """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it.
 
-    The fact ``head`` is the head that stands in place of the network's own (`medfl.head_pool`).
+    The fact ``head`` is the head that stands in place of the network's own (`medfl_methods.fedsdc.heads`).
     """
 
     network: str
@@ -306,7 +285,7 @@ class Replies(Protocol):
 
 
 class Method(Protocol):
-    """A federated algorithm. Most are a few lines on `medfl.averaging.Averaging`."""
+    """A federated algorithm. Most are a few lines on `medfl.methods.averaging.Averaging`."""
 
     sends: ClassVar[Mapping[str, Kind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""

@@ -25,7 +25,7 @@ import pluggy
 from medfl import hooks
 from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.hooks import HOOKS, Kind, MethodRecord, NetworkRecord, PartitionRecord, Record, SectionRecord, hookimpl
-from medfl.nested import merged
+from medfl.utils.dotted import merged
 
 __all__ = ["MethodRecord", "NetworkRecord", "PartitionRecord", "Registry", "SectionRecord", "hookimpl", "load_plugins"]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from medfl.balance import weighted_loss
-from medfl.contract import Tensors
 from medfl.errors import SettingsError, did_you_mean
-from medfl.streams import pinned
+from medfl.training.balance import weighted_loss
+from medfl.types import Tensors
+from medfl.utils.rng import pinned
 
 if TYPE_CHECKING:
-    from medfl.augment import Augment, Augmentation
     from medfl.networks.pretrained import Pretrained
+    from medfl.training.augment import Augment, Augmentation
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -146,7 +146,7 @@ class Task:
         return self._names[name]
 
     def weighted(self, labels: torch.Tensor) -> Task:
-        """The same task with the class weights of a site in its loss (`medfl.balance`).
+        """The same task with the class weights of a site in its loss (`medfl.training.balance`).
 
         Args:
             labels: The site's training labels, shape (n,).

@@ -9,12 +9,12 @@ from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
 from monai.bundle.workflows import ConfigWorkflow
 
-from medfl.console import end, show_log
-from medfl.contract import Meta
+from medfl.bundle.option_checks import check_ids, check_options
 from medfl.deploy.session import Submission, submit
-from medfl.deploy.submitting import OPTIONS, read_submission
+from medfl.deploy.submit import OPTIONS, read_submission
 from medfl.errors import MedflError, SettingsError
-from medfl.options import check_ids, check_options
+from medfl.runs.console import end, show_log
+from medfl.types import Meta
 
 T = TypeVar("T")
 

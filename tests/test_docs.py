@@ -12,14 +12,14 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import Field
 
-from medfl.averaging import Averaging
+from medfl.cli.docs import method_page, write_pages
 from medfl.cli.main import main
 from medfl.contract import Limit
-from medfl.docs_pages import method_page, write_pages
 from medfl.errors import PluginError
 from medfl.hooks import MethodRecord
+from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
-from medfl.tells import Tell, count, number
+from medfl.utils.tells import Tell, count, number
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -7,7 +7,7 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.task import Task, optimizer_factory, suits_channels_last
 from medfl.testing.cohort import SmallNet, make_task
-from medfl.wire import tensors_equal
+from medfl.utils.wire import tensors_equal
 
 
 def parameters():

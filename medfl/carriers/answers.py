@@ -12,15 +12,15 @@ from medfl.carriers.messages import (
     check_tensors,
     unpack,
 )
-from medfl.carriers.remote_messages import UNDELIVERED, names
-from medfl.carriers.rows import rows_from_json
-from medfl.contract import Method, Order, Tensors
+from medfl.carriers.remote_messages import UNDELIVERED, names, rows_from_json
+from medfl.contract import Method, Order
+from medfl.core.carrier import Answer
+from medfl.core.evaluation import Row
+from medfl.core.filters import decode
+from medfl.core.reply_checks import check_reply
 from medfl.errors import RefusedError
-from medfl.evaluation import Row
-from medfl.filters import decode
-from medfl.replies import check_reply
-from medfl.siteside import Answer
 from medfl.task import Task
+from medfl.types import Tensors
 
 REASON = 2000
 """Letters of a reason, at most."""

@@ -24,8 +24,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from medfl.carriers.remote_messages import PROGRESS, TASK
-from medfl.contract import Meta
 from medfl.errors import MedflError
+from medfl.types import Meta
 
 logger = logging.getLogger(__name__)
 

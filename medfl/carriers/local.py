@@ -13,16 +13,16 @@ from collections.abc import Callable
 
 import torch
 
-from medfl import wire
 from medfl.carriers.pool import Job, Pool, describe_bug
-from medfl.carriers.stored import StoredReplies
-from medfl.contract import Meta, Order, Tensors
-from medfl.data.sites import NO_SITES
+from medfl.contract import Order
+from medfl.core.carrier import Answer, Evaluation, MethodFactory
+from medfl.core.evaluation import Row, rows_of, score
+from medfl.core.replies import StoredReplies
+from medfl.core.site import SiteHost
+from medfl.core.store import Steps
 from medfl.errors import MedflError
-from medfl.evaluation import Row, rows_of, score
-from medfl.federation import Evaluation
-from medfl.siteside import Answer, MethodFactory, SiteHost
-from medfl.store import Steps
+from medfl.types import NO_SITES, Meta, Tensors
+from medfl.utils import wire
 
 
 class LocalCarrier:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from medfl import wire
 from medfl.errors import RefusedError
+from medfl.utils import wire
 
 MAX_NAME = 512
 """Longest name of a tensor, in characters."""
@@ -55,7 +55,7 @@ class Limits:
 
 
 def check_blob(blob: bytes, limits: Limits) -> None:
-    """Refuse bytes that `medfl.wire.decode` should not see.
+    """Refuse bytes that `medfl.utils.wire.decode` should not see.
 
     Args:
         blob: What came.
@@ -63,7 +63,7 @@ def check_blob(blob: bytes, limits: Limits) -> None:
 
     Raises:
         RefusedError: If the blob is larger than the limits allow, or has another form than `medfl.carriers.messages`
-            gives it. Only the checksum is left to `medfl.wire.decode`.
+            gives it. Only the checksum is left to `medfl.utils.wire.decode`.
     """
     if type(blob) is not bytes:
         raise refusal("bytes", type(blob).__name__)

@@ -1,9 +1,9 @@
 """Messages between machines: bytes, and the checks that stand between a network and a method.
 
-A message is one blob of `medfl.wire`; nothing in it is evaluated, imported or unpickled. `unpack` refuses what is too
-large or has another form before anything is allocated for it. What a method expects of the content is checked by
-`check_tensors` and `medfl.replies.check_reply`, and what stands for quantised tensors by `check_codec`. Each ends in
-`RefusedError`, whose sentence tells sizes, types and names but never contents.
+A message is one blob of `medfl.utils.wire`; nothing in it is evaluated, imported or unpickled. `unpack` refuses what is
+too large or has another form before anything is allocated for it. What a method expects of the content is checked by
+`check_tensors` and `medfl.core.reply_checks.check_reply`, and what stands for quantised tensors by `check_codec`. Each
+ends in `RefusedError`, whose sentence tells sizes, types and names but never contents.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from medfl import wire
 from medfl.carriers.message_checks import HONEST, Limits, check_blob, check_shape, refusal, shown
-from medfl.contract import Meta, Tensors
+from medfl.core.filters import CODEC
 from medfl.errors import DamagedError
-from medfl.filters import CODEC
-from medfl.privacy.clip import l2_norm
+from medfl.privacy.gaussian import l2_norm
 from medfl.task import Task
+from medfl.types import Meta, Tensors
+from medfl.utils import wire
 
 __all__ = [
     "Limits",
@@ -150,7 +150,7 @@ def shapes_of(
 
 
 def check_codec(tensors: Tensors, meta: Meta, limits: Limits) -> None:
-    """Refuse a codec that `medfl.filters.decode` should not see; meta without one passes.
+    """Refuse a codec that `medfl.core.filters.decode` should not see; meta without one passes.
 
     Args:
         tensors: Of a message, as they came.
@@ -158,7 +158,7 @@ def check_codec(tensors: Tensors, meta: Meta, limits: Limits) -> None:
         limits: What the receiver takes; the decoded tensors together may have `Limits.max_bytes`.
 
     Raises:
-        RefusedError: If the codec does not describe tensors of the message as `medfl.filters` writes it.
+        RefusedError: If the codec does not describe tensors of the message as `medfl.core.filters` writes it.
     """
     if CODEC not in meta:
         return

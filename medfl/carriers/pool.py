@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from medfl import errors, wire
-from medfl.contract import Meta, Tensors
+from medfl import errors
 from medfl.errors import MedflError
-from medfl.memory import release
+from medfl.types import Meta, Tensors
+from medfl.utils import wire
+from medfl.utils.memory import release
 
 Job = tuple[Meta, Tensors]
 """What a worker is asked to do: JSON and tensors."""

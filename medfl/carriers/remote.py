@@ -24,17 +24,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from medfl import wire
 from medfl.carriers.answers import Expected, opened, read_answer
 from medfl.carriers.messages import Limits, Message, pack
 from medfl.carriers.remote_messages import UNDELIVERED, StepMessages, read_account, read_facts, read_network, read_rows
-from medfl.carriers.stored import StoredReplies
-from medfl.contract import Meta, Order, Tensors
+from medfl.contract import Order
+from medfl.core.carrier import Answer, Evaluation
+from medfl.core.evaluation import Row
+from medfl.core.replies import StoredReplies
+from medfl.core.store import Steps
 from medfl.errors import MedflError
-from medfl.evaluation import Row
-from medfl.federation import Evaluation
-from medfl.siteside import Answer
-from medfl.store import Steps
+from medfl.types import Meta, Tensors
+from medfl.utils import wire
 
 logger = logging.getLogger(__name__)
 

@@ -1,31 +1,96 @@
-"""What the server says to sites in a step, and how their answers to other messages are read."""
+"""What the server says to sites in a step, how their answers to other messages are read, and rows of metrics in JSON.
+
+The receiver checks each row.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from typing import Any
 
 import torch
 
-from medfl import wire
 from medfl.carriers.messages import Message
-from medfl.carriers.rows import rows_from_json
-from medfl.contract import Meta, Order, Tensors
+from medfl.contract import Order
+from medfl.core.carrier import Evaluation
+from medfl.core.evaluation import Row
+from medfl.core.store import Steps
 from medfl.errors import RefusedError
-from medfl.evaluation import Row
-from medfl.federation import Evaluation
-from medfl.store import Steps
-from medfl.tells import Tell, check_told, count, fields, flag, number, or_none, text
+from medfl.types import Meta, Tensors
+from medfl.utils import wire
+from medfl.utils.tells import Tell, check_told, count, fields, flag, number, or_none, text
+
+WORD = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
+"""Names of models and metrics."""
+
+
+SPLITS, MOMENTS = ("train", "val", "test", "shared"), ("aggregated", "trained")
+
+
+MAX_ROWS = 100_000
+"""Rows in one message, at most."""
+
+
+def rows_to_json(rows: list[Row]) -> list[list[Any]]:
+    """Rows as lists; a value that is not finite becomes its name, as JSON knows no such number."""
+    return [[*row[:-1], row.value if math.isfinite(row.value) else str(row.value)] for row in rows]
+
+
+def rows_from_json(found: Any, site: str) -> list[Row]:
+    """The rows of a message.
+
+    Args:
+        found: What came.
+        site: Who sent it; it may tell rows of itself only.
+
+    Raises:
+        RefusedError: If a row has another form, or is of another site.
+    """
+    if not isinstance(found, list) or len(found) > MAX_ROWS:
+        raise RefusedError(f"Expected at most {MAX_ROWS} rows of scores from '{site}', got something else.")
+    return [_row(entry, site) for entry in found]
+
+
+def _row(entry: Any, site: str) -> Row:
+    if not isinstance(entry, list) or len(entry) != len(Row._fields) or not _is_row(entry, site):
+        raise RefusedError(
+            f"Expected rows {list(Row._fields)} of '{site}' itself, got another one. Both sides need the same version."
+        )
+    round_, of, model, split, moment, metric, value = entry
+    return Row(round_, of, model, split, moment, metric, float(value) if isinstance(value, str) else value)
+
+
+def _is_row(entry: list[Any], site: str) -> bool:
+    round_, of, model, split, moment, metric, value = entry
+    words = all(isinstance(word, str) and WORD.fullmatch(word) for word in (model, metric))
+    return (
+        type(round_) is int
+        and 0 <= round_ < 2**31
+        and of == site
+        and words
+        and split in SPLITS
+        and moment in MOMENTS
+        and (_is_number(value) or value in ("nan", "inf", "-inf"))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is int and abs(value) < 2**63) or (type(value) is float and math.isfinite(value))
+
 
 ORDER, PUBLISHED = "order/", "published/"
 """Before the names of tensors in a message to a site."""
+
 
 UNDELIVERED = "undelivered"
 """In an answer: receivers that did not acknowledge their parcel."""
 
 
-TASK, PROGRESS = "medfl", "medfl.progress"
+TASK, PROGRESS = "medfl", "medfl.runs.console"
 """What a job's one kind of task is called, and the command that asks how far a run is."""
+
 
 FACTS = {
     "trainable": Tell("public", flag(), after=("begin",)),
@@ -33,7 +98,8 @@ FACTS = {
     "size": Tell("private", count()),
     "label_counts": Tell("private", count("classes")),
 }
-"""What a site tells of its data at the start (`medfl.siteside.SiteHost.describe`)."""
+"""What a site tells of its data at the start (`medfl.core.site.SiteHost.describe`)."""
+
 
 ACCOUNT = fields(
     unit=text(),
@@ -51,13 +117,16 @@ ACCOUNT = fields(
     total_epsilon=or_none(number(0)),
     ledger=flag(),
 )
-"""`medfl.ledger.Account.facts`."""
+"""`medfl.privacy.ledger.Account.facts`."""
+
 
 DATA_FACTS = {"classes", "name", "modality", "shared_test"}
 """What a site says of its data when a run begins."""
 
+
 KEPT = 2
 """Earlier steps that a site is asked to keep, at most: each is a copy of its state."""
+
 
 MAX_STEP = 10**8
 """Steps have numbers below it, and rounds, too: what a store can name."""

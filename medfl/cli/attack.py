@@ -85,9 +85,9 @@ def membership(
     ] = None,
 ) -> None:
     """Tell training images from others by the answers of a model: by the loss, and by a shadow network."""
-    from medfl.attack_results import results_path
-    from medfl.attacks.membership import NAME, MembershipOptions, plain_line, run_membership
-    from medfl.attacks.opened import open_run
+    from medfl.attacks.membership.attack import NAME, MembershipOptions, plain_line, run_membership
+    from medfl.attacks.open_run import open_run
+    from medfl.runs.attack_results import results_path
 
     options = MembershipOptions(
         targets=targets.value if targets else None,
@@ -131,9 +131,9 @@ def inversion(
     data: Data = None,
 ) -> None:
     """Reconstruct training images from what the run shared, from updates, and from the model."""
-    from medfl.attack_results import results_path
-    from medfl.attacks.inversion import InversionOptions, run_inversion
-    from medfl.attacks.opened import open_run
+    from medfl.attacks.inversion.attack import InversionOptions, run_inversion
+    from medfl.attacks.open_run import open_run
+    from medfl.runs.attack_results import results_path
 
     options = InversionOptions(
         against=against.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from medfl.bundle_check import Report
+    from medfl.bundle.check import Report
 
 KNOWN = ("torch", "monai", "medfl")
 """Packages that every installation has; code of any other is marked."""
@@ -24,8 +24,8 @@ def command(
 
     Nothing in the bundle is imported, instantiated or evaluated. The status is 2 if there are errors.
     """
-    from medfl.bundle_check import check_bundle
-    from medfl.bundle_folders import find_bundle
+    from medfl.bundle.check import check_bundle
+    from medfl.bundle.files import find_bundle
 
     report = check_bundle(find_bundle(bundle))
     for line in lines(report):

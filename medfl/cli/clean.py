@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfl.cli.disk import bytes_in
 from medfl.cli.status import missing_bundles
 from medfl.errors import StoreError
 from medfl.report.formats import size
+from medfl.utils.files import bytes_in
 
 if TYPE_CHECKING:
-    from medfl.report.runs import RunRecord
+    from medfl.runs.records import RunRecord
 
 KNOWN = (
     *(".lock", "run.json", "metrics.csv", "summary.json", "report.html", "state", "sites", "global"),
@@ -38,7 +38,7 @@ def command(
     Scores, summary, report, bundles and kept models of rounds stay. A run that was cleaned can't be continued with
     more rounds.
     """
-    from medfl.locks import being_written
+    from medfl.utils.locks import being_written
 
     folders = list(dict.fromkeys(_check(folder, everything) for folder in runs))
     for folder in folders:
@@ -63,9 +63,10 @@ def clean(folder: Path) -> int:
     Raises:
         StoreError: If the run is not finished, is being written, or can't be written.
     """
-    from medfl.report.runs import read_run
-    from medfl.store import only_writer, write_json
-    from medfl.wire import sealed
+    from medfl.core.store import only_writer
+    from medfl.runs.records import read_run
+    from medfl.utils.files import write_json
+    from medfl.utils.wire import sealed
 
     with only_writer(folder):
         _check(folder, everything=False)  # again: nobody else can change it any more
@@ -82,7 +83,7 @@ def remove(folder: Path) -> int:
     Raises:
         StoreError: If it holds what no run writes, is being written, or can't be removed.
     """
-    from medfl.store import only_writer
+    from medfl.core.store import only_writer
 
     with only_writer(folder):
         _check(folder, everything=True)
@@ -91,7 +92,7 @@ def remove(folder: Path) -> int:
 
 def _check(given: Path, everything: bool) -> Path:
     """The absolute path of a run folder from which the state, or everything, may be removed."""
-    from medfl.report.runs import read_run
+    from medfl.runs.records import read_run
 
     for path in (given, given / "state"):
         if path.is_symlink():

@@ -24,8 +24,8 @@ def command(
     Runs that differ only in their seed and fold make one row. Without --out the table is printed as Markdown.
     """
     from medfl.report.compare import compare, to_markdown
-    from medfl.report.runs import read_run
-    from medfl.store import write_atomic
+    from medfl.runs.records import read_run
+    from medfl.utils.files import write_atomic
 
     table = compare([read_run(folder) for folder in runs], metric, baseline, split)
     text = to_markdown(table)

@@ -1,13 +1,268 @@
-"""``medfl docs``: a page for each method."""
+"""``medfl docs``: a page for each method, made from its record and its class, so that it can't say anything else.
+
+A method's author writes the class docstring: what it does, a paragraph ``When to use it: ...``, ``Attributes:`` for the
+settings, and a paragraph ``Source: ...``. The rest is read from the class.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
+from medfl.contract import Limit
+from medfl.hooks import MethodRecord
+from medfl.plugins import Registry
+
+KINDS = {
+    "update": "what the site's training changed; clipping, noise and quantisation apply to it",
+    "weights": "tensors of the site's model as they are; a run with a privacy setting refuses it",
+    "statistic": "numbers computed over the site's data; a run with a privacy setting refuses it",
+    "samples": "images, or made from images; a run with a privacy setting refuses it",
+}
+"""What each kind of tensor is, for someone who decides whether it may leave."""
+
+
+ALWAYS = (
+    "As in every run, sites also report scores, training losses, times and counts of bytes, and at the start whether "
+    "they have training and validation images, and what the run's `describe` names: by default their numbers of images."
+)
+"""What leaves a site whatever the method."""
+
+
+LIMITS = "The conformance suite runs both sides of each and compares all models bit by bit."
+
+
+@dataclass
+class Doc:
+    """A class docstring, taken apart.
+
+    Attributes:
+        text: Its paragraphs, but for the next three.
+        when: When to use the method.
+        source: Where it was published.
+        attributes: Setting to description.
+    """
+
+    text: list[str] = field(default_factory=list)
+    when: str = ""
+    source: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+def write_pages(registry: Registry, names: Iterable[str], folder: Path, index: bool = False) -> list[Path]:
+    """Write the pages of methods, replacing those that are there.
+
+    Args:
+        registry: Where the methods are found.
+        names: Of the methods.
+        folder: Where the pages go; made if need be.
+        index: Write ``README.md`` too, a list of the pages.
+
+    Returns:
+        The files written.
+
+    Raises:
+        PluginError: If a method is unknown or can't be imported; nothing is written then.
+    """
+    kinds = {name: registry.method_class(name) for name in names}
+    pages = {f"{name}.md": method_page(registry.methods[name], kind) for name, kind in kinds.items()}
+    if index:
+        pages["README.md"] = index_page(registry.methods[name] for name in kinds)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in pages]
+
+
+def index_page(records: Iterable[MethodRecord]) -> str:
+    """A Markdown table of methods with links to their pages, family by family, the references first."""
+    rows = [
+        [f"[{record.name}]({record.name}.md)", record.family, record.summary, record.paper]
+        for record in sorted(records, key=lambda r: (r.family != "reference", r.family, r.name))
+    ]
+    head = "# Methods\n\nEach page says what a method does, when to use it and what leaves a site.\n\n"
+    return head + _table(["method", "family", "what it does", "paper"], rows) + f"\n\n{_made_by('')}"
+
+
+def method_page(record: MethodRecord, kind: Any) -> str:
+    """The page of one method, as Markdown.
+
+    Args:
+        record: What its plugin tells.
+        kind: Its class.
+    """
+    doc = read_docstring(kind)
+    parts = [f"# {record.name}", *doc.text]
+    if doc.source or record.paper:
+        parts.append(f"Source: {doc.source or record.paper}")
+    if doc.when:
+        parts += ["## When to use it", doc.when]
+    parts += ["## What leaves a site", *_leaves(kind), "## What it needs", _bullets(_needs(kind))]
+    parts += ["## Settings", *_settings(kind)]
+    if kind.limits:
+        parts += ["## Limit cases", LIMITS, _bullets(map(_limit, kind.limits))]
+    return "\n\n".join(parts) + f"\n\n{_made_by(record.name)}"
+
+
+def read_docstring(kind: type) -> Doc:
+    """Take the docstring of a class apart, in Markdown: names between backquotes become code."""
+    doc = Doc()
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(kind.__doc__ or "")):
+        title, _, rest = paragraph.partition(":")
+        if title == "Attributes":
+            doc.attributes = _attributes(rest)
+        elif title == "When to use it":
+            doc.when = _flow(rest)
+        elif title == "Source":
+            doc.source = _flow(rest)
+        else:
+            doc.text.append(_flow(paragraph))
+    return doc
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """The lines under ``Attributes:``; a description may go on in deeper lines."""
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
+    return {name: _flow(description) for name, description in entries}
+
+
+def _flow(text: str) -> str:
+    """One line of Markdown."""
+    return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", " ".join(text.split()))
+
+
+def _leaves(kind: Any) -> list[str]:
+    """Tensors, meta keys and parcels, or that there are none."""
+    parts = []
+    if kind.sends:
+        rows = [[f"`{prefix}...`", sort, KINDS[sort]] for prefix, sort in sorted(kind.sends.items())]
+        receiver = "To the server, or in parcels past it to other sites," if kind.posts_parcels else "To the server"
+        parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
+    if kind.tells:
+        notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
+        facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.tells.items())]
+        parts += ["Facts that go beside them, and nothing else:", _table(["name", "what it is"], facts)]
+    if kind.posts_parcels:
+        parts.append("Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.")
+    if kind.pools_data:
+        parts.append("**The training reads the raw images of all sites together.** It runs in a simulation only.")
+    return [*(parts or ["The method sends nothing."]), ALWAYS]
+
+
+def _needs(kind: Any) -> list[str]:
+    private = not kind.pools_data and not kind.posts_parcels and set(kind.sends.values()) <= {"update"}
+    private = private and all(tell.kind != "needed" for tell in kind.tells.values())
+    return [
+        f"Networks: {_networks(kind)}",
+        "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),
+        "Privacy setting (`--privacy`): " + ("possible." if private else "refused."),
+    ]
+
+
+def _networks(kind: Any) -> str:
+    if kind.unlike_networks:
+        return "sites may have unlike ones."
+    return "the same one at every site" + (", but for the head." if kind.unlike_heads else ".")
+
+
+def _settings(kind: Any) -> list[str]:
+    """A table of the settings, the class's own before inherited ones; how to give one; the presets."""
+    if not kind.model_fields:
+        return ["None of its own."]
+    own = sorted(kind.model_fields.items(), key=lambda item: item[0] not in kind.__annotations__)
+    told = _descriptions(kind)
+    rows = [[f"`{name}`", _type(info), f"`{_default(info)}`", told.get(name, "")] for name, info in own]
+    name, info = next((one for one in own if one[1].default is not None), own[0])
+    example = shlex.quote(_default(info))
+    parts = [_table(["setting", "type", "default", "meaning"], rows), f"Give one as `--method_args#{name} {example}`."]
+    if any(kind.presets.values()):
+        parts.append("Presets, as `--method_args#preset NAME`; what is given beside a preset wins over it:")
+        sets = {name: _pairs(values) or "the defaults" for name, values in kind.presets.items()}
+        needed = {name: f"; for runs with {_pairs(values)}" for name, values in kind.preset_settings.items()}
+        parts.append(_bullets(f"`{name}`: {values}{needed.get(name, '')}" for name, values in sets.items()))
+    return parts
+
+
+def _default(info: FieldInfo) -> str:
+    return "required" if info.is_required() else _value(info.get_default(call_default_factory=True))
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Setting to description, from the nearest class that documents it."""
+    found: dict[str, str] = {}
+    for parent in kind.__mro__:
+        if parent.__module__.partition(".")[0] != "pydantic":
+            found = read_docstring(parent).attributes | found
+    return found
+
+
+def _type(info: FieldInfo) -> str:
+    """What a setting may be, with its bounds, for example ``number, >= 0``."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [
+        f"{sign} {_value(getattr(mark, key))}"
+        for mark in info.metadata
+        for key, sign in signs.items()
+        if hasattr(mark, key)
+    ]
+    return ", ".join([_annotation(info.annotation), *bounds])
+
+
+def _annotation(annotation: Any) -> str:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{_value(part)}`" for part in parts)
+    if origin in (Union, UnionType):
+        return " or ".join(_annotation(part) for part in parts)
+    if origin in (tuple, list):
+        return f"list of {_annotation(parts[0])}" if parts else "list"
+    names = {float: "number", int: "whole number", str: "text", bool: "`True` or `False`", NoneType: "`None`"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _value(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(repr(part) for part in value) + "]"
+    return str(value)
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name} = {_value(value)}`" for name, value in values.items())
+
+
+def _limit(limit: Limit) -> str:
+    """A limit case as a sentence."""
+    here = [f"with {_pairs(limit.args)}"] if limit.args else []
+    here += ["on a network without batch-norm layers"] if limit.only_without_norms else []
+    condition = " and ".join(here) or "always"
+    same = f"`{limit.equals}`" + (f" with {_pairs(limit.equals_args)}" if limit.equals_args else "")
+    if limit.equals_settings:
+        same = f"what {same} is in a run with {_pairs(limit.equals_settings)}"
+    return f"{condition[:1].upper()}{condition[1:]} this is {same}."
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _made_by(name: str) -> str:
+    return f"<!-- made by `medfl docs{' ' + name if name else ''}` from the code; do not edit -->\n"
 
 
 def command(
@@ -22,7 +277,7 @@ def command(
 
     Without METHODS it writes the pages of all methods, and README.md with a list of them.
     """
-    from medfl.docs_pages import write_pages
+    pass  # MOVED
 
     registry = load(plugin, no_plugin)
     for path in write_pages(registry, methods or sorted(registry.methods), out, index=not methods):

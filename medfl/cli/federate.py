@@ -85,8 +85,8 @@ def submit(
 @app.command()
 def resume(run: RunFolder) -> None:
     """Continue a run where it stopped, or follow it again, and fetch its results."""
-    from medfl.console import show_log
     from medfl.deploy import session
+    from medfl.runs.console import show_log
 
     show_log()
     session.resume(run)

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from medfl.bundle_folders import shipped
+from medfl.bundle.files import shipped
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.plugins import MethodRecord, Registry
 

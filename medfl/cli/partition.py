@@ -88,8 +88,9 @@ def command(
 
     Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together.
     """
-    from medfl.partition.plan import Plan, partition
-    from medfl.report.holdings import draw_partition
+    from medfl.partition.partition import partition
+    from medfl.partition.plan import Plan
+    from medfl.report.sections.holdings import draw_partition
 
     function = load(plugin, no_plugin).partition(scheme)
     policies = {"test": test, "global_test": global_test, "public": public}
@@ -116,7 +117,7 @@ def command(
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:
     """Sites by classes: images of all splits, and the sizes of the splits; `SHOWN` sites at most, and all together."""
-    from medfl.data.sites import NO_SITES
+    from medfl.types import NO_SITES
 
     first = next(iter(lists.values()))
     classes = [str(number) for number in range(first.num_classes)]

@@ -35,9 +35,9 @@ def abide(
 
     871 subjects passed its raters. Who lacks a map is left out and listed in quarantine.csv.
     """
-    from medfl.data.abide import prepare
-    from medfl.data.abide_download import URL
-    from medfl.data.abide_maps import Maps
+    from medfl_datasets.abide.download import URL
+    from medfl_datasets.abide.files import Maps
+    from medfl_datasets.abide.spec import prepare
 
     check_mirror(url, download)
     names = tuple(name.strip() for name in derivatives.split(",") if name.strip())

@@ -36,8 +36,8 @@ def acevedo(
     Of byte-identical files one is kept, or none if they are in two classes. What can't be read is left out and listed
     in quarantine.csv. If interrupted, the same command goes on where it stopped.
     """
-    from medfl.data.acevedo import prepare
-    from medfl.data.bloodcell_pool import How
+    from medfl_datasets.bloodcells.acevedo import prepare
+    from medfl_datasets.bloodcells.pool import How
 
     how = How(size, test_share, seed, workers=workers, force=force)
     summarise(out, prepare(source, out, how, preset=preset, labels=labels, say=to_stderr))
@@ -57,8 +57,8 @@ def matek(
     Labels are those of annotations.dat; what that and the folders do not agree on is left out and listed in
     quarantine.csv.
     """
-    from medfl.data.bloodcell_pool import How
-    from medfl.data.matek import prepare
+    from medfl_datasets.bloodcells.matek import prepare
+    from medfl_datasets.bloodcells.pool import How
 
     how = How(size, test_share, seed, workers=workers, force=force)
     summarise(out, prepare(source, out, how, say=to_stderr))
@@ -74,8 +74,8 @@ def bodzas(
     force: Force = False,
 ) -> None:
     """Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded."""
-    from medfl.data.bloodcell_pool import How
-    from medfl.data.bodzas import prepare
+    from medfl_datasets.bloodcells.bodzas import prepare
+    from medfl_datasets.bloodcells.pool import How
 
     how = How(size, test_share, seed, workers=workers, force=force)
     summarise(out, prepare(source, out, how, say=to_stderr))
@@ -100,8 +100,8 @@ def bloodcells(
     The release of each image is kept as 'source': medfl partition --scheme by_site --column source makes a site of
     each.
     """
-    from medfl.data.bloodcell_pool import How
-    from medfl.data.bloodcells import prepare
+    from medfl_datasets.bloodcells.pool import How
+    from medfl_datasets.bloodcells.spec import prepare
 
     given = {"acevedo": acevedo, "matek": matek, "bodzas": bodzas}
     folders = {name: folder for name, folder in given.items() if folder is not None}

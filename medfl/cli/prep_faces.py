@@ -30,7 +30,7 @@ def celeba(
     With identity_CelebA.txt images of a person stay together, and medfl partition --scheme by_site --column identity
     makes a site of each. What is missing or can't be read is left out and listed in quarantine.csv.
     """
-    from medfl.data.celeba import prepare
+    from medfl_datasets.celeba.spec import prepare
 
     datalist = prepare(
         source,

@@ -48,8 +48,8 @@ def folder(
     range, without what pads it. The aspect ratio is not kept. With --crop-breast, --align or --voi mammograms are read
     as by medfl prep cbis_ddsm, and predicted so.
     """
-    from medfl.data.own_images import prepare
-    from medfl.data.own_labels import Columns
+    from medfl.ingest.labels import Columns
+    from medfl.ingest.own_images import prepare
 
     columns = Columns(image_column, label_column, group_column, site_column, split_column, tuple(keep_column or ()))
     reading = {"crop_breast": crop_breast, "align": align, "voi": voi}

@@ -29,7 +29,7 @@ def lc25000(
     The images are turned and flipped copies of 1250 tiles, and no name says of which. Copies that the hash finds stay
     together; how many groups there are is told. If interrupted, the same command goes on where it stopped.
     """
-    from medfl.data.lc25000 import prepare
+    from medfl_datasets.lc25000.spec import prepare
 
     datalist = prepare(source, out, size=size, organ=organ, groups=groups, workers=workers, force=force, say=to_stderr)
     summarise(out, datalist)

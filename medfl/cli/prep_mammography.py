@@ -45,8 +45,8 @@ def cbis_ddsm(
     Official split, without the training images of 31 patients who are tested on, too. What is missing or can't be read
     is left out and listed in quarantine.csv. If interrupted, the same command goes on where it stopped.
     """
-    from medfl.data.cbis_ddsm import prepare
-    from medfl.data.cbis_pixels import Options
+    from medfl_datasets.cbis_ddsm.pixels import Options
+    from medfl_datasets.cbis_ddsm.spec import prepare
 
     datalist = prepare(
         source,
@@ -91,7 +91,7 @@ def mias(
     The two films of a patient stay together. A film that is missing or can't be read is left out and listed in
     quarantine.csv.
     """
-    from medfl.data.mias import prepare
+    from medfl_datasets.mias.spec import prepare
 
     datalist = prepare(
         source,

@@ -20,8 +20,8 @@ def medmnist(
     force: Force = False,
 ) -> None:
     """MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download."""
-    from medfl.data.medmnist import prepare
-    from medfl.data.medmnist_releases import URL
+    from medfl_datasets.medmnist.releases import URL
+    from medfl_datasets.medmnist.spec import prepare
 
     check_mirror(url, download)
     datalist = prepare(source, flag, out, finding=finding, fetch=download, url=url or URL, force=force, say=to_stderr)

@@ -25,7 +25,7 @@ def derm7pt(
 
     Sex and location are kept, the aspect ratio is not. Nine cases without a clinical image are not in the view clinic.
     """
-    from medfl.data.derm7pt import prepare
+    from medfl_datasets.derm7pt.spec import prepare
 
     datalist = prepare(
         source, out, size=size, view=view, split=split, skip_unreadable=skip_unreadable, force=force, say=to_stderr
@@ -59,7 +59,7 @@ def ham10000(
     Images of a lesion stay together. Age, sex, localization and dataset are kept, the aspect ratio is not. What is
     missing or can't be read is left out and listed in quarantine.csv.
     """
-    from medfl.data.ham10000 import prepare
+    from medfl_datasets.ham10000.spec import prepare
 
     datalist = prepare(
         source,

@@ -33,8 +33,8 @@ def command(
     """
     import torch
 
-    from medfl.console import show_log
     from medfl.report.page import write_report
+    from medfl.runs.console import show_log
 
     show_log()
     registry = load(plugin, no_plugin)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from medfl.bundle_folders import find_bundle
+from medfl.bundle.files import find_bundle
 from medfl.errors import SettingsError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

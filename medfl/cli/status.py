@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfl.cli.disk import bytes_in
 from medfl.report.formats import duration, size
+from medfl.utils.files import bytes_in
 
 if TYPE_CHECKING:
-    from medfl.report.runs import RunRecord
+    from medfl.runs.records import RunRecord
 
 RECENT = 5
 """Rounds from which the time of a round is taken."""
@@ -21,7 +21,7 @@ def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
 ) -> None:
     """Say how far runs are: rounds, scores, time left, disk use, bundles."""
-    from medfl.report.runs import read_run
+    from medfl.runs.records import read_run
 
     for record in [read_run(folder) for folder in runs]:
         typer.echo(record.folder)
@@ -35,7 +35,7 @@ def describe(record: RunRecord) -> dict[str, str]:
     Raises:
         StoreError: If its state can't be read.
     """
-    from medfl.locks import being_written
+    from medfl.utils.locks import being_written
 
     writing = being_written(record.folder)
     done, planned = rounds_done(record, writing), int(record.run["rounds"])
@@ -56,8 +56,8 @@ def rounds_done(record: RunRecord, writing: bool) -> int:
     Raises:
         StoreError: If there are commits and none can be read.
     """
+    from medfl.core.journal import Journal
     from medfl.errors import StoreError
-    from medfl.journal import Journal
 
     if record.summary and not writing:
         return int(record.summary["rounds"])

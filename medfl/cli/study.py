@@ -39,7 +39,7 @@ def command(
     The same command again continues: runs that are finished are left alone. A run that fails is named in the table,
     and the others go on; the status is then 1.
     """
-    from medfl.study.study import commands, load_study, run_study
+    from medfl.studies.study import commands, load_study, run_study
 
     prepared = load_study(file, source, out, scale, seeds, workers, data or ())
     for problem in prepared.registry.problems:

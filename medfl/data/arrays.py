@@ -74,7 +74,7 @@ def channels_of(shape: Sequence[int]) -> int | None:
 
 
 class ArrayDataset:
-    """Images and labels of one split of one site; it fulfils `medfl.contract.Dataset`.
+    """Images and labels of one split of one site; it fulfils `medfl.types.Dataset`.
 
     A batch is ``(x / top - mean) / std`` for integers, where top is 255 for uint8 and 65535 for uint16, and
     ``(x - mean) / std`` for floating ones. Images with

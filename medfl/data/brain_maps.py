@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
-from medfl.data.abide_maps import SUFFIXES, read_map
 from medfl.data.arrays import ArrayDataset
-from medfl.data.atlas_grid import common_grid
 from medfl.data.datalists import FILE, read_datalist
 from medfl.data.inference import SiteImages
+from medfl.data.readers.map_files import SUFFIXES, read_map
+from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import site_names
 from medfl.errors import DataError
 

@@ -34,7 +34,7 @@ MAX_CLASSES = 10_000
 """More classes than this are a mistake: a network would have an output for each."""
 
 INTENT = "presentation_intent"
-"""Key of a record: what a DICOM file's pixels are for, see `medfl.data.dicom_intent`."""
+"""Key of a record: what a DICOM file's pixels are for, see `medfl.data.readers.dicom_intent`."""
 
 Record = dict[str, Any]
 """One image: at least ``image`` (a row) and ``label``."""

@@ -11,20 +11,20 @@ from monai.data import MetaTensor
 
 from medfl.data.arrays import ArrayDataset
 from medfl.data.datalists import FILE
-from medfl.data.images import IMAGE_SUFFIXES, read_image
-from medfl.data.quiet import quiet_decoders
+from medfl.data.readers.images import IMAGE_SUFFIXES, read_image
+from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.sites import load_site
 from medfl.errors import DataError
 
 Read = Callable[[Path, tuple[int, ...], int], np.ndarray]
-"""Reads an image file at a size and with a number of channels, as `medfl.data.images.read_image` does."""
+"""Reads an image file at a size and with a number of channels, as `medfl.data.readers.images.read_image` does."""
 
 
 class ImageFiles:
     """The images of a folder, in the order of their names; labels are not known.
 
     Args:
-        folder: With image files: PNG, JPEG, DICOM, NIfTI and what else `medfl.data.images.read_image` reads.
+        folder: With image files: PNG, JPEG, DICOM, NIfTI and what else `medfl.data.readers.images.read_image` reads.
         size: Height and width, or depth, height and width, that the network takes.
         channels: Channels that the network takes.
         mean: As in training.

@@ -18,8 +18,8 @@ import numpy as np
 
 from medfl.data.arrays import array_digest, open_array
 from medfl.data.datalists import Datalist, read_datalist, subjects_of
-from medfl.data.sites import GLOBAL
 from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.types import GLOBAL
 
 Kind = Literal["subjects", "pixels"]
 """What two places have in common."""

@@ -1,7 +1,7 @@
 """Mammograms to predict, read exactly as ``medfl prep`` read them for training.
 
-How images were read stands in the data list, see `medfl.data.mammogram_image`. Data sets that do not say it, such as
-those of MedMNIST, are read by `medfl.data.images`.
+How images were read stands in the data list, see `medfl.data.readers.mammogram_image`. Data sets that do not say it,
+such as those of MedMNIST, are read by `medfl.data.readers.images`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from medfl.data.datalists import read_datalist
-from medfl.data.images import read_image
 from medfl.data.inference import ImageFiles, SiteImages, load_images
-from medfl.data.mammogram_image import check_reading, read_mammogram
+from medfl.data.readers.images import read_image
+from medfl.data.readers.mammogram_image import check_reading, read_mammogram
 from medfl.data.sites import site_names
 from medfl.errors import DataError
 
@@ -33,7 +33,7 @@ def load_mammograms(
 
     Args:
         dataset_dir: A folder of image files, or the folder of a site, whose test images are then taken.
-        reading: How mammograms were read for training, entries of `READING`; None means by `medfl.data.images`.
+        reading: How mammograms were read for training, entries of `READING`; None means by `medfl.data.readers.images`.
         size: Spatial size that the network takes; one number stands for all edges.
         spatial_dims: 2 for images, 3 for volumes.
         in_channels: Channels that the network takes.

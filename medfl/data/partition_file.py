@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from medfl.contract import Meta
 from medfl.data.datalists import FILE
 from medfl.data.sites import SiteData
 from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.types import Meta
 
 PARTITION = "partition.json"
 """The name of the file, beside the sites."""

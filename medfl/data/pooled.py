@@ -1,4 +1,4 @@
-"""Data sets that are put together in memory."""
+"""Data sets whose images, or whatever stands in their place, are in memory, and data sets that are put together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils.data import ConcatDataset
 
-from medfl.contract import Dataset
+from medfl.types import Dataset
 
 
 class Pooled:
@@ -81,3 +81,22 @@ class Empty:
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """There is nothing to take."""
         raise IndexError("this split has no images")
+
+
+class TensorData:
+    """Rows of a tensor with their labels.
+
+    Args:
+        images: Shape (n, ...), float32: images, or features of them.
+        labels: Shape (n,), int64.
+    """
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The given rows and their labels."""
+        return self.images[rows], self.labels[rows]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from medfl.data.arrays import open_array
-from medfl.data.atlas import ATLAS, codes_of, read_labels
 from medfl.data.datalists import FILE, read_datalist
+from medfl.data.readers.atlas import ATLAS, codes_of, read_labels
 from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
 

@@ -18,35 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from medfl.contract import SERVER
 from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
 from medfl.errors import DataError, did_you_mean
-
-GLOBAL = "global"
-"""The folder of the test set that the server holds; no site may have this name."""
-
-PUBLIC = "public"
-"""The folder of data that everybody may see, which the server trains on; no site may have this name."""
-
-NO_SITES = (GLOBAL, PUBLIC)
-"""Whose test images are nobody's: rows of scores under these names are no site's."""
+from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER
 
 POOLED = "pooled"
 """Name of the one participant that holds all sites' training data, for methods that pool."""
 
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
 """Names that Windows gives to no folder."""
+
 
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
 
+
 PATIENT = "patient"
 """Beside `FACTS` in a file of predictions: a number that images of one patient share (`patient_numbers`)."""
-
-FACTS = ("sex", "centre")
-"""Entries of a data list by which a report tells test images apart: sex of the person, and scanning centre."""
 
 
 @dataclass

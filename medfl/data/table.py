@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.data.images import IMAGE_SUFFIXES
+from medfl.data.readers.images import IMAGE_SUFFIXES
 from medfl.errors import DataError, did_you_mean
 
 SHOWN = 10

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from medfl.data.abide import prepare
-from medfl.data.abide_phantom import ATLAS_FILE, write_release
 from medfl.demo.runs import report, run
 from medfl.partition.by_site import by_site
-from medfl.partition.plan import Plan, partition
-from medfl.report.holdings import draw_partition
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
+from medfl.report.sections.holdings import draw_partition
+from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
+from medfl_datasets.abide.spec import prepare
 
 METHODS = {
     "local": (),

@@ -1,6 +1,6 @@
 """Made-up blood cells: every site alone, and all together.
 
-The images are drawn by `medfl.data.phantoms`: eight kinds of white blood cells in twelve stains; nothing of them is
+The images are drawn by `medfl.testing.phantoms`: eight kinds of white blood cells in twelve stains; nothing of them is
 real. Four sites of about the same size have a few dozen training images each, up to a hundred, and which classes these
 are of differs from site to site, down to a few images of a class or none. A site's test images are of its own classes,
 in numbers that are as alike as its images allow, and about twice as many as its training images, so that a difference
@@ -15,12 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from medfl.data.medmnist import prepare
-from medfl.data.phantom_release import FLAG, write_release
 from medfl.demo.runs import report, run
-from medfl.partition.dirichlet_class_balanced import dirichlet_class_balanced
-from medfl.partition.plan import Plan, partition
-from medfl.report.holdings import draw_partition
+from medfl.partition.dirichlet_class import dirichlet_class_balanced
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
+from medfl.report.sections.holdings import draw_partition
+from medfl_datasets.medmnist.phantom import FLAG, write_release
+from medfl_datasets.medmnist.spec import prepare
 
 METHODS = ("local", "fedavg")
 SITES, CLASSES, ALPHA, TEST_SHARE = 4, 8, 2.0, 0.85

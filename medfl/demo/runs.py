@@ -11,11 +11,11 @@ from pathlib import Path
 import fire
 from rich.console import Console
 
-from medfl.bundle_folders import find_bundle
+from medfl.bundle.files import find_bundle
 from medfl.errors import MedflError
 from medfl.report.compare import compare, to_markdown
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
+from medfl.runs.records import read_run
 
 
 def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str], console: Console) -> Path:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from medfl.carriers.remote_messages import PROGRESS
-from medfl.contract import Meta
 from medfl.deploy.kit import LOG
 from medfl.errors import MedflError
+from medfl.types import Meta
 
 logger = logging.getLogger(__name__)
 

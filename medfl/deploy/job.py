@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
-from medfl.contract import Meta
 from medfl.deploy.offer import Offer
-from medfl.deploy.server_run import Progress, serve
+from medfl.deploy.server import Progress, serve
 from medfl.deploy.site_file import FILE, read_site_file
 from medfl.deploy.site_service import SiteService
 from medfl.errors import MedflError
+from medfl.types import Meta
 
 FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global")
 """What whoever submitted a run gets of its folder at the server."""
@@ -29,7 +29,7 @@ class MedflController(FlareController):
         self._offer, self._progress = offer, Progress()
 
     def progress(self) -> Meta:
-        """How far the run is (`medfl.deploy.server_run.Progress`)."""
+        """How far the run is (`medfl.deploy.server.Progress`)."""
         return self._progress.facts()
 
     def federate(self, transport: FlareTransport, local: Path, result: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from medfl.carriers.remote_messages import TASK
-from medfl.contract import SERVER
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import SettingsError
+from medfl.types import SERVER
 
 POLL_SECONDS = 0.2
 """How often a site asks the server for an order, in seconds; NVFlare's is 2."""

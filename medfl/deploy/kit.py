@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from medfl.contract import Meta
 from medfl.errors import MedflError, SettingsError
+from medfl.types import Meta
 
 Kind = Literal["server", "client", "admin"]
 LOG = "console.log"

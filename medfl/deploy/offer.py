@@ -17,13 +17,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, field_validator
 
 import medfl
-from medfl.contract import Meta
 from medfl.data.sites import name_problem
 from medfl.deploy.overrides import check_overrides
 from medfl.errors import RefusedError, SettingsError
-from medfl.origins import bundle_values
 from medfl.plugins import Registry, load_plugins
+from medfl.runs.provenance import bundle_values
 from medfl.settings import Strict, read_settings
+from medfl.types import Meta
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of runs and bundles."""

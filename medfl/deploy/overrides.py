@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from medfl.contract import Meta
 from medfl.errors import RefusedError, did_you_mean
+from medfl.types import Meta
 
 RUN = frozenset(
     {
@@ -64,7 +64,7 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
 
     Args:
         overrides: Id to value; ``optimizer#lr`` names a part.
-        bundle: What the bundle's own files say (`medfl.origins.bundle_values`).
+        bundle: What the bundle's own files say (`medfl.runs.provenance.bundle_values`).
 
     Raises:
         RefusedError: Naming the id and the kind of value, never a value itself.

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medfl.contract import Meta
+from medfl.core.filters import check_method
 from medfl.deploy.offer import Offer
 from medfl.deploy.site_file import Floor, SiteFile
 from medfl.errors import RefusedError, SettingsError
-from medfl.filters import check_method
 from medfl.settings import Privacy, Settings, read_settings
+from medfl.types import Meta
 
 
 def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name: str, method: Any) -> None:
@@ -75,7 +75,7 @@ def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
 
     Args:
         site_file: The participant's own file.
-        facts: What the run asks for (`medfl.siteside.SiteHost.describe`): ``trainable`` and ``validates``, which are
+        facts: What the run asks for (`medfl.core.site.SiteHost.describe`): ``trainable`` and ``validates``, which are
             always told, ``size`` and ``label_counts``.
         counts: Training images of each class. Counts of classes are told only if every class has none or at least
             ``min_count`` of them.

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfl.contract import Meta
 from medfl.deploy.connection import COMPLETED, Connection, UnknownJobError
-from medfl.deploy.following import Followed, follow
+from medfl.deploy.follow import Followed, follow
 from medfl.deploy.job_folder import write_job
 from medfl.deploy.kit import admin_of
 from medfl.deploy.offer import Offer
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
-from medfl.store import write_json
+from medfl.types import Meta
+from medfl.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -292,8 +292,8 @@ def _summary(out: Path) -> Meta | None:
 
 
 def _report(summary: Meta, out: Path) -> None:
-    from medfl.console import show_scores
     from medfl.report.page import write_report
+    from medfl.runs.console import show_scores
 
     write_report([out])
     metrics = json.loads((out / "run.json").read_text(encoding="utf-8"))["identity"]["task"]["metrics"]

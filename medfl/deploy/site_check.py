@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Meta
+from medfl.bundle.option_checks import check_ids
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
-from medfl.data.sites import GLOBAL, NO_SITES, PUBLIC, SiteData, load_site
+from medfl.data.sites import SiteData, load_site
 from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import bundle_hash, bundle_version, method_version
 from medfl.deploy.policy import check_counts, promise
 from medfl.deploy.site_file import SECRET, SiteBundle, SiteFile, read_site_file
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
-from medfl.federated_run import pick_device
-from medfl.options import check_ids
 from medfl.plugins import load_plugins
-from medfl.store import write_atomic
 from medfl.task import Task
+from medfl.training.loop import pick_device
+from medfl.types import GLOBAL, NO_SITES, PUBLIC, Meta
+from medfl.utils.files import write_atomic
 
 FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
 """Ids of a bundle that its data decide; a run names those that are not the bundle's own."""

@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from medfl.bundle_folders import shipped
-from medfl.contract import SERVER
+from medfl.bundle.files import shipped
 from medfl.data.sites import name_problem
 from medfl.deploy.offer import NAME
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
-from medfl.locks import held
 from medfl.settings import Strict, read_settings
-from medfl.store import flush_folder
+from medfl.types import SERVER
+from medfl.utils.files import flush_folder
+from medfl.utils.locks import held
 
 FILE = "medfl-site.toml"
 """Its name in the folder ``local`` of a startup kit."""

@@ -1,7 +1,7 @@
 """A site's end of the conversation: bytes in, bytes out, whatever brings them.
 
 Everything that comes is checked (`medfl.carriers.messages`), compared with the site's own file (`medfl.deploy.policy`)
-and only then given to the same idempotent step that a run on one machine uses (`medfl.siteside.SiteHost`). What can't
+and only then given to the same idempotent step that a run on one machine uses (`medfl.core.site.SiteHost`). What can't
 be done is refused in a sentence, and the site waits for the next message.
 """
 
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from medfl.carriers.messages import Limits, Message, pack, unpack
-from medfl.contract import Meta, Parcel
-from medfl.deploy.bundle import Opened, open_offer
+from medfl.contract import Parcel
 from medfl.deploy.offer import Offer
+from medfl.deploy.offered_bundle import Opened, open_offer
+from medfl.deploy.site import SiteRun
 from medfl.deploy.site_file import SiteFile
-from medfl.deploy.site_run import SiteRun
 from medfl.errors import MedflError, RefusedError
+from medfl.types import Meta
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.metrics.accuracy import accuracy
 from medfl.metrics.auc import auc
-from medfl.metrics.balanced_accuracy import balanced_accuracy
-from medfl.metrics.confusion import confusion
-from medfl.metrics.ece import ece
-from medfl.metrics.f1 import f1
-from medfl.metrics.precision import precision
-from medfl.metrics.recall import recall
-from medfl.metrics.specificity import specificity
+from medfl.metrics.calibration import ece
+from medfl.metrics.classification import accuracy, balanced_accuracy, confusion, f1, precision, recall, specificity
 
 __all__ = ["LOWER_IS_BETTER", "METRICS", "Metric", "check_metrics", "confusion", "worst"]
 

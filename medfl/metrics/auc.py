@@ -7,7 +7,7 @@ import math
 import torch
 from torch.nn.functional import pad
 
-from medfl.metrics.inputs import scorable
+from medfl.metrics.classification import scorable
 
 
 def auc(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:

@@ -7,16 +7,18 @@ from collections.abc import Callable
 
 import torch
 
-from medfl.metrics.accuracy import accuracy_of
 from medfl.metrics.auc import auc_of
-from medfl.metrics.balanced_accuracy import balanced_accuracy_of
-from medfl.metrics.confusion import cells
-from medfl.metrics.ece import ece_of
-from medfl.metrics.f1 import f1_of
-from medfl.metrics.inputs import scorable
-from medfl.metrics.precision import precision_of
-from medfl.metrics.recall import recall_of
-from medfl.metrics.specificity import specificity_of
+from medfl.metrics.calibration import ece_of
+from medfl.metrics.classification import (
+    accuracy_of,
+    balanced_accuracy_of,
+    cells,
+    f1_of,
+    precision_of,
+    recall_of,
+    scorable,
+    specificity_of,
+)
 
 OF_CONFUSION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "accuracy": accuracy_of,

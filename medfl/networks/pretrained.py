@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from medfl.contract import Tensors
 from medfl.errors import SettingsError
 from medfl.networks.parts import head_path
+from medfl.types import Tensors
 
 PICKLES = (b"PK", b"\x80")
 """How files of `torch.save` begin: a zip archive, or in old versions a pickle."""

@@ -12,7 +12,7 @@ from medfl.data.datalists import Record, subjects_of
 from medfl.errors import SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.units import find_units, majority
-from medfl.streams import seed_of
+from medfl.utils.rng import seed_of
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan

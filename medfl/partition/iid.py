@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from medfl.partition.checks import check_labels
+from medfl.partition.shares import check_labels
 
 
 def iid(labels: np.ndarray, sites: int, *, stratified: bool = True, rng: np.random.Generator) -> list[np.ndarray]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from medfl.errors import SettingsError
-from medfl.partition.even import deal_evenly
 from medfl.partition.iid import iid
-from medfl.partition.writing import numbered
+from medfl.partition.plan import numbered
+from medfl.partition.shares import deal_evenly
 
 
 def limited_classes(

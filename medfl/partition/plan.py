@@ -7,31 +7,29 @@ list names the pooled array. `partition.json` beside the sites says how they wer
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from medfl.data.arrays import array_digest, check_finite, open_array
-from medfl.data.datalists import FILE, Datalist, read_datalist
-from medfl.data.folders import check_free, written_whole
-from medfl.data.leaks import check_kinds, check_rows, row_digests
-from medfl.errors import DataError, SettingsError, did_you_mean
-from medfl.partition.deal import Scheme
-from medfl.partition.distribute import distribute
-from medfl.partition.overlap import PublicPool
-from medfl.partition.writing import Pool, numbered, write_sites
+from medfl.data.leaks import check_kinds
+from medfl.errors import SettingsError, did_you_mean
+
+if TYPE_CHECKING:
+    pass  # MOVED
+
 
 TestPolicy = Literal["fraction", "class_balanced", "k_fold", "none"]
 """A site's own test set: a share of its units, the same with classes alike, a fold, or none."""
+
 
 GlobalTest = Literal["official", "per_class", "remainder", "none"]
 """The server's test set: the pooled test split, images of each class from the training split, what the scheme leaves
 over, or none."""
 
+
 NO_PUBLIC, VALIDATION = "none", "validation"
 """What `Plan.public` says instead of a folder."""
+
 
 Duplicates = Literal["refuse", "drop"]
 """What happens to training images that are in the server's test set as well, and to public ones that are private."""
@@ -118,69 +116,7 @@ class Plan:
         return numbered(self.sites or 0)
 
 
-def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool = False) -> dict[str, Datalist]:
-    """Distribute the training split of a pooled data set over sites and write their folders.
-
-    Args:
-        pool: The pooled data set, as written by ``medfl prep``.
-        out: The folder to write; it is written whole or not at all.
-        plan: How.
-        scheme: The function of `plan.scheme`.
-        force: Whether a partition that is there may be replaced.
-
-    Returns:
-        Name to data list of each site, ``global`` where the server has a test set, and ``public``.
-
-    Raises:
-        DataError: If the pooled data set is wrong, training images are in the server's test set as well, or `out` may
-            not be written.
-        SettingsError: If the scheme does not take an option, or can't do what is asked.
-    """
-    check_free(out, force, [pool])
-    source, array = _read(pool)
-    other = _public(plan, out, force)
-    public = None if other is None else _comparable(*other, array)
-    splits, notes = distribute(source, row_digests(array), plan, scheme, public)
-    with written_whole(out, force) as folder:
-        shown = None if other is None else _pool(*other, out)
-        return write_sites(folder, _pool(source, array, out), splits, plan, notes, shown)
-
-
-def _read(folder: Path) -> tuple[Datalist, Path]:
-    """The list of a pooled data set and its image array, whose pixels are finite where the list names them."""
-    datalist = read_datalist(folder)
-    array = folder / datalist.image_array
-    images, where = open_array(array), f"pooled data set '{datalist.name}'"
-    for split in datalist.splits:
-        rows, _ = datalist.rows_and_labels(split, where)
-        check_rows(rows, len(images), f"{where}, split '{split}'")
-        try:
-            check_finite(images, rows)
-        except DataError as error:
-            raise DataError(f"{where}, split '{split}': {error}") from None
-    return datalist, array
-
-
-def _public(plan: Plan, out: Path, force: bool) -> tuple[Datalist, Path] | None:
-    """The public data of another data set, if the plan names one."""
-    if plan.public in (NO_PUBLIC, VALIDATION):
-        return None
-    folder = Path(plan.public)
-    if not (folder / FILE).is_file():
-        raise SettingsError(
-            f"unknown '{plan.public}' for public: expected {NO_PUBLIC}, {VALIDATION}, or the folder of a pooled data "
-            f"set, with its {FILE}."
-        )
-    check_free(out, force, [folder])
-    return _read(folder)
-
-
-def _comparable(datalist: Datalist, array: Path, pooled: Path) -> PublicPool:
-    """Public data with the hashes of their images."""
-    return PublicPool(datalist.splits, row_digests(array), array_digest(array) == array_digest(pooled))
-
-
-def _pool(datalist: Datalist, array: Path, out: Path) -> Pool:
-    """A pooled data set as sites in `out` name it."""
-    way = Path(os.path.relpath(array.resolve(), out.resolve() / "site")).as_posix()  # '..' does not go back over a link
-    return Pool(datalist, way, array_digest(array))
+def numbered(count: int) -> list[str]:
+    """Names of sites, zero-padded so that they sort as numbers do."""
+    width = max(2, len(str(count)))
+    return [f"site-{number:0{width}d}" for number in range(1, count + 1)]

@@ -1,16 +1,56 @@
-"""Give each site a share of each class: what the Dirichlet partitions have in common."""
+"""What partitions have in common: their checks, even splits, and shares of each class for each site."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from medfl.errors import SettingsError
-from medfl.partition.checks import check_labels
+
+
+def deal_evenly(
+    members: np.ndarray, owners: np.ndarray, parts: Sequence[list[np.ndarray]], rng: np.random.Generator
+) -> None:
+    """Cut a pile into pieces whose sizes differ by at most 1 and add one to each owner's; without owners, do nothing.
+
+    Args:
+        members: The pile, shuffled, shape (n,).
+        owners: Which sites share it, shape (m,).
+        parts: The pieces of all sites; changed.
+        rng: Decides who gets the larger pieces.
+    """
+    pieces = np.array_split(members, max(len(owners), 1))
+    for owner, piece in zip(rng.permutation(owners), pieces, strict=False):
+        parts[owner].append(piece)
+
+
+def check_labels(labels: np.ndarray, sites: int, min_size: int = 1) -> np.ndarray:
+    """The labels as an array, if they suffice.
+
+    Args:
+        labels: Label of each unit, shape (n,).
+        sites: Number of sites.
+        min_size: Units each site needs.
+
+    Raises:
+        SettingsError: If there is no site, or there are too few units for all.
+    """
+    values = np.asarray(labels).reshape(-1)
+    if sites < 1:
+        raise SettingsError(f"expected at least 1 site, got {sites}")
+    if len(values) < sites * min_size:
+        raise SettingsError(
+            f"{sites} sites of at least {min_size} images need {sites * min_size} images, there are {len(values)} "
+            "(images that stay together count as one). Ask for fewer sites"
+            + (" or a smaller min_size." if min_size > 1 else ".")
+        )
+    return values
+
 
 MAX_TRIES = 5000
 """Draws before giving up on the smallest size."""
+
 
 Draw = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray | None]
 """Maps class sizes (C,), a number of sites K, alpha and a generator to counts (C, K), or to None for a draw in vain."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from medfl.errors import SettingsError
-from medfl.partition.checks import check_labels
-from medfl.partition.even import deal_evenly
+from medfl.partition.shares import check_labels, deal_evenly
 
 
 def subset(labels: np.ndarray, sites: int, *, share: float = 0.95, rng: np.random.Generator) -> list[np.ndarray]:

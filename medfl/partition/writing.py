@@ -16,11 +16,13 @@ import numpy as np
 
 import medfl
 from medfl.data.datalists import FILE, INTENT, Datalist, Record, write_datalist
-from medfl.data.sites import CARD, NO_SITES, PUBLIC
+from medfl.data.sites import CARD
 from medfl.errors import DataError
+from medfl.types import NO_SITES, PUBLIC
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan
+
 
 POOLED = "pooled data set"
 """Where an exclusion was made, if it was made before the partition."""
@@ -56,12 +58,6 @@ class Notes:
     unassigned: dict[str, int] = field(default_factory=dict)
     allowed_leaks: list[str] = field(default_factory=list)
     exclusions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-
-def numbered(count: int) -> list[str]:
-    """Names of sites, zero-padded so that they sort as numbers do."""
-    width = max(2, len(str(count)))
-    return [f"site-{number:0{width}d}" for number in range(1, count + 1)]
 
 
 def write_sites(

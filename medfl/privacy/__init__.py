@@ -1,1 +1,1 @@
-"""Clipping, and the price of Gaussian noise; `medfl.filters` applies both to updates."""
+"""Clipping, and the price of Gaussian noise; `medfl.core.filters` applies both to updates."""

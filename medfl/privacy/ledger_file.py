@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from medfl.contract import Meta
 from medfl.errors import DamagedError, StoreError
 from medfl.privacy.composition import Part
-from medfl.wire import unsealed
+from medfl.types import Meta
+from medfl.utils.wire import unsealed
 
 
 def load_entries(path: Path, site: str) -> dict[str, Meta]:

@@ -24,7 +24,7 @@ from medfl.errors import ContractError, RefusedError, SettingsError, check_choic
 from medfl.privacy import composition
 from medfl.privacy.gaussian import SENSITIVITY
 from medfl.privacy.statements import WHAT
-from medfl.streams import SecretStream
+from medfl.utils.rng import SecretStream
 
 Noise = Literal["gaussian", "laplace", "none"]
 

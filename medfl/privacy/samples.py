@@ -32,7 +32,7 @@ from medfl.privacy.secret_site import SecretSite
 from medfl.settings import Settings
 
 if TYPE_CHECKING:
-    from medfl.training import Batch
+    from medfl.training.loop import Batch
 
 CHUNK_NUMBERS = 1 << 26
 """Numbers in the gradients of single images that are in memory at once (256 MB)."""
@@ -97,14 +97,14 @@ def check_samples(settings: Settings, networks: Sequence[nn.Module]) -> None:
 
 
 class PrivateSteps:
-    """DP-SGD in place of the plain steps of `medfl.training.train`.
+    """DP-SGD in place of the plain steps of `medfl.training.loop.train`.
 
     Args:
         model: On the task's device.
         optimizer: Over the parameters to train.
         site: Its settings have a privacy setting for the unit ``sample``; its secret gives draws and noise.
         payload: A hash of what the training starts from.
-        gradient_clip: As in `medfl.training.train`: it acts on the noised mean and costs no privacy.
+        gradient_clip: As in `medfl.training.loop.train`: it acts on the noised mean and costs no privacy.
         sigma: Noise multiplier; None reckons it from the settings.
 
     Raises:

@@ -75,7 +75,7 @@ def describe_accounts(accounts: Mapping[str, Mapping[str, Any]]) -> str:
     """One or two sentences for the report: what was released, and what that is together with the runs before.
 
     Args:
-        accounts: Site to `medfl.ledger.Account.facts`.
+        accounts: Site to `medfl.privacy.ledger.Account.facts`.
     """
     most = max(accounts.values(), key=lambda facts: (facts["releases"], facts["planned"]))
     unit = "updates" if most["unit"] == "site" else "trainings"

@@ -15,16 +15,15 @@ from typing import Any
 
 import pandas as pd
 
-from medfl.contract import Meta
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, check_metrics, worst
-from medfl.report.fold_tests import HEADER, explain, p_value, paired_tests
 from medfl.report.formats import plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
-from medfl.report.matrix import global_test
-from medfl.report.runs import RunRecord
-from medfl.report.selection import Baseline, baseline_of
-from medfl.report.statistics import mean_std, paired_t
+from medfl.report.scores import Baseline, baseline_of
+from medfl.report.sections.matrix import global_test
+from medfl.report.statistics import HEADER, explain, mean_std, p_value, paired_t, paired_tests
+from medfl.runs.records import RunRecord
+from medfl.types import Meta
 
 AT_SERVER = {
     "global_test": "Global test: the server's model on its test set.",
@@ -58,7 +57,7 @@ def compare(
         all_sites_spread (every site's model on all sites' test sets: mean over the models, its standard deviation over
         the runs and over the models), baseline, pairs, difference, low, high, verdict, and of pairs over folds p_t,
         p_corrected and p_wilcoxon (see
-        `medfl.report.fold_tests.PairedTests`). What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``,
+        `medfl.report.statistics.PairedTests`). What is not there is NaN. `verdict` is ``better``, ``worse``, ``n.s.``,
         or ``-`` with fewer than two pairs and for the baseline itself.
 
     Raises:

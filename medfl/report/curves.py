@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from medfl.data.sites import GLOBAL, NO_SITES, PUBLIC
 from medfl.report.figures import Curve, Look, looks
 from medfl.report.groups import Group
-from medfl.report.selection import ALONE
+from medfl.report.scores import ALONE
 from medfl.report.trajectory import Trajectory
+from medfl.types import GLOBAL, NO_SITES, PUBLIC
 
 EPOCH = "epoch "
 """What the moment of a score after an epoch begins with."""

@@ -14,9 +14,9 @@ import pandas as pd
 from medfl.metrics import LOWER_IS_BETTER
 from medfl.metrics.forgetting import Mode, backward_transfer, consistency
 from medfl.report.groups import Group, repetitions
-from medfl.report.runs import RunRecord
-from medfl.report.selection import key_metrics
+from medfl.report.scores import key_metrics
 from medfl.report.trajectory import Trajectory, read_trajectory
+from medfl.runs.records import RunRecord
 
 MEASURES = {
     "global_mean": "global test, mean over the rounds",

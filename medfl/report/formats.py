@@ -1,4 +1,4 @@
-"""Numbers as people read them on a report."""
+"""Numbers and metrics as people read them on a report."""
 
 from __future__ import annotations
 
@@ -102,3 +102,26 @@ def table_lines(lines: Sequence[Sequence[str]]) -> str:
 def commands(text: str) -> Markup:
     """A sentence for a page, with what stands between backticks as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
+
+
+WORDS = {
+    "accuracy": ("accuracy", "share of the images that are recognised"),
+    "balanced_accuracy": ("balanced accuracy", "accuracy in which every class counts the same, however rare"),
+    "auc": ("AUC", "chance that an image of a class is ranked above one of another class; 0.5 is guessing, 1 is best"),
+    "ece": ("calibration error", "how far the model's confidence is from its accuracy (ECE); lower is better"),
+    "precision": ("precision", "of the images that are taken for a class, the share that are of it"),
+    "recall": ("recall", "of the images of a class, the share that are recognised (sensitivity)"),
+    "specificity": ("specificity", "of the images of other classes, the share that are not taken for the class"),
+    "f1": ("F1", "harmonic mean of precision and recall"),
+}
+"""Name of a metric to how it is called, and what it says."""
+
+
+def metric_words(metric: str) -> str:
+    """How a metric is called in a sentence."""
+    return WORDS[metric][0] if metric in WORDS else metric
+
+
+def metric_meaning(metric: str) -> str:
+    """What a metric says, as the rest of a sentence; empty for one that is not known here."""
+    return WORDS[metric][1] if metric in WORDS else ""

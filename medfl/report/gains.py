@@ -10,9 +10,9 @@ from statistics import fmean
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.report.formats import known
 from medfl.report.groups import Group
-from medfl.report.runs import RunRecord
+from medfl.report.predictions import Tested
 from medfl.report.statistics import Interval, mean_std, paired_bootstrap
-from medfl.report.tested import Tested
+from medfl.runs.records import RunRecord
 
 GAINS, LOSES, UNCLEAR = "gains", "loses", "no clear difference"
 """What a site does by training with others, as far as its test images can tell."""
@@ -118,7 +118,7 @@ def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
     Args:
         metric: Its name.
         name: Of the group.
-        pairs: At least one, not of several folds, which test other images: see `medfl.report.fold_gains`.
+        pairs: At least one, not of several folds, which test other images: see `medfl.report.sections.gains`.
         tested: Run folder, as text, to its test sets.
     """
     sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})

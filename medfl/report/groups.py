@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medfl.contract import Meta
 from medfl.errors import SettingsError
-from medfl.report.runs import RunRecord, repetition
+from medfl.runs.records import RunRecord, repetition
+from medfl.types import Meta
 
 NETWORKS = "task.networks."
 

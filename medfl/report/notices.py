@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence, Set
 from medfl.privacy.statements import WHAT
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per
-from medfl.report.runs import RunRecord
+from medfl.report.scores import named_runs
 from medfl.report.section import LEVELS, Notice
-from medfl.report.selection import named_runs
+from medfl.runs.records import RunRecord
 from medfl.settings import Privacy
 
 Named = tuple[str, RunRecord]

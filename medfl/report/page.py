@@ -10,16 +10,16 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.findings import read_findings
 from medfl.plugins import Registry, SectionRecord, load_plugins
 from medfl.report import notices
 from medfl.report.formats import listed
 from medfl.report.groups import group_runs
-from medfl.report.runs import RunRecord, read_run
+from medfl.report.predictions import read_tested
+from medfl.report.scores import Baseline, named_runs, short_folders
 from medfl.report.section import Notice, ReportData, Section, render_template
-from medfl.report.selection import Baseline, named_runs, short_folders
-from medfl.report.tested import read_tested
-from medfl.store import write_atomic
+from medfl.runs.findings import read_findings
+from medfl.runs.records import RunRecord, read_run
+from medfl.utils.files import write_atomic
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def write_report(
         out: The file to write; by default ``report.html`` in the first run's folder. What is there is replaced.
         labels: One for each run, as in `medfl.report.groups.group_runs`.
         baseline: Label of the runs that the others are compared with centre by centre and class by class, see
-            `medfl.report.selection.compared`; by default the sites alone.
+            `medfl.report.scores.compared`; by default the sites alone.
         registry: Its plugins bring the sections; None loads those that are installed.
 
     Returns:

@@ -17,12 +17,14 @@ from typing import Any, ClassVar, Literal
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from medfl.contract import Findings, Meta
-from medfl.report import formats, words
+from medfl.contract import Findings
+from medfl.report import formats
+from medfl.report import formats as words
 from medfl.report.groups import Group
-from medfl.report.runs import RunRecord
-from medfl.report.selection import Baseline
-from medfl.report.tested import Tested
+from medfl.report.predictions import Tested
+from medfl.report.scores import Baseline
+from medfl.runs.records import RunRecord
+from medfl.types import Meta
 
 LEVELS = ("bad", "warn", "info")
 """Of notices, the worst first."""
@@ -37,7 +39,7 @@ class ReportData:
         groups: The same runs; those of a group differ in seed or fold only.
         predictions: Run folder, as text, to site to its test set under the model that it takes home.
         findings: Run folder, as text, to what its method found out; empty where it wrote nothing.
-        baseline: What groups are compared with, see `medfl.report.selection.compared`.
+        baseline: What groups are compared with, see `medfl.report.scores.compared`.
         folder: Where the page will lie, for links to files beside the runs; None for no links.
     """
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from medfl.data.sites import GLOBAL, NO_SITES
-from medfl.report.runs import RunRecord
+from medfl.runs.records import RunRecord
+from medfl.types import GLOBAL, NO_SITES
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from medfl import wire
-from medfl.contract import SERVER, Method, Tensors
+from medfl.contract import Method
+from medfl.core.site import Splits
+from medfl.core.store import Store
 from medfl.errors import MedflError, SettingsError
-from medfl.siteside import Splits
-from medfl.store import Store
 from medfl.testing.cohort import (
     Case,
     TensorData,
@@ -26,7 +25,9 @@ from medfl.testing.cohort import (
     states,
 )
 from medfl.testing.suite import expect, finite, promise, same
-from medfl.wire import tensors_equal
+from medfl.types import SERVER, Tensors
+from medfl.utils import wire
+from medfl.utils.wire import tensors_equal
 
 
 @promise

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfl.contract import Meta, Method, Tensors
-from medfl.data.in_memory import TensorData
+from medfl.contract import Method
+from medfl.core.site import Splits
+from medfl.core.store import Store
+from medfl.data.pooled import TensorData
 from medfl.plugins import Registry
+from medfl.runs.simulation import Result, Run, simulate
 from medfl.settings import Execution, Settings
-from medfl.simulation import Result, Run, simulate
-from medfl.siteside import Splits
-from medfl.store import Store
-from medfl.streams import make_generator
 from medfl.task import Scale, Task
+from medfl.types import Meta, Tensors
+from medfl.utils.rng import make_generator
 
 CLASSES = 3
 

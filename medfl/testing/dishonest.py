@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Meta, Order, Plan, Replies, Reply, Server, Site, Tensors
+from medfl.contract import Order, Plan, Replies, Reply, Server, Site
+from medfl.core.reply_checks import check_reply
+from medfl.core.store import copied
 from medfl.errors import RefusedError
-from medfl.replies import check_reply
-from medfl.store import copied
-from medfl.tells import LARGEST, LETTERS
 from medfl.testing.cohort import CLASSES, Case, bits, folders
 from medfl.testing.suite import expect, finite, promise
+from medfl.types import Meta, Tensors
+from medfl.utils.tells import LARGEST, LETTERS
 
 LIES: tuple[Any, ...] = (
     None, True, "x", "x" * (LETTERS + 1), [], [0], [[]], {}, {"size": {"size": [None]}}, -1, 0, 0.5, 1, 1e300, LARGEST,

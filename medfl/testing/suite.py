@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Tensors
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, folders
-from medfl.wire import tensors_equal
+from medfl.types import Tensors
+from medfl.utils.wire import tensors_equal
 
 CHECKS: dict[str, Callable[[Case], None]] = {}
 """Name to check, in the order in which they run."""

@@ -92,7 +92,7 @@ def medfl_methods() -> list[MethodRecord]:
         ),
         MethodRecord(
             name="isfl",
-            target="medfl_methods.isfl:ISFL",
+            target="medfl_methods.isfl.method:ISFL",
             family="averaging",
             paper="Zhu et al., IEEE Internet of Things Journal 2024",
             sends=UPDATES,
@@ -108,7 +108,7 @@ def medfl_methods() -> list[MethodRecord]:
         ),
         MethodRecord(
             name="pfedcdp",
-            target="medfl_methods.pfedcdp:PFedCDP",
+            target="medfl_methods.pfedcdp.method:PFedCDP",
             family="averaging",
             paper="Shadin, Zhang, Wang, Pan",
             sends=UPDATES | {"teacher/": "update"},
@@ -117,7 +117,7 @@ def medfl_methods() -> list[MethodRecord]:
         ),
         MethodRecord(
             name="fedsdc",
-            target="medfl_methods.fedsdc:FedSDC",
+            target="medfl_methods.fedsdc.method:FedSDC",
             family="averaging",
             paper="Gao et al., MICCAI 2025",
             sends=UPDATES | {"head/": "update"},
@@ -125,7 +125,7 @@ def medfl_methods() -> list[MethodRecord]:
         ),
         MethodRecord(
             name="fedfed",
-            target="medfl_methods.fedfed:FedFed",
+            target="medfl_methods.fedfed.method:FedFed",
             family="shared images",
             paper="Yang et al., NeurIPS 2023",
             sends=UPDATES | DIVIDED,
@@ -133,7 +133,7 @@ def medfl_methods() -> list[MethodRecord]:
         ),
         MethodRecord(
             name="fedtpf",
-            target="medfl_methods.fedtpf:FedTPF",
+            target="medfl_methods.fedtpf.method:FedTPF",
             family="shared images",
             paper="FedTPF (authors and venue not known to us)",
             sends=UPDATES | DIVIDED,
@@ -165,7 +165,7 @@ def medfl_methods() -> list[MethodRecord]:
         ),
         MethodRecord(
             name="fedcross",
-            target="medfl_methods.fedcross:FedCross",
+            target="medfl_methods.fedcross.method:FedCross",
             family="peer to peer",
             paper="Xu et al., MIDL 2023",
             sends=CIRCULATION,
@@ -182,7 +182,7 @@ def medfl_methods() -> list[MethodRecord]:
         ),
         MethodRecord(
             name="fedskd",
-            target="medfl_methods.fedskd:FedSKD",
+            target="medfl_methods.fedskd.method:FedSKD",
             family="peer to peer",
             paper="Weng et al., 2025",
             sends=CIRCULATION,
@@ -196,8 +196,10 @@ def medfl_methods() -> list[MethodRecord]:
 def medfl_report_sections() -> list[SectionRecord]:
     """What single methods show in the report."""
     return [
-        SectionRecord("teachers", "Teachers of the student", "medfl.report.teachers_section:TeachersSection", 200),
-        SectionRecord("heads", "Who held which head", "medfl.report.heads_section:HeadsSection", 210),
-        SectionRecord("looks", "What the teachers look at", "medfl.report.looks_section:LooksSection", 220),
-        SectionRecord("sharing", "What was shared", "medfl.report.sharing_section:SharingSection", 230),
+        SectionRecord("teachers", "Teachers of the student", "medfl_methods.pfedcdp.report:TeachersSection", 200),
+        SectionRecord("heads", "Who held which head", "medfl_methods.fedsdc.report:HeadsSection", 210),
+        SectionRecord(
+            "looks", "What the teachers look at", "medfl_methods.pfedcdp.report_explanations:LooksSection", 220
+        ),
+        SectionRecord("sharing", "What was shared", "medfl_methods.fedfed.report:SharingSection", 230),
     ]

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from torch import nn
 
-from medfl.aggregation import PREFIX, subtract
 from medfl.contract import Holder, Model, Order, Reply, Server, Site
-from medfl.parcels import as_host
-from medfl.wire import prefixed, select
+from medfl.methods.aggregation import subtract
+from medfl.methods.transfer import as_host
+from medfl.types import MODEL
+from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
 
@@ -52,12 +53,12 @@ class Centralized(FedAvg):
         """Train on the pooled data, one architecture after the other."""
         if len(names := self.networks(site)) == 1:
             return super().work(site, order)
-        received = select(order.tensors, PREFIX)
+        received = select(order.tensors, MODEL)
         trained = {name: self.fit(as_host(site, name), select(received, f"{name}/")) for name in names}
         reply = Reply(meta={"size": len(site.train)})
         for name, done in trained.items():
             update = {key: subtract(after, done.before[key]) for key, after in done.after.items()}
-            reply.tensors |= prefixed(update, f"{PREFIX}{name}/")
+            reply.tensors |= prefixed(update, f"{MODEL}{name}/")
         reply.log["loss"] = fmean(done.log["loss"] for done in trained.values())
         reply.log["seconds"] = sum(done.log["seconds"] for done in trained.values())
         return reply
@@ -68,4 +69,4 @@ class Centralized(FedAvg):
             return super().models(holder)
         if isinstance(holder, Server):
             return {}
-        return {"personal": Model(holder.network, select(holder.published, f"{PREFIX}{holder.network}/"))}
+        return {"personal": Model(holder.network, select(holder.published, f"{MODEL}{holder.network}/"))}

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Meta
-from medfl.server_optimizer import AdaptiveServer
+from medfl.methods.server_optimizer import AdaptiveServer
+from medfl.types import Meta
 
 
 class FedAdagrad(AdaptiveServer):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from medfl.averaging import Averaging
-from medfl.contract import Meta
+from medfl.methods.averaging import Averaging
+from medfl.types import Meta
 
 
 class FedAvg(Averaging):

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from medfl.averaging import Averaging
-from medfl.contract import Limit, Meta, Server, Tensors
-from medfl.server_optimizer import momentum_step
+from medfl.contract import Limit, Server
+from medfl.methods.averaging import Averaging
+from medfl.methods.server_optimizer import momentum_step
+from medfl.types import Meta, Tensors
 
 
 class FedAvgM(Averaging):

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Limit, Meta
+from medfl.contract import Limit
 from medfl.networks.norms import norm_names
+from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
 
 

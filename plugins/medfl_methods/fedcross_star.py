@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from medfl.circulating import Circulating
-from medfl.contract import Limit, Meta
+from medfl.contract import Limit
+from medfl.methods.lending import Circulating
+from medfl.types import Meta
 
 
 class FedCrossStar(Circulating):

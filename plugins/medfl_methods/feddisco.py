@@ -9,9 +9,10 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.averaging import Averaging, Fit
-from medfl.contract import Limit, Meta, Server
-from medfl.tells import Tell, count
+from medfl.contract import Limit, Server
+from medfl.methods.averaging import Averaging, Fit
+from medfl.types import Meta
+from medfl.utils.tells import Tell, count
 
 Metric = Literal["kl", "l2"]
 Target = Literal["uniform", "global"]

@@ -10,13 +10,14 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from medfl.averaging import Averaging, Fit
-from medfl.contract import Limit, Meta
-from medfl.evaluation import logits
-from medfl.losses.distillation import distillation
-from medfl.teacher import Teacher
-from medfl.tells import Tell, count, number
-from medfl.training import Batch
+from medfl.contract import Limit
+from medfl.methods.averaging import Averaging, Fit
+from medfl.methods.losses import distillation
+from medfl.methods.teacher import Teacher
+from medfl.training.loop import Batch
+from medfl.training.predict import logits
+from medfl.types import Meta
+from medfl.utils.tells import Tell, count, number
 
 
 class FedKPer(Averaging):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from medfl.body_sharing import BodySharing
+from medfl.methods.body_sharing import BodySharing
 
 
 class FedPer(BodySharing):

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.averaging import Fit
-from medfl.contract import Limit, Meta
-from medfl.training import Batch
+from medfl.contract import Limit
+from medfl.methods.averaging import Fit
+from medfl.training.loop import Batch
+from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
 
 

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from medfl.body_sharing import BodySharing
-from medfl.contract import Meta, Site, Tensors
-from medfl.fit import Fitted
-from medfl.phases import budget, two_phases
+from medfl.contract import Site
+from medfl.methods.body_sharing import BodySharing
+from medfl.methods.fit import Fitted
+from medfl.methods.rounds import budget, two_phases
+from medfl.types import Meta, Tensors
 
 
 class FedRep(BodySharing):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from medfl.data.sites import GLOBAL
+from medfl.types import GLOBAL
 
 MEAN = "mean"
 """In the place of a site: the mean over the sites where the metric is defined."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from medfl.errors import MedflError
-from medfl.report.runs import read_metrics
-from medfl.store import write_json
+from medfl.runs.records import read_metrics
+from medfl.utils.files import write_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

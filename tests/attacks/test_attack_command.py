@@ -12,10 +12,10 @@ import pytest
 import torch
 from attack_runs import make_data, run_bundle, undrawn
 
-from medfl.attack_results import read_results, write_results
 from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.report.page import write_report
+from medfl.runs.attack_results import read_results, write_results
 
 NUMBERS = ("auc", "tpr_at_1_fpr", "recall", "accuracy", "recall_balanced")
 
@@ -184,7 +184,7 @@ def test_inversion_gets_its_options(medfl, place: Path, monkeypatch: pytest.Monk
         return [row | {"ssim": None}]
 
     made = SimpleNamespace(InversionOptions=SimpleNamespace, run_inversion=run_inversion)
-    monkeypatch.setitem(sys.modules, "medfl.attacks.inversion", made)
+    monkeypatch.setitem(sys.modules, "medfl.attacks.inversion.attack", made)
     words = ("--against", "model", "--images", 3, "--batch", 2, "--steps", 7, "--smoothness", 0.5, "--seed", 4)
     status, out, _ = medfl("attack", "inversion", place / "run", *words)
     assert status == 0

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from medfl.attacks.decoder import Decoder, decode, train_decoder
 from medfl.attacks.image_metrics import quality
+from medfl.attacks.inversion.decoder import Decoder, decode, train_decoder
 
 
 def generator(seed=0):

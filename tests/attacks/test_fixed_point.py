@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from medfl.attacks.fixed_point import fixed_point
 from medfl.attacks.image_metrics import quality
+from medfl.attacks.inversion.decoder import fixed_point
 
 
 class Part(nn.Module):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.attacks.gradient import (
+from medfl.attacks.image_metrics import quality
+from medfl.attacks.inversion.gradient import (
     SMOOTHNESS,
     gradients,
     invert_classes,
@@ -13,9 +14,8 @@ from medfl.attacks.gradient import (
     smoothness_for,
     total_variation,
 )
-from medfl.attacks.image_metrics import quality
 from medfl.privacy.release import Release
-from medfl.streams import SecretStream
+from medfl.utils.rng import SecretStream
 
 
 def generator(seed=0):

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.attack_results import read_results
-from medfl.attacks.inversion import InversionOptions, attack, run_inversion
-from medfl.attacks.opened import OpenedRun
+from medfl.attacks.inversion.attack import InversionOptions, attack, run_inversion
+from medfl.attacks.open_run import OpenedRun
 from medfl.contract import Model
+from medfl.core.site import Splits
 from medfl.data.pooled import Empty
 from medfl.errors import SettingsError
 from medfl.privacy.release import Release
-from medfl.released import Released
+from medfl.privacy.released import Released
+from medfl.runs.attack_results import read_results
 from medfl.settings import Settings
-from medfl.siteside import Splits
 from medfl.testing.cohort import make_sites, make_task
 
 QUICK = InversionOptions(images=3, steps=4)
@@ -197,7 +197,7 @@ def test_the_runs_own_filters_act_on_the_update(tmp_path):
 
 
 def test_volumes_and_colours(tmp_path):
-    from medfl.attacks.inversion_page import picture
+    from medfl.attacks.inversion.page import picture
 
     assert "<img" in picture(torch.rand(1, 6, 5, 4), "a volume")
     assert "<img" in picture(torch.randn(3, 200, 120), "a colour part", full=0.5)

@@ -11,19 +11,20 @@ import torch
 from attack_runs import net, noise, noise_settings, noise_task, undrawn
 from torch import nn
 
-from medfl.attack_results import read_results
-from medfl.attacks.membership import MembershipOptions, attack, plain_line, run_membership
-from medfl.attacks.membership_page import render
-from medfl.attacks.membership_targets import KEPT, Target, find_targets, pooled, shadow_set
-from medfl.attacks.opened import OpenedRun
-from medfl.attacks.shadow import ShadowAttack, _fit, epochs_of, highest_log_odds, matched, train_attack
-from medfl.contract import Dataset, Model
+from medfl.attacks.membership.attack import MembershipOptions, attack, plain_line, run_membership
+from medfl.attacks.membership.page import render
+from medfl.attacks.membership.shadow import ShadowAttack, _fit, epochs_of, highest_log_odds, matched, train_attack
+from medfl.attacks.membership.targets import KEPT, Target, find_targets, pooled, shadow_set
+from medfl.attacks.open_run import OpenedRun
+from medfl.contract import Model
+from medfl.core.journal import Journal
+from medfl.core.site import Splits
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl.evaluation import logits
-from medfl.journal import Journal
+from medfl.runs.attack_results import read_results
 from medfl.settings import Settings
-from medfl.siteside import Splits
-from medfl.training import train
+from medfl.training.loop import train
+from medfl.training.predict import logits
+from medfl.types import Dataset
 
 
 class Made(OpenedRun):

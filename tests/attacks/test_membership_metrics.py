@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from medfl.attacks.membership_metrics import Scores, auc, auc_interval, measure, recall_balanced, roc, tpr_at
+from medfl.attacks.membership.metrics import Scores, auc, auc_interval, measure, recall_balanced, roc, tpr_at
 from medfl.errors import SettingsError
 
 

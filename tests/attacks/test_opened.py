@@ -11,10 +11,10 @@ import pytest
 import torch
 from attack_runs import make_data, run_bundle
 
-from medfl.attacks.opened import open_run
+from medfl.attacks.open_run import open_run
 from medfl.cli.clean import clean
 from medfl.errors import DataError, MedflError, SettingsError, StoreError
-from medfl.evaluation import predict
+from medfl.training.predict import predict
 
 CHANGED = {"optimizer#lr": 0.2, "mean": [0.4], "std": [0.3]}
 """Options that the bundle does not have."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from medfl.cli.main import main
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from make_runs import SITES, make_run
 
 from medfl.report.compare import compare, to_markdown
-from medfl.report.runs import read_run
+from medfl.runs.records import read_run
 
 
 @pytest.fixture

@@ -78,17 +78,19 @@ def test_a_mirror_without_a_download_is_refused(medfl, tmp_path):
     assert "give --download as well" in err
 
 
-def test_the_same_command_as_a_script(given, monkeypatch, capsys):
+def test_the_same_command_as_a_script(source, tmp_path, monkeypatch, capsys):
     import runpy
     import sys
     from pathlib import Path
 
-    script = Path(__file__).parents[2] / "data_prep" / "folder.py"
-    monkeypatch.setattr(sys, "argv", [str(script), *map(str, given[2:]), "--size", "4"])
+    out = tmp_path / "P"
+    script = Path(__file__).parents[2] / "data_prep" / "medmnist"
+    monkeypatch.setattr(sys, "argv", [str(script), "--source", str(source), "--flag", "bloodmnist", "--out", str(out)])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(script), run_name="__main__")
     assert end.value.code == 0
-    assert "12 training" in capsys.readouterr().out
+    assert "200 training" in capsys.readouterr().out
+    assert str(script) not in sys.path
 
 
 @pytest.fixture
@@ -127,6 +129,6 @@ def test_every_data_set_has_a_command_and_a_script(medfl):
     status, out, _ = medfl("prep", "--help")
     assert status == 0
     listed = re.findall(r"^  (\w+)  ", out.split("Commands:")[1], flags=re.MULTILINE)
-    scripts = {path.stem for path in (Path(__file__).parents[2] / "data_prep").glob("*.py")}
-    assert set(listed) == scripts
+    scripts = {path.parent.name for path in (Path(__file__).parents[2] / "data_prep").glob("*/__main__.py")}
+    assert set(listed) == scripts | {"acevedo", "bodzas", "matek", "folder"}
     assert (listed[0], listed[-1]) == ("medmnist", "folder"), "the ready-made one first, one's own last"

@@ -8,11 +8,11 @@ from make_runs import make_run
 
 from medfl.cli import clean as clean_command
 from medfl.cli.status import describe, seconds_per_round
+from medfl.core.store import only_writer
 from medfl.errors import StoreError
-from medfl.locks import being_written
-from medfl.report.runs import read_run
-from medfl.store import only_writer
-from medfl.wire import unsealed
+from medfl.runs.records import read_run
+from medfl.utils.locks import being_written
+from medfl.utils.wire import unsealed
 
 KEPT = {"run.json", "metrics.csv", "summary.json", "sites", "global"}
 
@@ -193,7 +193,7 @@ def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, opti
 
 @pytest.mark.parametrize("act", [clean_command.clean, clean_command.remove])
 def test_a_writer_that_comes_first_keeps_cleaning_out(tmp_path, monkeypatch, act):
-    monkeypatch.setattr("medfl.store.PATIENCE", 0.1)
+    monkeypatch.setattr("medfl.core.store.PATIENCE", 0.1)
     run = make_run(tmp_path / "one")
     with only_writer(run), pytest.raises(StoreError, match="Another process is writing"):
         act(run)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfl.contract import Dataset
 from medfl.data import arrays
 from medfl.data.arrays import ArrayDataset, array_digest, open_array
 from medfl.errors import DataError
+from medfl.types import Dataset
 
 
 def random_images(*shape: int) -> np.ndarray:

@@ -7,8 +7,8 @@ import pytest
 from image_makers import picture
 
 from medfl.data.datalists import Datalist, make_records, write_datalist
-from medfl.data.images import read_image
 from medfl.data.inference import load_images
+from medfl.data.readers.images import read_image
 from medfl.errors import DataError
 
 

@@ -16,7 +16,8 @@ from medfl.data.cohort import Cohort, load_cohort
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.partition.iid import iid
-from medfl.partition.plan import Plan, partition
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "mammography_classification"
 CLASSES = ("normal", "benign", "malignant")

@@ -12,10 +12,10 @@ from mias_maker import KNOWN, make_release
 from medfl.data.datalists import read_datalist, write_datalist
 from medfl.data.inference import SiteImages
 from medfl.data.mammogram_files import how_read, load_mammograms
-from medfl.data.mammogram_image import read_mammogram
-from medfl.data.mammograms import to_row
-from medfl.data.mias import prepare
+from medfl.data.readers.mammogram_image import read_mammogram
+from medfl.data.readers.mammograms import to_row
 from medfl.errors import DataError, SettingsError
+from medfl_datasets.mias.spec import prepare
 
 GREY = np.random.default_rng(0).integers(100, 4000, (20, 12), dtype=np.uint16)
 EXPECTED = to_row(GREY, (8, 8))

@@ -16,8 +16,8 @@ from medfl.data import arrays
 from medfl.data.cohort import load_cohort
 from medfl.data.datalists import FILE
 from medfl.data.partition_file import PARTITION, check_unchanged
-from medfl.data.phantoms import make_cohort
 from medfl.errors import DataError, SettingsError
+from medfl.testing.phantoms import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 LIST, ARRAY = f"site-01/{FILE}", "images.npy"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import medfl
-from medfl.bundle_folders import shipped
+from medfl.bundle.files import shipped
 from medfl.deploy.offer import Offer, bundle_hash, describe_bundle, differences, make_offer, method_version
 from medfl.errors import PluginError, RefusedError, SettingsError
 from medfl.plugins import Registry, load_plugins

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 from monai.bundle import ConfigParser
 
-from medfl.bundle_folders import shipped
+from medfl.bundle.files import shipped
 from medfl.deploy.overrides import OWN, PARTS, RUN, TASK, check_overrides
 from medfl.errors import RefusedError
-from medfl.nested import texts
-from medfl.origins import bundle_values
+from medfl.runs.provenance import bundle_values
 from medfl.settings import Settings
+from medfl.utils.dotted import texts
 
 BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
     "networks": {"wide": {"_target_": "a.B", "width": 64, "half": "$@width // 2", "deep": [1, 2], "bias": None}},

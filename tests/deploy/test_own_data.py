@@ -11,11 +11,11 @@ import pytest
 from loopback import Loopback, Place, make_place
 
 from medfl.data.datalists import FILE, read_datalist, write_datalist
-from medfl.data.sites import GLOBAL, PUBLIC
-from medfl.deploy.bundle import open_offer
-from medfl.deploy.server_run import _ServerData
+from medfl.deploy.offered_bundle import open_offer
+from medfl.deploy.server import _ServerData
 from medfl.deploy.site_check import check_site
 from medfl.errors import DataError
+from medfl.types import GLOBAL, PUBLIC
 
 CHANGED = f"site-02/{FILE}"
 

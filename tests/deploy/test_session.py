@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from kits_and_offers import make_kit, offer
 
-from medfl.deploy import connection, following, session
+from medfl.deploy import connection, session
+from medfl.deploy import follow as following
 from medfl.deploy.connection import Connection
 from medfl.errors import MedflError, SettingsError, StoreError
 

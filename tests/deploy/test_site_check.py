@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from medfl.bundle_folders import shipped
+from medfl.bundle.files import shipped
 from medfl.cli.site import app
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.deploy.offer import bundle_hash

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from medfl.bundle_folders import shipped
+from medfl.bundle.files import shipped
 from medfl.deploy.site_file import SiteFile, read_site_file
 from medfl.errors import RefusedError, SettingsError, StoreError
 

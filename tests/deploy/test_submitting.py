@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from medfl import workflow
-from medfl.bundle_folders import shipped
+from medfl.bundle.files import shipped
 from medfl.cli.main import main
-from medfl.data.phantoms import make_cohort
 from medfl.deploy.offer import bundle_hash
 from medfl.deploy.session import Submission
+from medfl.testing.phantoms import make_cohort
 
 BUNDLE = "medmnist_classification"
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import medfl.store
+import medfl.core.store
 from medfl.cli.main import main
 from medfl.data import folders
 from medfl.data.datalists import FILE
-from medfl.data.phantoms import make_cohort
+from medfl.testing.phantoms import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 SECRET = "Doe-Jane"
@@ -246,7 +246,7 @@ def test_a_disk_that_fills_while_bundles_are_written(
     cohort: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(medfl.store, "open", full, raising=False)
+        patch.setattr(medfl.core.store, "open", full, raising=False)
         code, error = command(capsys, *run(cohort))
     assert code == 2
     assert "Could not write '" in error

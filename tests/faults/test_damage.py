@@ -13,12 +13,12 @@ import torch
 from fault_harness import run_until
 from toys import Ring, Toy, builtin, snapshot
 
-from medfl.averaging import Averaging
 from medfl.contract import Plan, Server
+from medfl.core.store import Store
 from medfl.errors import DamagedError, StoreError
+from medfl.methods.averaging import Averaging
+from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
-from medfl.simulation import Run, simulate
-from medfl.store import Store
 from medfl.testing.cohort import make_sites, make_task
 
 

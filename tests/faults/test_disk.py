@@ -14,9 +14,10 @@ from fault_harness import Child, Faults
 from toys import PAIR, Ring, Toy, leftovers, snapshot
 
 from medfl.contract import State
+from medfl.core.store import Store, only_writer
 from medfl.errors import MedflError, StoreError
-from medfl.store import Store, only_writer, write_atomic
 from medfl.testing.cohort import make_sites
+from medfl.utils.files import write_atomic
 
 WRITES = ("open", "write", "fsync", "replace")
 

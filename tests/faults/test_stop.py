@@ -12,10 +12,10 @@ import pytest
 from fault_harness import Child
 from toys import Ring, Toy, snapshot
 
-from medfl.averaging import Averaging
 from medfl.contract import Order, Reply, Site
+from medfl.core.store import Store, only_writer
 from medfl.errors import ContractError, MedflError, StoreError
-from medfl.store import Store, only_writer
+from medfl.methods.averaging import Averaging
 
 
 class Waiting(Ring):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy.loopback import UNLIKE
-from federation import REAL, Federation, federation, wait_for
+from flare_federation import REAL, Federation, federation, wait_for
+from loopback import UNLIKE
 
 from medfl.deploy.offer import Offer, bundle_hash
 from medfl.deploy.session import read_record, resume, stop

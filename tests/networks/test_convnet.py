@@ -11,13 +11,13 @@ from resnet_toys import numbers
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from medfl.contract import Meta
 from medfl.errors import SettingsError
 from medfl.networks.convnet import ConvNet
 from medfl.networks.norms import has_batch_norm, norm_names
 from medfl.plugins import load_plugins
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, make_task
+from medfl.types import Meta
 
 CLUSTERS: dict[str, dict[str, Any]] = {
     "A": {"channels": (32, 64), "dense": 128},

@@ -11,8 +11,8 @@ from medfl.networks.convnet import ConvNet
 from medfl.networks.heads import HeadKind, TwoLayerHead, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import features_of, head_path, with_head
 from medfl.networks.resnet import ResNet
-from medfl.streams import make_generator
 from medfl.testing.cohort import SmallNet
+from medfl.utils.rng import make_generator
 
 FEATURES = torch.randn(4, 8, generator=make_generator("features"))
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from medfl.contract import Meta
 from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, freeze_norms, has_batch_norm, norm_names
 from medfl.networks.resnet import DEPTHS, ResNet
@@ -22,6 +21,7 @@ from medfl.networks.resnet_blocks import group_count
 from medfl.plugins import load_plugins
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, make_task
+from medfl.types import Meta
 
 WIDTHS = (64, 62, 60, 58)
 NORMS: list[tuple[Any, type[nn.Module]]] = [

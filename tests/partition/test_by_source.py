@@ -11,7 +11,8 @@ from pools import facts_of, rows_of, write_pool
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.by_source import by_source
-from medfl.partition.plan import Plan, partition
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
 from medfl.plugins import load_plugins
 
 BLOOD = {

@@ -15,8 +15,9 @@ from medfl.errors import DataError, PluginError, SettingsError
 from medfl.partition.by_site import by_site
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
-from medfl.partition.plan import Plan, partition
-from medfl.report.holdings import draw_partition
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
+from medfl.report.sections.holdings import draw_partition
 
 # ---- what is written
 

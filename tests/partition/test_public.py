@@ -13,10 +13,12 @@ from pools import facts_of, rows_of, write_pool
 from medfl.cli.main import main
 from medfl.data.datalists import FILE, read_datalist
 from medfl.data.leaks import find_leaks
-from medfl.data.sites import PUBLIC, site_names
+from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
-from medfl.partition.plan import Plan, partition
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
+from medfl.types import PUBLIC
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "mammography_classification"
 

@@ -12,8 +12,7 @@ import medfl.partition
 import medfl.partition.by_site
 import medfl.partition.units
 from medfl.errors import SettingsError
-from medfl.partition.dirichlet_class import dirichlet_class
-from medfl.partition.dirichlet_class_balanced import dirichlet_class_balanced
+from medfl.partition.dirichlet_class import dirichlet_class, dirichlet_class_balanced
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
 from medfl.partition.limited_classes import limited_classes

@@ -16,7 +16,8 @@ from medfl.data.sites import load_global, load_sites, site_names
 from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
-from medfl.partition.plan import Plan, partition
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
 
 
 def test_images_of_each_class_for_the_server(pool, tmp_path):
@@ -149,7 +150,7 @@ def test_the_pooled_test_split_does_not_matter_if_the_server_does_not_hold_it(le
 @pytest.mark.skipif("MEDFL_DATA" not in os.environ, reason="MEDFL_DATA does not name a folder of real data")
 @pytest.mark.parametrize(("flag", "copies"), [("bloodmnist", 6), ("breastmnist", 1)])
 def test_real_data_have_copies(tmp_path, flag, copies):
-    from medfl.data.medmnist import prepare
+    from medfl_datasets.medmnist.spec import prepare
 
     prepare(Path(os.environ["MEDFL_DATA"]) / "medmnist", flag, tmp_path / "P")
     with pytest.raises(DataError, match=rf"pixels: {copies} training images? identical"):

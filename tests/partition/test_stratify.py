@@ -15,15 +15,16 @@ from pools import facts_of, rows_of, write_pool
 from typer.testing import CliRunner
 
 from medfl.cli.main import app
-from medfl.data.abide_phenotypes import FILE, read_phenotypes
 from medfl.data.datalists import Record, read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.by_site import by_site
 from medfl.partition.holdouts import holdout, local_splits
 from medfl.partition.iid import iid
-from medfl.partition.plan import Plan, partition
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
 from medfl.partition.units import strata_of
-from medfl.study.checks import difference
+from medfl.studies.checks import difference
+from medfl_datasets.abide.tables import FILE, read_phenotypes
 
 CLASSES = 3
 

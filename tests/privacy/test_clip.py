@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from medfl.errors import RefusedError
-from medfl.privacy.clip import clip_by_norm, l2_norm
+from medfl.privacy.gaussian import clip_by_norm, l2_norm
 
 
 def test_within_the_bound_not_a_bit_changes():

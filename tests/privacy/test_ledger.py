@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from medfl.errors import RefusedError, SettingsError, StoreError
-from medfl.ledger import Account, fingerprint, open_account
-from medfl.locks import held
 from medfl.privacy import gaussian
 from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.ledger import Account, fingerprint, open_account
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.testing.cohort import make_data
+from medfl.utils.locks import held
 
 GIVEN = {"epsilon": 4.0, "clip": 1.0, "adjacency": "add_remove"}
 
@@ -147,7 +147,7 @@ def test_releases_at_the_same_time_are_all_written(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_is_held_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl.ledger.PATIENCE", 0.05)
+    monkeypatch.setattr("medfl.privacy.ledger.PATIENCE", 0.05)
     with held(tmp_path / "data.lock"), pytest.raises(StoreError, match="Another process holds the privacy ledger"):
         account(tmp_path).release("a")
 

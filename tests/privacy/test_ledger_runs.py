@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from medfl.contract import Order, State
+from medfl.core.site import SiteHost
+from medfl.core.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import Part, epsilon
-from medfl.siteside import SiteHost
-from medfl.store import Store
 from medfl.testing.cohort import Case, bits, make_sites, make_task
-from medfl.wire import prefixed
+from medfl.utils.wire import prefixed
 
 
 def case(**args: object) -> Case:

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy import release as module
 from medfl.privacy.release import Release, epsilon_together, sentences
-from medfl.streams import SecretStream, make_generator
+from medfl.utils.rng import SecretStream, make_generator
 
 SECRET = b"a secret of sixteen or more bytes"
 ORDER = {"gaussian": 2, "laplace": 1}

@@ -14,9 +14,9 @@ from medfl.privacy import samples
 from medfl.privacy.composition import Part, epsilon
 from medfl.privacy.samples import PrivateSteps, check_samples, releases, schedule
 from medfl.settings import Settings
-from medfl.streams import make_generator, pinned
 from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
-from medfl.training import PlainSteps, train
+from medfl.training.loop import PlainSteps, train
+from medfl.utils.rng import make_generator, pinned
 
 HUGE = 1e9
 

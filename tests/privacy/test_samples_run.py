@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.averaging import Averaging
+from medfl.core.store import Store
 from medfl.errors import SettingsError
+from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
 from medfl.privacy.statements import describe, describe_accounts, other_bound
+from medfl.runs.simulation import Run, simulate
 from medfl.settings import Privacy, Settings
-from medfl.simulation import Run, simulate
-from medfl.store import Store
 from medfl.testing.cohort import Case, SmallNet, bits, make_sites, make_task
-from medfl.wire import tensors_equal
+from medfl.utils.wire import tensors_equal
 
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}
 """With batches of all images the noise is reckoned exactly, and quickly."""

@@ -11,19 +11,19 @@ import torch
 from monai.transforms import Compose, RandGaussianNoised
 from torch import nn
 
-from medfl.augment import Augmentation
-from medfl.averaging import Averaging
 from medfl.contract import Order, Reply, Site
+from medfl.core.site import SiteHost, Splits
+from medfl.core.store import Store
 from medfl.errors import ContractError, StoreError
+from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.secret_site import secret_run_id
+from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
-from medfl.simulation import Run, simulate
-from medfl.siteside import SiteHost, Splits
-from medfl.store import Store
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, TensorData, make_data, make_site, make_task
-from medfl.wire import prefixed
+from medfl.training.augment import Augmentation
+from medfl.utils.wire import prefixed
 
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}
 

@@ -11,13 +11,12 @@ import pytest
 from make_runs import make_run
 from read_page import Page, render_section, words
 
-from medfl.data.atlas import ATLAS
 from medfl.data.datalists import Datalist, write_datalist
-from medfl.report.atlas import FEWEST, MOST, read_atlas
-from medfl.report.atlas_section import atlas_section
+from medfl.data.readers.atlas import ATLAS
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
+from medfl.report.sections.atlas import FEWEST, MOST, atlas_section, read_atlas
+from medfl.runs.records import read_run
 
 SHAPE = (8, 10, 6)
 SITES = ("site-1", "site-2")

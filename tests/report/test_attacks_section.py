@@ -8,11 +8,11 @@ import pytest
 from make_runs import make_run
 from read_page import Page, section, words
 
-from medfl.attack_results import write_results
-from medfl.report.attacks_section import attacks_section
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
+from medfl.report.sections.attacks import attacks_section
+from medfl.runs.attack_results import write_results
+from medfl.runs.records import read_run
 
 MEMBERSHIP = {
     "target": "global",

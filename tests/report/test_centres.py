@@ -11,19 +11,19 @@ from make_runs import make_run
 from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
-from medfl.data.abide import prepare
-from medfl.data.abide_maps import Maps
-from medfl.data.abide_phantom import write_release
 from medfl.data.sites import load_site
-from medfl.export import _csv
 from medfl.partition.by_site import by_site
-from medfl.partition.plan import Plan, partition
-from medfl.report.centres import centre_gains
-from medfl.report.centres_section import centres_section
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
-from medfl.report.tested import read_tested
+from medfl.report.predictions import read_tested
+from medfl.report.sections.centres import centre_gains, centres_section
+from medfl.runs.records import read_run
+from medfl.runs.site_bundles import _csv
+from medfl_datasets.abide.files import Maps
+from medfl_datasets.abide.phantom import write_release
+from medfl_datasets.abide.spec import prepare
 
 CENTRES = ("NYU", "NYU", "YALE", "NYU", "PITT")
 """Of the test images of each site, over and over."""

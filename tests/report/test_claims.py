@@ -10,7 +10,7 @@ from scipy.stats import ttest_rel
 
 from medfl.report.claims import check_claim, claims_markdown
 from medfl.report.groups import group_runs
-from medfl.report.runs import read_run
+from medfl.runs.records import read_run
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from read_page import Page, render_section, words
 from sklearn.metrics import roc_auc_score
 
 from medfl.errors import SettingsError
-from medfl.report.classes import classes_section
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
-from medfl.report.tested import read_tested
+from medfl.report.predictions import read_tested
+from medfl.report.sections.classes import classes_section
+from medfl.runs.records import read_run
 
 CLASSES = ("x", "y", "z")
 TABLE = "Class by class: fedskd against local"

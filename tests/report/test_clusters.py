@@ -9,11 +9,10 @@ import pytest
 from make_runs import make_run
 from read_page import section, words
 
-from medfl.capability import Capability, Profile, place
-from medfl.report.clusters import clusters_of, scores_by_cluster
-from medfl.report.clusters_section import _curves, clusters_section
 from medfl.report.groups import group_runs
-from medfl.report.runs import read_run
+from medfl.report.sections.clusters import _curves, clusters_of, clusters_section, scores_by_cluster
+from medfl.runs.device_profiles import Capability, Profile, place
+from medfl.runs.records import read_run
 
 OWN = "Scores by cluster on the sites' own test images"
 NETWORKS = {"high": "cnn_a", "medium": "cnn_b", "low": "cnn_c"}

@@ -11,7 +11,7 @@ from medfl.errors import SettingsError, StoreError
 from medfl.report.claims import check_claim
 from medfl.report.compare import compare, notes, to_markdown
 from medfl.report.groups import group_runs
-from medfl.report.runs import read_run
+from medfl.runs.records import read_run
 
 
 @pytest.fixture

@@ -13,20 +13,13 @@ from make_runs import make_run
 from read_page import Page, render_section, words
 from sklearn.metrics import roc_auc_score
 
-from medfl.report.fairness import (
-    BySex,
-    SiteBySex,
-    Subgroup,
-    over_sites,
-    rank_normalised,
-    site_by_sex,
-)
-from medfl.report.fairness_section import fairness_section
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
-from medfl.report.tested import Tested as Answers
-from medfl.report.tested import read_tested
+from medfl.report.predictions import Tested as Answers
+from medfl.report.predictions import read_tested
+from medfl.report.sections.fairness import fairness_section
+from medfl.report.sections.fairness_measures import BySex, SiteBySex, Subgroup, over_sites, rank_normalised, site_by_sex
+from medfl.runs.records import read_run
 
 
 def fold(scores, labels, sex, classes=2):

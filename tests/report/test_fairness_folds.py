@@ -10,9 +10,8 @@ from make_runs import make_run
 from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
-from medfl.report.fairness import BySex
-from medfl.report.fairness_folds import over_folds
 from medfl.report.page import write_report
+from medfl.report.sections.fairness_measures import BySex, over_folds
 
 TABLE = "By sex, fold by fold"
 

@@ -17,7 +17,7 @@ from medfl.report.figures import (
     reliability_figure,
     svg,
 )
-from medfl.report.holdings import holdings_figure
+from medfl.report.sections.holdings import holdings_figure
 
 ODD = "a$b$ & <i>c"
 

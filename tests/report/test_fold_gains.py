@@ -10,13 +10,13 @@ from make_runs import make_run
 from read_page import Page, words
 from scipy import stats
 
-from medfl.report.against import gains_section
+from medfl.report.comparable_runs import by_people
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
 from medfl.report.groups import group_runs, several
 from medfl.report.page import write_report
-from medfl.report.pools import by_people
-from medfl.report.runs import read_run
-from medfl.report.tested import read_tested
+from medfl.report.predictions import read_tested
+from medfl.report.sections.gains import gains_section
+from medfl.runs.records import read_run
 
 BASE = (0.5, 0.55, 0.6)
 """Of each fold, at every site."""

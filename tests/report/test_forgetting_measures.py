@@ -6,8 +6,8 @@ from make_runs import make_run
 
 from medfl.report.forgetting import MEASURES, forgetting_metric, forgetting_table, measures, missing
 from medfl.report.groups import group_runs
-from medfl.report.runs import read_run
 from medfl.report.trajectory import read_trajectory
+from medfl.runs.records import read_run
 
 NAN = float("nan")
 BOTH = {"moments": ["aggregated", "trained"]}

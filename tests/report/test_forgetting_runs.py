@@ -5,11 +5,11 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from medfl.core.site import Splits
 from medfl.plugins import load_plugins
 from medfl.report.forgetting import measures, missing
-from medfl.report.runs import read_run
 from medfl.report.trajectory import read_trajectory
-from medfl.siteside import Splits
+from medfl.runs.records import read_run
 from medfl.testing.cohort import Case, make_data, make_site
 
 ROUNDS = range(1, 7)

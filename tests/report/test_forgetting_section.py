@@ -9,13 +9,13 @@ from make_runs import SITES, make_run
 from markupsafe import Markup
 from read_page import Page, render_section, words
 
-from medfl.report import forgetting_section
 from medfl.report.curves import score_curve, trained_curve, work_curve
 from medfl.report.formats import commands
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
+from medfl.report.sections import forgetting as forgetting_section
 from medfl.report.trajectory import read_trajectory
+from medfl.runs.records import read_run
 
 SERVER = (0.4, 0.2, 0.4, 0.6, 0.3)
 """A fall from the first round that is made good in the third, and one from the fourth that is not."""

@@ -13,9 +13,9 @@ from sklearn.metrics import balanced_accuracy_score
 from medfl.errors import StoreError
 from medfl.report.gains import GAINS, LOSES, UNCLEAR, compare_sites, mean_interval, pair_up
 from medfl.report.groups import Group, group_runs
-from medfl.report.runs import read_run
+from medfl.report.predictions import read_tested
 from medfl.report.statistics import Interval
-from medfl.report.tested import read_tested
+from medfl.runs.records import read_run
 
 
 def compare(runs, metric="accuracy"):

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from medfl.report.holdings import COLOUR, MANY, SHADES, holdings_figure, save_figure
+from medfl.report.sections.holdings import COLOUR, MANY, SHADES, holdings_figure, save_figure
 
 NAMES = [
     "actinic keratoses and intraepithelial carcinoma",

@@ -10,7 +10,7 @@ from make_runs import make_run
 from medfl.report.groups import group_runs
 from medfl.report.notices import make_notices
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
+from medfl.runs.records import read_run
 
 
 def test_missing_sites_are_named_with_the_reason(tmp_path: Path) -> None:

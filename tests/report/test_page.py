@@ -12,8 +12,8 @@ from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, confusion_matrix
 
 from medfl.report.page import write_report
-from medfl.report.runs import read_run
-from medfl.report.tested import pooled, read_tested
+from medfl.report.predictions import pooled, read_tested
+from medfl.runs.records import read_run
 
 
 @pytest.fixture

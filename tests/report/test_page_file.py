@@ -10,10 +10,10 @@ import torch
 from make_runs import SITES, make_run
 from read_page import Page
 
-from medfl.capability import CLUSTERS, Profile
 from medfl.contract import Findings
 from medfl.errors import SettingsError, StoreError
 from medfl.report.page import write_report
+from medfl.runs.device_profiles import CLUSTERS, Profile
 
 ODD = ("a & b", "<i>c", "$d$ \\frac")
 ALWAYS = {"#gains", "#scores", "#curves", "#forgetting", "#holdings", "#costs", "#settings"}

@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from report.make_runs import MadeUpRun
+from make_runs import MadeUpRun
 from torch import nn
 
-from medfl.attacks.membership_metrics import Scores, auc_interval, measure
+from medfl.attacks.membership.metrics import Scores, auc_interval, measure
 from medfl.data.datalists import FILE, patient_numbers
-from medfl.data.in_memory import TensorData
-from medfl.data.phantoms import make_cohort
-from medfl.data.pooled import Pooled, count_patients, patients_of
+from medfl.data.pooled import Pooled, TensorData, count_patients, patients_of
 from medfl.data.sites import load_site
-from medfl.export import write_predictions
 from medfl.report.page import write_report
 from medfl.report.statistics import Interval, paired_bootstrap, wilson, wilson_over_patients
+from medfl.runs.site_bundles import write_predictions
 from medfl.settings import Settings
+from medfl.testing.phantoms import make_cohort
 
 COPIES = 4
 PATIENTS = 60

@@ -9,8 +9,8 @@ from make_runs import SITES, make_run
 from read_page import section, words
 
 from medfl.report.groups import group_runs
-from medfl.report.privacy_section import privacy_section
-from medfl.report.runs import read_run
+from medfl.report.sections.privacy import privacy_section
+from medfl.runs.records import read_run
 
 ADDED = {"epsilon": 5.0, "delta": 1e-5, "clip": 2.5, "adjacency": "add_remove"}
 REPLACED = ADDED | {"adjacency": "replace"}

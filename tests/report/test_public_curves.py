@@ -3,11 +3,11 @@
 import pandas as pd
 from make_runs import make_run
 
-from medfl.evaluation import Row, csv_lines
+from medfl.core.evaluation import Row, csv_lines
 from medfl.report.curves import epoch_curve, global_curve, public_metrics
 from medfl.report.groups import group_runs
-from medfl.report.runs import read_run
-from medfl.report.sections import curves
+from medfl.report.sections.standard import curves
+from medfl.runs.records import read_run
 
 VALUES = {"accuracy": [0.5, 0.75, 0.25], "auc": [0.6, 0.7, 0.9], "f1": [0.4]}
 

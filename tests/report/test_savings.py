@@ -7,14 +7,14 @@ import torch
 from make_runs import SITES, make_run
 from read_page import Page
 
-from medfl.filters import Filters, decode, plain_bytes
+from medfl.core.filters import Filters, decode, plain_bytes
 from medfl.plugins import load_plugins
 from medfl.report.page import write_report
-from medfl.report.runs import read_metrics, read_run
-from medfl.report.savings import savings
+from medfl.report.sections.costs import savings
+from medfl.runs.records import read_metrics, read_run
 from medfl.settings import Compression, Settings
 from medfl.testing.cohort import Case, make_task
-from medfl.wire import payload_bytes
+from medfl.utils.wire import payload_bytes
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])

@@ -9,8 +9,8 @@ from make_runs import make_run
 from read_page import section, words
 
 from medfl.report.groups import group_runs
-from medfl.report.runs import read_run
-from medfl.report.sweep import sweep_section
+from medfl.report.sections.sweep import sweep_section
+from medfl.runs.records import read_run
 
 SCORES = {0.2: (0.5, 0.7), 0.6: (0.6, 0.9), 1.0: (0.8, 0.6)}
 """Setting to the accuracy at two sites; their means are 0.6, 0.75, 0.7."""

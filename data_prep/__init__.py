@@ -1,0 +1,1 @@
+"""Prepared releases of medical images: a folder for each."""

@@ -1,0 +1,1 @@
+"""ABIDE: brain maps of the Preprocessed Connectomes Project."""

@@ -1,0 +1,154 @@
+"""The derivative maps of ABIDE I as the Preprocessed Connectomes Project (PCP) publishes them: where, and what is read.
+
+Each map has one number for each voxel of a brain in MNI152 space, and 0 outside of the brain. Its intensities are
+normalised first: its voxels other than 0 get mean 0 and standard deviation 1, all others stay 0. Then it is put on the
+common grid of `medfl.data.readers.volumes`, so that all maps of all subjects lie on one another.
+
+Messages never name a file: its name is a subject's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medfl.data.readers.map_files import SUFFIXES
+from medfl.errors import DataError, SettingsError, did_you_mean
+
+PIPELINES = ("ccs", "cpac", "dparsf", "niak")
+"""Ways in which PCP has processed the scans."""
+
+
+STRATEGIES = ("filt_global", "filt_noglobal", "nofilt_global", "nofilt_noglobal")
+"""With or without a band-pass filter, and with or without regression of the global signal."""
+
+
+DERIVATIVES = (
+    "alff",
+    "degree_binarize",
+    "degree_weighted",
+    "eigenvector_binarize",
+    "eigenvector_weighted",
+    "falff",
+    "lfcd",
+    "reho",
+    "vmhc",
+)
+"""Derivatives that are one map for each subject."""
+
+
+DEFAULT_DERIVATIVES = ("reho", "degree_weighted", "lfcd", "vmhc")
+"""The channels of FedASD."""
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Which maps are used.
+
+    Attributes:
+        derivatives: The channels, in their order; of `DERIVATIVES`, each one once.
+        pipeline: One of `PIPELINES`.
+        strategy: One of `STRATEGIES`.
+
+    Raises:
+        SettingsError: If a name is unknown, or a derivative is named twice or none is.
+    """
+
+    derivatives: tuple[str, ...] = DEFAULT_DERIVATIVES
+    pipeline: str = "cpac"
+    strategy: str = "filt_noglobal"
+
+    def __post_init__(self) -> None:
+        _check_known("pipeline", [self.pipeline], PIPELINES)
+        _check_known("strategy", [self.strategy], STRATEGIES)
+        _check_known("derivative", self.derivatives, DERIVATIVES)
+        if not self.derivatives or len(set(self.derivatives)) < len(self.derivatives):
+            raise SettingsError(
+                f"expected each derivative once and at least one, got {', '.join(self.derivatives) or 'none'}"
+            )
+
+    def folder(self, derivative: str) -> str:
+        """Where the maps of a derivative lie in PCP's bucket, below its top folder."""
+        return f"Outputs/{self.pipeline}/{self.strategy}/{derivative}"
+
+
+def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"unknown {what} '{name}' of ABIDE. {did_you_mean(name, known)}")
+
+
+def file_name(file_id: str, derivative: str) -> str:
+    """The name of a map's file."""
+    return f"{file_id}_{derivative}{SUFFIXES[0]}"
+
+
+def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[str, str], Path]:
+    """Find the maps of subjects.
+
+    Args:
+        source: PCP's top folder as its bucket has it (or the folder above or ``Outputs`` in it), nilearn's data folder
+            or its ``ABIDE_pcp``, or a folder that holds the files themselves.
+        maps: Which maps.
+        file_ids: Of the subjects.
+
+    Returns:
+        File id and derivative to the file, for those that are there; ``.nii`` counts as well. If a file is there in
+        several layouts, that of the bucket comes first, then nilearn's, then the folder itself.
+    """
+    files: dict[str, Path] = {}
+    for folder in _folders(source, maps):
+        for name in _files(folder):
+            files.setdefault(name, folder / name)
+    found = {}
+    for file_id in file_ids:
+        for derivative in maps.derivatives:
+            names = (f"{file_id}_{derivative}{suffix}" for suffix in SUFFIXES)
+            path = next((files[name] for name in names if name in files), None)
+            if path:
+                found[file_id, derivative] = path
+    return found
+
+
+def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
+    """What to say if there is no map of any subject: where was looked, and what is there instead.
+
+    Args:
+        source: As in `find_maps`.
+        maps: As in `find_maps`.
+        subjects: How many subjects are wanted.
+    """
+    ends = tuple(f"_{derivative}{suffix}" for derivative in maps.derivatives for suffix in SUFFIXES)
+    strange = {name for folder in _folders(source, maps) for name in _files(folder) if name.endswith(ends)}
+    others = sorted({f"{path.parent.name}/{path.name}" for top in _TOPS for path in (source / top).glob("*/*/")})
+    known = [other for other in others if other.partition("/")[0] in PIPELINES and other.split("/")[1] in STRATEGIES]
+    hints = []
+    if strange:
+        hints.append(f"{len(strange)} files there are named like maps, but belong to no subject that is used.")
+    if known:
+        hints.append(f"There are folders of {', '.join(known)}: give another --pipeline or --strategy.")
+    hints.append("Give the folder that holds PCP's Outputs, nilearn's ABIDE_pcp or the files, or add --download.")
+    return DataError(
+        f"expected maps of {subjects} subjects in {source}, such as {maps.folder(maps.derivatives[0])}/"
+        f"{file_name('<FILE_ID>', maps.derivatives[0])}, found none. {' '.join(hints)}"
+    )
+
+
+_TOPS = ("Outputs", "ABIDE_Initiative/Outputs", "", "ABIDE_pcp")
+
+
+def _folders(source: Path, maps: Maps) -> list[Path]:
+    """Where maps may lie, in all layouts; folders that are not there are left out."""
+    kind = f"{maps.pipeline}/{maps.strategy}"
+    bucket = [f"{top}/{kind}/{derivative}" for top in _TOPS[:3] for derivative in maps.derivatives]
+    nilearn = [f"{top}/{kind}" for top in ("ABIDE_pcp", ".")]
+    found = [source / place.lstrip("/") for place in (*bucket, *nilearn, ".")]
+    return [folder for folder in found if folder.is_dir()]
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Names of the files of a folder."""
+    with os.scandir(folder) as entries:
+        yield from (entry.name for entry in entries if entry.is_file())

@@ -1,0 +1,1 @@
+"""Three releases of white blood cells: Acevedo, Matek, Bodzas."""

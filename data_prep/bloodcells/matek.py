@@ -1,0 +1,180 @@
+"""Matek-19 (AML-Cytomorphology_LMU): 18,365 images of white blood cells of patients with leukaemia and without.
+
+The Cancer Imaging Archive has a folder for each of 15 kinds of cells, and ``annotations.dat``: a line for each image
+with its path, its label, and up to two later annotations of the same image (``nan`` where there is none), separated by
+blanks. The label counts; the later ones are kept as ``second`` and ``third``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from medfl.data.datalists import Datalist
+from medfl.errors import DataError, did_you_mean
+from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
+from medfl_datasets.bloodcells.labels import own_classes
+from medfl_datasets.bloodcells.pool import How, Say, pool_cells
+
+FILE = "annotations.dat"
+"""The table, beside the folders or one folder above."""
+
+CODES: dict[str, str | None] = {
+    "BAS": "basophil",
+    "EBO": "erythroblast",
+    "EOS": "eosinophil",
+    "KSC": "smudge cell",
+    "LYA": "atypical lymphocyte",
+    "LYT": "typical lymphocyte",
+    "MMZ": "metamyelocyte",
+    "MOB": "monoblast",
+    "MON": "monocyte",
+    "MYB": "myelocyte",
+    "MYO": "myeloblast",
+    "NGB": "band neutrophil",
+    "NGS": "segmented neutrophil",
+    "PMB": "bilobed promyelocyte",
+    "PMO": "promyelocyte",
+}
+"""Code to the kind of cell."""
+
+NO_FILE = "the image is not there"
+"""Why a line of the table is left out."""
+
+NO_LINE = f"{FILE} has no line for the image"
+"""Why an image is left out."""
+
+
+class Line(NamedTuple):
+    """A line of the table.
+
+    Attributes:
+        label: One of `CODES`.
+        later: The later annotations that there are, under their names.
+    """
+
+    label: str
+    later: dict[str, str]
+
+
+def read_annotations(path: Path) -> dict[str, Line]:
+    """Read the table.
+
+    Returns:
+        Path of an image below its folder, without its ending, such as ``BAS/BAS_0001``, to its line.
+
+    Raises:
+        DataError: If it can't be read, or a line is not as expected.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"could not read {path} as text ({type(error).__name__}). Download it again.") from None
+    found: dict[str, Line] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        parts = line.split()
+        if not parts:
+            continue
+        if len(parts) != 4:
+            raise DataError(
+                f"expected a path, a label and two later annotations in line {number} of {path}, got {len(parts)} "
+                "entries. Download it again."
+            )
+        image, label, *later = parts
+        if label not in CODES:
+            raise DataError(
+                f"unknown label '{label}' in line {number} of {path}. {did_you_mean(label, CODES)} Download it again."
+            )
+        key = _key(image)
+        if key in found:
+            raise DataError(f"line {number} of {path} is about the same image as an earlier one. Download it again.")
+        named = zip(("second", "third"), later, strict=True)
+        found[key] = Line(label, {name: code for name, code in named if code.lower() != "nan"})
+    return found
+
+
+def cells_of(tree: Tree, top: Path, lines: Mapping[str, Line]) -> Listing:
+    """Bring images and lines of the table together.
+
+    Args:
+        tree: The names of the files in each folder below `top`.
+        top: The folder that holds the folders of classes.
+        lines: What `read_annotations` gives.
+
+    Raises:
+        DataError: As in `Release.listing`.
+    """
+    left = dict(lines)
+
+    def tell(known: str, image: str) -> tuple[str, dict[str, str]] | str:
+        line = left.pop(_key(image), None)
+        if line is None:
+            return NO_LINE
+        return line if line.label == known else f"{FILE} says {line.label}, the folder {known}"
+
+    listing = RELEASE.listing(tree, top, tell)
+    listing.quarantined += [(f"{RELEASE.name}/{key}", NO_FILE) for key in left]
+    return listing
+
+
+def find(source: Path) -> Listing:
+    """The cells of a release.
+
+    Args:
+        source: ``AML-Cytomorphology_LMU``, or the folder that holds it.
+
+    Raises:
+        DataError: If folder or table are missing, the table is not as expected, or as in `Release.listing`.
+    """
+    top = RELEASE.top(source)
+    places = (top / FILE, top.parent / FILE)
+    table = next((place for place in places if place.is_file()), None)
+    if table is None:
+        raise DataError(
+            f"expected {FILE} of {RELEASE.title} in {top} or one folder above, there is none. The Cancer Imaging "
+            "Archive has it beside the images: download it into this folder."
+        )
+    return cells_of(read_tree(top), top, read_annotations(table))
+
+
+def _key(path: str) -> str:
+    """Folder and name of an image without its ending: the copies of some users are no TIFF files."""
+    return "/".join(Path(path).with_suffix("").parts[-2:])
+
+
+RELEASE = Release(
+    name="matek",
+    title="Matek-19",
+    licence="CC BY 3.0",
+    citation=(
+        "Matek, Schwarz, Marr and Spiekermann, A Single-cell Morphological Dataset of Leukocytes from AML Patients and "
+        "Non-malignant Controls, The Cancer Imaging Archive (2019), doi:10.7937/tcia.2019.36f5o9ld"
+    ),
+    published={
+        **{"BAS": 79, "EBO": 78, "EOS": 424, "KSC": 15, "LYA": 11, "LYT": 3937, "MMZ": 15, "MOB": 26},
+        **{"MON": 1789, "MYB": 42, "MYO": 3268, "NGB": 109, "NGS": 8484, "PMB": 18, "PMO": 70},
+    },
+    classes=tuple(CODES),
+    class_of={code: code for code in CODES}.get,
+    find=find,
+)
+
+
+def prepare(source: Path, out: Path, how: How | None = None, *, say: Say = lambda _: None) -> Datalist:
+    """Turn Matek-19 into a pooled data set of 15 classes.
+
+    Args:
+        source: ``AML-Cytomorphology_LMU``, or the folder that holds it.
+        out: The folder to write; it is written whole or not at all.
+        how: Sizes and shares; None means the defaults.
+        say: Gets licence, citation, counts, warnings and progress, a line each.
+
+    Returns:
+        The data list that was written.
+
+    Raises:
+        DataError: If the release is wrong, no image of a class is left, or `out` may not be written.
+    """
+    labels = own_classes(RELEASE.name, CODES)
+    return pool_cells(RELEASE.name, [(RELEASE, source)], labels, out, how or How(), complete=True, say=say)

@@ -1,0 +1,54 @@
+"""White blood cells of several releases in, one pooled data set with one set of classes out.
+
+Each record says its ``source``, so that ``medfl partition --scheme by_site --column source`` makes a site of each
+release. The classes come from a label map, see `medfl_datasets.bloodcells.labels`. Copies of a file are looked for
+among all releases together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from medfl.data.datalists import Datalist
+from medfl.errors import SettingsError, did_you_mean
+from medfl_datasets.bloodcells import acevedo, bodzas, matek
+from medfl_datasets.bloodcells.labels import SHIPPED, read_label_map
+from medfl_datasets.bloodcells.pool import How, Say, pool_cells
+
+RELEASES = {release.name: release for release in (acevedo.RELEASE, matek.RELEASE, bodzas.RELEASE)}
+"""The releases that are known."""
+
+
+def prepare(
+    folders: Mapping[str, Path],
+    out: Path,
+    how: How | None = None,
+    *,
+    label_map: Path | None = None,
+    say: Say = lambda _: None,
+) -> Datalist:
+    """Turn releases into one pooled data set.
+
+    Args:
+        folders: Name of a release, one of `RELEASES`, to its folder; at least one.
+        out: The folder to write; it is written whole or not at all.
+        how: Sizes and shares; None means the defaults. The share of the test set holds for each class of each release.
+        label_map: A label map; None means the one that medfl ships.
+        say: Gets licences, citations, counts, warnings and progress, a line each.
+
+    Returns:
+        The data list that was written.
+
+    Raises:
+        DataError: If a release is wrong, no image is left, or `out` may not be written.
+        SettingsError: If no release is given, one is unknown, or the label map does not fit them.
+    """
+    if not folders:
+        raise SettingsError(f"expected a folder of at least one release: {', '.join(RELEASES)}.")
+    for name in folders:
+        if name not in RELEASES:
+            raise SettingsError(f"unknown release '{name}'. {did_you_mean(name, RELEASES)}")
+    labels = read_label_map(label_map or SHIPPED)
+    given = [(release, folders[name]) for name, release in RELEASES.items() if name in folders]
+    return pool_cells("bloodcells", given, labels, out, how or How(), complete=False, say=say)

@@ -1,0 +1,1 @@
+"""CBIS-DDSM: mammograms."""

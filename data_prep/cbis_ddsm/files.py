@@ -1,0 +1,143 @@
+"""The files of CBIS-DDSM on disk, found by the UID of their series.
+
+Layouts that are understood, all below one folder and also mixed:
+
+- The NBIA Data Retriever's: ``<subject>/<date>-DDSM-NA-<5 digits>/<n>-<description>-<5 digits>/1-1.dcm``, where the
+  digits are the last ones of the UIDs of study and series; older ones without ``NA-``, or with ``-`` for blanks. If its
+  ``metadata.csv`` is there, what that says comes first.
+- The paths of the tables, and mirrors with a folder for each series: ``.../<series UID>/<any name>``. So are the JPEG
+  mirror of Kaggle (``jpeg/<series UID>/1-001.jpg``) and ``dicom/<study UID>/<series UID>/<SOP UID>.dcm``.
+
+Dates and descriptions are not looked at: both vary. File names are not, either.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from medfl.errors import DataError
+from medfl_datasets.cbis_ddsm.tables import TABLES, Series
+
+METADATA = "metadata.csv"
+"""What the NBIA Data Retriever writes beside its folders."""
+
+_UID = re.compile(r"\d+(\.\d+){4,}")
+_LAST_FIVE = re.compile(r".*-(\d{5})")
+_SUBJECT = re.compile(r"(Mass|Calc)-(Training|Test)_P_\d{5}_(LEFT|RIGHT)_(CC|MLO)(_\d+)?")
+_SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png", "")
+
+
+@dataclass
+class Tree:
+    """What lies below a folder.
+
+    Attributes:
+        top: The folder.
+        tables: Kind and split to their table, as in `medfl_datasets.cbis_ddsm.tables.TABLES`.
+        folders: Folder to the image files in it, sorted.
+    """
+
+    top: Path
+    tables: dict[tuple[str, str], Path] = field(default_factory=dict)
+    folders: dict[Path, list[Path]] = field(default_factory=dict)
+    _by_uid: dict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
+    _by_rule: dict[tuple[str, str, str], list[Path]] = field(default_factory=lambda: defaultdict(list))
+    _used: set[Path] = field(default_factory=set)
+
+    def find(self, series: Series) -> list[Path]:
+        """The files of a series, sorted by their names; none if it is not there."""
+        folders = [*self._by_uid.get(series.series, []), *self._by_rule.get(_rule(series), [])]
+        unique = list(dict.fromkeys(folders))
+        self._used.update(unique)
+        return [file for folder in unique for file in self.folders[folder]]
+
+    def unused(self) -> dict[str, int]:
+        """Subject to the number of image files that no series asked for led to; '' if the folder names no subject."""
+        found: dict[str, int] = defaultdict(int)
+        for folder, files in self.folders.items():
+            if folder not in self._used:
+                found[next((part for part in folder.parts[::-1] if _SUBJECT.fullmatch(part)), "")] += len(files)
+        return dict(found)
+
+    def count(self) -> int:
+        """How many image files there are."""
+        return sum(len(files) for files in self.folders.values())
+
+
+def look_through(top: Path) -> Tree:
+    """List the tables and the image files below a folder.
+
+    Raises:
+        DataError: If there is no such folder.
+    """
+    if not top.is_dir():
+        raise DataError(f"expected the folder of CBIS-DDSM at {top}, there is none. Give another --source.")
+    tree, metadata = Tree(Path(os.path.abspath(top))), []
+    names = {name: key for key, name in TABLES.items()}
+    for place, subfolders, files in os.walk(tree.top):
+        subfolders.sort()
+        folder = Path(place)
+        if METADATA in files:
+            metadata.append(folder / METADATA)
+        for name in names.keys() & {name.lower() for name in files}:
+            tree.tables.setdefault(names[name], next(folder / file for file in files if file.lower() == name))
+        images = sorted(folder / name for name in files if _is_image(name))
+        if images:
+            tree.folders[folder] = images
+    for folder in tree.folders:
+        _enter(tree, folder)
+    for path in metadata:
+        _enter_metadata(tree, path)
+    return tree
+
+
+def only_one(files: Iterable[Path]) -> list[Path]:
+    """The files with different content, the first of each; a series that was downloaded twice counts once."""
+    by_size = defaultdict(list)
+    for path in files:
+        by_size[path.stat().st_size].append(path)
+    found: list[Path] = []
+    for alike in by_size.values():
+        found += alike if len(alike) == 1 else {_digest(path): path for path in reversed(alike)}.values()
+    return sorted(found)
+
+
+def _is_image(name: str) -> bool:
+    """By its ending; files without one, and those called by a UID, are DICOM, but for a few texts."""
+    suffix = Path(name).suffix.lower()
+    return (suffix in _SUFFIXES or suffix[1:].isdigit()) and not name.upper().startswith((".", "LICENSE"))
+
+
+def _rule(series: Series) -> tuple[str, str, str]:
+    return series.subject, series.study[-5:], series.series[-5:]
+
+
+def _enter(tree: Tree, folder: Path) -> None:
+    if _UID.fullmatch(folder.name):
+        tree._by_uid[folder.name].append(folder)
+    study, series = _LAST_FIVE.fullmatch(folder.parent.name), _LAST_FIVE.fullmatch(folder.name)
+    if study and series:
+        tree._by_rule[folder.parent.parent.name, study[1], series[1]].append(folder)
+
+
+def _enter_metadata(tree: Tree, path: Path) -> None:
+    """What the NBIA Data Retriever says of its folders; lines about folders that are not there are passed over."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        for row in csv.DictReader(file):
+            uid, location = row.get("Series UID"), row.get("File Location")
+            if uid and location:
+                folder = Path(os.path.normpath(path.parent / location.replace("\\", "/")))
+                if folder in tree.folders and folder not in tree._by_uid[uid]:
+                    tree._by_uid[uid].insert(0, folder)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()

@@ -1,0 +1,1 @@
+"""CelebA: faces."""

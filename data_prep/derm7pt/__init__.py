@@ -1,0 +1,1 @@
+"""Derm7pt: dermoscopy."""

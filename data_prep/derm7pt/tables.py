@@ -1,0 +1,227 @@
+"""Derm7pt as released: ``release_v0`` with its table, its three index files and its images.
+
+The layout, where names are case-sensitive and images end in ``.jpg`` or ``.JPG``::
+
+    release_v0/meta/{meta.csv, train_indexes.csv, valid_indexes.csv, test_indexes.csv}
+    release_v0/images/<folder>/<file>
+
+``meta.csv`` has a row for each of 1011 cases. The index files hold rows of it, counted from 0 without the line of
+names; together they name each case once. Messages number rows as a spreadsheet shows them (`medfl.data.table`).
+
+Source: Kawahara et al., "Seven-Point Checklist and Skin Lesion Classification Using Multitask Multimodal Neural Nets",
+IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019); the groups are those of its authors' code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medfl.data.table import Table, read_table, row_list
+from medfl.errors import DataError, did_you_mean
+from medfl_datasets.derm7pt.splits import WHOLE, read_splits
+
+HEADER = (
+    "case_num,diagnosis,seven_point_score,pigment_network,streaks,pigmentation,regression_structures,dots_and_globules,"
+    "blue_whitish_veil,vascular_structures,level_of_diagnostic_difficulty,elevation,location,sex,management,clinic,derm,"
+    "case_id,notes"
+)
+"""The first line of ``meta.csv``."""
+
+GROUPS = {
+    "BCC": ("basal cell carcinoma",),
+    "MEL": (
+        "melanoma",
+        "melanoma (in situ)",
+        "melanoma (less than 0.76 mm)",
+        "melanoma (0.76 to 1.5 mm)",
+        "melanoma (more than 1.5 mm)",
+        "melanoma metastasis",
+    ),
+    "MISC": ("dermatofibroma", "lentigo", "melanosis", "miscellaneous", "vascular lesion"),
+    "NEV": (
+        "blue nevus",
+        "clark nevus",
+        "combined nevus",
+        "congenital nevus",
+        "dermal nevus",
+        "recurrent nevus",
+        "reed or spitz nevus",
+    ),
+    "SK": ("seborrheic keratosis",),
+}
+"""The five groups of diagnoses, in the order of their labels."""
+
+OFFICIAL = {
+    "training": {"BCC": 19, "MEL": 90, "MISC": 32, "NEV": 256, "SK": 16},
+    "validation": {"BCC": 7, "MEL": 61, "MISC": 25, "NEV": 100, "SK": 10},
+    "test": {"BCC": 16, "MEL": 101, "MISC": 40, "NEV": 219, "SK": 19},
+}
+"""Split to group to the number of cases in the release: 413, 203 and 395 cases."""
+
+DOUBLED = 9
+"""Cases of the release whose clinical image is the dermoscopic one."""
+
+SEXES = ("female", "male")
+"""What the column ``sex`` holds."""
+
+_GROUP_OF = {diagnosis: group for group, diagnoses in GROUPS.items() for diagnosis in diagnoses}
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release that was read; all lists have one entry for each case, in the order of ``meta.csv``.
+
+    Attributes:
+        images: The folder of the images.
+        table: ``meta.csv``.
+        groups: One of `GROUPS`.
+        splits: ``training``, ``validation`` or ``test``.
+        doubled: Whether the clinical image is the dermoscopic one.
+    """
+
+    images: Path
+    table: Table
+    groups: list[str]
+    splits: list[str]
+    doubled: list[bool]
+
+    def check_images(self, view: str, places: Sequence[int]) -> None:
+        """Refuse a release without the images that are needed.
+
+        Args:
+            view: The column that names them, ``derm`` or ``clinic``.
+            places: The cases that need them.
+
+        Raises:
+            DataError: If an image is not there, or only with other capitals.
+        """
+        names = {place: self.table.rows[place][view] for place in places}
+        missing = [place for place, name in names.items() if not (self.images / name).is_file()]
+        if not missing:
+            return
+        folded = _folded_paths(self.images)
+        other_case = [place for place in missing if Path(names[place]).as_posix().casefold() in folded]
+        found = f"{len(missing)} of {len(names)} images are not in the folder {self.images}: {self._rows(missing)}. "
+        if other_case:
+            found += (
+                f"{len(other_case)} of them are there with other capitals: names count as in meta.csv, where some "
+                "end in .jpg and some in .JPG. "
+            )
+        raise DataError(f"{found}Unpack release_v0.zip again, whole and without renaming.")
+
+    def deviations(self) -> list[str]:
+        """How these cases differ from the official release: sentences, none if they do not."""
+        found = []
+        pairs = Counter(zip(self.splits, self.groups, strict=True))
+        for split, official in OFFICIAL.items():
+            counts = {group: pairs[split, group] for group in GROUPS}
+            if counts != official:
+                found.append(f"{split}: {_in_words(counts)}; the official release has {_in_words(official)}")
+        if sum(self.doubled) != DOUBLED:
+            found.append(
+                f"{sum(self.doubled)} cases have the dermoscopic image as clinical image, the official release has "
+                f"{DOUBLED} of them"
+            )
+        return found
+
+    def _rows(self, places: Sequence[int]) -> str:
+        return row_list([self.table.numbers[place] for place in places])
+
+
+def read_release(source: Path) -> Release:
+    """Read the table and the index files of a release; its images are not looked at.
+
+    Args:
+        source: The folder ``release_v0``, or the one that holds it.
+
+    Raises:
+        DataError: If a file is missing, columns are missing, a diagnosis is unknown, or the index files do not name
+            each case once.
+    """
+    folder = _find_folder(source)
+    table = read_table(folder / "meta" / "meta.csv")
+    _check_columns(table)
+    _check_cells(table)
+    rows = table.rows
+    return Release(
+        images=folder / "images",
+        table=table,
+        groups=group_diagnoses(table),
+        splits=read_splits(folder / "meta", len(rows)),
+        doubled=[row["clinic"] == row["derm"] for row in rows],
+    )
+
+
+def group_diagnoses(table: Table) -> list[str]:
+    """The group of each case.
+
+    Raises:
+        DataError: If a diagnosis belongs to no group; it is named.
+    """
+    diagnoses = [row["diagnosis"] for row in table.rows]
+    unknown = [place for place, diagnosis in enumerate(diagnoses) if diagnosis not in _GROUP_OF]
+    if unknown:
+        first = diagnoses[unknown[0]]
+        alike = [table.numbers[place] for place in unknown if diagnoses[place] == first]
+        shown = f" '{first}'" if re.fullmatch("[a-z ]{0,40}", first) else ""  # all else may name a case
+        others = len({diagnoses[place] for place in unknown}) - 1
+        raise DataError(
+            f"unknown diagnosis{shown} in the column 'diagnosis' of {table.path} ({row_list(alike)})"
+            f"{f', and {others} other unknown ones' if others else ''}. {did_you_mean(first, _GROUP_OF)}"
+        )
+    return [_GROUP_OF[diagnosis] for diagnosis in diagnoses]
+
+
+def _find_folder(source: Path) -> Path:
+    for folder in (source, source / "release_v0"):
+        if (folder / "meta" / "meta.csv").is_file():
+            return folder
+    raise DataError(
+        f"expected the table meta/meta.csv of Derm7pt in {source}, there is none. Unpack release_v0.zip and give the "
+        "folder release_v0 as --source."
+    )
+
+
+def _check_columns(table: Table) -> None:
+    columns = HEADER.split(",")
+    missing = [column for column in columns if column not in table.columns]
+    if missing:
+        names = ", ".join(f"'{column}'" for column in missing)
+        raise DataError(
+            f"expected the {len(columns)} columns of Derm7pt's own table in {table.path}, missing: {names}. Tables "
+            "that others made of it, with fewer columns, can't be used: take meta/meta.csv of release_v0.zip."
+        )
+
+
+def _check_cells(table: Table) -> None:
+    """Refuse what can't be meant: cases with equal numbers, without an image, without a sex."""
+    for column in ("clinic", "derm"):
+        table.column(column)
+    counts = Counter(table.column("case_num"))
+    twice = [number for number, row in zip(table.numbers, table.rows, strict=True) if counts[row["case_num"]] > 1]
+    if twice:
+        raise DataError(
+            f"expected each case once in {table.path}, {len(twice)} rows share their case_num with another: "
+            f"{row_list(twice)}. {WHOLE}"
+        )
+    wrong = [number for number, row in zip(table.numbers, table.rows, strict=True) if row["sex"] not in SEXES]
+    if wrong:
+        raise DataError(
+            f"expected {' or '.join(SEXES)} in the column 'sex' of {table.path}, {len(wrong)} of {len(table.rows)} "
+            f"rows hold something else: {row_list(wrong)}. {WHOLE}"
+        )
+
+
+def _folded_paths(folder: Path) -> set[str]:
+    """Paths of all files below a folder, without regard to capitals."""
+    paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return {path.relative_to(folder).as_posix().casefold() for path in paths}
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    return f"{sum(counts.values())} cases ({', '.join(f'{group} {count}' for group, count in counts.items())})"

@@ -1,0 +1,1 @@
+"""HAM10000: dermoscopy."""

@@ -1,0 +1,158 @@
+"""Read a ``.npz`` file in the layout of MedMNIST: labels at once, images piece by piece.
+
+An array of images may be larger than the memory, so it is copied from the compressed file to its place on disk in
+pieces of some megabytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from medfl.errors import DataError
+from medfl.ingest.array_file import new_array, read_head
+
+PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
+"""The prefix of a split in the file, and its name in a data list, in the order of the rows."""
+
+PIECE_BYTES = 1 << 24
+"""How much of the images is in memory at once."""
+
+_KINDS = ("images", "labels")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file holds; its images are still in it.
+
+    Attributes:
+        path: The file.
+        counts: Number of images of the three splits, in the order of `PARTS`.
+        shape: Of one image: (H, W), (H, W, 3) or (D, H, W).
+        labels: Of the three splits: (n,) or, with several labels for an image, (n, L); int64.
+    """
+
+    path: Path
+    counts: tuple[int, ...]
+    shape: tuple[int, ...]
+    labels: list[np.ndarray]
+
+
+def read_npz(path: Path) -> Content:
+    """Read the labels of a MedMNIST file and check what it says of its images.
+
+    Args:
+        path: A ``.npz`` file with images (N, H, W), (N, H, W, 3) or (N, D, H, W), uint8, and integer labels (N,),
+            (N, 1) or (N, L), for ``train``, ``val`` and ``test``.
+
+    Raises:
+        DataError: If it can't be read, an array is missing, or a shape or type is wrong.
+    """
+    labels, heads = [], []
+    with _readable(path), zipfile.ZipFile(path) as archive:
+        _check_names(archive, path)
+        for part, _ in PARTS:
+            with archive.open(f"{part}_images.npy") as file:
+                heads.append(read_head(file))
+            with archive.open(f"{part}_labels.npy") as file:
+                labels.append(np.lib.format.read_array(file, allow_pickle=False))
+    shape, width = heads[0][0][1:], labels[0].shape[1:]
+    for (part, _), head, split in zip(PARTS, heads, labels, strict=True):
+        _check_images(*head, shape, f"{part}_images of {path}")
+        _check_labels(split, head[0][0], width, f"{part}_labels of {path}")
+    counts = tuple(head[0][0] for head in heads)
+    if not sum(counts):
+        raise DataError(f"expected images in {path}, all three splits are empty. Download the file again.")
+    flat = [split[:, 0] if split.shape[1:] == (1,) else split for split in labels]
+    return Content(path, counts, shape, [split.astype(np.int64) for split in flat])
+
+
+def copy_images(content: Content, target: Path, show: Callable[[int], None] = lambda _: None) -> None:
+    """Write the images of all splits, in the order of `PARTS`, into one array file.
+
+    Args:
+        content: What `read_npz` found.
+        target: The ``.npy`` file to write.
+        show: Gets the number of images written so far.
+
+    Raises:
+        DataError: If the file is damaged, or the disk has no room.
+    """
+    length = int(np.prod(content.shape))
+    done = 0
+    with (
+        new_array(target, (sum(content.counts), *content.shape), np.uint8) as out,
+        _readable(content.path),
+        zipfile.ZipFile(content.path) as archive,
+    ):
+        for (part, _), count in zip(PARTS, content.counts, strict=True):
+            with archive.open(f"{part}_images.npy") as file:
+                read_head(file)
+                for piece in _pieces(file, count, length):
+                    out.write(done, piece)
+                    done += len(piece)
+                    show(done)
+                file.read()  # to the end, where the zip file's own checksum is compared
+        out.flush()
+
+
+def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
+    """Rows of `length` bytes, some megabytes at a time, shape (n, length)."""
+    at_once = max(1, PIECE_BYTES // length)
+    for start in range(0, count, at_once):
+        rows = min(at_once, count - start)
+        content = file.read(rows * length)
+        if len(content) != rows * length:
+            raise EOFError(f"the array ends after {start + len(content) // length} of {count} images")
+        yield np.frombuffer(content, dtype=np.uint8).reshape(rows, length)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} can't be read as a .npz file: {error}. Download it again.") from None
+
+
+def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
+    names = [name.removesuffix(".npy") for name in archive.namelist()]
+    missing = [f"{part}_{kind}" for part, _ in PARTS for kind in _KINDS if f"{part}_{kind}" not in names]
+    if missing:
+        raise DataError(
+            f"expected the arrays of a MedMNIST file in {path}, missing: {', '.join(missing)}. "
+            f"It holds: {', '.join(names) or 'nothing'}. Download the file again."
+        )
+
+
+def _check_images(
+    shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype, of_train: tuple[int, ...], where: str
+) -> None:
+    if dtype != np.uint8 or len(shape) not in (3, 4) or shape[1:] != of_train or 0 in shape[1:]:
+        raise DataError(
+            f"expected uint8 images (N, H, W), (N, H, W, 3) or (N, D, H, W), of one shape in all splits, in {where}; "
+            f"got {dtype} of shape {shape} (train has {of_train}). Download the file again."
+        )
+    if fortran_order:
+        raise DataError(
+            f"expected an array whose last axis runs fastest in {where}, got Fortran order. Save it again as "
+            "np.ascontiguousarray(images), or download the official file."
+        )
+
+
+def _check_labels(labels: np.ndarray, count: int, of_train: tuple[int, ...], where: str) -> None:
+    fits = labels.ndim in (1, 2) and len(labels) == count and labels.shape[1:] == of_train and 0 not in of_train
+    if not np.issubdtype(labels.dtype, np.integer) or not fits:
+        raise DataError(
+            f"expected integer labels of shape ({count},) or ({count}, 1) in {where}, as many for an image as in "
+            f"train; got {labels.dtype} of shape {labels.shape}. Download the file again."
+        )
+    if count and labels.min() < 0:
+        raise DataError(f"expected labels >= 0 in {where}, got {int(labels.min())}. Download the file again.")

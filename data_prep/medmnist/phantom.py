@@ -1,0 +1,49 @@
+"""Made-up blood cells as a MedMNIST file, to try the whole way from a download to a report without any real data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from medfl.testing.phantoms import draw_cells, draw_stain
+from medfl.utils.rng import seed_of
+
+FLAG = "phantommnist"
+"""Name of the data set; its file is ``phantommnist.npz``."""
+
+STAINS = 12
+"""Stains in the pool; an image has one of them by chance."""
+
+
+def write_release(
+    folder: Path, train: int = 480, val: int = 40, test: int = 200, classes: int = 4, size: int = 28, seed: int = 0
+) -> Path:
+    """Write ``phantommnist.npz`` with the arrays of a MedMNIST file.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        train: Training images.
+        val: Validation images.
+        test: Test images.
+        classes: Number of classes, 2 to 8; images have one of them by chance.
+        size: Height and width in pixels, >= 8.
+        seed: Seed of all draws.
+
+    Returns:
+        The file.
+    """
+    rng = np.random.default_rng(seed_of(seed, FLAG))
+    stains = [draw_stain(rng) for _ in range(STAINS)]
+    arrays: dict[str, np.ndarray] = {}
+    for part, count in (("train", train), ("val", val), ("test", test)):
+        labels, which = rng.integers(classes, size=count), rng.integers(STAINS, size=count)
+        images = np.empty((count, size, size, 3), np.uint8)
+        for number, stain in enumerate(stains):
+            if (chosen := which == number).any():
+                images[chosen] = draw_cells(labels[chosen], size, stain, rng)
+        arrays |= {f"{part}_images": images, f"{part}_labels": labels.astype(np.uint8)[:, None]}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{FLAG}.npz"
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # numpy 1.26 has no allow_pickle here
+    return path

@@ -1,0 +1,219 @@
+"""MedMNIST: one ``.npz`` file as released in, a pooled data set out.
+
+The pooled data set is a folder with one array of all splits (``images.npy``) and one data list. Community copies under
+an official name hold other images (subsets, re-saves), so sizes and checksums are compared with the official table.
+
+Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and checksums are those of release 3.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.datalists import Datalist, Record, make_records, write_datalist
+from medfl.data.folders import check_free, written_whole
+from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.ingest.array_file import tell_need
+from medfl.ingest.download import download
+from medfl.utils.progress import progress
+from medfl_datasets.medmnist.files import PARTS, Content, copy_images, read_npz
+from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, Release, find_release, split_flag
+
+Say = Callable[[str], None]
+"""Gets a line for people."""
+
+
+def find_npz(source: Path, flag: str) -> Path:
+    """The file of a data set.
+
+    Args:
+        source: The file itself, or a folder that holds ``<flag>.npz``.
+        flag: Name of the data set, with the suffix of the size if there is one, for example ``bloodmnist_64``.
+
+    Raises:
+        DataError: If there is no such file.
+    """
+    path = _expected_file(source, flag)
+    if path.is_file():
+        return path
+    hint = "" if find_release(flag) else did_you_mean(split_flag(flag)[0], RELEASES) + " "
+    raise DataError(
+        f"expected the MedMNIST file {path}, there is none. {hint}"
+        f"Add --download, or download {flag}.npz from {URL.removesuffix('/files')} and give its folder as --source."
+    )
+
+
+def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None) -> Path:
+    """The file of a data set, downloaded if it is not there yet.
+
+    Args:
+        source: The folder that holds ``<flag>.npz`` or gets it; or the file, if it is there.
+        flag: Name of an official data set, with the suffix of the size if it is not 28.
+        url: Address of the folder of the files, for mirrors.
+        say: Gets plain lines about progress.
+
+    Raises:
+        DataError: If the download fails or its checksum is wrong.
+        SettingsError: If there is no official file of that name.
+    """
+    path = _expected_file(source, flag)
+    if path.is_file():
+        return path
+    name, side = split_flag(flag)
+    release = find_release(flag)
+    if release is None:
+        raise SettingsError(f"there is no official MedMNIST file '{flag}'. {did_you_mean(name, RELEASES)}")
+    if side not in release.md5:
+        known = [name if size == 28 else f"{name}_{size}" for size in release.md5]
+        raise SettingsError(f"there is no official MedMNIST file '{flag}'. {did_you_mean(flag, known)}")
+    if source.suffix == ".npz":
+        raise SettingsError(f"expected a folder to download to as --source, got {source}, which is not there")
+    return download(f"{url.rstrip('/')}/{flag}.npz?download=1", path, md5=release.md5[side], say=say)
+
+
+def deviations(flag: str, content: Content) -> list[str]:
+    """How a file differs from the official release: sentences, none if it does not."""
+    release = find_release(flag)
+    if release is None:
+        return [f"no official sizes are known for '{flag}', so the file was not compared with a release"]
+    found = []
+    if content.counts != release.counts:
+        counts = "/".join(map(str, content.counts))
+        official = "/".join(map(str, release.counts))
+        found.append(f"{counts} images (train/val/test), the official release has {official}")
+    highest = _highest(content)
+    if not release.multi_label and highest >= len(release.labels):
+        found.append(f"labels up to {highest}, the official release has {len(release.labels)} classes from 0")
+    side = split_flag(flag)[1]
+    if content.shape[0] != side:
+        found.append(f"images of {content.shape[0]} pixels a side, the name says {side}")
+    if side in release.md5:
+        with content.path.open("rb") as file:
+            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if md5 != release.md5[side]:
+            found.append(f"MD5 {md5}, the official file has {release.md5[side]}: a re-save or another version")
+    else:
+        found.append(f"no official checksum is known for images of {side} pixels a side")
+    return found
+
+
+def prepare(
+    source: Path,
+    flag: str,
+    out: Path,
+    *,
+    finding: str | None = None,
+    fetch: bool = False,
+    url: str = URL,
+    force: bool = False,
+    say: Say = lambda _: None,
+) -> Datalist:
+    """Turn a MedMNIST file into a pooled data set.
+
+    Args:
+        source: The folder that holds ``<flag>.npz``, or the file.
+        flag: Name of the data set, for example ``bloodmnist`` or, for larger images, ``bloodmnist_64``.
+        out: The folder to write; it is written whole or not at all.
+        finding: Of a data set with several labels for an image (ChestMNIST), the one to classify: absent or present.
+        fetch: Whether to download the file into `source` if it is not there.
+        url: Where to download from.
+        force: Whether a data set that is there may be replaced.
+        say: Gets licence, citation and warnings, a line each, before anything is written.
+
+    Returns:
+        The data list that was written.
+
+    Raises:
+        DataError: If the file is missing or wrong, or `out` may not be written.
+        SettingsError: If there is no such finding, or nothing to download.
+    """
+    check_free(out, force, [source])
+    path = None if fetch else find_npz(source, flag)
+    release = find_release(flag)
+    licence = release.licence if release else "unknown: see https://medmnist.com"
+    say(f"{flag}: licence {licence}")
+    say(f"Please cite: {CITATION}")
+    content = read_npz(path or fetch_npz(source, flag, url, say))
+    labels, names = _classes(flag, release, content, finding)
+    unlike = deviations(flag, content)
+    for sentence in unlike:
+        say(f"warning: {content.path.name}: {sentence}")
+    say("note: MedMNIST does not say which images are of one patient: each image counts as a patient of its own")
+    datalist = Datalist(
+        name=flag if finding is None else f"{flag}-{finding}",
+        image_array="images.npy",
+        num_classes=len(names),
+        labels={str(number): name for number, name in enumerate(names)},
+        modality=release.modality if release else "unknown",
+        licence=licence,
+        splits=_records(flag, labels),
+        extra={"citation": CITATION, "deviations": unlike},
+    )
+    with written_whole(out, force) as folder:
+        tell_need(folder / datalist.image_array, (sum(content.counts), *content.shape), np.uint8, 1, say)
+        with progress(f"unpacking {content.path.name}", sum(content.counts), "images", say) as show:
+            copy_images(content, folder / datalist.image_array, show)
+        write_datalist(folder, datalist)
+    return datalist
+
+
+def _expected_file(source: Path, flag: str) -> Path:
+    return source if source.is_file() or source.suffix == ".npz" else source / f"{flag}.npz"
+
+
+def _records(flag: str, labels: list[np.ndarray]) -> dict[str, list[Record]]:
+    splits, start = {}, 0
+    for (part, split), of_part in zip(PARTS, labels, strict=True):
+        splits[split] = make_records(range(start, start + len(of_part)), of_part, f"{flag}-{part}")
+        start += len(of_part)
+    return splits
+
+
+def _classes(
+    flag: str, release: Release | None, content: Content, finding: str | None
+) -> tuple[list[np.ndarray], list[str]]:
+    """Labels (n,) of the splits, and the names of the classes."""
+    several = content.labels[0].ndim == 2
+    if several != bool(release and release.multi_label):
+        raise DataError(
+            f"expected {'several labels' if release and release.multi_label else 'one label'} for each image in "
+            f"{content.path}, got labels of shape {content.labels[0].shape} in train. Download the file again."
+        )
+    if release and several:
+        return _one_finding(flag, release.labels, content, finding)
+    if finding is not None:
+        raise SettingsError(f"{flag} has one label for each image and no findings to choose from: leave out --finding")
+    names = list(release.labels) if release else []
+    names += [f"class {number}" for number in range(len(names), _highest(content) + 1)]
+    if len(names) < 2:
+        raise DataError(f"expected at least two classes in {content.path}, all its labels are 0. Give another file.")
+    return content.labels, names
+
+
+def _highest(content: Content) -> int:
+    return max(int(labels.max()) for labels in content.labels if len(labels))
+
+
+def _one_finding(
+    flag: str, findings: tuple[str, ...], content: Content, finding: str | None
+) -> tuple[list[np.ndarray], list[str]]:
+    """One column of the labels as two classes."""
+    if finding is None:
+        raise SettingsError(
+            f"{flag} says for each of {len(findings)} findings whether an image shows it; a task here has one label "
+            f"for an image. Choose a finding with --finding. Known: {', '.join(findings)}."
+        )
+    if finding not in findings:
+        raise SettingsError(f"{flag} has no finding '{finding}'. {did_you_mean(finding, findings)}")
+    for labels in content.labels:
+        if labels.shape[1] != len(findings) or labels.size and labels.max() > 1:
+            raise DataError(
+                f"expected labels 0 or 1 for {len(findings)} findings in {content.path}, got shape {labels.shape} and "
+                f"values up to {labels.max(initial=0)}. Download the file again."
+            )
+    column = findings.index(finding)
+    return [labels[:, column] for labels in content.labels], [f"{finding} absent", f"{finding} present"]

@@ -1,0 +1,1 @@
+"""Mini-MIAS: mammograms."""

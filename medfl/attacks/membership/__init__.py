@@ -1,0 +1,1 @@
+"""Was this image among those that a site trained on?"""

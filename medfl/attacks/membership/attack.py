@@ -1,0 +1,198 @@
+"""Membership inference: can an attacker who has a trained model tell which images it was trained on?
+
+Members are training images of the sites, as they are in the files; the others are test images; there are equally many
+of each class in both groups. Two attacks on the same images:
+
+* ``loss_threshold``: the smaller the loss, the surer a member. The threshold is the mean loss of the members, which its
+  authors let the attacker know (Yeom et al., "Privacy risk in machine learning", CSF 2018).
+* ``shadow_topk``: `medfl.attacks.membership.shadow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from medfl.attacks.membership.metrics import Scores, measure
+from medfl.attacks.membership.page import name_of, write_page
+from medfl.attacks.membership.shadow import Chosen, ShadowAttack, epochs_of, matched, train_attack
+from medfl.attacks.membership.targets import KEPT, ShadowSet, Target, Targets, find_targets, shadow_set
+from medfl.attacks.open_run import OpenedRun
+from medfl.errors import DataError, SettingsError
+from medfl.runs.attack_results import read_results, write_results
+from medfl.training.predict import logits
+from medfl.types import Dataset, Meta
+from medfl.utils.rng import make_generator
+
+NAME = "membership"
+
+
+@dataclass(frozen=True)
+class MembershipOptions:
+    """What is attacked, and with what knowledge.
+
+    Attributes:
+        targets: ``global``, the server's model, against the images of all sites; ``sites``, each site's own model,
+            against its own images. None means the former where there is a global model.
+        shadow: Images that the attacker trains the shadow network on: ``shared``, those that the run released;
+            ``validation``, the sites' validation images; ``none``, no such attack. None means the first that there is.
+        images: Largest number of members, and of others; None means as many as there are.
+        shadow_epochs: Passes of the shadow network over its images; None means as many as the attacked model had.
+        round: Of the server's models that the run kept (setting `keep_rounds`) the one after this round, or ``kept``
+            for each of them; None means the last model.
+        seed: Of the images that are drawn and of the shadow network.
+    """
+
+    targets: Targets | None = None
+    shadow: ShadowSet | None = None
+    images: int | None = None
+    shadow_epochs: int | None = None
+    round: int | str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 2), ("shadow_epochs", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingsError(f"expected {name} >= {least}, got {value}.")
+        if self.round not in (None, KEPT) and not (isinstance(self.round, int) and self.round >= 1):
+            raise SettingsError(f"expected a round >= 1, or '{KEPT}' for all that the run kept, got {self.round!r}.")
+
+
+def run_membership(
+    run: OpenedRun,
+    options: MembershipOptions | None = None,
+    out: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Meta]:
+    """Attack a run, and write ``membership.json`` and ``membership.html``.
+
+    Args:
+        run: The run; only its folder ``attacks`` is written.
+        options: See there.
+        out: Folder to write to; None means ``attacks`` in the run folder.
+        progress: Called with the training steps of shadow networks that are done, and with all of them.
+
+    Returns:
+        The results as in the JSON.
+
+    Raises:
+        SettingsError: If the run lacks what an option asks for.
+        DataError: If there are too few images.
+        StoreError: If something can't be read or written.
+    """
+    asked = options or MembershipOptions()
+    found = find_targets(run, asked.targets, asked.round)
+    source, data = shadow_set(run, asked.shadow)
+    needed = sorted({_shadow_of(run, target, asked) for target in found}) if data is not None else []
+    attacks: dict[tuple[str, int], ShadowAttack] = {}
+    steps, done = sum(epochs for _, epochs in needed) * _batches(run, data), 0
+
+    def stepped() -> None:
+        nonlocal done
+        done += 1
+        progress(done, max(steps, done))
+
+    for network, epochs in needed:
+        assert data is not None
+        clip = getattr(run.method, "gradient_clip", None)
+        attacks[network, epochs] = train_attack(
+            run.task, run.settings, data, epochs, asked.seed, network, clip, after_batch=stepped
+        )
+    results = [row for one in found for row in attack(run, one, attacks.get(_shadow_of(run, one, asked)), asked)]
+    lengths = {epochs for _, epochs in needed}
+    used = vars(asked) | {"targets": found[0].name, "shadow": source}
+    used |= {"shadow_epochs": lengths.pop() if len(lengths) == 1 else asked.shadow_epochs}
+    path = write_results(
+        run.folder,
+        NAME,
+        used | {"device": run.task.device},
+        results,
+        out,
+        of={"method": run.name, "seed": run.settings.seed, "rounds": run.settings.rounds},
+        classes=run.task.num_classes,
+        shadow=[{"network": network} | one.facts() for (network, _), one in attacks.items()],
+    )
+    write_page(read_results(run.folder, NAME, out) or {}, path.with_suffix(".html"))
+    return results
+
+
+def _shadow_of(run: OpenedRun, target: Target, asked: MembershipOptions) -> tuple[str, int]:
+    """Network and epochs of the shadow of a target: it is trained as long as that was."""
+    settings = run.settings if target.round is None else run.settings.model_copy(update={"rounds": target.round})
+    return target.network, asked.shadow_epochs or epochs_of(settings, _mean_size(run))
+
+
+def _mean_size(run: OpenedRun) -> float:
+    sizes = [len(part.train) for part in run.sites.values() if len(part.train)]
+    return sum(sizes) / max(len(sizes), 1)
+
+
+def _batches(run: OpenedRun, data: Dataset | None) -> int:
+    """Steps of an epoch over half of the shadow set, roughly."""
+    return 0 if data is None else -(-len(data) // (2 * run.settings.batch_size))
+
+
+# ---- the attacks
+
+
+def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options: MembershipOptions) -> list[Meta]:
+    """Both attacks on one model, on the same images.
+
+    Args:
+        run: For settings and device.
+        target: The model.
+        shadow: The trained attack; None leaves it out.
+        options: How many images, and the seed.
+
+    Returns:
+        A row for each attack, as in the JSON.
+    """
+    stream = make_generator(options.seed, "members", target.site)
+    rows = matched(target.members.labels, target.others.labels, stream, options.images)
+    groups = [Chosen(data, chosen) for data, chosen in zip((target.members, target.others), rows, strict=True)]
+    answers = [logits(target.model, group, run.settings, run.task.device) for group in groups]
+    if not all(bool(found.isfinite().all()) for found in answers):
+        whose = f"the model of {target.site}" if target.site else "the global model"
+        raise DataError(
+            f"expected finite outputs of {whose} of the run in '{run.folder}', got others: the run diverged. Attack "
+            "one that did not."
+        )
+    losses = [loss_of(found, group.labels) for found, group in zip(answers, groups, strict=True)]
+    rights = [
+        float((found.argmax(dim=1) == group.labels).double().mean())
+        for found, group in zip(answers, groups, strict=True)
+    ]
+    about = {"target": target.name, "accuracy_members": rights[0], "accuracy_non_members": rights[1]}
+    about |= {"site": target.site} if target.site else {}
+    about |= {"round": target.round} if target.round is not None else {}
+    known = [None if group.patients is None else group.patients.numpy() for group in groups]
+    patients = known[0], known[1]
+    threshold = Scores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()), patients)
+    found = [about | {"attack": "loss_threshold"} | measure(threshold)]
+    if shadow is not None:
+        scores = [shadow.scores(one).numpy() for one in answers]
+        found.append(about | {"attack": "shadow_topk"} | measure(Scores(scores[0], scores[1], 0.0, patients)))
+    return found
+
+
+def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of each image, (n,), float64, from logits (n, C): by the label alone, without class weights."""
+    return nn.functional.cross_entropy(outputs.double(), labels, reduction="none")
+
+
+def plain_line(row: Meta) -> str:
+    """A result in one line."""
+    target = f"model of {row['site']}" if row.get("site") else name_of(row)
+    kind = {"loss_threshold": "loss threshold", "shadow_topk": "shadow model"}[row["attack"]]
+    low, high = row["auc_interval"]
+    return (
+        f"{target}, {kind}: AUC {row['auc']:.3f} ({low:.3f} to {high:.3f} over {row['interval_over']}), TPR "
+        f"{row['tpr_at_1_fpr']:.3f} at 1 % FPR; by its own threshold recall {row['recall']:.3f}, accuracy "
+        f"{row['accuracy']:.3f}; recall {row['recall_balanced']:.3f} when half are called members; {row['members']} "
+        f"members, {row['non_members']} others"
+    )

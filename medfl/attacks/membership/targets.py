@@ -1,0 +1,155 @@
+"""What a membership attack is made on, with which images, and what the attacker learns from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from medfl.attacks.membership.shadow import check_shadow_set, matched
+from medfl.attacks.open_run import OpenedRun
+from medfl.contract import Model
+from medfl.core.journal import Journal
+from medfl.data.pooled import Pooled, TensorData
+from medfl.errors import DataError, SettingsError
+from medfl.privacy.released import as_seen
+from medfl.types import Dataset
+
+logger = logging.getLogger(__name__)
+
+Targets = Literal["global", "sites"]
+ShadowSet = Literal["shared", "validation", "none"]
+
+KEPT = "kept"
+"""In place of a round: all rounds whose models the run kept."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model under attack.
+
+    Attributes:
+        name: ``global`` or ``sites``.
+        site: Whose model it is; empty for the server's.
+        model: Images as networks see them in, logits out.
+        network: Name of its network in the task.
+        members: What it was trained on.
+        others: Test images.
+        round: After which the model was kept; None for the last one.
+    """
+
+    name: str
+    site: str
+    model: nn.Module
+    network: str
+    members: Dataset
+    others: Dataset
+    round: int | None = None
+
+
+# ---- what is attacked
+
+
+def find_targets(run: OpenedRun, asked: Targets | None = None, round_: int | str | None = None) -> list[Target]:
+    """The models under attack, with the images that they are judged on.
+
+    Args:
+        run: The run.
+        asked: Whose models; None means the server's where there is one.
+        round_: Of the server's models that were kept, which one, or `KEPT` for all; None means the last model.
+
+    Raises:
+        SettingsError: If the run has no global model and that was asked for.
+        DataError: If there are no members or no test images.
+        StoreError: If the model of a round was not kept.
+    """
+    if round_ is not None and asked == "sites":
+        raise SettingsError("Of rounds the server's models are kept, no site's: leave out --round or --targets sites.")
+    models = _global_models(run, round_) if asked != "sites" else {}
+    if not models and asked == "global":
+        raise SettingsError(f"method '{run.name}' has no global model: every site has its own. Use --targets sites.")
+    parts = [data for _, data in sorted(run.sites.items())]
+    members = pooled([data.train for data in parts])
+    others = pooled([data.test for data in parts] + ([] if run.global_test is None else [run.global_test]))
+    found = [
+        Target("global", "", run.predictor(model, f"round {kept}"), model.network, members, others, kept)
+        for kept, model in models.items()
+    ] or [
+        Target("sites", name, run.predictor(model, name), model.network, run.sites[name].train, run.sites[name].test)
+        for name, model in run.site_models().items()
+    ]
+    enough = [target for target in found if _pairs(target) >= 2]
+    if left := [target.site for target in found if target.site and target not in enough]:
+        logger.warning("Left out, too few training and test images of the same classes: %s.", ", ".join(left))
+    if not enough:
+        raise DataError(
+            f"expected at least 2 training images and 2 test images of the same classes in the run in '{run.folder}', "
+            "got fewer: there is nobody to tell members from. Partition the data with test images."
+        )
+    return enough
+
+
+def _global_models(run: OpenedRun, round_: int | str | None) -> dict[int | None, Model]:
+    """Round to the server's model, None standing for the last one; empty for a method without one."""
+    if round_ is None:
+        model = run.global_model()
+        return {} if model is None else {None: model}
+    rounds = Journal(run.folder).kept_rounds() if round_ == KEPT else [int(round_)]
+    if not rounds:
+        raise SettingsError(
+            f"The run in '{run.folder}' kept no model of an earlier round. Run it with the setting 'keep_rounds', or "
+            "leave out --round."
+        )
+    models = {one: run.global_model(one) for one in rounds}
+    return {one: model for one, model in models.items() if model is not None}
+
+
+def _pairs(target: Target) -> int:
+    rows, _ = matched(target.members.labels, target.others.labels, torch.Generator().manual_seed(0))
+    return len(rows)
+
+
+def pooled(parts: Sequence[Dataset]) -> Dataset:
+    """Several data sets as one."""
+    held = [part for part in parts if len(part)]
+    return Pooled(held) if held else TensorData(torch.empty(0), torch.empty(0, dtype=torch.int64))
+
+
+# ---- what the attacker knows
+
+
+def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
+    """The images of the shadow network, and what they are.
+
+    Without a wish they are what the run released, as its networks saw it (of several copies of an image, their mean by
+    precision), else the validation images; if these are too few there is no shadow network, and a warning says so.
+
+    Raises:
+        SettingsError: If there are none of the kind that is asked for, or too few.
+    """
+    if asked == "none":
+        return "none", None
+    released = run.released() if asked == "shared" or (asked is None and run.has_state) else None
+    if released is not None and run.task.scale is not None:
+        seen = as_seen(released.images, released.releases[0], run.task.scale)
+        data = TensorData(seen, released.labels.to(torch.int64))
+        check_shadow_set(data, "images that the run's sites shared")
+        return "shared", data
+    if asked == "shared":
+        raise SettingsError(
+            f"the run in '{run.folder}' (method '{run.name}') has released no images that a shadow network could be "
+            "trained on. Use --shadow validation."
+        )
+    found = pooled([part.val for _, part in sorted(run.sites.items())])
+    try:
+        check_shadow_set(found, "the sites' validation images")
+    except SettingsError as error:
+        if asked is not None:
+            raise
+        logger.warning("No shadow network, only the threshold of the loss: %s", error)
+        return "none", None
+    return "validation", found

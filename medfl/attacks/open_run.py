@@ -1,0 +1,262 @@
+"""A finished run, opened for reading: its task, data, method, the server's last state and every participant's models.
+
+Nothing is written. The data are found through ``run.json`` and compared with what the run was given; the task comes
+from the bundles that the participants took home (`medfl.attacks.rebuild_task`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from medfl.attacks.rebuild_task import CONFIG, read_bundle, rebuild_task
+from medfl.contract import Method, Model, Server, Site, State
+from medfl.core.journal import Committed, Journal
+from medfl.core.site import Splits
+from medfl.core.store import Store
+from medfl.data.sites import SiteData, load_global, load_sites
+from medfl.errors import DataError, StoreError
+from medfl.plugins import load_plugins
+from medfl.runs.records import RunRecord, read_run
+from medfl.settings import Settings, read_settings
+from medfl.task import Scale, Task
+from medfl.training.loop import pick_device
+from medfl.types import GLOBAL, SERVER, Dataset
+
+if TYPE_CHECKING:
+    from medfl.privacy.released import Released
+
+
+@dataclass
+class OpenedRun:
+    """A run and all that an attack needs of it. Made by `open_run`, or by hand for a run without a bundle.
+
+    Attributes:
+        folder: The run folder.
+        name: Name of the method.
+        method: The method, with the run's settings for it.
+        task: The learning problem; its `device` is that of the attack. A site's own loss: `site_task`.
+        settings: The run's settings.
+        sites: Site to its data; `test` too.
+        global_test: The test set that the server holds, or None.
+        classes: Names of the classes; empty means their numbers.
+    """
+
+    folder: Path
+    name: str
+    method: Method
+    task: Task
+    settings: Settings
+    sites: Mapping[str, Splits]
+    global_test: Dataset | None = None
+    classes: tuple[str, ...] = ()
+    _predictors: dict[str, nn.Module] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def server(self) -> Server:
+        """The server with its last state; `Server.blob` reads what it kept, so `method.released(server)` works.
+
+        Raises:
+            StoreError: If its state is gone or damaged.
+        """
+        return self._server(*self._committed)
+
+    def _server(self, state: State, last: Committed) -> Server:
+        return Server(
+            SERVER,
+            last.rounds_done + 1,
+            state,
+            self.task,
+            self.settings,
+            Journal(self.folder).store,
+            sites=sorted(last.facts),
+            facts=last.facts,
+            rounds_done=last.rounds_done,
+        )
+
+    def released(self) -> Released | None:
+        """What images the run's sites have sent each other; None for a method that sends none.
+
+        Raises:
+            StoreError: If the server's state, which holds them, is gone or damaged.
+        """
+        from medfl.privacy.released import ReleasesImages
+
+        return self.method.released(self.server) if isinstance(self.method, ReleasesImages) else None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the state is there that the run was computed with; `medfl clean` removes it."""
+        return bool(Store(self.folder / "state" / SERVER).steps())
+
+    def global_model(self, round_: int | None = None) -> Model | None:
+        """The server's model at the end, or after a round that was kept; None for a method without one.
+
+        Raises:
+            StoreError: If the model after that round was not kept, or is damaged.
+        """
+        if round_ is not None:
+            return Journal(self.folder).kept_model(round_)
+        if self.has_state:
+            return self.method.models(self._server(*self._taken)).get("global")
+        return _taken_home(self.folder / "global")
+
+    def site_models(self) -> dict[str, Model]:
+        """Each site's own model: the personal one where it has one, else the global one."""
+        models = {name: self._model_of(name) for name in sorted(self.sites)}
+        return {name: model for name, model in models.items() if model is not None}
+
+    def model(self) -> nn.Module:
+        """The global model in evaluation mode, on the task's device: images as networks see them in, logits out.
+
+        Raises:
+            StoreError: If the run has no global model.
+        """
+        model = self.global_model()
+        if model is None:
+            raise StoreError(
+                f"The run in '{self.folder}' has no global model: with method '{self.name}' every site has its own. "
+                "Attack those with --targets sites."
+            )
+        return self.predictor(model, "")
+
+    def models(self) -> dict[str, nn.Module]:
+        """Each site's model in evaluation mode, by site (`site_models`)."""
+        return {name: self.predictor(model, name) for name, model in self.site_models().items()}
+
+    def predictor(self, model: Model, name: str = "") -> nn.Module:
+        """A model of this run as a network in evaluation mode; kept under a name."""
+        if name not in self._predictors:
+            self._predictors[name] = self.method.predictor(self.task, [model]).eval()
+        return self._predictors[name]
+
+    def site_task(self, name: str) -> Task:
+        """The task as a site trains it: with its class weights in the loss, where the run asked for that."""
+        return self.task.weighted(self.sites[name].train.labels) if self.settings.balance == "loss" else self.task
+
+    def site(self, name: str) -> Site:
+        """A method's view of a site after the round whose models are taken home, without its secret."""
+        last = self._taken[1]
+        store = Store(self.folder / "state" / name)
+        state = store.peek(before=last.step + 1)
+        site = Site(name, last.rounds_done, state, self.site_task(name), self.settings, store)
+        site.train, site.val = self.sites[name].train, self.sites[name].val
+        site.published = self.method.publish(self._server(*self._taken))
+        return site
+
+    def _model_of(self, name: str) -> Model | None:
+        if not self.has_state:
+            return _taken_home(self.folder / "sites" / name)
+        models = self.method.models(self.site(name))
+        return models.get("personal") or models.get("global") or next(iter(models.values()), None)
+
+    @cached_property
+    def _taken(self) -> tuple[State, Committed]:
+        """The server's commit of the round whose models are taken home."""
+        best = self._committed[1].best
+        return Journal(self.folder).at(best.step) if self.settings.best_round and best.round else self._committed
+
+    @cached_property
+    def _committed(self) -> tuple[State, Committed]:
+        found = Journal(self.folder).latest()
+        if found is None:
+            raise StoreError(
+                f"The run in '{self.folder}' was cleaned: the state of its server is gone, and with it what its sites "
+                "have released. Run it again in another folder, or attack what needs its models only."
+            )
+        return found
+
+
+def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> OpenedRun:
+    """Open a finished run.
+
+    Args:
+        folder: The run folder.
+        device: Where to compute: ``auto``, ``cpu`` or ``cuda:N``.
+        data: Where its data are now; None means where they were, seen from the run folder.
+
+    Raises:
+        StoreError: If it holds no run or one without models, or its task can't be rebuilt.
+        DataError: If its data have moved or changed.
+        SettingsError: If the device is not there.
+        PluginError: If its method can't be found.
+    """
+    record = read_run(folder)
+    where = pick_device(device)
+    if not record.summary:
+        raise StoreError(
+            f"The run in '{folder}' is not finished: it has no model that can be attacked. Give its command again to "
+            "finish it."
+        )
+    data_folder = _find_data(record, data)
+    told = record.run["identity"]
+    settings = read_settings(Settings, told["settings"] | {"rounds": record.run["rounds"]}, f"the run in '{folder}'")
+    parser, _ = read_bundle(record, data_folder)
+    task = rebuild_task(parser, record, settings, data_folder)
+    mean, std = (tuple(parser.get_parsed_content(name, default=[0.5])) for name in ("mean", "std"))
+    sites = load_sites(data_folder, task.num_classes, mean, std, told["sites"])
+    server = load_global(data_folder, task.num_classes, mean, std)
+    _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
+    first = next(iter(sites.values()))
+    task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
+    files = [origin for origin in record.run.get("plugins", {}).values() if origin.endswith(".py")]
+    return OpenedRun(
+        folder,
+        record.method,
+        load_plugins(files=files).make_method(record.method, told["method_args"]),
+        task,
+        settings,
+        {name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()},
+        server.test if server is not None and len(server.test) else None,
+        first.classes,
+    )
+
+
+def _find_data(record: RunRecord, given: Path | None) -> Path:
+    folder = given if given is not None else record.data_folder
+    if folder is None:
+        raise StoreError(
+            f"The run in '{record.folder}' does not say where its data are. Name their folder with --data."
+        )
+    if not folder.is_dir():
+        raise DataError(
+            f"The data of the run in '{record.folder}' have moved: expected them at '{folder}'. Put them back, or name "
+            "their folder with --data."
+        )
+    return folder
+
+
+def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
+    """Refuse other data than the run's: members and others would be mixed up."""
+    before = record.run["data"]["sites"]
+    unlike = [part.name for part in parts if part.name in before and before[part.name] != part.digest]
+    if GLOBAL in before and GLOBAL not in {part.name for part in parts}:
+        unlike.append(GLOBAL)
+    if unlike:
+        raise DataError(
+            f"The data in '{folder}' are not those of the run in '{record.folder}': the digests of {', '.join(unlike)} "
+            "differ, so it is not known which images the run was trained on. Name the folder of its own data with "
+            "--data."
+        )
+
+
+def _taken_home(home: Path) -> Model | None:
+    """The model in a bundle, or None without one."""
+    weights = home / "models" / "model.pt"
+    if not weights.is_file():
+        return None
+    try:
+        config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
+        head = config["network_def"].get("head") if isinstance(config.get("network_def"), dict) else None
+        tensors = torch.load(weights, map_location="cpu", weights_only=True)
+        return Model(config["network_name"], tensors, {} if head is None else {"head": head})
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise StoreError(f"expected a model in '{home}': {error}. Put the bundle back, or run again.") from None

@@ -1,0 +1,1 @@
+"""All that touches MONAI's bundle machinery or its client API."""

@@ -1,0 +1,133 @@
+"""Checking a MONAI bundle before anyone runs it: offline, and without importing or evaluating anything in it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+from medfl.bundle.check.files import check_files
+from medfl.bundle.check.listing import find_code, find_logging_code
+from medfl.bundle.check.metadata import OLD_PACKAGES, SCHEMA, check_metadata
+from medfl.bundle.check.reading import SUFFIXES, inside, macro_file, read_config, walk
+from medfl.bundle.check.references import check_references, missing_properties
+from medfl.bundle.check.report import Code, FileNote, Report
+from medfl.errors import SettingsError
+
+__all__ = ["Code", "FileNote", "Report", "check_bundle"]
+
+METADATA = "configs/metadata.json"
+
+
+def check_bundle(root: Path) -> Report:
+    """Check a bundle's metadata, configurations and files.
+
+    Configurations are all JSON and YAML files under ``configs/``, and those that a macro pulls in. They are read as
+    data: nothing of the bundle is imported, instantiated or evaluated, and nothing is fetched.
+
+    Args:
+        root: The bundle's folder.
+
+    Returns:
+        What was found.
+
+    Raises:
+        SettingsError: If the folder does not exist or has no folder ``configs``.
+    """
+    if not (root / "configs").is_dir():
+        raise SettingsError(f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.")
+    report = Report(root)
+    contents = _read_all(report)
+    metadata = contents.get(METADATA)
+    _check_metadata(report, metadata)
+    own = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"}
+    for name, content in contents.items():
+        report.code += find_code(name, content, own)
+    _list_logging(report)
+    _check_configs(report, contents, metadata)
+    check_files(report)
+    return report
+
+
+def _read_all(report: Report) -> dict[str, Any]:
+    """Path within the bundle to content, for every configuration that can be read."""
+    root = report.root
+    found = sorted(path for path in (root / "configs").rglob("*") if path.suffix.lower() in SUFFIXES)
+    waiting = [path for path in found if inside(path, root)]  # other links are reported with the files
+    contents: dict[str, Any] = {}
+    for path in waiting:  # grows as macros name more files
+        name = path.relative_to(root).as_posix()
+        content, problems = read_config(path)
+        report.errors += [f"{name}: {problem}" for problem in problems]
+        if content is None:
+            continue
+        contents[name] = content
+        waiting += [file for file in _pulled_in(content, root) if file not in waiting]
+    return contents
+
+
+def _pulled_in(content: Any, root: Path) -> list[Path]:
+    """Files of the bundle that a configuration pulls in by macros."""
+    found = []
+    for _, value in walk(content):
+        if isinstance(value, str) and value.startswith("%"):
+            with contextlib.suppress(ValueError, OSError):  # reported with the references
+                file = macro_file(value, root)
+                if file is not None and file.is_file():
+                    found.append(root / file.relative_to(root.resolve()))
+    return found
+
+
+def _list_logging(report: Report) -> None:
+    for path in sorted((report.root / "configs").rglob("*.conf")):
+        name = path.relative_to(report.root).as_posix()
+        if not inside(path, report.root):
+            continue
+        try:
+            report.code += find_logging_code(path, name)
+        except (OSError, ValueError) as error:
+            report.errors.append(f"{name}: can't be read: {error}")
+
+
+def _check_metadata(report: Report, metadata: Any) -> None:
+    if not (report.root / METADATA).is_file():
+        report.errors.append(f"{METADATA} is missing")
+    if metadata is None:
+        return
+    report.errors += [f"{METADATA}: {problem}" for problem in check_metadata(metadata)]
+    if not isinstance(metadata, dict):
+        return
+    report.title = f"{metadata.get('name') or report.root.resolve().name} {metadata.get('version', '')}".strip()
+    if OLD_PACKAGES in metadata:
+        report.warnings.append(f"{METADATA}: '{OLD_PACKAGES}' is the old name of 'required_packages_version'")
+    schema = str(metadata.get("schema", "")).rpartition("/")[2]
+    if schema != SCHEMA:
+        report.notes.append(f"{METADATA}: checked by the rules of {SCHEMA}; it names '{schema}'")
+    for package, key in (("monai", "monai_version"), ("torch", "pytorch_version")):
+        installed = importlib.metadata.version(package)
+        report.notes.append(f"{package}: made with {metadata.get(key, 'an unknown version')}, installed is {installed}")
+
+
+def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> None:
+    """Required ids and references of the configurations under ``configs``."""
+    configs = {}
+    for name, content in contents.items():
+        short = name.removeprefix("configs/")
+        if name == METADATA or short == name:
+            continue
+        if isinstance(content, dict):
+            configs[short] = content
+        else:
+            report.errors.append(f"{name}: expected an object of ids, got a {type(content).__name__}")
+    stems = {Path(name).stem: name for name in configs}
+    if "train" not in stems:
+        report.warnings.append("configs/train.json is missing: the bundle can't be trained, nor run as a federation")
+    for kind in ("train", "inference"):
+        if kind in stems:
+            missing = missing_properties(kind, configs[stems[kind]], report.root)
+            if missing:
+                report.errors.append(f"configs/{stems[kind]}: MONAI requires these ids, missing: {', '.join(missing)}")
+    errors, notes = check_references(configs, metadata if isinstance(metadata, dict) else {}, report.root)
+    report.errors += [f"configs/{error}" for error in errors]
+    report.notes += [f"configs/{note}" for note in notes]

@@ -1,0 +1,115 @@
+"""Everything in a configuration that makes MONAI run something, found without running it."""
+
+from __future__ import annotations
+
+import builtins
+import configparser
+import re
+import sys
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medfl.bundle.check.reading import Place, id_of, read_text, walk
+from medfl.bundle.check.report import Code, CodeKind
+
+if TYPE_CHECKING:
+    from monai.bundle.config_item import ComponentLocator
+
+SPECIAL: dict[str, CodeKind] = {"_mode_": "mode", "_disabled_": "disabled", "_requires_": "requires"}
+OWN, PYTHON, COMPUTED = "this bundle", "python", "computed"
+
+
+def find_code(file: str, content: Any, own: Collection[str]) -> list[Code]:
+    """The code of one configuration, in its order.
+
+    Args:
+        file: Its path within the bundle.
+        content: As read.
+        own: Names of modules that the bundle brings along.
+    """
+    found = []
+    for place, value in walk(content):
+        kind = _kind(place, value)
+        if kind is not None:
+            text = value if isinstance(value, str) else str(value).lower()
+            found.append(Code(file, id_of(place), kind, text, _package(kind, text, own)))
+    return found
+
+
+def find_logging_code(path: Path, file: str) -> list[Code]:
+    """The code of a ``logging.conf``: Python evaluates the classes and arguments that it names.
+
+    Args:
+        path: The file.
+        file: Its path within the bundle.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is no such file.
+    """
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(read_text(path))
+    except configparser.Error as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return [
+        Code(file, f"{section}#{key}", "logging", value)
+        for section in parser.sections()
+        for key, value in parser.items(section)
+        if key in ("class", "args", "kwargs")
+    ]
+
+
+def _kind(place: Place, value: Any) -> CodeKind | None:
+    if isinstance(value, (dict, list)):
+        return None
+    if place and place[-1] == "_target_":
+        return "target"
+    special = [SPECIAL[key] for key in place if key in SPECIAL]
+    if special:
+        return special[-1]
+    if not isinstance(value, str):
+        return None
+    if "spatial_shape" in place and value != "*":
+        return "shape"
+    if value.startswith("$"):
+        return "import" if _imported(value) else "expression"
+    return "macro" if value.startswith("%") else None
+
+
+def _package(kind: CodeKind, text: str, own: Collection[str]) -> str:
+    if kind == "import":
+        top = _imported(text).partition(".")[0]
+    elif kind != "target":
+        return ""
+    elif text.startswith(("$", "@", "%")):
+        return COMPUTED
+    elif "." in text:
+        top = text.partition(".")[0]
+    else:
+        return _package_of_bare(text)
+    if top in own:
+        return OWN
+    return PYTHON if top in sys.stdlib_module_names else top
+
+
+def _package_of_bare(name: str) -> str:
+    """A name without dots is looked up in MONAI first, then among Python's own names and modules, as MONAI does it."""
+    if _monai_locator().get_component_module_name(name) is not None:
+        return "monai"
+    return PYTHON if hasattr(builtins, name) or name in sys.stdlib_module_names else name
+
+
+@cache
+def _monai_locator() -> ComponentLocator:
+    from monai.bundle.config_item import ComponentLocator
+
+    return ComponentLocator()
+
+
+def _imported(text: str) -> str:
+    """The module that an import expression names, or an empty string."""
+    match = re.match(r"\$(?:import|from)\s+([\w.]+)", text)
+    return match.group(1) if match else ""

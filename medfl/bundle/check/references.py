@@ -1,0 +1,169 @@
+"""Whether every ``@id`` of a configuration leads somewhere, and whether required ids are there.
+
+Configurations are merged and searched with MONAI's own parser; nothing is instantiated or evaluated.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medfl.bundle.check.reading import id_of, macro_file, read_config, walk
+
+if TYPE_CHECKING:
+    from monai.bundle import ConfigParser
+
+BASES = (("train",), ("inference",), ("train", "evaluate"), ("train", "federate"))
+"""What an overlay may be laid over, in the order in which it is tried."""
+
+
+MAX_SIZE = 20_000
+"""Values that macros may pull in together."""
+
+
+def check_references(configs: Mapping[str, Any], metadata: Any, root: Path) -> tuple[list[str], list[str]]:
+    """Check each configuration alone or, where it is an overlay, over the configurations that it belongs to.
+
+    Args:
+        configs: File name to content, without the metadata.
+        metadata: Their content; references may name them under ``_meta_``.
+        root: The bundle, where macros may read files.
+
+    Returns:
+        Errors, and a note on each combination whose references all resolve.
+    """
+    errors, notes = [], []
+    for name in configs:
+        ways = {" + ".join(files): [configs[file] for file in files] for files in _ways(name, configs)}
+        tried = [(title, _missing(contents, metadata, root)) for title, contents in ways.items()]
+        good = [title for title, missing in tried if not missing]
+        if good:
+            notes.append(f"{good[0]}: all references resolve")
+        else:
+            title, missing = min(tried, key=lambda pair: len(pair[1]))
+            errors.append(f"{title}: {'; '.join(missing)}")
+    return errors, notes
+
+
+def missing_properties(kind: str, config: Mapping[str, Any], root: Path) -> list[str]:
+    """Ids that MONAI requires of a workflow and that a configuration does not have.
+
+    Args:
+        kind: ``train`` or ``inference``.
+        config: Its content.
+        root: The bundle.
+    """
+    from monai.bundle.properties import InferProperties, TrainProperties
+    from monai.utils import BundleProperty, BundlePropertyConfig
+
+    properties = {"train": TrainProperties, "inference": InferProperties}[kind]
+    try:
+        parser = _parser([config], {})
+    except ValueError:  # reported with the references
+        return []
+    _fill_macros(parser, root, [])
+    ids = [str(entry[BundlePropertyConfig.ID]) for entry in properties.values() if entry[BundleProperty.REQUIRED]]
+    return [id_.replace("::", "#") for id_ in ids if id_ not in parser]
+
+
+def _ways(name: str, configs: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A file alone, and laid over others; train and inference stand alone."""
+    yield [name]
+    if Path(name).stem in ("train", "inference"):
+        return
+    by_stem = {Path(other).stem: other for other in configs}
+    for base in BASES:
+        if all(stem in by_stem for stem in base) and Path(name).stem not in base:
+            yield [*(by_stem[stem] for stem in base), name]
+
+
+def _missing(contents: Sequence[Mapping[str, Any]], metadata: Any, root: Path) -> list[str]:
+    """What does not resolve, a phrase each."""
+    problems: list[str] = []
+    try:
+        parser = _parser(contents, metadata)
+        _fill_macros(parser, root, problems)
+    except RecursionError:
+        return ["its macros (%) nest too deep"]
+    except ValueError as error:
+        return [str(error)]
+    return problems + _unresolved(parser)
+
+
+def _parser(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParser:
+    """MONAI's parser over merged contents, before anything is parsed.
+
+    Raises:
+        ValueError: If they can't be merged.
+    """
+    from monai.bundle import ConfigParser
+    from monai.bundle.utils import merge_kv
+
+    parser = ConfigParser({ConfigParser.meta_key: metadata}, globals=False)
+    for content in contents:
+        for key, value in copy.deepcopy(dict(content)).items():
+            try:
+                with warnings.catch_warnings():  # an overlay tried alone is no reason to warn
+                    warnings.simplefilter("ignore")
+                    merge_kv(parser, str(key), value)
+            except (KeyError, ValueError, IndexError) as error:
+                raise ValueError(f"'{key}' can't be laid over what is there ({error})") from error
+    return parser
+
+
+def _fill_macros(parser: ConfigParser, root: Path, problems: list[str]) -> None:
+    """Put in place of each macro the text that it pulls in, from this configuration or from a file of the bundle."""
+    size = 0
+    for place, value in list(walk(parser.get())):
+        if not isinstance(value, str) or not value.startswith("%"):
+            continue
+        text, problem = _macro_text(parser, id_of(place), value, root)
+        if problem:
+            problems.append(f"'{id_of(place)}' holds '{value}', {problem}")
+            continue
+        size += sum(1 for _ in walk(text))
+        if size > MAX_SIZE:
+            problems.append(f"macros (%) pull in more than {MAX_SIZE} values; no person can review that")
+            return
+        parser.set(text, "::".join(place))
+
+
+def _macro_text(parser: ConfigParser, id_: str, value: str, root: Path) -> tuple[Any, str]:
+    """What a macro stands for, or why that can't be told."""
+    from monai.bundle import ConfigParser
+
+    try:
+        file = macro_file(value, root)
+        _, wanted = ConfigParser.split_path_id(ConfigParser.resolve_relative_ids(id_.replace("#", "::"), value)[1:])
+    except ValueError as error:
+        return None, str(error)
+    source = parser
+    if file is not None:
+        content, wrong = read_config(file)
+        if content is None:
+            return None, f"and that file {wrong[0]}"
+        source = ConfigParser(content, globals=False)
+    if wanted not in source:
+        return None, "which is not there"
+    return copy.deepcopy(source[wanted]), ""
+
+
+def _unresolved(parser: ConfigParser) -> list[str]:
+    from monai.bundle import ConfigParser, ReferenceResolver
+
+    problems: dict[str, list[str]] = {}
+    for place, value in walk(parser.get()):
+        if not isinstance(value, str) or "@" not in value:
+            continue
+        try:
+            absolute = ConfigParser.resolve_relative_ids("::".join(place), value)
+        except ValueError:
+            problems.setdefault(f"'{value}' leads above the top", []).append(id_of(place))
+            continue
+        for wanted in ReferenceResolver.match_refs_pattern(absolute):
+            if wanted not in parser:
+                problems.setdefault(f"@{wanted.replace('::', '#')} is not defined", []).append(id_of(place))
+    return [f"{problem} (in {', '.join(places)})" for problem, places in problems.items()]

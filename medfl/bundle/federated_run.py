@@ -1,0 +1,219 @@
+"""A federation as a bundle's ``federate.json`` builds it: data in, a run folder with report and bundles out."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medfl.bundle.handlers import read_tracking, warn_of_handlers
+from medfl.core.evaluation import Row
+from medfl.core.site import Splits
+from medfl.data.cohort import load_cohort
+from medfl.data.label_map import LabelMap
+from medfl.data.leaks import check_leaks
+from medfl.data.partition_file import check_unchanged, drawn_fold
+from medfl.errors import MedflError, SettingsError, check_choice
+from medfl.plugins import Registry, load_plugins
+from medfl.report.page import write_report
+from medfl.runs.console import end, round_progress, show_log, show_scores
+from medfl.runs.device_profiles import place_sites
+from medfl.runs.provenance import bundle_values, run_record
+from medfl.runs.simulation import Result, Run, simulate
+from medfl.runs.site_bundles import Home, export
+from medfl.settings import Execution, Settings, read_settings
+from medfl.task import Scale, Task
+from medfl.training.loop import pick_device
+from medfl.types import PUBLIC, Meta
+
+logger = logging.getLogger(__name__)
+
+
+CARRIERS = ("local", "flare")
+"""What moves messages between server and sites."""
+
+
+class FederatedRun:
+    """A federation as a bundle's ``federate.json`` describes it.
+
+    Args:
+        task: The bundle's task.
+        bundle_root: The bundle.
+        dataset_dir: Folder with one folder per site, each with a ``datalist.json``.
+        output_dir: The run folder.
+        method: Name of the method.
+        method_args: The method's settings.
+        sites: Names of the sites to use; None means all in `dataset_dir`.
+        mean: Per-channel mean of the images after scaling to [0, 1].
+        std: Per-channel standard deviation.
+        plugins: Plugin files to load.
+        disabled_plugins: Plugins to switch off, by name.
+        capability: How sites are put into clusters by what their machines can do, and the network of each cluster
+            (`medfl.runs.device_profiles.Capability`); None leaves that to the setting `networks`, which wins in any
+            case.
+        public: Folder with public data, for methods that need them: the server trains on its training images, and its
+            test images score the server's model. It may be prepared data elsewhere; a relative path begins at
+            `dataset_dir`. None means the folder `medfl.types.PUBLIC` there, if there is one.
+        label_map: Name of each class of the public data to the name of the sites' class that it is, or to None to
+            leave its images out; None goes by equal names.
+        allow_leaks: Violations of the splits that are allowed: ``subjects``, ``pixels``; the report names them.
+        allow_changes: Files that may have changed since ``medfl partition``, by their names in ``partition.json``; the
+            report names them.
+        given_by: Who gave the settings that differ from the bundle's, for the record.
+        tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
+        site_values: Values of the run that go into the configurations of the bundles that sites take home.
+        carrier: ``local``; across machines (``flare``) `medfl.workflow.FederatedWorkflow` submits a run and nothing of
+            this class runs here.
+        workers: Processes that train sites; several compute on the CPU.
+        threads: Threads of each.
+        device: ``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu`` or ``cuda:N``.
+        settings: Everything else is a setting of the run, see `medfl.settings.Settings`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        bundle_root: str,
+        dataset_dir: str,
+        output_dir: str,
+        method: str,
+        method_args: Mapping[str, Any] | None = None,
+        sites: Sequence[str] | None = None,
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.5,),
+        plugins: Sequence[str] = (),
+        disabled_plugins: Sequence[str] = (),
+        capability: Mapping[str, Any] | None = None,
+        public: str | None = None,
+        label_map: LabelMap | None = None,
+        allow_leaks: Sequence[str] = (),
+        allow_changes: Sequence[str] = (),
+        given_by: str = "command line",
+        tracked_config: str | bool | None = None,
+        site_values: Meta | None = None,
+        carrier: str = "local",
+        workers: int = 1,
+        threads: int = 1,
+        device: str = "auto",
+        **settings: Any,
+    ) -> None:
+        self.task, self.method, self.method_args = task, method, dict(method_args or {})
+        self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
+        self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
+        self.plugins, self.disabled = list(plugins), list(disabled_plugins)
+        self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
+        self.label_map, self.capability = label_map, capability
+        self.allow_leaks, self.allow_changes = list(allow_leaks), list(allow_changes)
+        self.given_by, self.site_values = given_by, dict(site_values or {})
+        self.carrier = carrier
+        self.tracking = read_tracking(tracked_config, self.output_dir)
+        self.execution = {"workers": workers, "threads": threads, "device": device}
+        self.settings = settings
+
+    def run(self) -> None:
+        """Run, write the summary and a bundle per site, and print the scores.
+
+        An error that the user can mend ends the process with its message alone; ``MEDFL_DEBUG=1`` shows the traceback.
+        """
+        show_log()
+        try:
+            result = self.simulate()
+        except MedflError as error:
+            end(f"error: {error}", 2)
+        except KeyboardInterrupt:
+            end("stopped; what is finished is saved, the same command continues", 130)
+        else:
+            show_scores(result.summary, self.task.metrics, self.output_dir)
+
+    def simulate(self) -> Result:
+        """Run the federation, write its bundles and its report.
+
+        Raises:
+            MedflError: If settings, data, method or run folder are not as needed.
+        """
+        registry = load_plugins(files=self.plugins, disabled=self.disabled)
+        for problem in registry.problems:
+            logger.warning("%s", problem)
+        run = self._prepare(registry)
+        where = {"run_folder": str(self.output_dir)}
+        with round_progress(run.settings.rounds, self.task.metrics[0]) as show:
+
+            def on_round(round_: int, rows: list[Row]) -> None:
+                show(round_, rows)
+                registry.notify("medfl_round_ended", **where, round=round_, rows=[row._asdict() for row in rows])
+
+            run.on_round = on_round
+            result = simulate(run)
+        write_report([self.output_dir], registry=registry)
+        registry.notify("medfl_run_ended", **where, status=result.outcome.status)
+        return result
+
+    def _prepare(self, registry: Registry) -> Run:
+        """Everything checked and loaded, nothing written."""
+        check_choice("carrier", self.carrier, CARRIERS)
+        if self.carrier != "local":
+            raise SettingsError(
+                f"carrier '{self.carrier}' submits the run to other machines, which takes medfl's own workflow: add "
+                "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`."
+            )
+        method = registry.make_method(self.method, self.method_args)
+        execution = read_settings(Execution, self.execution, "the execution")
+        settings = read_settings(Settings, self.settings, "the run")
+        device = pick_device(execution.device, execution.workers)
+        bundle = bundle_values(self.bundle_root)
+        warn_of_handlers(bundle)
+        data = load_cohort(
+            self.dataset_dir, self.task.num_classes, self.mean, self.std, self.sites, self.public, self.label_map
+        )
+        changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
+        placed = place_sites(list(data.sites), self.capability, settings.seed)
+        by_machine = {name: spot.network for name, spot in placed.items()}
+        settings = settings.model_copy(update={"networks": by_machine | settings.networks})
+        leaks = check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
+        record = run_record(
+            self.task,
+            bundle,
+            self.given_by,
+            settings=settings,
+            execution=execution,
+            method=method,
+            method_args=self.method_args,
+        )
+        known = {"name": data.first.source, "sites": data.digests(), "allowed_leaks": self.allow_leaks}
+        known |= {"allowed_changes": changes, "label_map": dict(data.label_map)}
+        known["folder"] = os.path.relpath(self.dataset_dir, self.output_dir)  # for pictures of the data in the report
+        record["data"] = known | drawn_fold(self.dataset_dir)
+        record["capability"] = {
+            name: spot._asdict() | {"profile": spot.profile._asdict()} for name, spot in placed.items()
+        }
+        record["plugins"] = dict(sorted(registry.plugins.items()))
+        run = Run(
+            method=self.method,
+            make_method=lambda: registry.make_method(self.method, self.method_args),
+            task=dataclasses.replace(self.task, device=device, scale=Scale(data.first.shape, self.mean, self.std)),
+            settings=settings,
+            sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
+            folder=self.output_dir,
+            global_test=data.server.test if data.server is not None else None,
+            public=data.public.train if data.public is not None else None,
+            public_test=data.public.test if data.public is not None else None,
+            execution=execution,
+            method_args=self.method_args,
+            data_digest=data.digest(),
+            classes=data.first.classes,
+            record=record,
+            leaks=tuple(leaks),
+            on_start=lambda: self._tell_start(registry, record),
+        )
+        first = data.first
+        facts = {name: site.test_facts for name, site in data.sites.items()}
+        home = Home(self.bundle_root, self.site_values, first.shape, first.classes, first.source, first.modality, facts)
+        run.take_home = lambda result: export(result, run, home)
+        return run
+
+    def _tell_start(self, registry: Registry, record: Meta) -> None:
+        values = {name: facts["value"] for name, facts in record["settings"].items()}
+        registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)

@@ -1,0 +1,149 @@
+"""Checking a bundle's configuration before anything in it is built: unknown options, and ids that are missing.
+
+MONAI takes any option silently and stops at the first missing id; a mistyped ``--optimizer#lrr`` would be ignored.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from monai.bundle import ConfigParser, ReferenceResolver
+from monai.bundle.config_item import ComponentLocator
+from monai.utils import optional_import
+
+from medfl.errors import SettingsError, did_you_mean
+from medfl.types import Meta
+from medfl.utils.dotted import texts
+
+RUN_IDS = ("imports", "initialize", "run", "finalize")
+"""What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
+
+FEDERATION = {
+    "loss": "what a site minimises, from logits and labels",
+    "optimizer": "the optimiser of a site, with one group of parameters",
+    "num_classes": "number of classes",
+    "task": "medfl.task.Task: networks, loss, optimizer, num_classes, metrics",
+    "federation": "medfl.bundle.federated_run.FederatedRun, as in medfl's federate.json",
+}
+"""Ids that a federation needs beside MONAI's own properties, with what they are."""
+
+
+def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str] = ()) -> None:
+    """Refuse options that name nothing in the configuration, or nothing that a federation uses; and unknown networks.
+
+    Args:
+        parser: With the configuration files read.
+        options: Id to value, as given by the user; ``optimizer#lr`` names a part.
+        elsewhere: Ids that are used in another way than by the federation.
+
+    Raises:
+        SettingsError: With one line for each such option, and the known ones.
+    """
+    used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere}
+    problems = []
+    for name in (given.replace("::", "#") for given in options):
+        if problem := _problem(parser, name):
+            problems.append(problem)
+        elif name.partition("#")[0] not in used:
+            problems.append(
+                f"option '--{name}' has no effect in a federation, which uses: {', '.join(sorted(used - {'imports'}))}."
+            )
+    if "network_name" in options and options["network_name"] not in (networks := parser.get("networks", {})):
+        name = options["network_name"]
+        problems.append(f"Unknown network '{name}'. {did_you_mean(str(name), list(networks))}")
+    if problems:
+        raise SettingsError("\n  ".join(problems))
+
+
+def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
+    """The top-level ids that a configuration's ids refer to, directly or not.
+
+    Args:
+        parser: With the configuration files read.
+        ids: Where to begin.
+    """
+    found: set[str] = set()
+    rest = [name for name in ids if name in parser]
+    while rest:
+        named = [ReferenceResolver.match_refs_pattern(text) for text in texts(parser[rest.pop()])]
+        refers = {name.partition("#")[0] for names in named for name in names}
+        new = {name for name in refers - found if name in parser}
+        found |= new
+        rest += new
+    return found
+
+
+def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    """Refuse a configuration without what a federation needs.
+
+    Args:
+        parser: With the configuration files read.
+        properties: MONAI's properties of the workflow, each with ``id`` and ``required``.
+        where: What was read, for the message.
+
+    Raises:
+        SettingsError: Naming all missing ids at once.
+    """
+    required = [(facts["id"], facts["description"]) for facts in properties.values() if facts["required"]]
+    required += list(FEDERATION.items())
+    missing = [f"{name}: {what.strip()}" for name, what in required if name not in parser]
+    if missing:
+        lines = "\n  ".join(missing)
+        raise SettingsError(f"The configuration {where} lacks {len(missing)} ids that it needs:\n  {lines}")
+
+
+def _problem(parser: ConfigParser, name: str) -> str | None:
+    """What is wrong with an option, or None."""
+    top, *rest = name.split("#")
+    known = [key for key in parser.get() if not key.startswith("_")]
+    if top not in known:
+        return f"unknown option '--{name}'. {did_you_mean(top, known)}"
+    parent, path = parser[top], top
+    for part in rest:
+        if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
+            parent = parent[int(part)]
+        elif isinstance(parent, Mapping):
+            names = _parts(parent)
+            if names is not None and part not in names:
+                return f"unknown option '--{name}': '{path}' has no part '{part}'. {did_you_mean(part, names)}"
+            parent = parent.get(part)
+        else:
+            return f"unknown option '--{name}': '{path}' has no part '{part}'; it is {parent!r}."
+        path += f"#{part}"
+    return None
+
+
+def _parts(config: Mapping[str, Any]) -> list[str] | None:
+    """What a part of a configuration may hold: for a component the arguments of its target; None means anything."""
+    target = config.get("_target_")
+    if target is None:
+        return None
+    names = _arguments(str(target))
+    return None if names is None else [*dict.fromkeys([*config, *names])]
+
+
+def _arguments(target: str) -> Iterable[str] | None:
+    """The names of a target's arguments; None where it takes any, or can't be found (MONAI then says so)."""
+    function = _locate(target)
+    if function is None:
+        return None
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+        return None
+    return [parameter.name for parameter in found]
+
+
+def _locate(target: str) -> Callable[..., Any] | None:
+    """The function or class that a target names, as MONAI finds it."""
+    module = ComponentLocator().get_component_module_name(target) if "." not in target else None
+    name = f"{module}.{target}" if isinstance(module, str) else target
+    package, _, attribute = name.rpartition(".")
+    if not package:
+        return None
+    found, available = optional_import(package, name=attribute)
+    return found if available else None

@@ -1,1 +1,0 @@
-"""Fewer bits for what is sent; see `medfl.settings.Compression`."""

@@ -1,0 +1,227 @@
+"""What is checked before step 0 of a run: nothing impossible begins, and another method in disguise is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from medfl.contract import Limit, Method
+from medfl.core.filters import check_method
+from medfl.core.site import Splits
+from medfl.data.sites import name_problem
+from medfl.errors import DataError, SettingsError
+from medfl.metrics import check_metrics
+from medfl.networks.norms import has_batch_norm
+from medfl.privacy.samples import check_samples
+from medfl.privacy.statements import check_delta, describe
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.training.loop import cpu_has_bf16
+from medfl.types import Dataset, Meta
+
+logger = logging.getLogger(__name__)
+
+
+def check_plan(
+    name: str, method: Method, task: Task, settings: Settings, sites: Iterable[str], has_public: bool
+) -> list[nn.Module]:
+    """Refuse an impossible combination, and warn of one that is another method. No site's data are needed for it.
+
+    Args:
+        name: The method's.
+        method: It.
+        task: The learning problem.
+        settings: The run's.
+        sites: Names of the sites.
+        has_public: Whether the server has public data.
+
+    Returns:
+        One network of each kind that is used.
+
+    Raises:
+        SettingsError: If the combination is not possible.
+    """
+    names = sorted(sites)
+    check_metrics(task.metrics)
+    check_method(method, settings, name)
+    if problem := name_problem(names):
+        raise SettingsError(problem)
+    unknown = sorted(set(settings.networks) - set(names))
+    if unknown:
+        raise SettingsError(f"'networks' names sites that are not there: {unknown}. Sites: {names}.")
+    used = sorted({settings.networks.get(site, task.network) for site in names})
+    if used != [task.network] and not method.unlike_networks and not method.unlike_heads:
+        raise SettingsError(
+            f"Method '{name}' needs one architecture at all sites; got {used}. Give all sites the "
+            f"network of the task ('{task.network}' now), or choose a method that allows unlike ones (`medfl list "
+            "methods`)."
+        )
+    if settings.precision == "bf16" and task.device == "cpu" and not cpu_has_bf16():
+        logger.warning("This CPU computes bf16 in software, many times slower than fp32; use --precision fp32 here.")
+    if method.needs_public and not has_public:
+        raise SettingsError(f"Method '{name}' needs public data; name their folder with --public.")
+    _check_weights(task, used)
+    networks = [task.build(network) for network in used]
+    _warn_of_limits(name, method, networks)
+    return networks
+
+
+def check_shared_test(settings: Settings, has_test: bool) -> None:
+    """Refuse to score sites' models on a test set that is not there.
+
+    Args:
+        settings: The run's.
+        has_test: Whether the server has a test set.
+
+    Raises:
+        SettingsError: If it is asked for and there is none.
+    """
+    if settings.shared_test and not has_test:
+        raise SettingsError(
+            "shared_test scores every site's personal model on the server's test set, and there is none: expected a "
+            "folder 'global' beside the sites. `medfl partition` makes one; or leave shared_test out."
+        )
+
+
+def _check_weights(task: Task, networks: list[str]) -> None:
+    if task.weights is None:
+        return
+    task.weights.body_of(task.build(), task.network)
+    if others := sorted(set(networks) - {task.network}):
+        logger.warning("'weights' is for network '%s'; others begin as drawn: %s.", task.network, ", ".join(others))
+
+
+def check_privacy(
+    settings: Settings, method: Method, networks: Sequence[nn.Module], images: Mapping[str, int], sites: int
+) -> None:
+    """Refuse a promise that is empty for the number of units, or that a network can't keep; log what is promised.
+
+    Args:
+        settings: The run's.
+        method: The method.
+        networks: One of each kind that is used.
+        images: Training images of each site that is known here and has any.
+        sites: How many sites have training images, as far as is known.
+
+    Raises:
+        SettingsError: If it can't be kept.
+    """
+    privacy = settings.privacy
+    if privacy is None:
+        return
+    if privacy.unit == "sample":
+        check_samples(settings, list(networks))
+        if images:
+            smallest = min(images, key=lambda name: images[name])
+            check_delta(privacy, images[smallest], f"site '{smallest}'")
+    else:
+        check_delta(privacy, sites, "a federation")
+    logger.info("%s", describe(privacy, settings.rounds))
+    if private := sorted(key for key, tell in method.tells.items() if tell.kind == "private"):
+        logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
+
+
+def check_training(sites: Mapping[str, Splits]) -> None:
+    """Refuse a federation in which nobody can train, and name who can't.
+
+    Raises:
+        DataError: If no site has training data.
+    """
+    empty = [name for name, data in sorted(sites.items()) if not len(data.train)]
+    if len(empty) == len(sites):
+        raise DataError(f"No site has training data: expected at least one image at one of {sorted(sites)}.")
+    if empty:
+        logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
+
+
+def check_validation(settings: Settings, validating: Collection[str]) -> None:
+    """Refuse to compare rounds where nobody can.
+
+    Args:
+        settings: The run's.
+        validating: The sites that have validation images.
+
+    Raises:
+        SettingsError: If there is none, and the run needs them.
+    """
+    if settings.validates and not validating:
+        raise SettingsError(
+            "'best_round' and 'patience' go by scores on the sites' validation images, and no site has any. Partition "
+            "with --val-fraction 0.1, or leave both out. Test images never choose a model."
+        )
+
+
+def check_labels(num_classes: int, sites: Mapping[str, Splits], others: Mapping[str, Dataset | None]) -> None:
+    """Refuse labels that the task has no class for.
+
+    Args:
+        num_classes: Of the task.
+        sites: Site to its splits.
+        others: More data, by what to call them.
+
+    Raises:
+        DataError: Naming site and split.
+    """
+    splits = {
+        f"Site '{name}', split '{split}'": getattr(data, split)
+        for name, data in sorted(sites.items())
+        for split in ("train", "val", "test")
+    }
+    for where, data in (splits | dict(others)).items():
+        labels = torch.empty(0) if data is None else data.labels
+        wrong = int(((labels < 0) | (labels >= num_classes)).sum()) if len(labels) else 0
+        if wrong:
+            raise DataError(
+                f"{where}: {wrong} labels are out of range, expected 0 to {num_classes - 1}, got up to "
+                f"{int(labels.max())} and down to {int(labels.min())}. Check num_classes and the datalist."
+            )
+
+
+def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Settings) -> None:
+    """Warn where a preset belongs to runs with other settings: a method can't set them.
+
+    Args:
+        name: The method's.
+        method: It; its class may say what belongs to a preset (`medfl.methods.averaging.Averaging.preset_settings`).
+        method_args: Its settings as given.
+        settings: The run's.
+    """
+    preset = method_args.get("preset")
+    needed: Mapping[str, Meta] = getattr(method, "preset_settings", {})
+    if other := _others(needed.get(str(preset), {}), settings.model_dump()):
+        logger.warning(
+            "The preset '%s' of '%s' belongs to runs with other settings than this one: %s. Give these, or leave the "
+            "preset out.",
+            preset,
+            name,
+            "; ".join(other),
+        )
+
+
+def _others(expected: Meta, found: Meta, path: str = "") -> list[str]:
+    """What is not as expected, with both values."""
+    told = []
+    for key, value in expected.items():
+        here = found.get(key)
+        if isinstance(value, dict):
+            told += _others(value, here or {}, f"{path}{key}.")
+        elif here != value:
+            told.append(f"expected {path}{key} = {value}, got {here}")
+    return told
+
+
+def _warn_of_limits(name: str, method: Method, models: list[nn.Module]) -> None:
+    plain = not any(has_batch_norm(model) for model in models)
+    for limit in method.limits:
+        if not limit.equals_settings and _reached(limit, method) and (plain or not limit.only_without_norms):
+            why = ", ".join(f"{k} = {v}" for k, v in limit.args.items())
+            why += " on a network without batch-norm layers" if limit.only_without_norms else ""
+            but = "".join(f" with {k} = {v}" for k, v in limit.equals_args.items())
+            logger.warning("With %s, '%s' is '%s'%s.", why, name, limit.equals, but)
+
+
+def _reached(limit: Limit, method: Method) -> bool:
+    return all(getattr(method, name) == value for name, value in limit.args.items())

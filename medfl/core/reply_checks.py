@@ -1,0 +1,72 @@
+"""What of a reply is checked against the method's declarations: at the site that sends it, and where it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from medfl.contract import Method, Order, Reply
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.types import Meta, Tensors
+from medfl.utils.tells import PARCEL, Tell, check_told, facts, one_of, text
+
+GUEST = {
+    "owner": Tell("public", text(), after=(PARCEL,)),
+    "network": Tell("public", one_of("networks"), after=(PARCEL,)),
+    "meta": Tell("public", facts(), after=(PARCEL,)),
+}
+"""What stands on a model in the global test, where models are parcels, too."""
+
+
+def check_reply(
+    method: Method, task: Task, order: Order, tensors: Tensors, meta: Any, who: str, private: bool = False
+) -> None:
+    """Refuse a reply that the method's `fold` could not use; the site asks this, and the server again.
+
+    Args:
+        method: The method.
+        task: The learning problem.
+        order: What the reply is to.
+        tensors: Of the reply.
+        meta: Of the reply, without what the core adds.
+        who: Who sent it, for the message: "site 'site-01'".
+        private: Whether the run has a privacy setting.
+
+    Raises:
+        RefusedError: If it is not what the method declares.
+    """
+    check_told(meta, method.tells, order.op, {"classes": task.num_classes} | order.meta, who, private)
+    method.check_tensors(task, order, tensors)
+
+
+def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta: Any, who: str) -> None:
+    """Refuse what stands on a parcel if it is not as declared.
+
+    Args:
+        tells: The method's declarations, or `GUEST`.
+        task: The learning problem.
+        settings: The run's.
+        meta: Of the parcel.
+        who: Who sent it, for the message.
+
+    Raises:
+        RefusedError: If it is not.
+    """
+    known = {"classes": task.num_classes, "networks": sorted({task.network, *settings.networks.values()})}
+    check_told(meta, tells, PARCEL, known, who, settings.privacy is not None)
+
+
+def check_sent(method: Method, task: Task, settings: Settings, order: Order, reply: Reply, who: str) -> None:
+    """At the site: refuse what the receivers would refuse. What is not declared at all is left to the filters.
+
+    Raises:
+        RefusedError: If reply or parcels are not what the method declares.
+    """
+
+    def declared(meta: Meta) -> Meta:
+        return {key: value for key, value in meta.items() if key in method.tells}
+
+    check_reply(method, task, order, reply.tensors, declared(reply.meta), who, settings.privacy is not None)
+    for parcel in reply.parcels:
+        check_parcel(method.tells, task, settings, declared(parcel.meta), who)

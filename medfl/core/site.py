@@ -1,0 +1,282 @@
+"""A site's side of a step: everything a carrier calls at a site, whatever machine that is on.
+
+`SiteHost.step` is idempotent: a step that is on disk is answered from there, so an order that is sent again never
+trains twice and never draws fresh noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from medfl.contract import Method, Model, Order, Parcel, Reply, Site, State
+from medfl.core.carrier import Answer, MethodFactory
+from medfl.core.evaluation import Row, rows_of, score
+from medfl.core.filters import Filters, check_parcels, plain_bytes
+from medfl.core.journal import order_digest
+from medfl.core.reply_checks import check_sent
+from medfl.core.store import KEEP, Inbox, Record, Steps, Store, copied
+from medfl.errors import RefusedError, StoreError
+from medfl.privacy.ledger import fingerprint, open_account
+from medfl.privacy.secret_site import SecretSite, secret_run_id
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.types import Dataset, Meta, Tensors
+from medfl.utils import wire
+from medfl.utils.rng import SecretStream, pinned
+
+SCORED = ("val", "test")
+"""Splits that models are scored on."""
+
+
+@dataclass
+class Splits:
+    """The splits of one site; `test` is for the core only. Whoever made them gives their digest, if there is one.
+
+    `shared` are test images that all sites have in common; only personal models are scored on them.
+    """
+
+    train: Dataset
+    val: Dataset
+    test: Dataset
+    digest: str = ""
+    shared: Dataset | None = None
+
+
+class SiteHost:
+    """One site: its data, its private folder, and what a carrier may ask of it.
+
+    Args:
+        name: The site's name.
+        data: Its splits.
+        folder: Where its steps are stored.
+        task: The learning problem.
+        settings: The run's settings.
+        run_id: Names the run, for secret streams.
+        post: Delivers a parcel durably: ``post(step, parcel)``; returns when the receiver has stored it.
+        peers: Sites that parcels can be sent to; None checks no names.
+        secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
+        scored: Splits whose scores may leave the site.
+        withheld: Keys of a reply's meta that stay here, whatever the method tells.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: Splits,
+        folder: Path,
+        task: Task,
+        settings: Settings,
+        run_id: str,
+        post: Callable[[int, Parcel], None],
+        peers: Collection[str] | None = None,
+        secret: bytes | None = None,
+        scored: Collection[str] = SCORED,
+        withheld: Collection[str] = (),
+    ) -> None:
+        self._withheld, self._peers = frozenset(withheld), peers
+        self._scored = [split for split in SCORED if split in scored]
+        self.name, self.data, self.settings = name, data, settings
+        self.task = task.weighted(data.train.labels) if settings.balance == "loss" else task
+        self.run_id, self._post = run_id, post
+        self.secret = secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
+        self._hides_images = settings.privacy is not None and settings.privacy.unit == "sample" and len(data.train) > 0
+        if self._hides_images:
+            self.run_id = secret_run_id(run_id, fingerprint(data.train), task, settings.networks.get(name))
+        self.store, self.inbox = Store(folder), Inbox(folder)
+        self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
+
+    def check_account(self) -> None:
+        """Refuse to go on where the account lacks what stored steps released.
+
+        Raises:
+            StoreError: If it does; else the run's summary would say too little.
+        """
+        if self.account is not None:
+            records = [self.store.latest(before=step + 1) for step in self.store.steps()]
+            self.account.check_holds({one for record in records if record for one in record.meta.get("released", [])})
+
+    def describe(self) -> Meta:
+        """What this site tells about itself: ``trainable``, ``validates``, and what the run's `describe` lists."""
+        labels = self.data.train.labels
+        facts: Meta = {"trainable": len(labels) > 0, "validates": len(self.data.val) > 0}
+        if self.settings.privacy is None:
+            if "size" in self.settings.describe:
+                facts["size"] = len(labels)
+            if "label_counts" in self.settings.describe:
+                facts["label_counts"] = torch.bincount(labels, minlength=self.task.num_classes).tolist()
+        return facts
+
+    def step(
+        self, make_method: MethodFactory, order: Order, step: int, round_: int, tensors_digest: str, keep: Steps = ()
+    ) -> Answer:
+        """Carry out an order, or answer from disk if that was done before.
+
+        Args:
+            make_method: Makes the method.
+            order: With tensors that nobody else holds.
+            step: The step's number.
+            round_: Its round.
+            tensors_digest: `wire.digest` of the order's tensors.
+            keep: Earlier steps after which the site's state is still needed (`Store.save`).
+
+        Raises:
+            StoreError: If the stored step answers another order, or the step can't be saved.
+        """
+        digest = order_digest(order, tensors_digest)
+        record = self._stored(step, digest)
+        if record is None:
+            record = self._carry_out(make_method(), order, step, round_, digest, keep)
+        for index, parcel in enumerate(record.meta["parcels"]):
+            tensors = wire.select(record.tensors, f"parcel/{index}/")
+            self._post(step, Parcel(parcel["to"], tensors, parcel["meta"], self.name))
+        meta = record.meta
+        return Answer(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
+
+    def _stored(self, step: int, digest: str) -> Record | None:
+        record = self.store.latest(before=step + 1) if step in self.store.steps() else None
+        if record is None or record.step != step:
+            return None  # not done, or damaged: it is done again from the step before
+        if record.meta["order"] != digest:
+            raise StoreError(
+                f"Site '{self.name}' has carried out another order as step {step}: expected {digest[:12]}, found "
+                f"{record.meta['order'][:12]}. The run folder mixes two runs; start in a new folder."
+            )
+        return record
+
+    def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str, keep: Steps) -> Record:
+        last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
+        site, before = self._view(round_, last.state(), digest), copied(last.state())
+        site.inbox = self.inbox.read(last.step, step)
+        filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
+        refused: str | None = None
+        released: list[str] = []
+        reply, tensors = Reply(), Tensors()
+        started = time.perf_counter()
+        given = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
+        try:
+            reply = self._work(method, site, order, digest, released)
+            check_sent(method, self.task, self.settings, given, reply, f"site '{self.name}'")
+            noise = partial(self._noise, site, released)
+            sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
+            meta = {key: value for key, value in meta.items() if key not in self._withheld}
+            tensors |= wire.prefixed(sent, "reply/")
+            check_parcels(reply.parcels, method.posts_parcels, self.name, self._peers)
+            parcels = []
+            for index, parcel in enumerate(reply.parcels):
+                posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)
+                tensors |= wire.prefixed(posted, f"parcel/{index}/")
+                parcels.append({"to": parcel.to, "meta": parcel_meta})
+        except RefusedError as error:
+            refused, reply, tensors, meta, parcels = str(error), Reply(), {}, {}, []
+            site.state = before
+        if self.settings.compression is not None:
+            reply.log["bytes_up_plain"] = plain_bytes(wire.select(tensors, "reply/"), meta)
+        rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
+        content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
+        content |= {"rows": [list(row) for row in rows]} | ({"released": released} if released else {})
+        self.store.save(step, site.state, content, tensors, keep)
+        self.inbox.forget([0, *self.store.steps()][-KEEP])
+        return Record(step, tensors, content)
+
+    def _work(self, method: Method, site: Site, order: Order, digest: str, released: list[str]) -> Reply:
+        """The method's work. Where single images are hidden it is in the account before anything of it leaves."""
+        if not isinstance(site, SecretSite):
+            with pinned(self.settings.seed, self.name, site.round, "global"):
+                return method.work(site, order)
+        start = f"{site.round} {digest} {wire.digest(site.state.tensors, site.state.meta)}"
+        try:
+            with pinned("secret", site.secret_seed("global")):
+                reply = method.work(site, order)
+        except RefusedError:
+            self._release(f"{start} refused", released)  # that it refuses says something, too
+            raise
+        self._release(f"{start} {wire.digest(reply.tensors)} {wire.digest(site.state.tensors)}", released)
+        return reply
+
+    def _noise(self, site: Site, released: list[str], payload: str) -> SecretStream:
+        """The noise of an update; it is in the account before it is drawn, and so before the update leaves."""
+        self._release(f"{site.round} {payload}", released)
+        return site.secret_rng("noise", payload)
+
+    def _release(self, made_of: str, released: list[str]) -> None:
+        assert self.account is not None
+        self.account.release(made_of)
+        released.append(made_of)
+
+    def _rows(
+        self, method: Method, reply: Reply, order: Order, sent: Tensors, round_: int, seconds: float
+    ) -> list[Row]:
+        costs = reply.log | {
+            "work_seconds": seconds,
+            "bytes_down": wire.payload_bytes(order.tensors),
+            "bytes_up": wire.payload_bytes({name: t for name, t in sent.items() if name.startswith("reply/")}),
+            "bytes_to_peers": wire.payload_bytes({name: t for name, t in sent.items() if name.startswith("parcel/")}),
+        }
+        rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
+        if reply.trained is not None and "trained" in self.settings.moments:
+            model = method.predictor(self.task, [reply.trained])
+            for split in self._scored:
+                scores = score(model, getattr(self.data, split), self.task, self.settings)
+                rows += rows_of(scores, round_, self.name, "personal", split, "trained")
+        return rows
+
+    def _view(self, round_: int, state: State, order: str = "") -> Site:
+        """The method's view of this site with a given state."""
+        task = self.task.in_round(round_, self.settings.lr_decay)
+        site = Site(self.name, round_, state, task, self.settings, self.store)
+        if self._hides_images:
+            site = SecretSite(self.name, round_, state, task, self.settings, self.store, order=order)
+        site.train, site.val, site.secret, site.run_id = self.data.train, self.data.val, self.secret, self.run_id
+        return site
+
+    def evaluate(
+        self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]
+    ) -> list[Row]:
+        """Score this site's models after a round on its validation and test data, the personal one on shared ones, too.
+
+        Args:
+            method: The method.
+            published: What the server published after `step`.
+            step: The round's last step.
+            round_: The round.
+            cache: Predictors that are the same at every site, by model name; a caller passes one dict per round.
+        """
+        own = {split: getattr(self.data, split) for split in self._scored}
+        every = own if self.data.shared is None else own | {"shared": self.data.shared}
+        if not any(map(len, every.values())):
+            return []
+        rows = []
+        started = time.perf_counter()
+        for kind, predictor in self.predictors(method, published, step, round_, cache).items():
+            for split, data in (every if kind == "personal" else own).items():
+                scores = score(predictor, data, self.task, self.settings)
+                rows += rows_of(scores, round_, self.name, kind, split, "aggregated")
+        cost = {"evaluate_seconds": time.perf_counter() - started}
+        return rows + rows_of(cost, round_, self.name, "personal", "train", "aggregated")
+
+    def predictors(
+        self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]
+    ) -> dict[str, torch.nn.Module]:
+        """The predictor of each of this site's models after `step`; the global one is built once per cache."""
+        predictors = {}
+        for kind, model in self.models(method, published, step, round_).items():
+            if kind == "global" and kind in cache:
+                predictors[kind] = cache[kind]
+                continue
+            predictors[kind] = method.predictor(self.task, [model])
+            if kind == "global":
+                cache[kind] = predictors[kind]
+        return predictors
+
+    def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
+        """The site's models after `step`, given what the server published after it."""
+        site = self._view(round_, self.store.peek(before=step + 1))
+        site.published = published
+        return method.models(site)

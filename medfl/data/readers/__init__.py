@@ -1,0 +1,1 @@
+"""Decoders of DICOM, NIfTI, PNG, JPEG and PGM."""

@@ -1,0 +1,63 @@
+"""Brain maps in NIfTI files, read and normalised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.readers.volumes import Grid, onto, read_volume, share_inside
+from medfl.errors import DataError
+
+LEAST_INSIDE = 0.9
+"""The share of a brain that must lie on the common grid; in published maps it is more than 0.99."""
+
+
+SUFFIXES = (".nii.gz", ".nii")
+
+
+def read_map(path: Path, grid: Grid) -> np.ndarray:
+    """Read a map, normalise its intensities and put it on a grid; see the module.
+
+    Args:
+        path: A ``.nii`` or ``.nii.gz`` file.
+        grid: Where to.
+
+    Returns:
+        Shape of the grid, float32.
+
+    Raises:
+        DataError: If it can't be read, has values that are not finite or only one, or lies elsewhere in space.
+    """
+    volume = read_volume(path)
+    values = normalised(volume.values)
+    share = share_inside(volume.values != 0, volume.affine, grid)
+    if share < LEAST_INSIDE:
+        raise DataError(
+            "a part of the brain lies outside the common grid: the map is not in MNI152 space, or its affine is wrong"
+        )
+    return onto(type(volume)(values, volume.affine), grid)
+
+
+def normalised(values: np.ndarray) -> np.ndarray:
+    """Mean 0 and standard deviation 1 over the voxels that are not 0; the others stay 0.
+
+    Args:
+        values: Of a map, any shape.
+
+    Returns:
+        The same shape, float32.
+
+    Raises:
+        DataError: If values are not finite, or all that are not 0 are equal.
+    """
+    if not np.isfinite(values).all():
+        raise DataError("the map has values that are not finite (NaN or infinite)")
+    brain = values != 0
+    inside = values[brain].astype(np.float64)
+    spread = inside.std() if len(inside) and inside.min() < inside.max() else 0.0
+    if not 0 < spread < np.inf:
+        raise DataError("the map is constant: it says nothing about the brain")
+    result = np.zeros(values.shape, np.float32)
+    result[brain] = (inside - inside.mean()) / spread
+    return result

@@ -1,0 +1,49 @@
+"""Colour images of 8 bits that a release has, read at the size they have and resized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.readers.pictures import read_picture
+from medfl.errors import DataError
+
+MIN_EDGE = 8
+"""An image with fewer pixels along an edge shows nothing."""
+
+
+def read_rgb(path: Path) -> np.ndarray:
+    """Read an image.
+
+    Args:
+        path: A file that Pillow reads.
+
+    Returns:
+        Shape (H, W, 3), uint8; grey is repeated, alpha is left out.
+
+    Raises:
+        DataError: If it can't be read, has more than 8 bits a channel, or an edge below `MIN_EDGE`.
+    """
+    pixels = read_picture(path)
+    if pixels.dtype != np.uint8:
+        raise DataError(
+            "expected an image of 8 bits a channel, got more. Take the files of the release, or save it with 8 bits."
+        )
+    if min(pixels.shape[:2]) < MIN_EDGE:
+        raise DataError(
+            f"expected {MIN_EDGE} pixels or more along each edge, got {min(pixels.shape[:2])}. Download it again."
+        )
+    return np.repeat(pixels[..., np.newaxis], 3, axis=-1) if pixels.ndim == 2 else pixels
+
+
+def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize with antialiasing.
+
+    Args:
+        pixels: Shape (H, W) or (H, W, 3), uint8.
+        size: Height and width of the result.
+    """
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR))

@@ -1,0 +1,140 @@
+"""Following a job: a bar on a terminal, a plain line for each round elsewhere; refusals and missing sites once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from medfl.deploy.connection import Connection, is_end
+from medfl.types import Meta
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""How often the server is asked."""
+
+GONE_SECONDS = 45.0
+"""How long a job may be said to run while it does not answer as one: after its end, the server waits for the sites."""
+
+WAIT_SECONDS = 30.0
+"""How long a job may wait for its start before that is told."""
+
+
+@dataclass
+class Followed:
+    """How a job ended.
+
+    Attributes:
+        job: Its id.
+        status: NVFlare's word for it.
+        lost: Whether the server calls it running although it is not, as after a restart.
+        progress: What the run told last.
+    """
+
+    job: str
+    status: str = ""
+    lost: bool = False
+    progress: Meta = field(default_factory=dict)
+
+    @property
+    def last_words(self) -> str:
+        """What the run said about its end, as a part of a sentence."""
+        message = str(self.progress.get("message", ""))
+        return f" {message}" if message else ""
+
+
+def follow(connection: Connection, job: str) -> Followed:
+    """Follow a job to its end.
+
+    Args:
+        connection: To the server.
+        job: Its id.
+
+    Raises:
+        MedflError: If the server can't be reached for a long time.
+    """
+    followed, teller = Followed(job), _Teller()
+    silent_since: float | None = None
+    with _display() as show:
+        while True:
+            followed.status = connection.status(job)
+            if is_end(followed.status):
+                return followed
+            now = time.monotonic()
+            if followed.status == "RUNNING":
+                answer = connection.progress(job)
+                if answer.progress:
+                    followed.progress = answer.progress
+                    teller.tell(answer.progress)
+                    show(int(answer.progress.get("round", 0)), answer.progress)
+                silent_since = None if answer.alive else silent_since or now
+                if silent_since is not None:
+                    followed.lost = now - silent_since > GONE_SECONDS or connection.died_with_server(job)
+                if followed.lost:
+                    return followed
+            else:
+                teller.waiting(connection, job, now)
+            time.sleep(POLL_SECONDS)
+
+
+class _Teller:
+    """Says what is new, once."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+        self._since = time.monotonic()
+
+    def tell(self, progress: Meta) -> None:
+        """Sites from which nothing came, and why."""
+        missing: Mapping[str, str] = progress.get("missing", {})
+        for site, why in sorted(missing.items()):
+            if self._told.get(site) != why:
+                logger.warning("Site '%s' is missing: %s", site, why)
+        self._told = dict(missing)
+
+    def waiting(self, connection: Connection, job: str, now: float) -> None:
+        """That a job has not begun for a while."""
+        if now - self._since > WAIT_SECONDS and "waiting" not in self._told:
+            self._told["waiting"] = ""
+            logger.info("The job waits for its start. %s", connection.why(job))
+
+
+def scores_text(progress: Meta) -> str:
+    """The scores of the last round that was scored, as means over the sites' validation images."""
+    return ", ".join(f"{metric} {value:.3f}" for metric, value in progress.get("scores", {}).items())
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[int, Meta], None]]:
+    if not sys.stderr.isatty():
+        yield _plain_lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(round_: int, progress: Meta) -> None:
+            text = scores_text(progress) or str(progress.get("state", ""))
+            bar.update(task, completed=round_, total=progress.get("rounds") or None, description=text)
+
+        yield show
+
+
+def _plain_lines() -> Callable[[int, Meta], None]:
+    start, last = time.monotonic(), 0
+
+    def show(round_: int, progress: Meta) -> None:
+        nonlocal last
+        if round_ > last:
+            last = round_
+            seconds, text = time.monotonic() - start, scores_text(progress)
+            logger.info("round %d of %s, %.0f s %s", round_, progress.get("rounds", "?"), seconds, text)
+
+    return show

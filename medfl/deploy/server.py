@@ -1,0 +1,300 @@
+"""One run at the server of a federation across machines: the same loop as on one machine, over a remote carrier."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from medfl.carriers.messages import Limits
+from medfl.carriers.remote import Expected, RemoteCarrier, Transport
+from medfl.contract import Method
+from medfl.core.carrier import Evaluation
+from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
+from medfl.core.evaluation import Row
+from medfl.core.journal import Outcome
+from medfl.core.server import Federation
+from medfl.core.site import SiteHost, Splits
+from medfl.core.store import only_writer
+from medfl.data.cohort import load_public
+from medfl.data.partition_file import check_unchanged
+from medfl.data.pooled import Empty
+from medfl.data.sites import SiteData, load_global, load_site
+from medfl.deploy.offer import Offer
+from medfl.deploy.offered_bundle import Opened, open_offer
+from medfl.deploy.site_file import SiteFile
+from medfl.errors import DataError, RefusedError, SettingsError
+from medfl.privacy.ledger import fingerprint
+from medfl.runs.findings import write_findings
+from medfl.runs.folder import begun_settings, claim, identity, note_best_round, run_id_of
+from medfl.runs.provenance import bundle_values, run_record
+from medfl.runs.simulation import forget_summary
+from medfl.runs.site_bundles import Home, export_global
+from medfl.runs.summary import SUMMARY, summarise
+from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+from medfl.utils.files import write_json
+
+logger = logging.getLogger(__name__)
+
+HELLO = 180.0
+"""Seconds to wait for the sites to take the offer: their processes start first, and import torch."""
+
+PATIENCE = 90.0
+"""Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
+
+
+@dataclass
+class Progress:
+    """How far a run is, for whoever asks; JSON.
+
+    Attributes:
+        state: ``starting``, ``running``, ``finished``, ``incomplete``, ``diverged`` or ``failed``.
+        round: Rounds that are over.
+        rounds: Rounds of the run.
+        scores: Metric to its mean over the sites, of the round that was scored last, on validation images.
+        missing: Site to why nothing came from it last.
+        message: What went wrong.
+    """
+
+    state: str = "starting"
+    round: int = 0
+    rounds: int = 0
+    scores: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    message: str = ""
+
+    def facts(self) -> Meta:
+        """As JSON; also while the run changes it."""
+        return vars(self) | {"scores": dict(self.scores), "missing": dict(self.missing)}
+
+
+def serve(
+    offer: Offer,
+    site_file: SiteFile,
+    transport: Transport,
+    progress: Progress,
+    on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
+) -> Path:
+    """Run a federation to its end, from wherever its folder stands.
+
+    Args:
+        offer: The run.
+        site_file: The server's own file.
+        transport: Brings messages to the sites.
+        progress: Kept up to date.
+        on_round: Called after each round.
+
+    Returns:
+        The run's folder at the server.
+
+    Raises:
+        MedflError: If the run can't begin, or the method fails.
+    """
+    torch.set_num_threads(site_file.threads)
+    opened = open_offer(offer, site_file)
+    progress.rounds = opened.settings.rounds
+    folder = site_file.state / "runs" / offer.run
+    limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
+    carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
+    progress.missing = carrier.missing
+    networks = carrier.hello(offer.to_meta(), HELLO)
+    opened = _agree_on_networks(opened, networks, carrier, folder)
+    data = _ServerData(opened, site_file)
+    method = opened.make_method()
+    built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.has_public)
+    check_shared_test(opened.settings, GLOBAL in data.tests)
+    warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
+    if method.pools_data:
+        raise SettingsError(f"Method '{offer.method}' pools the sites' data, which no site gives away.")
+    with only_writer(folder, PATIENCE):
+        named = _claim(opened, folder)
+        forget_summary(folder)
+        carrier.begin(opened.settings.networks, _expected(opened, method))
+        about = _same_data(carrier)
+        _same_shared_test(carrier, data.tests.get(GLOBAL))
+        data.meet(tuple(about.get("classes", ())))
+        carrier.set_viewers(data.viewers(folder, run_id_of(named)))
+        told = {site: facts["facts"] for site, facts in carrier.facts.items()}
+        check_validation(opened.settings, [site for site, facts in told.items() if facts["validates"]])
+        training = sum(bool(facts.get("trainable", True)) for facts in told.values())
+        check_privacy(opened.settings, method, built, {}, training)
+        progress.state = "running"
+
+        def round_ended(round_: int, rows: list[Row]) -> None:
+            progress.round, progress.scores = round_, _means(rows) or progress.scores
+            on_round(round_, rows)
+
+        public = data.public.train if data.public is not None else None
+        parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
+        outcome = Federation(*parts, public, data.tests, round_ended).run()
+        _finish(opened, carrier, outcome, folder, about)
+        carrier.end()
+    progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
+    return folder
+
+
+def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: RemoteCarrier, folder: Path) -> Opened:
+    """The run with the networks that the sites' own files name. A site whose file contradicts the run is left out.
+
+    Once a run has begun its networks stay: a site that was away then and names another one comes too late.
+    """
+    settings, task = opened.settings, opened.task
+    begun = begun_settings(folder)
+    known = settings.networks if begun is None else begun["networks"]
+    agreed = {}
+    for site, network in networks.items():
+        expected = known.get(site, network if begun is None else task.network)
+        if network not in task.networks:
+            carrier.drop(site, f"its own file names the network '{network}'; the bundle has {sorted(task.networks)}")
+        elif network != expected:
+            carrier.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
+        else:
+            agreed[site] = network
+    return opened.with_networks(agreed if begun is None else known | settings.networks)
+
+
+def _claim(opened: Opened, folder: Path) -> Meta:
+    """Write or compare ``run.json``; returns the run's identity. What the sites' data are, each of them checks."""
+    offer, built = opened.offer, opened.built
+    data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
+    named = identity(offer.method, built.method_args, opened.settings, opened.task, offer.sites, data)
+    record = run_record(
+        opened.task,
+        bundle_values(opened.folder),
+        offer.given_by,
+        settings=opened.settings,
+        execution=opened.execution,
+        method=opened.make_method(),  # type: ignore[arg-type]
+        method_args=built.method_args,
+    )
+    record |= {"offer": offer.to_meta(), "plugins": dict(sorted(opened.registry.plugins.items()))}
+    execution = opened.execution.model_dump() | {"device": opened.task.device, "carrier": "flare"}
+    claim(folder, named, opened.settings, execution, record)
+    return named
+
+
+def _same_data(carrier: RemoteCarrier) -> Meta:
+    """What the sites say of their data set; a site whose classes are others than those of most sites is left out."""
+    if not carrier.facts:
+        return {}
+    told = {site: facts["data"] for site, facts in sorted(carrier.facts.items())}
+    common = Counter(tuple(about["classes"]) for about in told.values()).most_common(1)[0][0]
+    for site, about in told.items():
+        if tuple(about["classes"]) != common:
+            carrier.drop(site, f"its classes are {about['classes']}, those of most sites {list(common)}")
+    return next(about for about in told.values() if tuple(about["classes"]) == common)
+
+
+def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
+    """Leave out sites whose shared test set is another one than the server's."""
+    for site, facts in sorted(carrier.facts.items()):
+        told = facts["data"]["shared_test"]
+        if told is not None and (test is None or told != fingerprint(test)):
+            carrier.drop(site, "its shared test set has other images or labels than the server's")
+
+
+def _expected(opened: Opened, method: Method) -> Expected:
+    """What replies may hold."""
+    privacy = opened.settings.privacy
+    noised = privacy is not None and privacy.unit == "site"  # clipping bounds it, and noise is added
+    return Expected(method, opened.task, None if noised else opened.settings.norm_bound, privacy is not None)
+
+
+def _means(rows: list[Row]) -> dict[str, float]:
+    """Mean over sites of each validation score, of the models that sites would take home."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.split == "val" and row.moment == "aggregated" and row.value == row.value:
+            found.setdefault(row.metric, []).append(row.value)
+    return {metric: sum(values) / len(values) for metric, values in sorted(found.items())}
+
+
+def _finish(opened: Opened, carrier: RemoteCarrier, outcome: Outcome, folder: Path, about: Meta) -> None:
+    """Have the sites write their bundles, and write what the server has."""
+    accounts = carrier.install(outcome.published, outcome.step, outcome.round)
+    built = opened.built
+    classes = [str(name) for name in about.get("classes", [])]
+    home = Home(opened.folder, built.site_values, opened.shape, classes, str(about.get("name", "")))
+    export_global(folder, home, outcome.models)
+    metric = opened.task.metrics[0]
+    summary = summarise(folder / "metrics.csv", opened.offer.method, outcome, opened.settings, metric)
+    summary |= {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
+    if told := {site: account for site, account in accounts.items() if account}:
+        summary["privacy"] = told
+    write_findings(folder, outcome.findings)
+    note_best_round(folder, summary["best_round"])
+    write_json(folder / SUMMARY, summary)
+
+
+class _ServerData:
+    """What the server itself has: a test set and public data, each if its own file names a folder with them."""
+
+    def __init__(self, opened: Opened, site_file: SiteFile) -> None:
+        self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
+        folder, built = self._entry.data, opened.built
+        self.test = None if folder is None else load_global(folder, opened.task.num_classes, built.mean, built.std)
+        self.has_public = folder is not None and (folder / PUBLIC).is_dir()
+        self.public: SiteData | None = None
+        self._check(self.test)
+
+    def meet(self, classes: tuple[str, ...]) -> None:
+        """Compare the test set with the names of the sites' classes, and load the public data with them.
+
+        Args:
+            classes: The names, from 0; empty where no site is there to tell them.
+        """
+        if self.test is not None and classes and self.test.classes != classes:
+            raise DataError(
+                f"The server's test set has the classes {list(self.test.classes)}, the sites {list(classes)}. Write "
+                "the same 'labels' into its list."
+            )
+        if self._entry.data is not None and self.has_public:
+            path, scale = self._entry.data / PUBLIC, (self._opened.built.mean, self._opened.built.std)
+            count = self._opened.task.num_classes
+            self.public = load_public(path, classes, *scale)[0] if classes else load_site(path, count, *scale)
+            self._check(self.public)
+
+    def _check(self, data: SiteData | None) -> None:
+        """Refuse data that are not as partitioned, or of another shape."""
+        if data is None or self._entry.data is None:
+            return
+        check_unchanged(self._entry.data, [data], self._entry.allow_changes)
+        if data.shape != self._opened.shape:
+            raise DataError(
+                f"The server's data '{data.name}' have images of shape {list(data.shape)}, and the run is for "
+                f"{list(self._opened.shape)} (channels, edges)."
+            )
+
+    @property
+    def tests(self) -> dict[str, Dataset]:
+        """Its test sets by their names."""
+        held = {GLOBAL: self.test, PUBLIC: self.public}
+        return {name: data.test for name, data in held.items() if data and len(data.test)}
+
+    def viewers(self, folder: Path, run_id: str) -> Callable[[Evaluation], list[Row]]:
+        """Scores the server's model on what the server has."""
+        opened = self._opened
+        hosts = {name: self._host(name, test, folder, run_id) for name, test in self.tests.items()}
+
+        def view(evaluation: Evaluation) -> list[Row]:
+            cache: dict[str, torch.nn.Module] = {}
+            rows: list[Row] = []
+            for host in hosts.values():
+                method = opened.make_method()
+                rows += host.evaluate(method, evaluation.published, evaluation.step, evaluation.round, cache)
+            return [row for row in rows if row.model == "global"]
+
+        return view
+
+    def _host(self, name: str, test: Dataset, folder: Path, run_id: str) -> SiteHost:
+        splits, opened = Splits(Empty(), Empty(), test), self._opened
+        return SiteHost(name, splits, folder / "state" / name, opened.task, opened.settings, run_id, _no_post)
+
+
+def _no_post(step: int, parcel: object) -> None:
+    raise RefusedError("who only looks on posts nothing")

@@ -1,0 +1,299 @@
+"""One run at one site on a machine of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from medfl.carriers.messages import Message, check_tensors, shapes_of
+from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
+from medfl.contract import Model, Order, Parcel
+from medfl.core.checks import check_labels, check_plan, check_privacy
+from medfl.core.evaluation import Row, rows_of, score
+from medfl.core.reply_checks import GUEST, check_parcel
+from medfl.core.site import SiteHost, Splits
+from medfl.core.store import Inbox, only_writer
+from medfl.data.leaks import check_leaks
+from medfl.data.partition_file import check_unchanged
+from medfl.data.sites import SiteData, load_global, load_site
+from medfl.deploy.offered_bundle import Opened
+from medfl.deploy.policy import check_counts, tellable, told
+from medfl.deploy.site_file import SiteFile
+from medfl.errors import RefusedError
+from medfl.privacy.ledger import fingerprint
+from medfl.runs.folder import claim, identity, run_id_of
+from medfl.runs.site_bundles import Home, export_site, write_predictions
+from medfl.runs.summary import COSTS
+from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
+from medfl.utils import wire
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[Parcel, int, str], bool]
+"""Posts a parcel: (parcel, step, use) to whether its receiver has stored it."""
+
+METHOD, EXCHANGE = "method", "exchange"
+"""What a parcel is for: the method's own, or a model in the global test."""
+
+PATIENCE = 90.0
+"""Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
+
+
+class SiteRun:
+    """A run that this site takes part in. Made when the run begins; it loads the site's data.
+
+    Args:
+        opened: The run, with all sites' networks.
+        site_file: The site's own file.
+        send: Posts parcels to other sites.
+
+    Raises:
+        MedflError: If data, settings or networks don't fit.
+    """
+
+    def __init__(self, opened: Opened, site_file: SiteFile, send: Send) -> None:
+        self._opened, self._file, self._send = opened, site_file, send
+        self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
+        self.folder = site_file.state / "runs" / opened.offer.run
+        self._reading = (self.task.num_classes, opened.built.mean, opened.built.std)
+        entry = site_file.bundle(opened.offer.bundle)
+        if entry.data is None:
+            raise RefusedError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
+        self._check_network(entry.network)
+        method = opened.make_method()
+        networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
+        self._data = self._load(entry.data)
+        self._changes = check_unchanged(entry.data.parent, [self._data], entry.allow_changes)
+        shared = self._shared_test(entry.data, entry.allow_changes) if self.settings.shared_test else None
+        self._splits = Splits(self._data.train, self._data.val, self._data.test, self._data.digest, shared)
+        images = {self.name: len(self._data.train)} if len(self._data.train) else {}
+        check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
+        check_counts(site_file, len(self._data.train))
+        used = {self.settings.networks.get(site, self.task.network) for site in opened.offer.sites}
+        self._forms = {network: shapes_of(self.task, [network]) for network in sorted(used)}
+        self._shapes = {} if method.unlike_heads else shapes_of(self.task, used)
+        self._undelivered: list[str] = []
+        self._sends, self._tells = method.sends, method.tells
+
+    def _check_network(self, own: str | None) -> None:
+        given = self.settings.networks.get(self.name, self.task.network)
+        if own is not None and given != own:
+            raise RefusedError(f"The run wants '{self.name}' to train network '{given}'; its own file says '{own}'.")
+        unknown = sorted({*self.settings.networks.values(), given} - set(self.task.networks))
+        if unknown:
+            raise RefusedError(f"The run names networks {unknown}; the bundle has {sorted(self.task.networks)}.")
+
+    def _load(self, folder: Path) -> SiteData:
+        check_leaks(folder.parent, [folder.name])
+        data = load_site(folder, *self._reading)
+        check_labels(self.task.num_classes, {self.name: Splits(data.train, data.val, data.test)}, {})
+        self._check_shape(data)
+        return data
+
+    def _shared_test(self, folder: Path, allow_changes: Sequence[str]) -> Dataset | None:
+        """The test set that all sites share, beside this site's data; None where its scores may not leave."""
+        data = load_global(folder.parent, *self._reading)
+        if data is None or not len(data.test):
+            raise RefusedError(
+                f"The run wants '{self.name}' to score its model on a test set that all sites share: expected a folder "
+                f"'{GLOBAL}' with it beside the site's data, there is none."
+            )
+        check_labels(self.task.num_classes, {}, {"The shared test set": data.test})
+        self._check_shape(data)
+        self._changes += check_unchanged(folder.parent, [data], allow_changes)
+        return data.test if tellable(self._file, {"shared": len(data.test)}) else None
+
+    def _check_shape(self, data: SiteData) -> None:
+        if data.shape != self._opened.shape:
+            raise RefusedError(
+                f"'{self.name}' has images of shape {list(data.shape)} (channels, edges), and the run is for "
+                f"{list(self._opened.shape)}. Prepare them for it, or submit the run with other --in_channels, --size "
+                "and --spatial_dims."
+            )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run's folder for writing, and check that it is this run's."""
+        with only_writer(self.folder, PATIENCE):
+            opened, data = self._opened, self._data
+            named = identity(
+                opened.offer.method,
+                opened.built.method_args,
+                self.settings,
+                self.task,
+                opened.offer.sites,
+                data.digest,
+            )
+            execution = opened.execution.model_dump() | {"device": self.task.device}
+            changes = {"data": {"allowed_changes": self._changes}}
+            claim(self.folder, named, self.settings, execution, {"offer": opened.offer.to_meta()} | changes)
+            self.host = self._host(run_id_of(named))
+            self.host.check_account()
+            yield
+
+    def _host(self, run_id: str) -> SiteHost:
+        secret = self._file.secret()
+        sizes = {split: len(getattr(self._splits, split)) for split in ("val", "test")}
+        return SiteHost(
+            self.name,
+            self._splits,
+            self.folder / "state" / self.name,
+            self.task,
+            self.settings,
+            run_id,
+            self._deliver,
+            self._opened.offer.sites,
+            secret,
+            tellable(self._file, sizes),
+            {"size", "label_counts"} - set(self._file.describe),
+        )
+
+    def facts(self) -> Meta:
+        """What this site tells when a run begins: its data as far as it may, and how far it is."""
+        counts = self._data.train.labels.bincount(minlength=self.task.num_classes).tolist()
+        facts = told(self._file, self.host.describe(), counts)
+        about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
+        about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
+        return {"facts": facts, "newest": self.host.store.mend(), "data": about}
+
+    # ---- a step
+
+    def step(self, message: Message) -> tuple[Tensors, Meta]:
+        """Score the models of the round before, then carry out the order, as far as each is in the message."""
+        order, evaluate = message.meta.get("order"), message.meta.get("evaluate")
+        sent = wire.select(message.tensors, ORDER)
+        self._check_tensors(sent)
+        scores = [] if evaluate is None else self._evaluate(evaluate, message.tensors, sent)
+        meta: Meta = {"evaluation": rows_to_json(scores), "answer": None}
+        if order is None:
+            return {}, meta
+        tensors, meta["answer"] = self._carry_out(order, sent, steps(message.meta, "keep"))
+        return tensors, meta
+
+    def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[Row]:
+        same = names(evaluate, "same")
+        if not sent.keys() >= set(same):
+            raise RefusedError("expected names of the order's tensors as 'same'")
+        published = wire.select(tensors, PUBLISHED) | {name: sent[name].clone() for name in same}
+        self._check_tensors(published)
+        step, round_ = integer(evaluate, "step"), integer(evaluate, "round")
+        return self._leaving(self.host.evaluate(self._opened.make_method(), published, step, round_, {}))
+
+    def _carry_out(self, order: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
+        step, round_, digest = integer(order, "step", 1), integer(order, "round", 1), order.get("digest")
+        if wire.digest(sent) != digest:
+            raise RefusedError("expected the tensors of the order's digest, got others")
+        if round_ > self.settings.rounds or not isinstance(order.get("meta"), dict):
+            raise RefusedError(f"expected an order of one of {self.settings.rounds} rounds, with its facts by name")
+        self._undelivered = []
+        asked = Order(self.name, str(order.get("op")), sent, order["meta"])
+        answer = self.host.step(self._opened.make_method, asked, step, round_, str(digest), keep)
+        tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
+        facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
+        return tensors, facts | {"rows": rows_to_json(self._leaving(answer.rows))}
+
+    def _deliver(self, step: int, parcel: Parcel) -> None:
+        if not self._send(parcel, step, METHOD):
+            logger.warning("The parcel for '%s' was not acknowledged.", parcel.to)
+            self._undelivered.append(parcel.to)
+
+    def _leaving(self, rows: list[Row]) -> list[Row]:
+        """Rows that may leave: under a promise of privacy no number that was made of training images, only costs."""
+        if self.settings.privacy is None:
+            return rows
+        costs = {*COSTS.values(), "bytes_up_plain"}
+        return [row for row in rows if row.split != "train" or row.metric in costs]
+
+    def _check_tensors(self, tensors: Tensors, prefixes: Collection[str] | None = None) -> None:
+        check_tensors(tensors, prefixes=prefixes, shapes=self._shapes, norm_bound=None, who="the run")
+
+    def receive(self, sender: str, message: Message) -> None:
+        """Store a parcel of another site.
+
+        Raises:
+            RefusedError: If it can't be what that site may send.
+        """
+        meta = message.meta
+        if message.kind != "parcel" or meta.keys() != {"step", "use", "meta"} or not isinstance(meta["meta"], dict):
+            raise RefusedError("expected a parcel")
+        step = integer(meta, "step", 1)
+        if sender not in self._opened.offer.sites or sender == self.name:
+            raise RefusedError(f"expected a parcel of another site of the run, got one of '{sender}'")
+        guest = meta["use"] == EXCHANGE
+        if not guest and not self._opened.make_method().posts_parcels:
+            raise RefusedError(f"the method '{self._opened.offer.method}' posts no parcels")
+        if guest:
+            self._check_exchange()
+        self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
+        check_parcel(GUEST if guest else self._tells, self.task, self.settings, meta["meta"], f"site '{sender}'")
+        folder = self.folder / EXCHANGE if guest else self.host.store.folder
+        Inbox(folder).post(step, sender, Parcel(self.name, message.tensors, meta["meta"], sender))
+
+    def _check_parcel(self, tensors: Tensors, prefixes: Collection[str]) -> None:
+        """Refuse a model that is a part of one of the run's networks only."""
+        known = tensors.keys() & self._shapes.keys()
+        if known and not any(known == forms.keys() for forms in self._forms.values()):
+            raise RefusedError(f"expected the tensors of one whole network out of {sorted(self._forms)}")
+        self._check_tensors(tensors, prefixes)
+
+    def _check_exchange(self) -> None:
+        """Refuse to take part in a global test that the run or this site's file does not have."""
+        if not self._file.exchange or not self.settings.global_test or self.settings.privacy is not None:
+            raise RefusedError(f"'{self.name}' takes part in no global test in this run")
+
+    # ---- the end of a run
+
+    def post_model(self, message: Message) -> tuple[Tensors, Meta]:
+        """The global test: send this site's model to the others, and score it here."""
+        self._check_exchange()
+        to = names(message.meta, "to")
+        if not set(self._opened.offer.sites) - {self.name} >= set(to):
+            raise RefusedError("expected to send a model to other sites of the run only")
+        step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
+        method = self._opened.make_method()
+        models = self.host.models(method, message.tensors, step, round_)
+        kind = "personal" if "personal" in models else "global"
+        model = models[kind]
+        meta = {"network": model.network, "meta": model.meta, "owner": kind}
+        for receiver in to:
+            self._send(Parcel(receiver, wire.prefixed(model.tensors, MODEL), meta), step, EXCHANGE)
+        return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
+
+    def score_guest(self, message: Message) -> tuple[Tensors, Meta]:
+        """The global test: score the model of another site, which came as a parcel."""
+        step, owner = integer(message.meta, "step"), message.meta.get("owner")
+        inbox = Inbox(self.folder / EXCHANGE)
+        found = [parcel for parcel in inbox.read(step, step + 1) if parcel.sender == owner]
+        if not found:
+            raise RefusedError(f"the model of '{owner}' has not come")
+        meta = found[0].meta
+        if meta.get("network") not in self.task.networks or meta.get("owner") not in ("personal", "global"):
+            raise RefusedError(f"expected a model of '{owner}' with one of the networks {sorted(self.task.networks)}")
+        model = Model(meta["network"], wire.select(found[0].tensors, MODEL), meta["meta"])
+        rows = self._score(model, f"{meta['owner']}@{owner}", integer(message.meta, "round"))
+        inbox.drop(found[0].sender)
+        return {}, {"rows": rows_to_json(rows)}
+
+    def _score(self, model: Model, name: str, round_: int) -> list[Row]:
+        if "test" not in tellable(self._file, {"test": len(self._splits.test)}):
+            return []
+        predictor = self._opened.make_method().predictor(self.host.task, [model])
+        scores = score(predictor, self._splits.test, self.host.task, self.settings)
+        return rows_of(scores, round_, self.name, name, "test", "aggregated")
+
+    def install(self, message: Message) -> tuple[Tensors, Meta]:
+        """Write this site's own bundle, with what its model says of its test images; nothing of them leaves."""
+        step, round_ = integer(message.meta, "step"), integer(message.meta, "round")
+        method, data = self._opened.make_method(), self._data
+        models = self.host.models(method, message.tensors, step, round_)
+        if models:
+            built = self._opened.built
+            home = Home(self._opened.folder, built.site_values, data.shape, data.classes, data.source, data.modality)
+            model = export_site(self.folder / "bundle", home, self.name, models)
+            says = (method.predictor(self.task, [model]), data.test, self.settings, self.task.device, data.test_facts)
+            write_predictions(self.folder / "bundle", *says)
+            logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
+        account = self.host.account
+        return {}, {"privacy": None if account is None else account.facts()}

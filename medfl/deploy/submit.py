@@ -1,0 +1,55 @@
+"""From the options of a run to what is submitted to a federation across machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from monai.bundle import ConfigParser
+
+from medfl.deploy.offer import make_offer
+from medfl.deploy.offered_bundle import FACTS
+from medfl.deploy.session import Submission
+from medfl.errors import SettingsError
+from medfl.types import Meta
+
+OPTIONS: Meta = {"kit": None, "answer_timeout": 3600}
+"""Ids that a run across machines knows beside those of the bundle: the researcher's startup kit, and the seconds to
+wait for the sites' answers in a step."""
+
+HERE = frozenset({"carrier", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", *OPTIONS})
+"""Options that are for this machine, or have a place of their own in the offer."""
+
+FILES = ("train.json", "federate.json")
+"""The configuration files of a run. Others don't travel."""
+
+
+def read_submission(parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Submission:
+    """What to submit.
+
+    Args:
+        parser: With the bundle's files read and the options put into it.
+        files: The files that were read.
+        options: Id to value, as given by the user.
+
+    Raises:
+        SettingsError: If the kit is not named, or further configuration files are given.
+        RefusedError: If an option is one that the sites would refuse.
+    """
+    names = [Path(file).name for file in ([files] if isinstance(files, str) else files)]
+    if names != list(FILES):
+        raise SettingsError(
+            f"carrier 'flare' takes the bundle's own files {list(FILES)}, got {names}: the sites have their own copies "
+            "of the bundle. Give what differs as options."
+        )
+    given = {name.replace("::", "#"): value for name, value in options.items()}
+    if not given.get("kit"):
+        raise SettingsError("carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).")
+    facts = {
+        name: parser.get_parsed_content(name) for name in FACTS
+    }  # of the data at hand, if any, or the bundle's own
+    sent = facts | {name: value for name, value in given.items() if name not in HERE}
+    out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
+    sites, timeout = given.get("sites") or (), int(given.get("answer_timeout") or OPTIONS["answer_timeout"])
+    offer = make_offer(Path(str(parser["bundle_root"])), sent, out.name, sites, timeout)
+    return Submission(offer, Path(str(given["kit"])).absolute(), out)

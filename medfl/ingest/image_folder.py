@@ -1,0 +1,91 @@
+"""Which file of a folder a cell of a table means."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from medfl.data.readers.images import IMAGE_SUFFIXES
+from medfl.data.table import row_list
+from medfl.errors import DataError
+
+
+class ImageFolder:
+    """The image files of a folder, found by their path in it, with or without the ending.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        DataError: If there is no such folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise DataError(f"expected a folder of images at {path}, there is none. Give the folder that holds them.")
+        self.path = Path(os.path.abspath(path))
+
+    def find(self, names: Sequence[str], numbers: Sequence[int]) -> list[Path]:
+        """One file for each name.
+
+        Args:
+            names: Paths relative to the folder, or absolute ones that lie in it; the ending of a file may be left out.
+            numbers: The table row of each name, for messages.
+
+        Returns:
+            Existing files, each one once.
+
+        Raises:
+            DataError: If a path leaves the folder, there is no file or more than one, or two rows mean the same file.
+        """
+        paths = [Path(os.path.normpath(self.path / name.replace("\\", "/"))) for name in names]
+        outside = [number for number, path in zip(numbers, paths, strict=True) if self.path not in path.parents]
+        if outside:
+            raise DataError(
+                f"expected paths inside the folder {self.path}, {len(outside)} of {len(names)} lead out of it: "
+                f"{row_list(outside)}. Write them relative to the folder."
+            )
+        matches = [[path] if os.path.isfile(path) else self._by_stem.get(path, []) for path in paths]  # noqa: PTH113
+        self._check_found(matches, numbers)
+        files = [found[0] for found in matches]
+        self._check_unique(files, numbers)
+        return files
+
+    @cached_property
+    def _by_stem(self) -> dict[Path, list[Path]]:
+        """Path without ending to the image files with that path."""
+        found = defaultdict(list)
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                ending = next((end for end in IMAGE_SUFFIXES if name.lower().endswith(end)), None)
+                if ending:
+                    found[Path(folder, name[: -len(ending)])].append(Path(folder, name))
+        return found
+
+    def _check_found(self, matches: list[list[Path]], numbers: Sequence[int]) -> None:
+        missing = [number for number, found in zip(numbers, matches, strict=True) if not found]
+        if missing:
+            raise DataError(
+                f"{len(missing)} of {len(matches)} images are not in the folder {self.path}: {row_list(missing)}. The "
+                "image column must hold paths relative to the folder; an ending may be left out if it is one of "
+                f"{', '.join(IMAGE_SUFFIXES)}."
+            )
+        several = [number for number, found in zip(numbers, matches, strict=True) if len(found) > 1]
+        if several:
+            raise DataError(
+                f"{len(several)} of {len(matches)} names without ending fit more than one image file of {self.path}: "
+                f"{row_list(several)}. Write them with their ending."
+            )
+
+    def _check_unique(self, files: list[Path], numbers: Sequence[int]) -> None:
+        real = [path.resolve() for path in files]
+        counts = Counter(real)
+        twice = [number for number, path in zip(numbers, real, strict=True) if counts[path] > 1]
+        if twice:
+            raise DataError(
+                f"expected one row for each image, {len(twice)} of {len(files)} rows name an image that another row "
+                f"names too: {row_list(twice)}. Keep one row of each image."
+            )

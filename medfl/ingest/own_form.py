@@ -1,0 +1,81 @@
+"""What all of a hospital's own images become: one size, one number of channels, one type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.readers.images import Kind, read_image
+from medfl.data.readers.mammogram_image import read_mammogram
+from medfl.data.table import row_list
+from medfl.errors import DataError, SettingsError
+
+
+@dataclass(frozen=True)
+class Form:
+    """What each image becomes.
+
+    Attributes:
+        size: (H, W) or (D, H, W).
+        channels: 1 or 3.
+        dtype: uint8, float32 in [0, 1], or uint16 for mammograms.
+        reading: How mammograms are read, entries of `medfl.data.readers.mammogram_image.READING`; None if they are
+        none.
+    """
+
+    size: tuple[int, ...]
+    channels: int
+    dtype: np.dtype
+    reading: Mapping[str, bool] | None = None
+
+    def read(self, path: Path) -> np.ndarray:
+        """Read an image file."""
+        if self.reading is not None:
+            return read_mammogram(path, self.size, self.channels, **self.reading)
+        return read_image(path, self.size, self.channels)
+
+
+def form_of(
+    kinds: Mapping[int, Kind],
+    size: Sequence[int],
+    channels: int | None,
+    reading: Mapping[str, bool] | None,
+) -> Form:
+    """What all images become.
+
+    Args:
+        kinds: Row of the table to what its file holds.
+        size: As in `medfl.ingest.own_images.prepare`.
+        channels: As there.
+        reading: As there.
+
+    Raises:
+        DataError: If there are images and volumes.
+        SettingsError: If the size, the channels or the way to read don't fit the images.
+    """
+    volumes = [row for row, kind in kinds.items() if kind.dims == 3]
+    if volumes and len(volumes) < len(kinds):
+        raise DataError(
+            f"expected 2-D images or volumes, got both: {len(kinds) - len(volumes)} images and {len(volumes)} volumes "
+            f"({row_list(volumes)}). Prepare them as two data sets."
+        )
+    if volumes and reading is not None:
+        raise SettingsError("mammograms are 2-D images, got volumes. Leave out --crop-breast, --align and --voi.")
+    dims = 3 if volumes else 2
+    whole = tuple(size) * dims if len(size) == 1 else tuple(size)
+    if len(whole) != dims or min(whole) < 1:
+        raise SettingsError(
+            f"expected one size or {dims} sizes >= 1 for {'volumes' if volumes else '2-D images'}, got {list(size)}"
+        )
+    if volumes and whole[-1] in (1, 3):
+        raise SettingsError(f"a last edge of {whole[-1]} would be taken for channels. Choose another size.")
+    depth = channels or (3 if any(kind.colour for kind in kinds.values()) and reading is None else 1)
+    if depth not in (1, 3) or (volumes and depth != 1):
+        raise SettingsError(f"expected {'1 channel for volumes' if volumes else '1 or 3 channels'}, got {channels}")
+    if reading is not None:
+        return Form(whole, depth, np.dtype(np.uint16), reading)
+    deep = any(kind.deep for kind in kinds.values())
+    return Form(whole, depth, np.dtype(np.float32 if deep else np.uint8))

@@ -1,0 +1,1 @@
+"""The toolkit for authors of methods."""

@@ -1,0 +1,124 @@
+"""Who takes part in a round, and what the server does with replies: updates and their weighted mean."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+import torch
+
+from medfl.contract import Kind, Replies
+from medfl.errors import RefusedError
+from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.wire import select
+
+logger = logging.getLogger(__name__)
+
+
+def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The update of a tensor; a boolean one is replaced, not subtracted."""
+    return after.clone() if after.dtype is torch.bool else after - before
+
+
+def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """Old plus update, summed in the update's precision and returned in the old one's."""
+    return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
+
+
+def check_updates(updates: Tensors, originals: Tensors, sends: Mapping[str, Kind]) -> None:
+    """Refuse updates that can't be added to what they are updates of.
+
+    Args:
+        updates: Of a reply.
+        originals: Of the order: what they are updates of, by the same names.
+        sends: `medfl.contract.Method.sends`. Under each of its prefixes that stands for updates a reply has an update
+            of every floating tensor, or none at all; other tensors may be left out. What is no update is not looked at.
+
+    Raises:
+        RefusedError: If a name, a shape or a dtype is another one, or a tensor is missing.
+    """
+    for prefix in (prefix for prefix, kind in sends.items() if kind == "update"):
+        known = {name: tensor for name, tensor in originals.items() if name.startswith(prefix)}
+        came = {name: tensor for name, tensor in updates.items() if name.startswith(prefix)}
+        for name, tensor in came.items():
+            old = known.get(name)
+            if old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype):
+                expected = "no such name" if old is None else f"{old.dtype} {list(old.shape)}"
+                raise RefusedError(
+                    f"An update of {ascii(name)[:60]} was refused: expected {expected}, as in the order, got "
+                    f"{tensor.dtype} {list(tensor.shape)}. The site needs the same network and version of medfl."
+                )
+        lacking = [name for name, tensor in known.items() if name not in came and tensor.is_floating_point()]
+        if came and lacking:
+            raise RefusedError(f"An update of '{lacking[0]}' is missing in a reply that has others: expected all.")
+
+
+def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
+    """Weights that sum to 1 (rule G-5).
+
+    A weight vector that is all zero or holds a negative or non-finite value falls back to the sizes, with a warning.
+
+    Args:
+        weights: Site to weight.
+        fallback: Site to meta with ``size``; sites without it count 1. Unusable sizes count alike.
+    """
+    if not _usable(weights):
+        logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
+        weights = {name: float(meta.get("size", 1.0)) for name, meta in fallback.items()}
+    if not _usable(weights):
+        weights = dict.fromkeys(weights, 1.0)
+    total = math.fsum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def _usable(weights: dict[str, float]) -> bool:
+    total = sum(weights.values())  # not finite if any weight is not
+    return math.isfinite(total) and total > 0 and min(weights.values()) >= 0
+
+
+def mean_update(replies: Replies, weights: dict[str, float], prefix: str = MODEL) -> Tensors:
+    """The weighted mean of updates in float64, one reply in memory at a time, in name order.
+
+    Args:
+        replies: Those of sites that `weights` doesn't name are left out.
+        weights: Sum to 1.
+        prefix: Only tensors under it.
+
+    Returns:
+        Name to float64 mean; integer and boolean buffers take the largest value (rule G-2).
+    """
+    mean: Tensors = {}
+    for site, tensors in replies:
+        if site not in weights:
+            continue
+        for name, tensor in select(tensors, prefix).items():
+            if not tensor.is_floating_point():
+                mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
+            elif name in mean:
+                mean[name].add_(tensor.double(), alpha=weights[site])
+            else:
+                mean[name] = tensor.double() * weights[site]
+    return mean
+
+
+def participants(candidates: int, fraction: float) -> int:
+    """How many of K candidates take part in a round: max(1, floor(fraction * K)); 0 of none (rule G-3)."""
+    return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 0.1 * 30 is 3, whatever floating point says
+
+
+def sample(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:
+    """`participants` of the names without replacement (rule G-3).
+
+    Args:
+        names: Candidates, sorted as strings.
+        fraction: In (0, 1]; 1 means all of them.
+        generator: Keyed by (seed, "participation", round), so that all methods share one schedule.
+
+    Returns:
+        The chosen names, sorted; empty if there is no candidate.
+    """
+    if not names:
+        return []
+    chosen = torch.randperm(len(names), generator=generator)[: participants(len(names), fraction)]
+    return sorted(names[index] for index in chosen.tolist())

@@ -1,0 +1,155 @@
+"""The base of methods in which sites share the body of their networks and keep their heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from medfl.contract import Kind, Model, Order, Replies, Reply, Server, Site
+from medfl.errors import SettingsError
+from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
+from medfl.methods.averaging import KEPT, Averaging, refuse_noisy_statistics
+from medfl.methods.fit import Fit
+from medfl.networks.parts import head_names, without_head
+from medfl.training.loop import Batch
+from medfl.types import MODEL, Tensors
+from medfl.utils.wire import prefixed, select
+
+HEAD = "head/"
+"""What the names of a head's tensors begin with in messages."""
+
+
+class BodySharing(Averaging):
+    """The body's updates are averaged as in FedAvg; a site's head never changes but by its own training.
+
+    The head is a network's attribute `head`; the body is all the rest, and its normalisation layers follow the run's
+    `norm_sync`. All sites begin with the initial tensors of their network. Networks may have unlike heads if the names
+    and shapes of their bodies agree.
+
+    A method that trains one part alone gives `fit` ``extra={"part": "head"}``, or ``"body"``: the other part is then
+    frozen and in evaluation mode, so that its buffers stay as well.
+
+    Attributes:
+        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the heads leave the
+            sites, too: the mean of those of the round's participants, weighted as their bodies, and the body are the
+            run's global model. No site trains from that head.
+    """
+
+    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", HEAD: "update"}
+    unlike_heads: ClassVar[bool] = True
+
+    global_head: Literal["none", "average"] = "none"
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """The body's tensors."""
+        return without_head(model, super().shared(model, norm_sync))
+
+    # ---- the contract
+
+    def setup(self, server: Server) -> None:
+        """The common initial body and, if heads are averaged, the common initial head.
+
+        Raises:
+            SettingsError: If a network has no head, sites' bodies are unlike, or heads can't be averaged.
+        """
+        super().setup(server)
+        task, networks = server.task, sorted({server.network_of(name) for name in server.sites})
+        for network in networks:
+            self.check_body(server, network)
+        if self.global_head == "none":
+            return
+        if networks != [task.network]:
+            raise SettingsError(
+                f"global_head 'average' needs the network '{task.network}' at all sites, got {networks}: unlike heads "
+                "have no mean. Set global_head to 'none'."
+            )
+        tensors = task.initial(server.settings.seed)
+        model = task.load(tensors)
+        names = head_names(model, task.network)
+        if kept := sorted(tensors.keys() - set(names) - server.state.tensors.keys()):
+            raise SettingsError(
+                f"global_head 'average' joins a head to the common body, and norm_sync '{server.settings.norm_sync}' "
+                f"keeps parts of the body at the sites: {kept[:3]}. Set norm_sync to 'all', or global_head to 'none'."
+            )
+        if server.settings.privacy is not None:
+            refuse_noisy_statistics(model, names)
+        server.state.tensors |= prefixed({name: tensors[name] for name in names}, KEPT + HEAD)
+
+    def check_body(self, server: Server, network: str) -> None:
+        """Refuse a network whose body is not that of the task's own network, or whose head has no tensors."""
+        model = server.task.build(network)
+        if not head_names(model, network):
+            raise SettingsError(
+                f"Network '{network}' ({type(model).__name__}) has a `head` without tensors: expected some that a site "
+                "can keep. Choose another network, or the method 'fedavg'."
+            )
+        state, common = model.state_dict(), server.state.tensors
+        names = set(self.shared(model, server.settings.norm_sync))
+        unlike = {name for name in names & common.keys() if state[name].shape != common[name].shape}
+        unlike |= names ^ common.keys()
+        if unlike:
+            raise SettingsError(
+                f"Network '{network}' has another body than '{server.task.network}': expected the same names and "
+                f"shapes in all but the head, got unlike ones in {sorted(unlike)[:3]}. Give all sites one body; heads "
+                "may differ."
+            )
+
+    def publish(self, server: Server) -> Tensors:
+        """The body, and the mean head if there is one."""
+        return super().publish(server) | prefixed(select(server.state.tensors, KEPT + HEAD), HEAD)
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """Train the received body with the own head; if heads are averaged, reply with the own head less the mean one.
+
+        So the server's mean head plus the mean of the replies is the mean of the heads, whoever takes part, and what
+        clipping and noise act on is a head's distance from the mean, not from where it began.
+        """
+        reply = super().work(site, order)
+        assert reply.trained is not None
+        after = reply.trained.tensors
+        lent = select(order.tensors, HEAD)
+        reply.tensors |= prefixed({name: subtract(after[name], mean) for name, mean in lent.items()}, HEAD)
+        return reply
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """The body as in FedAvg, and the mean head with the same weights."""
+        super().fold(server, replies)
+        if not len(replies) or self.global_head == "none":
+            return
+        weights = normalised(self.weights_of(server, replies.meta), replies.meta)
+        for name, update in mean_update(replies, weights, HEAD).items():
+            key = KEPT + HEAD + name
+            server.state.tensors[key] = add_update(server.state.tensors[key], update)
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """A personal model at each site; if heads are averaged, a global one."""
+        found = super().models(holder)
+        published = self.publish(holder) if isinstance(holder, Server) else holder.published
+        if head := select(published, HEAD):
+            found["global"] = Model(holder.task.network, select(published, MODEL) | head)
+        return found
+
+    # ---- training one part alone
+
+    def before_fit(self, fit: Fit) -> None:
+        """Freeze the other part, if one is trained alone."""
+        for module in frozen(fit):
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(False)
+
+    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """The task's loss; a frozen part is in evaluation mode, where the training had put it in training mode."""
+        for module in frozen(fit):
+            module.training = False
+        return super().loss(fit, batch)
+
+
+def frozen(fit: Fit) -> list[nn.Module]:
+    """The modules that a training leaves alone: none, unless one part is trained alone."""
+    if "part" not in fit.extra:
+        return []
+    head = set(fit.model.head.modules())  # type: ignore[union-attr]
+    return [module for module in fit.model.modules() if (module in head) != (fit.extra["part"] == "head")]

@@ -1,0 +1,133 @@
+"""The base of methods whose models circulate: every site has its own, which is lent to another site in each round.
+
+A round has up to three steps. ``send``: each owner posts a copy to the host that the route names; its own state stays
+as it is. ``train``: the hosts train. ``home``: where guests return, their owners take them in. The server plans the
+route and holds no model. This base trains the guest itself and returns it; a method may do something else in `train`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import field_validator
+
+from medfl.contract import Kind, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.methods.aggregation import sample
+from medfl.methods.personal import Personal
+from medfl.methods.transfer import SENDS, TELLS, Traveller, arrived, as_host, is_finite, pack, route, unpack
+from medfl.types import Meta, Tensors
+from medfl.utils.tells import Tell, one_of
+
+logger = logging.getLogger(__name__)
+
+
+class Circulating(Personal):
+    """Models that are lent to other sites, trained there and returned.
+
+    Attributes:
+        route: How hosts are given models, see `medfl.methods.transfer`.
+        p2p_scale: What the local epochs (or steps) of the run are multiplied by, a whole number >= 1; ``N`` stands for
+            the number of sites with training data.
+    """
+
+    sends: ClassVar[Mapping[str, Kind]] = SENDS
+    tells: ClassVar[Mapping[str, Tell]] = {**TELLS, "guest": Tell("public", one_of("owner", none=True))}
+    posts_parcels: ClassVar[bool] = True
+
+    route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"
+    p2p_scale: Literal["N"] | int = "N"
+
+    @field_validator("p2p_scale")
+    @classmethod
+    def _at_least_one(cls, value: str | int) -> str | int:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("expected 'N' or a whole number >= 1")
+        return value
+
+    def guests_return(self, server: Server) -> bool:
+        """Whether in this round hosts train their guests and return them."""
+        return True
+
+    # ---- the server
+
+    def setup(self, server: Server) -> None:
+        """The first step of a round comes next."""
+        server.state.meta = {"next": 0}
+
+    def owner_of(self, server: Server) -> dict[str, str]:
+        """This round's participants, each with the owner of the model that it gets; all methods share this route."""
+        hosts = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        return route(hosts, {host: host for host in hosts}, self.route, server.shared_rng("route"))
+
+    def stages(self, server: Server) -> list[str]:
+        """The steps of this round."""
+        if all(host == owner for host, owner in self.owner_of(server).items()):
+            return ["train"]
+        return ["send", "train", "home"] if self.guests_return(server) else ["send", "train"]
+
+    def plan(self, server: Server) -> Plan | None:
+        """The next step of the round."""
+        if server.rounds_done >= server.settings.rounds:
+            return None
+        stages, number = self.stages(server), server.state.meta["next"]
+        orders = self.orders(server, stages[number])
+        quorum = min(server.settings.min_replies, max(len(orders), 1)) if stages[number] == "train" else 0
+        return Plan(server.round, orders, ends_round=number == len(stages) - 1, quorum=quorum)
+
+    def orders(self, server: Server, stage: str) -> list[Order]:
+        """The orders of a step: to the hosts for `train`, otherwise to the owners of the models that travel."""
+        pairs, returns = self.owner_of(server).items(), self.guests_return(server)
+        if stage == "train":
+            scale = len(server.trainable()) if self.p2p_scale == "N" else self.p2p_scale
+            meta: Meta = {"scale": scale, "returns": returns}
+            return [Order(host, stage, meta=meta | {"owner": owner}) for host, owner in pairs]
+        return [Order(owner, stage, meta={"to": host, "returns": returns}) for host, owner in pairs if host != owner]
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """Nothing but which step comes next."""
+        server.state.meta["next"] = (server.state.meta["next"] + 1) % len(self.stages(server))
+
+    # ---- a site
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """Take in the own model if it came home, then do what is asked."""
+        self.take_in(site)
+        if order.op == "send":
+            mine = Traveller(site.name, site.network, self.lent(site, order))
+            return Reply(parcels=[pack(order.meta["to"], mine, [site.round])])
+        return self.train(site, order) if order.op == "train" else Reply()
+
+    def lent(self, site: Site, order: Order) -> Tensors:
+        """What of the own model is sent to its host."""
+        return self.own(site)
+
+    def take_in(self, site: Site) -> None:
+        """Keep the own model as it came home last, perhaps while this site was away."""
+        for parcel in site.inbox:
+            if parcel.meta["owner"] == site.name:  # one at most: who is away lends nothing
+                site.state.tensors = unpack(parcel).kept
+
+    def train(self, site: Site, order: Order) -> Reply:
+        """Train the guest, or the own model if that stayed at home, and return the guest."""
+        owner = order.meta["owner"]
+        guest = self.guest(site, owner)
+        if guest is None:
+            return Reply(meta={"guest": ""}, log={"trained": 0.0})
+        done, kept = self.go_on(as_host(site, guest.network, order.meta["scale"]), guest.kept)
+        if not is_finite(kept):
+            logger.warning("Round %d: a training at %s diverged; the model goes on as it came.", site.round, site.name)
+            return Reply(meta={"guest": ""}, log=done.log | {"trained": 0.0})
+        reply = Reply(meta={"guest": owner}, log=done.log | {"trained": 1.0}, trained=Model(guest.network, done.after))
+        if owner == site.name:
+            site.state.tensors = kept
+        else:
+            reply.parcels = [pack(owner, Traveller(owner, guest.network, kept), [site.round])]
+        return reply
+
+    def guest(self, site: Site, owner: str) -> Traveller | None:
+        """The model of `owner` that is here this round; None if it did not come."""
+        if owner == site.name:
+            return Traveller(site.name, site.network, self.own(site))
+        return arrived(site, owner, [site.round])

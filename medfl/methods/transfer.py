@@ -1,0 +1,132 @@
+"""Models that travel from site to site: how one is packed, found again and trained as a guest, and their routes.
+
+A route says which host trains (or trains beside) whose model in a round (rule G-16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from medfl.contract import Kind, Parcel, Site
+from medfl.training.optimizer_state import PREFIX as OPTIMIZER
+from medfl.types import Meta, Tensors
+from medfl.utils.tells import PARCEL, Tell, count, one_of, text
+from medfl.utils.wire import prefixed, select
+
+MODEL = "model/"
+
+
+SENDS: Mapping[str, Kind] = {MODEL: "weights", OPTIMIZER: "statistic"}
+"""What a parcel with a model holds; for a method's `sends`."""
+
+
+TELLS: Mapping[str, Tell] = {
+    "owner": Tell("public", text(), after=(PARCEL,)),
+    "network": Tell("public", one_of("networks"), after=(PARCEL,)),
+    "stamp": Tell("public", count(2, shorter=True), after=(PARCEL,)),
+}
+"""What stands on it; for a method's `tells`."""
+
+
+@dataclass(frozen=True)
+class Traveller:
+    """A model away from its owner, or on its way home.
+
+    Attributes:
+        owner: Whose it is.
+        network: Its network's name in the task.
+        kept: Its tensors and, under ``optimizer/``, those of its optimiser if that travels with it.
+    """
+
+    owner: str
+    network: str
+    kept: Tensors
+
+
+def pack(to: str, traveller: Traveller, stamp: list[int]) -> Parcel:
+    """A parcel with a model.
+
+    Args:
+        to: Its receiver.
+        traveller: The model.
+        stamp: When it was sent; begins with the round. By it the receiver tells it from one that came late.
+    """
+    tensors = {name if name.startswith(OPTIMIZER) else MODEL + name: t for name, t in traveller.kept.items()}
+    return Parcel(to, tensors, {"owner": traveller.owner, "network": traveller.network, "stamp": stamp})
+
+
+def unpack(parcel: Parcel) -> Traveller:
+    """The model in a parcel."""
+    kept = select(parcel.tensors, MODEL) | prefixed(select(parcel.tensors, OPTIMIZER), OPTIMIZER)
+    return Traveller(parcel.meta["owner"], parcel.meta["network"], kept)
+
+
+def arrived(site: Site, owner: str, stamp: list[int]) -> Traveller | None:
+    """The model of `owner` that came with this stamp, or None: its sender was away, or it came late."""
+    found = [p for p in site.inbox if p.meta.get("owner") == owner and p.meta.get("stamp") == stamp]
+    return unpack(found[0]) if found else None
+
+
+def as_host(site: Site, network: str, scale: int = 1) -> Site:
+    """The site as a model's training sees it: with the model's network, and `scale` times the epochs (or steps)."""
+    settings = site.settings
+    budget: Meta = {"epochs": settings.epochs * scale}
+    if settings.steps is not None:
+        budget = {"steps": settings.steps * scale}
+    networks = settings.networks | {site.name: network}
+    return replace(site, settings=settings.model_copy(update=budget | {"networks": networks}))
+
+
+def is_finite(tensors: Tensors) -> bool:
+    """Whether all floating tensors are finite."""
+    return all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
+
+
+Route = Literal["random_permutation", "derangement", "ring", "identity"]
+
+
+TRIES = 1000
+"""Permutations drawn in search of one that moves every model; among many models one in e does."""
+
+
+def route(hosts: Sequence[str], held: Mapping[str, str], kind: Route, generator: torch.Generator) -> dict[str, str]:
+    """Host to the model that it works with this round.
+
+    A model that a host outside `hosts` holds waits. Where there are more models than hosts some wait, where there are
+    fewer some hosts go without. If every host holds the model of its own name, this is a permutation of the names.
+
+    Args:
+        hosts: This round's, sorted.
+        held: Model to the host that holds it now.
+        kind: ``random_permutation`` is uniform over all permutations, so a model may stay where it is;
+            ``derangement`` is uniform over those that move every model, or over all if there is none; ``ring`` hands
+            each model to the next host, the last one's to the first; ``identity`` moves none.
+        generator: The round's stream.
+
+    Returns:
+        In the order of `hosts`; no model twice.
+    """
+    models = sorted(model for model, holder in held.items() if holder in hosts)
+    if kind in ("identity", "ring"):
+        shift = 1 if kind == "ring" else 0
+        ahead = {host: hosts[(index + shift) % len(hosts)] for index, host in enumerate(hosts)}
+        first = {ahead[held[model]]: model for model in reversed(models)}  # of two at one host the second waits
+        return {host: first[host] for host in hosts if host in first}
+    found: dict[str, str] = {}
+    for _ in range(TRIES if kind == "derangement" else 1):
+        found = _draw(hosts, models, generator)
+        if all(held[model] != host for host, model in found.items()):
+            break
+    return found
+
+
+def _draw(hosts: Sequence[str], models: Sequence[str], generator: torch.Generator) -> dict[str, str]:
+    """A uniform permutation of the models, and of blanks where hosts outnumber them, over the hosts."""
+    slots = [*models, *[None] * (len(hosts) - len(models))]
+    order = torch.randperm(len(slots), generator=generator).tolist()
+    drawn = ((host, slots[index]) for host, index in zip(hosts, order))
+    return {host: model for host, model in drawn if model is not None}

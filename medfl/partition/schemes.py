@@ -1,0 +1,119 @@
+"""Call a scheme: its options checked before, its result after."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from medfl.data.sites import name_problem
+from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
+from medfl.partition.plan import numbered
+from medfl.utils.rng import seed_of
+
+if TYPE_CHECKING:
+    from medfl.partition.plan import Plan
+
+Scheme = Callable[..., list[np.ndarray] | dict[str, np.ndarray]]
+"""Maps labels (n,), a number of sites, options and a generator ``rng`` to positions; see `medfl.partition`."""
+
+_GIVEN = ("labels", "sites", "values", "rng")
+
+
+def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: Plan) -> dict[str, np.ndarray]:
+    """Let a scheme deal units to sites.
+
+    Args:
+        scheme: The function of `plan.scheme`.
+        labels: Label of each unit, shape (n,).
+        values: Each unit's entry in the column that the plan names, shape (n,), str; None if it names none.
+        plan: The plan.
+
+    Returns:
+        Name of each site to its positions in `labels`; the names are sorted, no position is at two sites.
+
+    Raises:
+        SettingsError: If options, column or number of sites are not what the scheme takes.
+        DataError: If its result breaks the rules of `medfl.partition`.
+        PluginError: If the types of its options can't be resolved.
+    """
+    options = _options(scheme, plan)
+    if needs_column(scheme):
+        options["values"] = values
+    rng = np.random.default_rng(seed_of(plan.seed, "partition", plan.scheme))
+    parts = scheme(labels, plan.sites, **options, rng=rng)
+    if plan.sites is not None and len(parts) != plan.sites:
+        raise DataError(_broken(plan, f"must make {plan.sites} sites; it made {len(parts)}"))
+    named = parts if isinstance(parts, Mapping) else dict(zip(numbered(len(parts)), parts, strict=True))
+    named = {name: np.asarray(part, dtype=np.int64).reshape(-1) for name, part in sorted(named.items())}
+    if problem := name_problem(named):
+        raise DataError(f"partition '{plan.scheme}': {problem}")
+    _check_positions(named, len(labels), plan)
+    return named
+
+
+def needs_column(scheme: Scheme) -> bool:
+    """Whether a scheme goes by a column."""
+    return "values" in inspect.signature(scheme).parameters
+
+
+def check_column(scheme: Scheme, plan: Plan) -> None:
+    """Refuse a plan that lacks the column or the number of sites that its scheme needs, or has one too many.
+
+    Raises:
+        SettingsError: If it does.
+    """
+    if needs_column(scheme) and plan.column is None:
+        raise SettingsError(f"partition '{plan.scheme}' goes by a column of the data list: name it with --column.")
+    if not needs_column(scheme) and plan.column is not None:
+        raise SettingsError(f"partition '{plan.scheme}' does not go by a column. Leave out --column {plan.column}.")
+    if not needs_column(scheme) and plan.sites is None:
+        raise SettingsError(f"partition '{plan.scheme}' needs a number of sites: give --sites.")
+
+
+def _options(scheme: Scheme, plan: Plan) -> dict[str, Any]:
+    """The options, as the types that the scheme declares."""
+    known = {name: kind for name, kind in inspect.signature(scheme).parameters.items() if name not in _GIVEN}
+    for name in plan.options:
+        if name not in known:
+            raise SettingsError(f"partition '{plan.scheme}' has no option '{name}'. {did_you_mean(name, known)}")
+    missing = [name for name, kind in known.items() if kind.default is kind.empty and name not in plan.options]
+    if missing:
+        raise SettingsError(f"partition '{plan.scheme}' needs the option '{missing[0]}': --option {missing[0]}=VALUE.")
+    try:
+        kinds = typing.get_type_hints(scheme)
+    except NameError as error:
+        raise PluginError(_broken(plan, f"has types that can't be resolved ({error})")) from None
+    return {name: _typed(kinds.get(name, Any), value, name, plan) for name, value in plan.options.items()}
+
+
+def _typed(kind: Any, value: Any, name: str, plan: Plan) -> Any:
+    if isinstance(value, str) and typing.get_origin(kind) is list:  # of a command line
+        value = value.split(",")
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise SettingsError(f"partition '{plan.scheme}', option '{name}': {message}, got {value!r}") from None
+
+
+def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: Plan) -> None:
+    together = np.concatenate([np.empty(0, np.int64), *parts.values()])
+    distinct = np.unique(together)
+    inside = not len(together) or 0 <= distinct[0] <= distinct[-1] < units
+    if len(distinct) != len(together) or not inside:
+        raise DataError(
+            _broken(
+                plan,
+                f"must put each of {units} images at one site at most; it put {len(together)} at {len(parts)} sites, "
+                f"{len(distinct)} of them distinct" + ("" if inside else ", some outside the data set"),
+            )
+        )
+
+
+def _broken(plan: Plan, what: str) -> str:
+    return f"partition '{plan.scheme}' {what}. Its author can mend it."

@@ -1,0 +1,297 @@
+"""A site's account of what was released of its data: one file for each data set, over all runs.
+
+The budget of a run is spent again by the next run on the same data, so a site that means a promise writes down what
+left it. A release is written, flushed to the disk, before it leaves; so a kill at any moment can count one too many,
+never one too few. A release is known by a hash of what it was made of. One that is made again after a kill has the
+same noise, is the same release, and is not counted twice. The site's folder of the run has a copy of the run's entry,
+so a run that goes on with another ledger, or without the one it had, takes along what it has released.
+
+The file is found by a fingerprint of the data list, not by its place. A list that was changed is another data set with
+a new account: someone who splits the same patients anew has to add up themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from medfl.errors import RefusedError, SettingsError, StoreError
+from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.gaussian import noise_multiplier
+from medfl.privacy.ledger_file import ledger_of, load_entries, part_of
+from medfl.privacy.samples import releases, schedule
+from medfl.settings import Privacy, Settings
+from medfl.types import Dataset, Meta
+from medfl.utils.files import write_json
+from medfl.utils.locks import held
+from medfl.utils.wire import digest, sealed
+
+PATIENCE = 60.0
+"""Seconds to wait for another process that writes the same file."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one run may release of one data set, and what all runs have.
+
+    Attributes:
+        path: The file; made at the first release.
+        site: The site's name, for messages.
+        run: Names the run; the same run elsewhere has the same name.
+        privacy: The run's privacy setting.
+        step: What one release is made of: noise multiplier, number of noised steps in it, rate.
+        planned: Releases in the whole run, at most.
+        copy: A file in the site's folder of the run, with this run's entry; None if `path` is that file.
+    """
+
+    path: Path
+    site: str
+    run: str
+    privacy: Privacy
+    step: Part
+    planned: int
+    copy: Path | None = None
+
+    @property
+    def key(self) -> str:
+        """Name of this run's entry."""
+        step = [self.step.sigma, self.step.count, self.step.rate, self.planned]
+        text = json.dumps([self.site, self.run, self.privacy.unit, *step])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def check(self) -> None:
+        """Refuse the run if what is planned does not fit into what is left.
+
+        Raises:
+            SettingsError: With the numbers, and what to do.
+            StoreError: If the file can't be read.
+        """
+        total = self.privacy.total_epsilon
+        if total is None:
+            return
+        runs = self._read()
+        others = {key: entry for key, entry in runs.items() if key != self.key}
+        after = self._composed(others | {self.key: self._entry(self.planned)})
+        if after > total * (1 + 1e-9):
+            spent, count = self._composed(others), sum(bool(entry["releases"]) for entry in others.values())
+            raise SettingsError(
+                f"The privacy budget of site '{self.site}' is spent: its ledger holds {_number(spent)} of a total "
+                f"epsilon of {total:g} (unit {self.privacy.unit}, '{self.privacy.adjacency}', delta "
+                f"{self.privacy.delta:g}) from {count} {'run' if count == 1 else 'runs'} on the same data, and this "
+                f"run of epsilon {self.privacy.epsilon:g} would make it {_number(after)}. Lower epsilon, or raise "
+                "'total_epsilon' if the site agrees."
+            )
+
+    def release(self, made_of: str) -> None:
+        """Write down a release before it leaves; one that is written down already changes nothing.
+
+        Args:
+            made_of: A hash of what it is made of, its noise included.
+
+        Raises:
+            RefusedError: If it is one more than planned, or would exceed the total.
+            StoreError: If the file can't be read or written.
+        """
+        with self._alone():
+            runs = self._read()
+            entry = runs.get(self.key, self._entry(0))
+            if made_of in entry["releases"]:
+                return
+            if len(entry["releases"]) >= self.planned:
+                raise RefusedError(
+                    f"Site '{self.site}' refuses to release more: its privacy budget was spread over {self.planned} "
+                    "releases, and all were made. Either this run was computed before, here or after a kill, with "
+                    "other last bits (another device, number of threads or version), which counts anew: compute it as "
+                    "before, or start a run of another seed, which has a budget of its own. Or the method sends more "
+                    "often than once a round."
+                )
+            try:
+                self.check()  # another run may have spent since
+            except SettingsError as error:
+                raise RefusedError(str(error)) from error
+            entry["releases"].append(made_of)
+            self._write(runs | {self.key: entry})
+
+    def restore(self) -> None:
+        """Take into the ledger what only the copy in the run's folder knows, and the other way round.
+
+        Raises:
+            SettingsError: If the run began with another ledger, which would miss what the run still releases.
+            StoreError: If a file can't be read or written.
+        """
+        entry = self._read().get(self.key)
+        if entry is None:
+            return
+        began = ledger_of(self.copy or self.path)
+        if began not in (None, self.path) and began.exists() and len(entry["releases"]) < self.planned:
+            raise SettingsError(
+                f"The run began with the privacy ledger '{began.parent}' for site '{self.site}', which would miss what "
+                "it still releases: give the same 'ledger', or remove it from there once it has moved."
+            )
+        paths = [path for path in (self.path, self.copy) if path is not None]
+        if any(load_entries(path, self.site).get(self.key) != entry for path in paths):
+            with self._alone():
+                self._write(self._read())
+
+    def check_holds(self, made: Collection[str]) -> None:
+        """Refuse to go on where releases of this run are missing.
+
+        Args:
+            made: What stored steps released.
+
+        Raises:
+            StoreError: If the account lacks one of them.
+        """
+        known = self._read().get(self.key, self._entry(0))["releases"]
+        if missing := len(set(made) - set(known)):
+            raise StoreError(
+                f"The privacy account '{self.path}' of site '{self.site}' lacks {missing} of the releases that the "
+                "stored steps of this run made. Either the file was changed or removed: put it back from a copy. Or "
+                "the images, their normalisation or the network are not those the run began with: put them back, or "
+                "name another folder with --output_dir."
+            )
+
+    def facts(self) -> Meta:
+        """Numbers for the summary: this run's releases, and the composed epsilon of all runs; None is no bound."""
+        runs = self._read()
+        own = {key: entry for key, entry in runs.items() if key == self.key}
+        made = sum(len(entry["releases"]) for entry in own.values())
+        return {
+            "unit": self.privacy.unit,
+            "adjacency": self.privacy.adjacency,
+            "delta": self.privacy.delta,
+            "sigma": self.step.sigma,
+            "rate": self.step.rate,
+            "steps": self.step.count,
+            "planned": self.planned,
+            "releases": made,
+            "stated_epsilon": self.privacy.epsilon,
+            "epsilon": _finite(self._composed(own)),
+            "composed": _finite(self._composed(runs)),
+            "runs": sum(bool(entry["releases"]) for entry in runs.values()),
+            "total_epsilon": self.privacy.total_epsilon,
+            "ledger": self.privacy.ledger is not None,
+        }
+
+    def _entry(self, count: int) -> Meta:
+        mechanism = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
+        return {
+            "unit": self.privacy.unit,
+            "mechanism": mechanism,
+            "adjacency": self.privacy.adjacency,
+            "sigma": self.step.sigma,
+            "rate": self.step.rate,
+            "steps": self.step.count,
+            "delta": self.privacy.delta,
+            "epsilon": self.privacy.epsilon,
+            "planned": self.planned,
+            "releases": [""] * count,
+        }
+
+    def _composed(self, runs: Mapping[str, Meta]) -> float:
+        """Epsilon of entries together, for this run's unit, adjacency and delta.
+
+        A noised update of a whole site hides an image, too, whose change moves the update by twice the bound at most.
+        The other way there is no bound.
+        """
+        parts = []
+        for entry in runs.values():
+            part = part_of(entry)
+            if entry["unit"] != self.privacy.unit and part.count:
+                if self.privacy.unit == "site":
+                    return math.inf
+                if self.privacy.adjacency == "add_remove":  # 'replace' reckons with twice the bound already
+                    part = Part(part.sigma / 2, part.count, part.rate)
+            parts.append(part)
+        return epsilon(tuple(parts), self.privacy.delta, self.privacy.adjacency)
+
+    def _read(self) -> dict[str, Meta]:
+        """All entries; this run's has the releases of both files."""
+        runs = load_entries(self.path, self.site)
+        mine = load_entries(self.copy, self.site).get(self.key) if self.copy is not None else None
+        if mine is not None:
+            known = runs.get(self.key, mine)["releases"]
+            runs[self.key] = mine | {"releases": list(dict.fromkeys([*known, *mine["releases"]]))}
+        return runs
+
+    def _write(self, runs: Mapping[str, Meta]) -> None:
+        if self.copy is not None:
+            mine = load_entries(self.copy, self.site) | {self.key: runs[self.key]}
+            write_json(self.copy, sealed({"version": 1, "runs": mine, "ledger": str(self.path)}))
+        write_json(self.path, sealed({"version": 1, "runs": runs}))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = self.path.with_suffix(".lock")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+        except OSError as error:
+            raise StoreError(
+                f"Could not write the privacy ledger '{self.path}' of site '{self.site}': {error.strerror}. Nothing is "
+                "released until it can be written."
+            ) from error
+        with held(lock, PATIENCE) as alone:
+            if not alone:
+                raise StoreError(
+                    f"Another process holds the privacy ledger '{self.path}' of site '{self.site}' for more than "
+                    f"{PATIENCE:g} seconds. Find out what it does, and give the same command again."
+                )
+            yield
+
+
+def open_account(
+    settings: Settings, data: Dataset, data_digest: str, site: str, run: str, folder: Path
+) -> Account | None:
+    """The account of a site's training data in a run, checked; None without privacy, or where nothing is trained.
+
+    It is in the site's own folder of the run, and in the ledger if there is one.
+
+    Args:
+        settings: The run's settings.
+        data: The training data.
+        data_digest: Identifies the site's data; if it is empty, their `fingerprint` does.
+        site: The site's name.
+        run: Names the run.
+        folder: The site's folder in the run.
+
+    Raises:
+        SettingsError: If the budget of the data is spent, or can't be reached.
+        StoreError: If a file can't be read or written.
+    """
+    privacy = settings.privacy
+    if privacy is None or not len(data):
+        return None
+    if privacy.unit == "site":
+        step = Part(noise_multiplier(privacy, settings.rounds), 1)
+    else:
+        rate, count = schedule(settings, len(data))
+        step = Part(releases(settings, len(data)).sigma, count, rate)
+    path, copy = folder / "privacy.json", None
+    if privacy.ledger is not None:
+        path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
+    account = Account(path, site, run, privacy, step, settings.rounds, copy)
+    account.restore()
+    account.check()
+    return account
+
+
+def fingerprint(data: Dataset) -> str:
+    """SHA-256 over images, as a network sees them, and labels in their order; it reads all of them once."""
+    parts = (data.batch(rows) for rows in torch.arange(len(data)).split(256))
+    return hashlib.sha256("".join(digest({"x": x, "y": y}) for x, y in parts).encode()).hexdigest()
+
+
+def _number(value: float) -> str:
+    return "more than can be bounded" if math.isinf(value) else f"{value:.4g}"
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value

@@ -1,0 +1,217 @@
+"""Which scanning centres gain: for each centre the area under the ROC curve, with a method against a baseline.
+
+A site may hold images of several centres. The folds of a seed are pooled at each site as in
+`medfl.report.sections.fairness_measures`, so that every person counts once, and a score is its rank among those of the
+site in its fold. The images of a centre are then taken together. A centre whose images are all of one class has no
+area; its images are counted, and it is left out.
+
+Source: Weng et al. 2025, FedSKD, figure 5a.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from markupsafe import Markup
+
+from medfl.data.pooled import joined
+from medfl.metrics.auc import auc
+from medfl.report.comparable_runs import by_seed
+from medfl.report.curves import group_looks
+from medfl.report.figures import gains_figure, svg
+from medfl.report.formats import count, known, listed, number, signed
+from medfl.report.gains import Comparison, Gain, Pair, Sets, gain_row, mean_known, mean_row, pair_up, worst_row
+from medfl.report.groups import Group
+from medfl.report.predictions import Tested
+from medfl.report.scores import Baseline, class_names, compared, over
+from medfl.report.section import ReportData, TemplateSection
+from medfl.report.sections.fairness_measures import pool_ranks
+from medfl.report.sections.gains import VERDICTS, Axis
+from medfl.report.statistics import paired_bootstrap
+from medfl.types import Meta
+
+METRIC = "auc"
+"""By which centres are compared."""
+
+
+FEWEST = 5
+"""Patients of a class that a centre needs for an interval: resamples of fewer hardly differ, and promise too much."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A centre without an area.
+
+    Attributes:
+        name: Of the centre.
+        images: Of each class, in their order.
+    """
+
+    name: str
+    images: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What two methods say of the same images.
+
+    Attributes:
+        before: (N, C), float64: ranks of the baseline's scores within a site and fold.
+        after: (N, C), float64: the same of the other method.
+        labels: (N,), int64.
+        centre: Of each image, "" where it is not known.
+        patients: Of each image, (N,), as in `Tested`, or None.
+    """
+
+    before: torch.Tensor
+    after: torch.Tensor
+    labels: torch.Tensor
+    centre: tuple[str, ...]
+    patients: torch.Tensor | None = None
+
+    def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Ranks of both, labels and patients of a centre."""
+        chosen = torch.tensor([one == name for one in self.centre], dtype=torch.bool)
+        patients = None if self.patients is None else self.patients[chosen]
+        return self.before[chosen], self.after[chosen], self.labels[chosen], patients
+
+
+def centre_gains(group: Group, base: Group, tested: Mapping[str, Sets]) -> tuple[Comparison, list[LeftOut]] | None:
+    """Centre by centre, a group against a baseline, and the centres that are left out.
+
+    Args:
+        group: Runs of a method.
+        base: Runs of the baseline.
+        tested: Run folder, as text, to its test sets.
+
+    Returns:
+        None without runs of both on the same data, or without predictions that tell the centre.
+    """
+    seeds = [
+        one
+        for runs in by_seed(group).values()
+        if (one := _answers(pair_up(base, Group(group.label, tuple(runs))), tested)) is not None
+    ]
+    if not seeds:
+        return None
+    names = sorted({name for one in seeds for name in one.centre} - {""})
+    found = {name: _centre(name, seeds) for name in names}
+    rows = [row for row in found.values() if row is not None]
+    left = [LeftOut(name, _counts(name, seeds[0])) for name, row in found.items() if row is None]
+    ends = (way(METRIC, rows, "centre") for way in (mean_row, worst_row))
+    return Comparison(METRIC, group.label, rows, *ends), left
+
+
+def _answers(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Answers | None:
+    """The pooled predictions of a seed, of the sites and folds that have them from both on the same images."""
+    parts = []
+    for pair in pairs:
+        before, after = tested[str(pair.alone.folder)], tested[str(pair.other.folder)]
+        both = [(before[site], after[site]) for site in sorted(before.keys() & after.keys())]
+        parts += [sides for sides in both if _usable(*sides)]
+    if not parts:
+        return None
+    (ranks, labels), (others, _) = (pool_ranks(side) for side in zip(*parts, strict=True))
+    patients = joined([one.patients for one, _ in parts], [len(one.labels) for one, _ in parts])
+    return Answers(ranks, others, labels, tuple(name.strip() for one, _ in parts for name in one.centre), patients)
+
+
+def _usable(before: Tested, after: Tested) -> bool:
+    return before.defined and after.defined and before.same_images(after) and len(before.centre) == len(before.labels)
+
+
+def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
+    """The row of a centre; None unless its area is defined in every seed."""
+    parts = [one.of(name) for one in seeds]
+    classes = seeds[0].before.shape[1]
+    sides = [
+        [known(auc(before, labels, classes)) for before, _, labels, _ in parts],
+        [known(auc(after, labels, classes)) for _, after, labels, _ in parts],
+    ]
+    if None in sides[0]:
+        return None
+    alone, other = map(mean_known, sides)
+    images = max(len(part[2]) for part in parts)
+    found = [
+        paired_bootstrap(METRIC, after, before, labels, classes, patients=patients)
+        for before, after, labels, patients in parts
+        if _many(labels, patients)
+    ]
+    intervals = [one for one in found if one is not None]
+    if len(intervals) == len(parts):
+        counts = [len(part[3].unique()) for part in parts if part[3] is not None]
+        row = gain_row(METRIC, name, images, (alone, other), intervals)
+        return replace(row, patients=max(counts, default=None))
+    gap = None if alone is None or other is None else other - alone
+    return Gain(name, images, alone, other, gap, verdict="no interval: few images")
+
+
+def _many(labels: torch.Tensor, patients: torch.Tensor | None) -> bool:
+    """Whether each class that is there has enough patients for an interval."""
+    if patients is not None:
+        labels = torch.stack([labels, patients]).unique(dim=1)[0]
+    counts = torch.bincount(labels)
+    return int(counts[counts > 0].min()) >= FEWEST
+
+
+def _counts(name: str, answers: Answers) -> tuple[int, ...]:
+    counts = Counter(answers.of(name)[2].tolist())
+    return tuple(counts[label] for label in range(answers.before.shape[1]))
+
+
+class CentresSection(TemplateSection):
+    """Which scanning centres gain."""
+
+    template = "centres.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The comparison at each centre, where predictions tell it."""
+        centres = centres_section(data.groups, data.predictions, data.baseline)
+        return {"centres": centres, "axes": Axis, "verdicts": VERDICTS} if centres else None
+
+
+def centres_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: Baseline = None) -> Meta | None:
+    """The section; None where no predictions tell the centre, or there is nothing to compare.
+
+    Args:
+        groups: Of the page.
+        tested: Run folder, as text, to its test sets.
+        baseline: See `medfl.report.scores.compared`.
+    """
+    bases = {group.label: base for group, base in compared(groups, baseline)}
+    found = {
+        group.label: gains
+        for group in groups
+        if group.label in bases and (gains := centre_gains(group, bases[group.label], tested)) is not None
+    }
+    if not found:
+        return None
+    tables = {label: comparison for label, (comparison, _) in found.items() if comparison.rows}
+    left = {one.name: one for _, out in found.values() for one in out}
+    names = class_names(next(run for group in groups for run in group.runs if tested[str(run.folder)]))
+    base = over({bases[label].label for label in found})
+    return {
+        "base": base,
+        "bases": {label: bases[label].label for label in found},
+        "fewest": FEWEST,
+        "tables": tables,
+        "picture": _picture(tables, groups, base) if tables else None,
+        "several": any(len(by_seed(group)) > 1 for group in groups if group.label in found),
+        "left": [_told(one, names) for _, one in sorted(left.items())],
+    }
+
+
+def _picture(tables: Mapping[str, Comparison], groups: Sequence[Group], base: str) -> Markup:
+    points = {label: {row.name: row.difference or 0.0 for row in one.rows} for label, one in tables.items()}
+    means = "; ".join(f"{label}: {signed(one.mean.difference)}" for label, one in tables.items())
+    figure = gains_figure(points, group_looks(groups), f"AUC gained over {base}")
+    return svg(figure, "centres", f"AUC gained over {base} at each centre. Mean of the centres: {means}.")
+
+
+def _told(one: LeftOut, classes: Sequence[str]) -> str:
+    """A centre with its images of each class."""
+    held = [f"{number(images)} {name}" for images, name in zip(one.images, classes, strict=True) if images]
+    return f"{one.name} ({count(sum(one.images), 'image')}: {listed(held)})"

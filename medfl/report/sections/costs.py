@@ -1,0 +1,188 @@
+"""What runs cost, and what quantisation saves of the bytes that sites send up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medfl.report.formats import plain
+from medfl.report.groups import data_names
+from medfl.report.notices import Named
+from medfl.runs.records import RunRecord
+from medfl.types import Meta
+
+COSTS = ("bytes_up", "bytes_down", "bytes_to_peers", "train_seconds", "evaluate_seconds")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run cost.
+
+    Attributes:
+        name: Of the run.
+        total: Each of `COSTS`, over all sites and rounds.
+        each: The same for one site and one round, on average.
+        sites: The same for each site, over all rounds.
+    """
+
+    name: str
+    total: dict[str, float]
+    each: dict[str, float]
+    sites: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The images of each class that each site holds.
+
+    Attributes:
+        name: Of the data, as in `medfl.report.groups.data_names`.
+        classes: Names of the classes.
+        splits: ``training``, ``validation``, ``test`` to site to counts, without splits that are empty everywhere.
+    """
+
+    name: str
+    classes: list[str]
+    splits: dict[str, dict[str, list[int]]]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A setting or another fact of runs.
+
+    Attributes:
+        name: Of the setting.
+        value: As text.
+        origin: Where it comes from; empty where nobody chooses.
+        runs: The runs for which this holds; empty if for all.
+    """
+
+    name: str
+    value: str
+    origin: str
+    runs: tuple[str, ...] = ()
+
+
+def costs(runs: Sequence[Named]) -> list[Cost]:
+    """The costs of the runs that are over."""
+    found = []
+    for name, run in runs:
+        given = run.summary.get("costs", {})
+        sites = {str(site): {cost: float(spent[cost]) for cost in COSTS} for site, spent in given.items()}
+        if sites:
+            total = {cost: sum(spent[cost] for spent in sites.values()) for cost in COSTS}
+            shares = len(sites) * max(int(run.summary["rounds"]), 1)
+            found.append(Cost(name, total, {cost: value / shares for cost, value in total.items()}, sites))
+    return found
+
+
+def holdings(runs: Sequence[Named]) -> list[Holding]:
+    """Who holds what, once for all runs on the same data."""
+    names = data_names([run for _, run in runs])
+    found: dict[str, Holding] = {}
+    for _, run in runs:
+        given = run.summary.get("holdings")
+        if not given or run.data in found:
+            continue
+        splits = {
+            split: {str(site): counts[split] for site, counts in given["sites"].items() if split in counts}
+            for split in ("training", "validation", "test")
+        }
+        filled = {split: sites for split, sites in splits.items() if any(map(any, sites.values()))}
+        found[run.data] = Holding(names[run.data], [str(one) for one in given["classes"]], filled)
+    return list(found.values())
+
+
+def settings(runs: Sequence[Named]) -> list[Fact]:
+    """Each setting with its value and origin."""
+    return _merged(
+        [
+            (name, {key: (plain(fact["value"]), str(fact["origin"])) for key, fact in table.items()})
+            for name, run in runs
+            if (table := run.run.get("settings"))
+        ],
+        len(runs),
+    )
+
+
+def surroundings(runs: Sequence[Named]) -> list[Fact]:
+    """Versions, threads, device and plugins."""
+    tables = []
+    for name, run in runs:
+        facts: Meta = {**run.run["execution"], **run.run["versions"], "plugins": _plugins(run.run["plugins"])}
+        tables.append((name, {key: (plain(value), "") for key, value in facts.items()}))
+    return _merged(tables, len(runs))
+
+
+def data_hashes(runs: Sequence[Named]) -> list[Fact]:
+    """SHA-256 of all data together, and of each holder's."""
+    tables = []
+    for name, run in runs:
+        holders = {str(site): str(value) for site, value in _data(run).get("sites", {}).items()}
+        tables.append((name, {key: (value, "") for key, value in ({"all data": run.data} | holders).items()}))
+    return _merged(tables, len(runs))
+
+
+def _data(run: RunRecord) -> Meta:
+    found: Meta = run.run.get("data", {})
+    return found
+
+
+def _plugins(given: Any) -> list[str]:
+    return [f"{name} ({value})" for name, value in given.items()] if isinstance(given, dict) else list(given)
+
+
+def _merged(tables: Sequence[tuple[str, dict[str, tuple[str, str]]]], count: int) -> list[Fact]:
+    """A fact for each name, or several where the runs differ."""
+    facts = []
+    for key in dict.fromkeys(key for _, table in tables for key in table):
+        holders: dict[tuple[str, str], list[str]] = {}
+        for name, table in tables:
+            if key in table:
+                holders.setdefault(table[key], []).append(name)
+        for (value, origin), names in holders.items():
+            facts.append(Fact(key, value, origin, () if len(names) == count else tuple(names)))
+    return facts
+
+
+PLAIN = "bytes_up_plain"
+"""Metric of what a site would have sent in a round without quantisation; runs that quantise have it."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The bytes that all sites together send up in a round, on average over the rounds.
+
+    Attributes:
+        name: Of the run.
+        bits: Of a quantised number.
+        sent: As they travel.
+        plain: Without quantisation; None in a run that did not note it down.
+    """
+
+    name: str
+    bits: int
+    sent: float
+    plain: float | None
+
+    @property
+    def share(self) -> float | None:
+        """The share that is saved, in [0, 1)."""
+        return None if not self.plain else 1 - self.sent / self.plain
+
+
+def savings(runs: Sequence[Named]) -> list[Saving]:
+    """One for each run that quantises and has sent something."""
+    found = []
+    for name, run in runs:
+        compression = run.run["identity"]["settings"].get("compression")
+        table = run.metrics[run.metrics["split"] == "train"]
+        sent, plain = (table[table["metric"] == metric] for metric in ("bytes_up", PLAIN))
+        if not compression or sent.empty:
+            continue
+        rounds = sent["round"].nunique()
+        whole = len(plain) == len(sent)  # a run that an earlier version began has them for some rounds only
+        means = [float(rows["value"].sum()) / rounds for rows in (sent, plain)]
+        found.append(Saving(name, int(compression["bits"]), means[0], means[1] if whole else None))
+    return found

@@ -1,0 +1,109 @@
+"""The section of a report about men and women: numbers and sentences for its template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from medfl.report.comparable_runs import by_seed
+from medfl.report.formats import count, listed, number
+from medfl.report.gains import Sets
+from medfl.report.groups import Group
+from medfl.report.predictions import Tested
+from medfl.report.scores import class_names, value_over
+from medfl.report.section import ReportData, TemplateSection
+from medfl.report.sections.fairness_measures import SEXES, SiteBySex, Subgroup, fold_table, over_sites, site_by_sex
+from medfl.types import Meta
+
+
+class FairnessSection(TemplateSection):
+    """Scores of men and women."""
+
+    template = "fairness.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """The scores by sex, where predictions tell it."""
+        return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.predictions)) else None
+
+
+def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+    """The section; None where no run's predictions tell the sex."""
+    found = {group.label: _seeds(group, tested) for group in groups}
+    rows = [_row(label, list(seeds.values())) for label, seeds in found.items() if seeds]
+    if not rows:
+        return None
+    names = class_names(next(run for group in groups for run in group.runs if tested[str(run.folder)]))
+    missing = [label for label, seeds in found.items() if not seeds]
+    return {
+        "rows": rows,
+        "several": any(len(seeds) > 1 for seeds in found.values()),
+        "positive": names[1] if len(names) == 2 else "",
+        "details": [
+            _detail(label if len(seeds) == 1 else f"{label}, seed {seed}", sites, len(names))
+            for label, seeds in found.items()
+            for seed, sites in seeds.items()
+        ],
+        "sentences": _sentences(rows, missing),
+        "folds": fold_table(groups, tested),
+    }
+
+
+def _seeds(group: Group, tested: Mapping[str, Sets]) -> dict[int, list[SiteBySex]]:
+    """Seed to its sites, each with the folds that have predictions; without seeds that have none."""
+    found = {}
+    for seed, runs in by_seed(group).items():
+        folds: dict[str, list[Tested]] = {}
+        for run in runs:
+            for site, one in tested[str(run.folder)].items():
+                if one.defined and one.sex:
+                    folds.setdefault(site, []).append(one)
+        if folds:
+            found[seed] = [site_by_sex(site, parts) for site, parts in sorted(folds.items())]
+    return found
+
+
+def _row(label: str, seeds: Sequence[Sequence[SiteBySex]]) -> Meta:
+    """A line of the table: each column as mean and spread over the seeds, and at how few sites it is defined."""
+    means = [over_sites(sites) for sites in seeds]
+    columns = {name: value_over([getattr(one, name) for one in means]) for name in (*SEXES, "average", "difference")}
+    return {
+        "label": label,
+        **columns,
+        "male_sites": min(one.male_sites for one in means),
+        "female_sites": min(one.female_sites for one in means),
+        "sites": max(len(sites) for sites in seeds),
+    }
+
+
+def _sentences(rows: Sequence[Meta], missing: Sequence[str]) -> list[str]:
+    unlike = [row["label"] for row in rows if not row["male_sites"] == row["female_sites"] == row["sites"]]
+    found = [f"No predictions with the sex of the persons: {listed(missing)}."] if missing else []
+    if unlike:
+        found.append(
+            f"In {listed(unlike)} not every site has what the AUC needs from men and from women. Men and women are "
+            "then averaged over unlike sites, and their difference may be one between sites."
+        )
+    return found
+
+
+def _detail(label: str, sites: Sequence[SiteBySex], classes: int) -> Meta:
+    return {
+        "label": label,
+        "rows": [
+            {
+                "site": one.site,
+                "cells": [(group.auc, _told(group, classes)) for group in (one.male, one.female)],
+                "difference": one.difference,
+            }
+            for one in sites
+        ],
+        "mean": over_sites(sites),
+        "unknown": sum(one.unknown for one in sites),
+    }
+
+
+def _told(group: Subgroup, classes: int) -> str:
+    """How many images, and what they allow to score."""
+    images = count(group.images, "image")
+    if classes == 2:
+        return f"{images}, {number(group.positives)} positive"
+    return f"{images}, {group.classes} of {classes} classes"

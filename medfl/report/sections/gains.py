@@ -1,0 +1,271 @@
+"""The section that a hospital reads first: does a site gain by training with others?
+
+Where each run tests another fold of the sites' people, a site's row is the mean over its folds. A fold of a small site
+holds few images, too few to resample. So the interval is that of the differences of the folds, by Student's t with the
+correction for training sets that overlap, as in the tables of `medfl.report.compare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.report.comparable_runs import by_people
+from medfl.report.formats import count, listed, metric_words, score
+from medfl.report.gains import (
+    GAINS,
+    LOSES,
+    UNCLEAR,
+    UNDEFINED,
+    Comparison,
+    Gain,
+    Pair,
+    Sets,
+    compare_sites,
+    interval_row,
+    mean_known,
+    pair_up,
+    worst_row,
+)
+from medfl.report.groups import Group, folds_among, several
+from medfl.report.scores import ALONE, key_metrics, site_scores
+from medfl.report.section import ReportData, TemplateSection
+from medfl.report.statistics import paired_t
+from medfl.types import Meta
+
+Scores = Mapping[int, tuple[float, float]]
+"""Place of a pair to the two scores, alone and with the other method, where both are defined."""
+
+
+def compare_folds(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Comparison:
+    """Compare a group with the sites alone over folds.
+
+    Args:
+        metric: Its name.
+        name: Of the group.
+        pairs: Of at least two folds, all about the same people: see `medfl.report.comparable_runs`.
+        tested: Run folder, as text, to its test sets.
+    """
+    sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})
+    scores = {site: _scores(metric, site, pairs) for site in sites}
+    folds = folds_among([pair.other for pair in pairs])
+    rows = [
+        _row(metric, site, _images(site, pairs, tested), found, folds, len(pairs)) for site, found in scores.items()
+    ]
+    means = {
+        place: (mean_of[0], mean_of[1])
+        for place in range(len(pairs))
+        if (found := [site[place] for site in scores.values() if place in site])
+        and (mean_of := [sum(side) / len(found) for side in zip(*found, strict=True)])
+    }
+    mean = _row(metric, "mean of sites", None, means, folds, len(means))
+    return Comparison(metric, name, rows, mean, worst_row(metric, rows))
+
+
+def _scores(metric: str, site: str, pairs: Sequence[Pair]) -> Scores:
+    found = {}
+    for place, pair in enumerate(pairs):
+        alone, other = pair.alone.score(site, metric), pair.other.score(site, metric)
+        if alone is not None and other is not None:
+            found[place] = (alone, other)
+    return found
+
+
+def _images(site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> int | None:
+    """Test images of a site in all folds; None if nobody counted them."""
+    sizes = {
+        pair.other.data: len(one.labels)
+        for pair in pairs
+        if (one := tested[str(pair.other.folder)].get(site)) is not None
+    }
+    return sum(sizes.values()) if sizes else None
+
+
+def _row(metric: str, name: str, images: int | None, scores: Scores, folds: int | None, runs: int) -> Gain:
+    alone, other = (mean_known(both[side] for both in scores.values()) for side in (0, 1))
+    by_run = tuple(both[1] - both[0] for both in scores.values())
+    if not by_run:
+        return Gain(name, images, alone, other, verdict=UNDEFINED, left=runs)
+    found = paired_t(by_run, folds=folds)
+    if found is not None:
+        return replace(interval_row(metric, name, images, (alone, other), found, by_run), left=runs - len(by_run))
+    why = "the same in all folds" if len(by_run) > 1 else f"defined in {count(1, 'fold')} only"
+    gap = mean_known(by_run)
+    return Gain(name, images, alone, other, gap, by_run=by_run, verdict=f"no interval: {why}", left=runs - len(by_run))
+
+
+@dataclass(frozen=True)
+class Against:
+    """A group against the sites alone: comparisons by each key metric, what they say in words, and notes."""
+
+    label: str
+    verdict: str
+    notes: list[str]
+    metrics: list[Comparison]
+
+
+VERDICTS = {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR}
+"""For templates."""
+
+
+class GainsSection(TemplateSection):
+    """Who gains."""
+
+    template = "gains.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Each method against the sites alone, or the scores by themselves."""
+        return {"gains": gains_section(data.groups, data.predictions), "axes": Axis, "verdicts": VERDICTS}
+
+
+def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
+    """The first section: each method against the sites alone, or plain scores where there is nothing to compare.
+
+    Runs on other data are other sites, whatever their names, so each data set has comparisons and a table of its own;
+    but folds test the same sites' people in turn, and are put together.
+    """
+    metrics = key_metrics(groups)
+    comparisons, tables, left_over = [], [], []
+    parts = by_people(groups)
+    for name, same in parts.items():
+        found, left = _compared(same, metrics, tested, name)
+        comparisons += found
+        left_over += [Group(_named(group.label, name), group.runs) for group in left if group.method != ALONE]
+        tables += [_plain_table(name, left, metrics, tested)] if left else []
+    unshared = [] if metrics else ["The runs have no metric in common, so there is nothing to compare them by."]
+    return {
+        "comparisons": comparisons,
+        "plain": [table for table in tables if table["columns"]],
+        "sentences": [*unshared, *_missing(groups, left_over), *_unscored(groups)],
+        "several": several([group for same in parts.values() for group in same]),
+    }
+
+
+def _compared(
+    groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets], data: str
+) -> tuple[list[Against], list[Group]]:
+    """Groups on the same people against those alone, and the groups that are left without a comparison."""
+    alone = [group for group in groups if group.method == ALONE]
+    others = [group for group in groups if group.method != ALONE]
+    found = [(group, _against(alone, group, metrics, tested, data)) for group in others]
+    left = [group for group, against in found if against is None]
+    return [against for _, against in found if against], left if others else alone
+
+
+def _named(label: str, data: str) -> str:
+    return f"{label}, {data}" if data else label
+
+
+def _against(
+    alone: Sequence[Group], group: Group, metrics: Sequence[str], tested: Mapping[str, Sets], data: str
+) -> Against | None:
+    """A comparison with the first of the groups that has the same data; None without one, or without scores."""
+    for base in alone:
+        pairs = [pair for pair in pair_up(base, group) if pair.alone.summary and pair.other.summary]
+        if not pairs:
+            continue
+        label = _named(group.label, data)
+        way = compare_folds if folds_among([pair.other for pair in pairs]) else compare_sites
+        found = [way(metric, label, pairs, tested) for metric in metrics]
+        scored = [one for one in found if one.mean.difference is not None]
+        if not scored:
+            return None
+        notes = []
+        if len(pairs) < len(group.runs):
+            notes.append(
+                f"{len(pairs)} of the {len(group.runs)} runs of {label} are compared: the others, or their runs of "
+                f"{base.label}, are not over."
+            )
+        unlike = [pair for pair in pairs if pair.alone.seed != pair.other.seed]
+        if unlike:
+            seeds = listed([f"{one.other.seed} against {one.alone.seed}" for one in unlike])
+            notes.append(f"Seeds differ: {seeds}. So the runs also differ by the luck of their first model.")
+        return Against(label, _in_words(scored[0]), notes, scored)
+    return None
+
+
+def _in_words(one: Comparison) -> str:
+    """The result in one sentence."""
+    known = [row for row in one.rows if row.low is not None]
+    mean = f"On average over the sites the {metric_words(one.metric)} goes from {score(one.mean.alone)} alone to "
+    mean += f"{score(one.mean.other)} with {one.name}"
+    if not known:
+        return f"{mean}; there is no interval to say how sure that is."
+    gained, lost = one.count(GAINS), one.count(LOSES)
+    open_ = len(known) - gained - lost
+    parts = [(gained, "gain" if gained != 1 else "gains"), (lost, "lose" if lost != 1 else "loses")]
+    parts.append((open_, f"show{'s' if open_ == 1 else ''} {UNCLEAR}"))
+    fewer = " with an interval" if len(known) < sum(row.difference is not None for row in one.rows) else ""
+    told = listed([f"{number} {words}" for number, words in parts if number])
+    return f"{mean}. Of {count(len(known), 'site')}{fewer}: {told}."
+
+
+def _missing(groups: Sequence[Group], left: Sequence[Group]) -> list[str]:
+    if all(group.method != ALONE for group in groups):
+        return [
+            "Give a run of the method local as well to see who gains: medfl report RUN LOCAL_RUN. Until then these "
+            "are the scores by themselves."
+        ]
+    if all(group.method == ALONE for group in groups):
+        return [
+            "Here every site trained alone. Give a run of another method as well to see who gains: "
+            "medfl report RUN LOCAL_RUN."
+        ]
+    if not left:
+        return []
+    names = listed([group.label for group in left])
+    return [f"There is no difference to show for {names}: no run alone on the same data has scores to compare with."]
+
+
+def _unscored(groups: Sequence[Group]) -> list[str]:
+    names = [group.label for group in groups if not any(run.summary.get("scores") for run in group.runs)]
+    return [f"There are no final scores of {listed(names)}."] if names else []
+
+
+def _plain_table(name: str, groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets]) -> Meta:
+    """Sites in rows; groups, each with the metrics that it has, in columns. All runs are on the same people."""
+    columns = [(group.label, metric, site_scores(group, metric, tested)) for group in groups for metric in metrics]
+    known = [[one.value for one in scores if one.value is not None] for _, _, scores in columns]
+    shown = [(*column, values) for column, values in zip(columns, known, strict=True) if values]
+    return {
+        "data": name,
+        "labels": listed([group.label for group in groups]),
+        "columns": [(label, metric) for label, metric, _, _ in shown],
+        "rows": list(zip(*(scores for _, _, scores, _ in shown), strict=True)),
+        "wilson": any(one.low is not None for _, _, scores, _ in shown for one in scores),
+        "mean": [mean_known(values) for _, _, _, values in shown],
+        "worst": [worst(metric, values) for _, metric, _, values in shown],
+    }
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The axis of the small pictures beside the rows of a comparison: from -reach to +reach over 168 of 180 units."""
+
+    comparison: Comparison
+
+    def x(self, value: float) -> str:
+        """Where a difference is drawn."""
+        reach = self.comparison.reach
+        return f"{90 + 84 * max(-1.0, min(1.0, value / reach)):.1f}"
+
+    def tone(self, row: Gain) -> str:
+        """The class of a row's colour."""
+        return {GAINS: "up", LOSES: "down"}.get(row.verdict, "soft")
+
+    @property
+    def sides(self) -> str:
+        """What lies left and right of 0."""
+        ends = (GAINS, LOSES) if self.comparison.metric in LOWER_IS_BETTER else (LOSES, GAINS)
+        return f"← {ends[0]} · {ends[1]} →"
+
+    @property
+    def left(self) -> str:
+        """The label of the left end."""
+        return f"−{self.comparison.reach:g}"
+
+    @property
+    def right(self) -> str:
+        """The label of the right end."""
+        return f"+{self.comparison.reach:g}"

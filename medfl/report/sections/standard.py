@@ -1,0 +1,244 @@
+"""What each section of a report shows: numbers, pictures and sentences for the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+
+from medfl.report.curves import (
+    by_epoch,
+    ends,
+    epoch_curve,
+    global_curve,
+    group_looks,
+    loss_curve,
+    public_metrics,
+    score_curve,
+)
+from medfl.report.figures import EMBEDDED, Curve, curves_figure, reliability_figure, svg
+from medfl.report.formats import listed, metric_words, score, sentence
+from medfl.report.gains import Sets
+from medfl.report.groups import Group, several
+from medfl.report.notices import Named
+from medfl.report.predictions import Tested
+from medfl.report.scores import (
+    calibration_error,
+    class_names,
+    confusion_of,
+    key_metrics,
+    pool_group,
+    reliability_of,
+    score_table,
+)
+from medfl.report.section import ReportData, TemplateSection
+from medfl.report.sections import costs as facts
+from medfl.report.sections.costs import savings
+from medfl.report.sections.holdings import holdings_figure
+from medfl.types import GLOBAL, PUBLIC, Meta
+
+BANDS = 3
+"""With more curves than this in a picture the bands would hide each other and are left out."""
+
+MATRIX = 30
+"""With more classes than this a confusion matrix is no longer readable and is left out."""
+
+CLASSES_DRAWN = 60
+"""With more classes than this the picture of who holds what is left out; the numbers stand in the table."""
+
+
+class ScoresSection(TemplateSection):
+    """All scores."""
+
+    template = "scores.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Tables, confusion matrices and reliability."""
+        return {"scores": scores(data.groups, data.predictions)}
+
+
+class CurvesSection(TemplateSection):
+    """Scores and losses round by round."""
+
+    template = "curves.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Pictures, and why some are missing."""
+        return {"curves": curves(data.groups)}
+
+
+class HoldingsSection(TemplateSection):
+    """Who holds what."""
+
+    template = "holdings.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Images of each class at each site."""
+        return {"holdings": holdings(data.runs)}
+
+
+class CostsSection(TemplateSection):
+    """Bytes and seconds."""
+
+    template = "costs.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """What runs cost, and what quantisation saves."""
+        return {"costs": facts.costs(data.runs), "savings": savings(data.runs)}
+
+
+class SettingsSection(TemplateSection):
+    """How the runs were set."""
+
+    template = "settings.html"
+
+    def content(self, data: ReportData) -> Meta:
+        """Settings with their origins, versions, and data hashes."""
+        return {"settings": settings(data.runs), "runs": data.runs}
+
+
+# ---- scores
+
+
+def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
+    """All scores, confusion matrices and reliability."""
+    captions = {
+        "test": "The global test set is one that the server holds.",
+        "shared": "Here each site's personal model is scored on the server's test set, which all sites share.",
+        "val": "Validation images are those that choices may be made by.",
+    }
+    names = {"val": "validation", "shared": "shared test"}
+    tables = {split: score_table(groups, split) for split in captions}
+    splits = [
+        {"name": names.get(split, split), "table": table, "caption": captions[split]}
+        for split, table in tables.items()
+        if table
+    ]
+    pooled = {group.label: found for group in groups if (found := pool_group(group, tested)) is not None}
+    return {
+        "sentences": [f"There are no {listed(missing)} scores." for missing in [_absent(tables)] if missing],
+        "splits": splits,
+        "several": several(groups),
+        "public": any(row.public_test.mean is not None for rows in tables["test"].values() for row in rows),
+        "metrics": sorted({metric for table in tables.values() for metric in table}),
+        **_confusions(groups, pooled),
+        **_reliability(groups, pooled),
+    }
+
+
+def _absent(tables: Mapping[str, Any]) -> list[str]:
+    names = {"test": "test", "val": "validation"}
+    return [name for split, name in names.items() if not tables[split]]
+
+
+def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+    sentences, found = [], []
+    missing = [group.label for group in groups if group.label not in pooled]
+    if missing:
+        sentences.append(f"There are no predictions on test images from {listed(missing)}.")
+    for group in groups:
+        if group.label not in pooled:
+            continue
+        names = class_names(group.runs[0])
+        if len(names) > MATRIX:
+            sentences.append(f"The matrix of {group.label} is left out: {len(names)} classes are too many to read.")
+            continue
+        matrix = confusion_of(group.label, pooled[group.label])
+        found.append({"name": group.label, "classes": names, "counts": matrix.counts, "shares": matrix.shares})
+        empty = [name for name, row in zip(names, matrix.counts, strict=True) if not any(row)]
+        if empty:
+            sentences.append(f"{group.label}: no test image of {listed(empty)}.")
+    return {"confusions": found, "confusion_sentences": sentences}
+
+
+def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+    if not pooled:
+        return {"reliability": None}
+    errors = "; ".join(f"{name} {score(calibration_error(found))}" for name, found in pooled.items())
+    curves = [reliability_of(name, found) for name, found in pooled.items()]
+    picture = svg(reliability_figure(curves, group_looks(groups)), "reliability", f"Reliability curves. ECE: {errors}.")
+    return {"reliability": picture, "calibration": errors}
+
+
+# ---- curves
+
+
+def curves(groups: Sequence[Group]) -> Meta:
+    """Curves over the rounds; a sentence for what can't be drawn."""
+    styles, band = group_looks(groups), len(groups) <= BANDS
+    plans: list[tuple[str, list[Curve | None], str, bool]] = []
+    for metric in key_metrics(groups):
+        found = [score_curve(group, metric, band) for group in groups]
+        plans.append((f"{metric_words(metric)}, mean of sites", found, "on their test images", True))
+    styles |= {by_epoch(group.label): styles[group.label] for group in groups}
+    for metric in key_metrics(groups)[:1]:
+        found = _at_server(groups, metric, GLOBAL)
+        plans.append((f"{metric_words(metric)}, global test", found, "on the server's test images", True))
+    for metric in public_metrics(groups):
+        found = _at_server(groups, metric, PUBLIC)
+        plans.append((f"{metric_words(metric)}, public test", found, "on public test images", True))
+    losses = [loss_curve(group, band) for group in groups]
+    plans.append(("training loss", losses, "of the sites that trained in a round", False))
+    pictures, sentences, labels = [], [], {group.label for group in groups}
+    for index, (label, curves_, what, unit) in enumerate(plans):
+        drawn = [curve for curve in curves_ if curve is not None]
+        if not drawn:
+            sentences.append(f"No curve of {label}: fewer than two rounds have it.")
+            continue
+        text = f"{sentence(label)} {what}."
+        students = [curve for curve in drawn if curve.name not in labels]
+        across = "round, or epoch of a student" if students else "round"
+        told = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
+        figure = curves_figure(drawn, styles, label, unit, across)
+        picture = svg(figure, f"curve{index}", " ".join([text, *filter(None, told)]))
+        pictures.append({"svg": picture, "caption": text})
+    over = several(groups)
+    caption = "A line is the mean over the sites" + (f" and {over}" if over else "")
+    caption += ", the band reaches from the lowest to the highest." if band else "."
+    return {"pictures": pictures, "sentences": sentences, "caption": caption}
+
+
+def _at_server(groups: Sequence[Group], metric: str, where: str) -> list[Curve | None]:
+    """Curves of the server's models: over the rounds, and of students over their epochs."""
+    return [find(group, metric, where) for group in groups for find in (global_curve, epoch_curve)]
+
+
+# ---- the rest
+
+
+def holdings(runs: Sequence[Named]) -> list[Meta]:
+    """Who holds what, once for each data set."""
+    return [
+        {
+            "name": sentence(one.name),
+            "classes": one.classes,
+            "splits": one.splits,
+            "picture": _holdings_picture(one, f"holdings{index}"),
+        }
+        for index, one in enumerate(facts.holdings(runs))
+    ]
+
+
+def _holdings_picture(one: facts.Holding, name: str) -> Markup | None:
+    training = one.splits.get("training")
+    if not training or len(one.classes) > CLASSES_DRAWN:
+        return None
+    totals = "; ".join(f"{site}: {sum(counts)}" for site, counts in list(training.items())[:20])
+    more = f", and {len(training) - 20} more sites" if len(training) > 20 else ""
+    with matplotlib.rc_context(EMBEDDED):
+        figure = holdings_figure(training, one.classes)
+    return svg(figure, name, f"Training images at each site. {totals}{more}.")
+
+
+def settings(runs: Sequence[Named]) -> Meta:
+    """Settings with origins, versions, and data hashes."""
+    table = facts.settings(runs)
+    return {
+        "unlike": [fact for fact in table if fact.runs],
+        "alike": [fact for fact in table if not fact.runs],
+        "without": listed([name for name, run in runs if not run.run.get("settings")]),
+        "surroundings": facts.surroundings(runs),
+        "hashes": facts.data_hashes(runs),
+    }

@@ -1,0 +1,1 @@
+"""A run's life and its folder: simulation, records, provenance, summary, bundles to take home."""

@@ -1,0 +1,113 @@
+"""What a run says on the terminal: its log, its progress, its scores, and errors that the user can mend."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from medfl.core.evaluation import Row
+from medfl.types import NO_SITES, Meta
+
+SHOWN = 3
+"""Metrics in the table at the end of a run; the report has all."""
+
+
+def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
+    """Print the scores of a run by its first metrics as a table, and where its files are."""
+    console = Console(width=None if sys.stdout.isatty() else 100, markup=False)
+    ending = "" if summary["rounds"] == 1 else "s"
+    table = Table(title=f"{summary['method']}: {summary['status']} after {summary['rounds']} round{ending}")
+    for column in ("model", "split", "metric", "mean of sites", "worst site", "global test"):
+        table.add_column(column)
+    for model, splits in summary["scores"].items():
+        for split, scores in splits.items():
+            for metric in metrics[:SHOWN]:
+                found = scores[metric]
+                values = (found[key] for key in ("mean", "worst", "global_test"))
+                table.add_row(model, split, metric, *("-" if value is None else f"{value:.3f}" for value in values))
+    console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
+    if summary["reason"]:
+        console.print(f"The run ended early: {summary['reason']}")
+    models = folder / "sites" if (folder / "sites").is_dir() else "at the sites"
+    console.print(f"Report: {folder / 'report.html'}; scores: {folder / 'metrics.csv'}; models: {models}")
+
+
+def show_log() -> None:
+    """Log medfl's messages to stderr unless the program has set up logging itself; ``MEDFL_DEBUG=1`` asks for all."""
+    log = logging.getLogger("medfl")
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.DEBUG if os.environ.get("MEDFL_DEBUG") == "1" else logging.INFO)
+
+
+def end(message: str, code: int) -> NoReturn:
+    """End the process with a message and no traceback, unless ``MEDFL_DEBUG=1`` asks for one."""
+    if os.environ.get("MEDFL_DEBUG") == "1":
+        raise
+    sys.stderr.write(message + "\n")
+    raise SystemExit(code)
+
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def round_progress(rounds: int, metric: str) -> Iterator[Callable[[int, list[Row]], None]]:
+    """Show the rounds of a run as they end.
+
+    Args:
+        rounds: How many there will be.
+        metric: Name of the metric to show, averaged over the sites.
+
+    Yields:
+        A function to call with (round, rows); rows may hold the scores of an earlier round.
+    """
+    if not sys.stderr.isatty():
+        yield _plain_lines(rounds, metric)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=rounds)
+
+        def show(round_: int, rows: list[Row]) -> None:
+            bar.update(task, completed=round_, description=_scores(rows, metric))
+
+        yield show
+
+
+def _plain_lines(rounds: int, metric: str) -> Callable[[int, list[Row]], None]:
+    start = time.monotonic()
+
+    def show(round_: int, rows: list[Row]) -> None:
+        logger.info("round %d of %d, %.0f s %s", round_, rounds, time.monotonic() - start, _scores(rows, metric))
+
+    return show
+
+
+def _scores(rows: list[Row], metric: str) -> str:
+    """Mean test score over the sites where it is defined, by model, of the round that was scored."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        its_own = row.site not in NO_SITES and "@" not in row.model  # not another site's model, as in the global test
+        asked = (row.metric, row.split, row.moment) == (metric, "test", "aggregated")
+        if its_own and asked and not math.isnan(row.value):
+            found.setdefault((row.round, row.model), []).append(row.value)
+    return "; ".join(
+        f"{metric} after round {round_}: {sum(values) / len(values):.3f} ({model}, mean of {len(values)} test sets)"
+        for (round_, model), values in found.items()
+    )

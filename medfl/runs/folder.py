@@ -1,0 +1,182 @@
+"""``run.json``: which run a folder holds. A folder of another run is refused; more rounds continue it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import medfl
+from medfl.errors import DamagedError, StoreError
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.types import Meta
+from medfl.utils import wire
+from medfl.utils.files import write_json
+
+logger = logging.getLogger(__name__)
+
+
+def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: Meta) -> None:
+    """Write run.json into a new folder, or check that the folder holds this run.
+
+    Args:
+        folder: The run folder.
+        run: Its `identity`.
+        settings: The run's settings.
+        execution: Workers, threads and device; other ones are allowed, with a warning.
+        record: What else the file holds, for people: origins of the settings, hashes of the data, plugins.
+
+    Raises:
+        StoreError: If it holds another run or one that was cleaned, or fewer rounds are asked for than before, or more
+            under privacy.
+    """
+    path = folder / "run.json"
+    content = {
+        "identity": run,
+        "rounds": settings.rounds,
+        "execution": execution,
+        "versions": _versions(),
+        **record,
+    }
+    if path.exists():
+        before = _read(path)
+        _compare(before["identity"], run, folder)
+        _check_rounds(folder, before["rounds"], settings)
+        if before.get("cleaned"):
+            raise StoreError(
+                f"The run in '{folder}' is finished and was cleaned: the state that would continue it is gone. Its "
+                "scores and bundles are as they were. To compute it again, name another folder with --output_dir."
+            )
+        for part in ("execution", "versions"):
+            if before[part] != content[part]:
+                logger.warning(
+                    "This run was started with other %s; its last bits may differ from an unbroken run.", part
+                )
+    write_json(path, wire.sealed(content))
+
+
+def note_best_round(folder: Path, chosen: Meta | None) -> None:
+    """Say in ``run.json`` which round was chosen, where the run chooses one.
+
+    Args:
+        folder: The run folder.
+        chosen: From `medfl.runs.summary.chosen_round`.
+    """
+    path = folder / "run.json"
+    if chosen is not None:
+        write_json(path, wire.sealed(_read(path) | {"best_round": chosen}))
+
+
+def begun_settings(folder: Path) -> Meta | None:
+    """The settings of the run that a folder holds, without its rounds; None in a new folder.
+
+    Raises:
+        StoreError: If ``run.json`` is damaged.
+    """
+    path = folder / "run.json"
+    found: Meta | None = _read(path)["identity"]["settings"] if path.exists() else None
+    return found
+
+
+def _read(path: Path) -> Meta:
+    try:
+        return wire.unsealed(path.read_bytes())
+    except DamagedError as error:
+        raise StoreError(f"'{path}' is damaged: {error}. Put it back, or start the run in a new folder.") from error
+
+
+def _check_rounds(folder: Path, before: int, settings: Settings) -> None:
+    if settings.rounds < before:
+        raise StoreError(
+            f"The run folder '{folder}' was started for {before} rounds, got {settings.rounds}: "
+            "more are allowed and continue the run, fewer are not. Name another folder with --output_dir."
+        )
+    if settings.privacy is not None and settings.rounds != before:
+        raise StoreError(
+            f"The run folder '{folder}' spread its privacy budget over {before} rounds, got "
+            f"{settings.rounds}: more rounds would exceed the budget. Name another folder with --output_dir."
+        )
+
+
+def identity(
+    method: str, method_args: Meta, settings: Settings, task: Task, sites: Iterable[str], data_digest: str
+) -> Meta:
+    """What makes two runs the same run; the number of rounds is no part of it, nor which models are kept."""
+    networks = {name: _shape(task, name) for name in sorted({task.network, *settings.networks.values()})}
+    optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
+    return {
+        "method": method,
+        "method_args": json.loads(json.dumps(method_args)),
+        "settings": settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"}),
+        "sites": sorted(sites),
+        "data": data_digest,
+        "task": {
+            "networks": networks,
+            "loss": _loss(task.loss),
+            "optimizer": type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
+            "num_classes": task.num_classes,
+            "metrics": list(task.metrics),
+            **_inputs(task),
+        },
+    }
+
+
+def run_id_of(named: Meta) -> str:
+    """A run's name for streams of noise, from its `identity`: two runs never share one.
+
+    Which data the sites have is left out, as no party knows all of them when they are apart; noise is keyed by what is
+    noised as well, so other data have other noise.
+    """
+    known = {key: value for key, value in named.items() if key != "data"}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _inputs(task: Task) -> Meta:
+    """What a task does with its images before a network sees them, and the file that the network starts from."""
+    changes = {"augmentation": task.augmentation, "views": task.views}
+    found: Meta = {name: change.facts for name, change in changes.items() if change is not None}
+    found |= {} if task.weights is None else {"weights": task.weights.sha256}
+    return found | ({} if task.regions is None else {"regions": wire.digest({"regions": task.regions})[:16]})
+
+
+def _loss(loss: nn.Module) -> Meta:
+    """What a loss is: its classes and plain attributes, which its repr often leaves out, and its tensors."""
+    parts = [(path + "." if path else "", part) for path, part in loss.named_modules()]
+    facts = {p + k: v for p, part in parts for k, v in vars(part).items() if isinstance(v, bool | int | float | str)}
+    return facts | {"is": repr(loss), "tensors": wire.digest(dict(loss.state_dict()))[:16]}
+
+
+def _shape(task: Task, network: str) -> str:
+    """A hash of a network's tensor names and shapes."""
+    with torch.random.fork_rng(devices=[]):
+        shapes = {name: list(tensor.shape) for name, tensor in task.build(network).state_dict().items()}
+    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+
+
+def _compare(before: Meta, now: Meta, folder: Path, path: str = "") -> None:
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            _compare(old, new, folder, f"{path}{key}.")
+        elif old != new:
+            raise StoreError(
+                f"The run folder '{folder}' holds a run with other settings: {path}{key} was {old!r}, now {new!r}. "
+                "Name another folder with --output_dir, or give the settings of that run."
+            )
+
+
+def _versions() -> Meta:
+    return {
+        "medfl": medfl.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -1,0 +1,141 @@
+"""Where each setting of a run comes from: the bundle, a method's preset, a default, or the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.settings import Execution, Settings
+from medfl.task import Task
+from medfl.types import Meta
+
+BUNDLE, DEFAULT = "bundle", "default of medfl"
+
+IMPLEMENTATION = frozenset({"foreach", "fused", "maximize", "capturable", "differentiable"})
+"""Options of torch's optimisers that are of no interest to a reader."""
+
+
+def bundle_values(bundle_root: Path) -> Meta:
+    """What the files of a bundle say: the ids of train.json and federate.json, the second winning.
+
+    Raises:
+        SettingsError: If one is no JSON object.
+    """
+    values: Meta = {}
+    for name in ("train.json", "federate.json"):
+        path = bundle_root / "configs" / name
+        try:
+            values |= json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"expected a JSON object in '{path}': {error}. Correct the file.") from None
+    return values
+
+
+def run_record(
+    task: Task,
+    bundle: Meta,
+    given_by: str,
+    *,
+    settings: Settings,
+    execution: Execution,
+    method: BaseModel,
+    method_args: Meta,
+) -> Meta:
+    """The part of ``run.json`` that says each setting's value and origin.
+
+    Args:
+        task: Of the run.
+        bundle: From `bundle_values`.
+        given_by: Who gave what differs from the bundle, for example ``command line``.
+        settings: The run's.
+        execution: The run's.
+        method: The method.
+        method_args: Its settings as given.
+    """
+    run = settings.model_dump(mode="json") | execution.model_dump()
+    names = {"networks": "networks_by_site"}
+    run = {names.get(name, name): value for name, value in run.items()}
+    facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
+    facts |= {} if task.weights is None else {"weights": task.weights.path.name}
+    optimizer, written = _optimizer(task, bundle.get("optimizer", {}))
+    own = {name: value for name, value in bundle.items() if not _computed(value)}
+    own["loss"] = str(own.get("loss", {}).get("_target_", "")).rpartition(".")[2]
+    presets: Mapping[str, Meta] = getattr(method, "presets", {})
+    table = origin_table(run | facts, own, given_by, DEFAULT)
+    table |= origin_table(optimizer, written, given_by, "default of torch")
+    table |= method_table(method.model_dump(mode="json"), method_args, bundle.get("method_args", {}), presets, given_by)
+    return {"settings": table}
+
+
+def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
+    """The optimiser's options in use, and what the bundle says of them, both named ``optimizer.NAME``."""
+    built = task.optimizer([nn.Parameter(torch.zeros(1))])
+    found = {"optimizer.name": type(built).__name__}
+    found |= {f"optimizer.{name}": value for name, value in built.defaults.items() if name not in IMPLEMENTATION}
+    said = {f"optimizer.{name}": value for name, value in written.items() if not _computed(value)}
+    said["optimizer.name"] = str(written.get("_target_", "")).rpartition(".")[2]
+    return found, said
+
+
+def origin_table(effective: Meta, bundle: Meta, given_by: str, default: str) -> dict[str, Meta]:
+    """Name to ``{"value", "origin"}``, for settings that a bundle's files may set.
+
+    A value that stands in the bundle's files is the bundle's; one that differs from them was given by the user; one
+    that the files don't name is a default.
+
+    Args:
+        effective: What the run uses, by dotted name.
+        bundle: What the bundle's files say, by the same names.
+        given_by: Who gave what differs, for example ``command line``.
+        default: What to call a value that the bundle does not name, for example ``default of medfl``.
+    """
+    table = {}
+    for name, value in effective.items():
+        plain = _plain(value)
+        if name not in bundle:
+            origin = default
+        elif _plain(bundle[name]) == plain:
+            origin = BUNDLE
+        else:
+            origin = given_by
+        table[name] = {"value": plain, "origin": origin}
+    return table
+
+
+def method_table(effective: Meta, args: Meta, bundle: Meta, presets: Mapping[str, Meta], given_by: str) -> Meta:
+    """The same for a method's settings, named ``method_args.NAME``.
+
+    Args:
+        effective: All settings of the method.
+        args: Those that were given, possibly with ``preset``.
+        bundle: Those that stand in the bundle's files.
+        presets: The method's presets.
+        given_by: Who gave what is not in the bundle's files.
+    """
+    preset = args.get("preset")
+    table = {}
+    for name, value in effective.items():
+        if name in args:
+            origin = BUNDLE if name in bundle and bundle[name] == args[name] else given_by
+        elif name in presets.get(str(preset), {}):
+            origin = f"preset {preset}"
+        else:
+            origin = "default of the method"
+        table[f"method_args.{name}"] = {"value": _plain(value), "origin": origin}
+    return table
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _computed(value: Any) -> bool:
+    """Whether a bundle computes the value, so that what its files say can't be compared with it."""
+    return isinstance(value, str) and value[:1] in "$@%"

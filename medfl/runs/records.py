@@ -1,0 +1,150 @@
+"""Reading run folders, for reports and comparisons."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from medfl.core.evaluation import Row
+from medfl.errors import StoreError
+from medfl.types import FACTS, Meta
+
+PREDICTIONS = "predictions.csv"
+"""In a site's bundle: row of its test split, label, probability of each class (p0, p1, ...), sex, centre if known."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run folder, read.
+
+    Attributes:
+        folder: Where it is.
+        run: ``run.json``: identity, settings with their origins, execution, versions, plugins, data.
+        summary: ``summary.json``; empty while the run is not over.
+        metrics: ``metrics.csv``: round, site, model, split, moment, metric, value.
+    """
+
+    folder: Path
+    run: Meta
+    summary: Meta
+    metrics: pd.DataFrame
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.run["identity"]["method"])
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.run["identity"]["settings"]["seed"])
+
+    @property
+    def data(self) -> str:
+        """Identifies the data of all sites; equal for runs that can be compared image by image."""
+        return str(self.run["identity"]["data"])
+
+    @property
+    def fold(self) -> int | None:
+        """The fold that is the sites' test sets, from 0; None where they are no folds."""
+        found = self.run.get("data", {}).get("fold")
+        return None if found is None else int(found)
+
+    @property
+    def folds(self) -> int | None:
+        """How many folds there are, whether each has a run or not; None where the test sets are no folds."""
+        found = self.run.get("data", {}).get("folds")
+        return None if found is None else int(found)
+
+    @property
+    def data_folder(self) -> Path | None:
+        """Where the data lay when the run was given, seen from where its folder is now; None where it does not say."""
+        found = self.run.get("data", {}).get("folder")
+        return None if found is None else Path(os.path.normpath(self.folder.absolute() / str(found)))
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``diverged``, ``incomplete``, or ``running`` for a run without an end (also a killed one)."""
+        return str(self.summary.get("status", "running"))
+
+    def taken_home(self, site: str) -> str | None:
+        """The kind of model that a site takes home: ``personal`` where it has one, else ``global``; None if neither."""
+        for kind in ("personal", "global"):
+            for metrics in self.summary.get("scores", {}).get(kind, {}).values():
+                if any(site in found["sites"] for found in metrics.values()):
+                    return kind
+        return None
+
+    def score(self, site: str, metric: str, split: str = "test") -> float | None:
+        """The final score of the model that a site takes home; None where there is none."""
+        scores = self.summary.get("scores", {}).get(self.taken_home(site), {}).get(split, {}).get(metric, {})
+        value = scores.get("sites", {}).get(site)
+        return None if value is None else float(value)
+
+    def at_server(self, metric: str, tests: str = "global_test", split: str = "test") -> float | None:
+        """The global model's final score on what the server holds: ``global_test`` or ``public_test``; None without."""
+        value = self.summary.get("scores", {}).get("global", {}).get(split, {}).get(metric, {}).get(tests)
+        return None if value is None else float(value)
+
+    def shared(self, metric: str) -> float | None:
+        """Mean over the sites of the final score, on the server's test set, of the model that each takes home.
+
+        None where sites take a personal model home and the run did not have the setting ``shared_test``.
+        """
+        personal = self.summary.get("scores", {}).get("personal")
+        if not personal:
+            return self.at_server(metric)
+        value = personal.get("shared", {}).get(metric, {}).get("mean")
+        return None if value is None else float(value)
+
+    def predictions(self, site: str) -> pd.DataFrame | None:
+        """What the model that a site takes home says of its test images, in their order; None without test images."""
+        path = self.folder / "sites" / site / PREDICTIONS
+        return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object")) if path.is_file() else None
+
+
+def repetition(seed: int, fold: int | None) -> str:
+    """Which of several runs of the same settings it is: ``seed 0``, or ``seed 0, fold 2``."""
+    return f"seed {seed}" + ("" if fold is None else f", fold {fold}")
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder.
+
+    Raises:
+        StoreError: If the folder holds no run, or one of its files can't be read.
+    """
+    if not (folder / "run.json").is_file():
+        raise StoreError(
+            f"expected a run folder at '{folder}', there is no run.json in it. Give the --output_dir of a run."
+        )
+    summary = folder / "summary.json"
+    return RunRecord(
+        folder,
+        _json(folder / "run.json"),
+        _json(summary) if summary.is_file() else {},
+        read_metrics(folder / "metrics.csv"),
+    )
+
+
+def read_metrics(path: Path) -> pd.DataFrame:
+    """The rows of a metrics file; none if there is no such file yet."""
+    types = dict.fromkeys(Row._fields, "object") | {"round": "int64", "value": "float64"}
+    if not path.is_file():
+        return pd.DataFrame(columns=list(types)).astype(types)
+    try:
+        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values={"value": ["nan", ""]})
+    except (ValueError, OSError) as error:
+        raise StoreError(f"'{path}' can't be read: {error}. Run the same command again to restore it.") from None
+
+
+def _json(path: Path) -> Meta:
+    try:
+        content: Meta = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise StoreError(f"'{path}' is damaged ({error}). Run the same command again, or put it back.") from None
+    return content

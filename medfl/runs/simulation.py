@@ -1,0 +1,211 @@
+"""A whole federation on this machine: checks, the run folder, the local carrier, the loop, the summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from medfl.carriers.local import LocalCarrier
+from medfl.contract import Method, Model, Parcel
+from medfl.core.carrier import MethodFactory
+from medfl.core.checks import (
+    check_labels,
+    check_plan,
+    check_privacy,
+    check_shared_test,
+    check_training,
+    check_validation,
+    warn_of_preset,
+)
+from medfl.core.evaluation import Row
+from medfl.core.journal import Outcome
+from medfl.core.server import Federation
+from medfl.core.site import SiteHost, Splits
+from medfl.core.store import Inbox, only_writer
+from medfl.data.pooled import Empty, Pooled
+from medfl.data.sites import POOLED
+from medfl.errors import StoreError
+from medfl.runs.findings import write_findings
+from medfl.runs.folder import claim, identity, note_best_round, run_id_of
+from medfl.runs.summary import SUMMARY, holdings, summarise
+from medfl.settings import Execution, Settings
+from medfl.task import Task
+from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+from medfl.utils.files import write_json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """Everything a federation in one process needs.
+
+    Attributes:
+        method: Its name, for messages and the run folder.
+        make_method: Makes the method anew.
+        task: The learning problem.
+        settings: What decides the numbers.
+        sites: Site name to its data.
+        folder: The run folder.
+        global_test: Test data that the server holds, or None.
+        public: Public data for the server, or None; no site sees them.
+        public_test: Public test images, for a model of the server that is made for them, or None.
+        execution: Where and how to compute.
+        method_args: The method's settings as given, for the record.
+        data_digest: Identifies the data, for the record.
+        classes: Names of the classes, for the record; empty means their numbers.
+        record: What else ``run.json`` holds: settings with their origins, hashes of the data, plugins.
+        leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
+        absent: Tells whether a site is absent in a step.
+        secrets: Secrets of sites by name; others are derived from the seed, as this is a simulation.
+        on_start: Called when the run folder is this run's.
+        on_round: Called after each round.
+        take_home: Called when the run is over and before the summary, which marks it as finished, is written.
+    """
+
+    method: str
+    make_method: MethodFactory
+    task: Task
+    settings: Settings
+    sites: Mapping[str, Splits]
+    folder: Path
+    global_test: Dataset | None = None
+    public: Dataset | None = None
+    public_test: Dataset | None = None
+    execution: Execution = field(default_factory=Execution)
+    method_args: Meta = field(default_factory=dict)
+    data_digest: str = ""
+    classes: tuple[str, ...] = ()
+    record: Meta = field(default_factory=dict)
+    leaks: tuple[str, ...] = ()
+    absent: Callable[[str, int], bool] = lambda site, step: False
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
+    on_start: Callable[[], None] = lambda: None
+    on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
+    take_home: Callable[[Result], object] = lambda result: None
+
+
+@dataclass
+class Result:
+    """How a run ended, with every participant's models.
+
+    Attributes:
+        outcome: Status and the server's models.
+        models: Site to its models by kind.
+        summary: What ``summary.json`` holds.
+    """
+
+    outcome: Outcome
+    models: dict[str, dict[str, Model]]
+    summary: Meta
+
+
+def simulate(run: Run) -> Result:
+    """Run a federation to its end; given the same folder again it continues, and in the end has the same bits.
+
+    Raises:
+        SettingsError: If the combination of method, task, settings and sites is not possible.
+        DataError: If no site has training data.
+        StoreError: If the folder belongs to another run, is being written, or can't be written.
+    """
+    torch.set_num_threads(run.execution.threads)
+    method = run.make_method()
+    check(run, method)
+    with only_writer(run.folder):
+        named = identity(run.method, run.method_args, run.settings, run.task, run.sites, run.data_digest)
+        hosts, viewers = _hosts(run, method, named)  # a site may refuse; then the folder stays free
+        execution = run.execution.model_dump() | {"device": run.task.device}
+        claim(run.folder, named, run.settings, execution, run.record)
+        for host in hosts.values():
+            host.check_account()
+        run.on_start()
+        forget_summary(run.folder)
+        carrier = LocalCarrier(
+            hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
+        )
+        try:
+            parts = (run.make_method, carrier, run.task, run.settings, run.folder)
+            outcome = Federation(*parts, run.public, _tests(run), run.on_round).run()
+        finally:
+            carrier.close()
+        summary = summarise(run.folder / "metrics.csv", run.method, outcome, run.settings, run.task.metrics[0])
+        classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
+        named_splits = {name: _by_name(data) for name, data in run.sites.items()}
+        summary |= {"holdings": holdings(named_splits, classes), "leaks": list(run.leaks)}
+        if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
+            summary["privacy"] = accounts
+        everyone = hosts | viewers
+        models = {
+            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
+            for name in sorted(run.sites)
+        }
+        result = Result(outcome, models, summary)
+        run.take_home(result)
+        write_findings(run.folder, outcome.findings)
+        note_best_round(run.folder, summary["best_round"])
+        write_json(run.folder / SUMMARY, summary)
+    return result
+
+
+def forget_summary(folder: Path) -> None:
+    """A run that goes on is not finished."""
+    try:
+        if (folder / SUMMARY).exists():
+            (folder / SUMMARY).unlink()
+    except OSError as error:
+        raise StoreError(
+            f"Could not remove '{folder / SUMMARY}' of the run's end before: {error.strerror}. Mend that and give the "
+            "same command again."
+        ) from error
+
+
+def _by_name(data: Splits) -> dict[str, Dataset]:
+    return {"training": data.train, "validation": data.val, "test": data.test}
+
+
+def check(run: Run, method: Method) -> None:
+    """Everything that can be checked before step 0."""
+    networks = check_plan(run.method, method, run.task, run.settings, run.sites, bool(run.public))
+    warn_of_preset(run.method, method, run.method_args, run.settings)
+    check_shared_test(run.settings, bool(run.global_test))
+    check_training(run.sites)
+    check_validation(run.settings, [name for name, data in run.sites.items() if len(data.val)])
+    check_labels(run.task.num_classes, run.sites, {"Public data": run.public, "Public test data": run.public_test})
+    images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
+    check_privacy(run.settings, method, networks, images, len(images))
+
+
+# ---- sites
+
+
+def _tests(run: Run) -> dict[str, Dataset]:
+    """The server's test sets by their names."""
+    return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
+
+
+def _hosts(run: Run, method: Method, named: Meta) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
+    """Sites that train, and holders of test data only."""
+    names = sorted(run.sites)
+    run_id = run_id_of(named)
+
+    def host(name: str, data: Splits) -> SiteHost:
+        def post(step: int, parcel: Parcel) -> None:
+            Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
+
+        folder, secret = run.folder / "state" / name, run.secrets.get(name)
+        return SiteHost(name, data, folder, run.task, run.settings, run_id, post, names, secret)
+
+    viewers = {held: host(held, Splits(Empty(), Empty(), test)) for held, test in _tests(run).items()}
+    sites = dict(sorted(run.sites.items()))
+    if run.settings.shared_test:
+        sites = {name: replace(data, shared=run.global_test) for name, data in sites.items()}
+    if not method.pools_data or len(sites) == 1:
+        return {name: host(name, data) for name, data in sites.items()}, viewers
+    parts = [data.train for data in sites.values() if len(data.train)]
+    pooled = Splits(Pooled(parts), Empty(), Empty())
+    viewers |= {name: host(name, Splits(Empty(), data.val, data.test)) for name, data in sites.items()}
+    return {POOLED: host(POOLED, pooled)}, viewers

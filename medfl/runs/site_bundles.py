@@ -1,0 +1,214 @@
+"""What a site takes home: an ordinary MONAI bundle with its own model, and what that model says of its test images."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfl.contract import Model
+from medfl.data.pooled import patients_of
+from medfl.data.sites import PATIENT
+from medfl.runs.records import PREDICTIONS
+from medfl.runs.simulation import Result, Run
+from medfl.settings import Settings
+from medfl.training.predict import predict
+from medfl.types import Dataset, Meta
+from medfl.utils.files import write_atomic
+
+Facts = Mapping[str, Sequence[str | None]]
+"""Name of a fact to what is known of each image."""
+
+README = Path("docs", "README.md")
+"""A bundle's docs."""
+
+LEFT_OUT = {"federate.json"}
+"""Configurations that make no sense for one site alone."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """What the bundles that sites take home are made from.
+
+    Attributes:
+        bundle_root: The bundle of the run; its configurations, docs and licence are copied.
+        values: Values of the run for ids of the configurations, such as ``num_classes``: they replace the bundle's.
+        shape: Of an image, (channels, *spatial), for the metadata.
+        classes: Names of the classes, for the metadata.
+        data: Name of the data set, for the metadata.
+        modality: How the images were taken, for the metadata.
+        facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
+            `PREDICTIONS`.
+    """
+
+    bundle_root: Path
+    values: Meta = field(default_factory=dict)
+    shape: Sequence[int] = ()
+    classes: Sequence[str] = ()
+    data: str = ""
+    modality: str = ""
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+
+
+def export(result: Result, run: Run, home: Home) -> list[Path]:
+    """Write a bundle for every site, and ``global/`` where the method has a global model.
+
+    Args:
+        result: Of the run.
+        run: The run; bundles go to ``sites/<name>`` and ``global`` in its folder.
+        home: What they are made from.
+
+    Returns:
+        The bundles' folders.
+
+    Raises:
+        StoreError: If one can't be written.
+    """
+    written = []
+    for site, found in sorted(result.models.items()):
+        if found:
+            target, facts = run.folder / "sites" / site, home.facts.get(site, {})
+            model = export_site(target, home, site, found)
+            predictor = run.make_method().predictor(run.task, [model])
+            write_predictions(target, predictor, run.sites[site].test, run.settings, run.task.device, facts)
+            written.append(target)
+    return written + export_global(run.folder, home, result.outcome.models)
+
+
+def export_global(folder: Path, home: Home, models: Mapping[str, Model]) -> list[Path]:
+    """Write the server's model to ``global`` in a folder, where there is one; returns the bundles' folders.
+
+    Raises:
+        StoreError: If it can't be written.
+    """
+    if "global" not in models:
+        return []
+    _write(folder / "global", home, models["global"], {})
+    return [folder / "global"]
+
+
+def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model]) -> Model:
+    """Write what a site takes home: its personal model if it has one, otherwise the global one; returns the model.
+
+    Raises:
+        StoreError: If it can't be written.
+    """
+    model = models.get("personal") or models["global"]
+    _write(target, home, model, {"site": site})
+    return model
+
+
+def write_predictions(
+    target: Path, predictor: nn.Module, test: Dataset, settings: Settings, device: str, facts: Facts
+) -> None:
+    """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
+
+    Args:
+        target: The bundle's folder.
+        predictor: Of the model.
+        test: The site's test images.
+        settings: The run's.
+        device: Where to compute.
+        facts: What is known of each of the images.
+    """
+    if len(test):
+        probabilities = predict(predictor, test, settings, device)
+        patients = patients_of(test)
+        known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
+        write_atomic(target / PREDICTIONS, _csv(probabilities, test.labels, known).encode())
+
+
+def _write(target: Path, home: Home, model: Model, values: Meta) -> None:
+    """Write a bundle, each of its files whole or not at all."""
+    values = home.values | values | {"network_name": model.network}
+    for path in _files(home.bundle_root):
+        inside = path.relative_to(home.bundle_root)
+        content = path.read_bytes()
+        if inside.parent == Path("configs") and path.suffix == ".json":
+            content = _settled(content, path.name, home, values, model.meta.get("head"))
+        if inside != README:
+            write_atomic(target / inside, content)
+    write_atomic(target / README, _introduction(home, model).encode())
+    tensors = io.BytesIO()
+    torch.save(model.tensors, tensors)
+    write_atomic(target / "models" / "model.pt", tensors.getbuffer())
+
+
+def _files(root: Path) -> list[Path]:
+    """What a bundle hands on: its configurations, docs and licence."""
+    paths = [path for part in ("configs", "docs") for path in sorted((root / part).rglob("*"))]
+    return [path for path in (*paths, root / "LICENSE") if path.is_file() and path.name not in LEFT_OUT]
+
+
+def _introduction(home: Home, model: Model) -> str:
+    """The bundle's docs, which begin with what this model is; the rest is about the bundle that it was made from."""
+    readme = home.bundle_root / README
+    rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    return (
+        f"# A network '{model.network}' trained by a federation\n\n"
+        f"Data: {home.data or 'not stated'}. Classes: {'; '.join(home.classes) or 'not stated'}. Network, classes and "
+        "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
+        " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n" + rest
+    )
+
+
+def _settled(config: bytes, name: str, home: Home, values: Meta, head: Meta | None) -> bytes:
+    """A configuration with the run's values where it has such ids, so that nobody needs to give them again.
+
+    A head that the model has in place of its network's own stands around the network's definition.
+    """
+    content = json.loads(config)
+    if name == "metadata.json":
+        _describe(content, home)
+    else:
+        content |= {key: value for key, value in values.items() if key in content}
+        if head is not None and "network_def" in content:
+            around = {"_target_": "medfl.networks.parts.with_head", "network": content["network_def"], "head": head}
+            content["network_def"] = around
+    return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
+
+
+def _describe(metadata: Any, home: Home) -> None:
+    """Make the metadata say what this network takes and gives, and which data it comes from."""
+    if home.shape and home.classes:
+        channels, *edges = home.shape
+        lengths = " x ".join(map(str, edges))
+        metadata |= {
+            "description": f"A network trained by a federation on '{home.data}'",
+            "data_source": home.data or "not stated",
+            "image_classes": f"{channels} channels of {lengths}, scaled to [0, 1], normalised as in inference.json",
+            "label_classes": f"one of {len(home.classes)} classes: {'; '.join(home.classes)}",
+            "pred_classes": f"one logit for each of the {len(home.classes)} classes",
+        }
+    formats = metadata.get("network_data_format", {})
+    image = formats.get("inputs", {}).get("image")
+    pred = formats.get("outputs", {}).get("pred")
+    if image is not None and home.shape:
+        channels, *size = home.shape
+        image |= {"num_channels": channels, "spatial_shape": list(size), "modality": home.modality or "not stated"}
+        if len(image.get("channel_def", {})) != channels:
+            image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
+            image["format"] = "magnitude"
+    if pred is not None and home.classes:
+        count = len(home.classes)
+        names = {str(number): name for number, name in enumerate(home.classes)}
+        pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
+
+
+def _csv(probabilities: torch.Tensor, labels: torch.Tensor, facts: Facts) -> str:
+    """Row, label and probabilities of each image, and the facts that are known of any."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    told = {name: entries for name, entries in facts.items() if any(entries)}
+    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1])), *told])
+    for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
+        last = [entries[row] or "" for entries in told.values()]
+        writer.writerow([row, label, *(f"{value:.9g}" for value in values), *last])
+    return text.getvalue()

@@ -1,0 +1,115 @@
+"""The summary of a run: its last round's scores, its costs, and who holds what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from medfl.core.journal import FINISHED, Outcome
+from medfl.metrics import worst
+from medfl.runs.records import read_metrics
+from medfl.settings import Settings
+from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+
+SUMMARY = "summary.json"
+"""The file that a run writes last: a folder with it holds a run that is over, with all that belongs to it."""
+
+COSTS = {
+    "bytes_up": "bytes_up",
+    "bytes_down": "bytes_down",
+    "bytes_to_peers": "bytes_to_peers",
+    "train_seconds": "work_seconds",
+    "evaluate_seconds": "evaluate_seconds",
+}
+"""Name of a cost in the summary to its metric in ``metrics.csv``."""
+
+
+def summarise(csv: Path, method: str, outcome: Outcome, settings: Settings, metric: str) -> Meta:
+    """The scores of the run's models (per site, mean, worst site, the global test set), and what each site spent.
+
+    Args:
+        csv: The run's ``metrics.csv``.
+        method: The method's name.
+        outcome: How the run ended.
+        settings: The run's.
+        metric: What rounds are compared by.
+    """
+    table = read_metrics(csv)
+    scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test", "shared"])]
+    round_ = scores["round"].max() if outcome.round == outcome.rounds else outcome.round
+    scores = scores[(scores["round"] == round_) & ~scores["model"].str.contains("@")]
+    results: Meta = {}
+    for (model, split, name), group in scores.groupby(["model", "split", "metric"]):
+        values = dict(zip(group["site"], group["value"], strict=True))
+        pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
+        found = [value for value in values.values() if not math.isnan(value)]
+        results.setdefault(str(model), {}).setdefault(str(split), {})[str(name)] = {
+            "mean": sum(found) / len(found) if found else None,
+            "worst": worst(str(name), found) if found else None,
+            "sites": {site: _number(value) for site, value in values.items()},
+            "global_test": _number(pooled),
+            "public_test": _number(public),
+        }
+    return {
+        "method": method,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "rounds": outcome.rounds,
+        "evaluated_round": None if scores.empty else int(round_),
+        "models_round": outcome.round,
+        "best_round": chosen_round(outcome, settings, metric),
+        "scores": results,
+        "costs": _costs(table),
+    }
+
+
+def chosen_round(outcome: Outcome, settings: Settings, metric: str) -> Meta | None:
+    """Which round had the best validation score, and what came of it; None where the run does not ask."""
+    if not settings.validates:
+        return None
+    best = outcome.best
+    return {
+        "round": best.round or None,
+        "metric": metric,
+        "score": best.score if best.round else None,
+        "on": "validation images, mean over the sites",
+        "taken_home": settings.best_round and best.round > 0,
+        "ended_early": outcome.status == FINISHED and outcome.rounds < settings.rounds,
+    }
+
+
+def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str]) -> Meta:
+    """Who holds what: images of each class, by site and split.
+
+    Args:
+        sites: Site to split to data.
+        classes: Names of the classes.
+    """
+
+    def counts(data: Dataset) -> list[int]:
+        found: list[int] = torch.bincount(data.labels, minlength=len(classes)).tolist()
+        return found
+
+    return {
+        "classes": list(classes),
+        "sites": {
+            site: {split: counts(data) for split, data in splits.items()} for site, splits in sorted(sites.items())
+        },
+    }
+
+
+def _costs(table: pd.DataFrame) -> Meta:
+    sums = table[table["split"] == "train"].groupby(["site", "metric"])["value"].sum()
+    return {
+        str(site): {name: float(sums.get((site, metric), 0.0)) for name, metric in COSTS.items()}
+        for site in sorted(set(sums.index.get_level_values("site")))
+    }
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)

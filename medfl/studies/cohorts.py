@@ -1,0 +1,157 @@
+"""A study's data: found, prepared and partitioned before the first run. Each folder is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from medfl.data.datalists import FILE
+from medfl.data.partition_file import PARTITION
+from medfl.errors import DataError, StoreError
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
+from medfl.plugins import Registry
+from medfl.report.sections.holdings import draw_partition
+from medfl.runs.records import repetition
+from medfl.studies.checks import SOURCE_VARIABLE, difference, make_plan
+from medfl.studies.jobs import dataset_dir, drops_public, public_dir
+from medfl.studies.preps import Prep
+from medfl.studies.schema import DataSet, Study, slug
+from medfl.types import Meta
+from medfl.utils.files import write_json
+
+Say = Callable[[str], None]
+
+STAMP = "prep.json"
+"""Beside a pooled data set: how it was prepared."""
+
+
+def check_data(study: Study, source: Path | None, out: Path, registry: Registry) -> None:
+    """Look for everything that `make_data` will need; nothing is written.
+
+    Raises:
+        DataError: If data are missing.
+        SettingsError: If a partition is not possible.
+        PluginError: If a scheme is unknown.
+        StoreError: If a partition that is there was made in another way.
+    """
+    for name, data in study.data.items():
+        if data.partition is not None:
+            for seed, fold in study.repetitions(data):
+                _is_there(
+                    dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold)
+                )
+        if data.prep is None:
+            _folder(name, data, source)
+        elif not (_pool(out, name) / FILE).is_file():
+            find_release(name, data.prep, source)
+        if data.public is not None and not (public_dir(out, name) / FILE).is_file():
+            find_release(name, data.public, source)
+
+
+def make_data(study: Study, source: Path | None, out: Path, registry: Registry, say: Say) -> None:
+    """Prepare and partition what is not there yet.
+
+    Args:
+        study: A study that `check_data` let pass.
+        source: Folder of the data as they are.
+        out: Folder of the study.
+        registry: Knows the schemes.
+        say: Gets a line for each step, licences and warnings.
+    """
+    for name, data in study.data.items():
+        if data.public is not None:
+            _prepared(name, data.public, source, public_dir(out, name), say)
+        if data.partition is None:
+            continue
+        if data.prep is not None:
+            pool = _prepared(name, data.prep, source, _pool(out, name), say)
+        else:
+            pool = _folder(name, data, source)
+        for seed, fold in study.repetitions(data):
+            place, plan = dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold)
+            if not _is_there(place, plan):
+                say(f"partition: {plan.scheme} of {name}, {repetition(plan.seed, fold)} -> {place}")
+                draw_partition(place, partition(pool, place, plan, registry.partition(plan.scheme)))
+                for warning in _facts(place)["warnings"]:
+                    say(f"warning: {warning}")
+
+
+def _plan(out: Path, name: str, data: DataSet, seed: int, registry: Registry, fold: int | None) -> Plan:
+    """The plan of a partition, with the public data that it compares with the private ones."""
+    plan = make_plan(name, data, seed, registry, fold)
+    return replace(plan, public=str(public_dir(out, name))) if drops_public(data) else plan
+
+
+def find_release(name: str, prep: Prep, source: Path | None) -> Path:
+    """The release of a data set.
+
+    Raises:
+        DataError: If it is not in the source folder, or there is no source folder.
+    """
+    return prep.find(_source(name, source))
+
+
+def _prepared(name: str, prep: Prep, source: Path | None, pool: Path, say: Say) -> Path:
+    """The pooled data set, prepared now if it is not there yet."""
+    asked, stamp = prep.model_dump(mode="json"), pool.with_name(STAMP)
+    if not (pool / FILE).is_file():
+        say(f"prep: {', '.join(f'{key} {value}' for key, value in asked.items() if value is not None)} -> {pool}")
+        pool.parent.mkdir(parents=True, exist_ok=True)
+        write_json(stamp, asked)
+        prep.make(_source(name, source), pool, say)
+    elif stamp.is_file() and (found := json.loads(stamp.read_text(encoding="utf-8"))) != asked:
+        changed = [key for key in asked if found.get(key) != asked[key]]
+        unlike = ", ".join(f"{key} was {found.get(key)}, now {asked[key]}" for key in changed)
+        raise StoreError(f"'{pool}' was prepared in another way: {unlike}. Give another --out.")
+    return pool
+
+
+def _pool(out: Path, name: str) -> Path:
+    return out / "data" / slug(name) / "pooled"
+
+
+def _folder(name: str, data: DataSet, source: Path | None) -> Path:
+    """A folder of the source: pooled if the data set is to be partitioned, else one folder for each site."""
+    assert data.folder is not None  # the schema: either 'prep' or 'folder'
+    folder = _source(name, source) / data.folder
+    pattern = "*/" + FILE if data.partition is None else FILE
+    if not any(folder.glob(pattern)):
+        kind = "a partitioned data set (site folders)" if data.partition is None else "a pooled data set"
+        raise DataError(
+            f"data set '{name}': expected {kind} at '{folder}', there is no '{pattern}'. "
+            "Correct 'folder' in the study, or give another --source."
+        )
+    return folder
+
+
+def _source(name: str, source: Path | None) -> Path:
+    if source is None:
+        raise DataError(
+            f"data set '{name}' needs a folder of data: give it as --source, or name it in the environment "
+            f"variable {SOURCE_VARIABLE}."
+        )
+    return source
+
+
+def _is_there(place: Path, plan: Plan) -> bool:
+    """Whether a partition is there.
+
+    Raises:
+        StoreError: If it was made in another way.
+    """
+    if not (place / PARTITION).is_file():
+        return False
+    unlike = difference(plan, _facts(place))
+    if unlike:
+        raise StoreError(
+            f"the partition '{place}' was made in another way: {unlike}. Give another --out, or the study as it was."
+        )
+    return True
+
+
+def _facts(place: Path) -> Meta:
+    facts: Meta = json.loads((place / PARTITION).read_text(encoding="utf-8"))
+    return facts

@@ -1,0 +1,190 @@
+"""A study's tables and reports, from its run folders. A run that is not finished is named with its status."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pandas as pd
+
+from medfl.errors import MedflError
+from medfl.plugins import Registry
+from medfl.privacy.gaussian import SENSITIVITY
+from medfl.report.claims import check_claim, claims_markdown, claims_table
+from medfl.report.compare import compare, to_markdown
+from medfl.report.forgetting import forgetting_metric, forgetting_table
+from medfl.report.formats import listed, table_lines
+from medfl.report.groups import group_runs
+from medfl.report.page import write_report
+from medfl.report.rounds_markdown import rounds_markdown
+from medfl.report.scores import key_metrics
+from medfl.runs.findings import read_findings
+from medfl.runs.records import read_run
+from medfl.studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
+from medfl.studies.cohorts import Say
+from medfl.studies.jobs import Job, dataset_dir
+from medfl.studies.people import people_markdown, people_table
+from medfl.studies.runner import Outcome
+from medfl.studies.schema import Study, slug
+from medfl.studies.site_models import models_markdown, models_table
+from medfl.utils.files import write_atomic
+
+OVER = ("finished", "diverged", "incomplete")
+"""Statuses of runs that have scores to compare."""
+
+
+def write_tables(
+    study: Study, outcome: Outcome[Job], data: str, out: Path, attacked: Outcome[AttackJob] | None = None
+) -> None:
+    """Write ``results/<data>.md`` and ``.csv`` from the runs that are over.
+
+    Where they have something to tell, there are ``-models.csv`` (each site's model at every site), ``-rounds.csv``,
+    ``-claims.csv`` and ``-attacks.csv``, too.
+
+    Args:
+        study: The study.
+        outcome: How its runs stand.
+        data: Name of a data set.
+        out: Folder of the study.
+        attacked: How the attacks on them stand, once they have begun.
+    """
+    jobs = {job: status for job, status in outcome.status.items() if job.data == data}
+    over = _over(study, outcome, data)
+    parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else "", _standing(jobs)]
+    try:
+        if over:
+            parts += _tables(study, data, over, out)
+            parts += [_releases(over), _attacks(study, data, over, out)]
+    except MedflError as error:
+        parts.append(f"No table: {error}\n")
+    parts.append(_failed(attacked, data))
+    write_atomic(_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
+
+
+def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: Say, registry: Registry) -> None:
+    """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none.
+
+    Args:
+        study: The study.
+        outcome: How its runs stand.
+        data: Name of a data set.
+        out: Folder of the study.
+        say: Shows a line.
+        registry: Its plugins bring the sections of the page.
+    """
+    over = _over(study, outcome, data)
+    try:
+        rows = [job.row for job in over]
+        page, baselines = _path(out, data, ".html"), _baselines(study, rows)
+        write_report([job.folder for job in over], page, rows, baselines, registry)
+    except MedflError as error:
+        say(f"no page about {data}: {error}")
+
+
+def write_people(study: Study, data: str, source: Path | None, out: Path) -> None:
+    """Write ``results/<data>.md`` and ``.csv`` about who is at the sites, in the partition of each seed.
+
+    Args:
+        study: The study; its data are there.
+        data: Name of a data set.
+        source: Folder of the data as they are.
+        out: Folder of the study.
+    """
+    one, page, tables = study.data[data], _path(out, data, ".md"), []
+    parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else ""]
+    for seed, fold in study.repetitions(one):
+        if fold:
+            continue  # the folds of a seed have the same people
+        place = dataset_dir(out, source, data, one, seed, fold)
+        tables.append(people_table(place).assign(seed=seed))
+        parts += [f"### Seed {seed}\n", people_markdown(tables[-1].drop(columns="seed"), place, page)]
+    write_atomic(_path(out, data, ".csv"), pd.concat(tables).to_csv(index=False).encode())
+    write_atomic(page, "\n".join(part for part in parts if part).encode())
+
+
+def _over(study: Study, outcome: Outcome[Job], data: str) -> list[Job]:
+    """The runs with scores to compare, in the order of the rows."""
+    order = list(study.rows)
+    over = [job for job, status in outcome.status.items() if job.data == data and status in OVER]
+    return sorted(over, key=lambda job: order.index(job.row))
+
+
+def _path(out: Path, data: str, ending: str) -> Path:
+    return out / "results" / f"{slug(data)}{ending}"
+
+
+def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
+    """Write the tables of at least one run, and say them in Markdown.
+
+    While a baseline has no run, the first row stands in.
+    """
+    labels, runs = [job.row for job in jobs], [read_run(job.folder) for job in jobs]
+    last = compare(runs, study.metrics or None, _baselines(study, labels), labels=labels)
+    groups = group_runs(runs, labels)
+    claims = [check_claim(groups, claim.measure, claim.better, claim.than) for claim in study.claims]
+    metric = forgetting_metric(groups)
+    rounds = forgetting_table(groups, metric) if metric else pd.DataFrame()
+    models = models_table(groups, list(last["metric"].unique()))
+    tables = {"": last, "-models": models, "-rounds": rounds, "-claims": claims_table(claims)}
+    for ending, table in tables.items():
+        if not table.empty:
+            write_atomic(_path(out, data, f"{ending}.csv"), table.to_csv(index=False).encode())
+    parts = [to_markdown(last), *(models_markdown(models, metric) for metric in key_metrics(groups)[:1])]
+    return [*parts, rounds_markdown(rounds), claims_markdown(claims)]
+
+
+def _baselines(study: Study, labels: Collection[str]) -> dict[str, str]:
+    """The row that each row is compared with, if that has runs."""
+    named = {name: row.baseline or study.baseline for name, row in study.rows.items()}
+    return {name: base for name, base in named.items() if base is not None and base in labels}
+
+
+def _attacks(study: Study, data: str, jobs: list[Job], out: Path) -> str:
+    """Write what the attacks found on the runs that are over, and say it in Markdown."""
+    table = attack_table(attack_jobs(study, jobs))
+    if not table.empty:
+        write_atomic(_path(out, data, "-attacks.csv"), table.to_csv(index=False).encode())
+    return attacks_markdown(table)
+
+
+def _failed(attacked: Outcome[AttackJob] | None, data: str) -> str:
+    """A line for each attack that was tried and gave nothing."""
+    tried = attacked.status.items() if attacked else ()
+    failed = [(one, status) for one, status in tried if one.run.data == data and status.startswith("failed")]
+    lines = [f"- {one.kind} of {one.run.row}, {one.run.repetition}: {status}; see {one.log}" for one, status in failed]
+    return "\n".join(["Attacks that failed:\n", *lines]) + "\n" if lines else ""
+
+
+def _releases(jobs: list[Job]) -> str:
+    """What is promised for the images that sites released, a line for each row and promise; empty if none did."""
+    found = {(job.row, *cells): None for job in jobs if (cells := _release(job.folder))}
+    if not found:
+        return ""
+    head = ["method", "noise", "variance", "clip", "epsilon, add or remove", "epsilon, replace"]
+    return f"### Privacy of released images\n\n{table_lines([head, *map(list, found)])}\n"
+
+
+def _release(folder: Path) -> list[str]:
+    """Noise, variance, clip and both epsilons of what a run released of each image; empty if it released none."""
+    from medfl.privacy.release import Release, epsilon_together
+
+    sharing = read_findings(folder).meta.get("sharing", {})
+    copies = [Release.from_meta(meta) for meta in sharing.get("releases", [])]
+    if not copies or not sharing["items"]:
+        return []
+    columns: list[list[str]] = [
+        [one.noise for one in copies],
+        ["-" if one.noise == "none" else f"{one.variance:g}" for one in copies],
+        ["none" if one.clip is None else f"{one.norm.upper()} {one.clip:g}" for one in copies],
+    ]
+    epsilons = [epsilon_together(copies, adjacency) for adjacency in SENSITIVITY]
+    promised = ["no differential privacy" if epsilon is None else f"{epsilon:.2f}" for epsilon in epsilons]
+    return [*(listed(list(dict.fromkeys(column))) for column in columns), *promised]
+
+
+def _standing(jobs: dict[Job, str]) -> str:
+    """How many runs are finished, and a line for each that is not."""
+    finished = sum(status == "finished" for status in jobs.values())
+    lines = [f"{finished} of {len(jobs)} runs are finished.\n"]
+    lines += [f"- {job.row}, {job.repetition}: {status}" for job, status in jobs.items() if status != "finished"]
+    return "\n".join(lines) + ("\n" if len(lines) > 1 else "")

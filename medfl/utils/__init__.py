@@ -1,0 +1,1 @@
+"""What knows nothing of learning: bytes, files, locks, random streams, YAML, progress."""

@@ -1,0 +1,155 @@
+"""Random streams: pure functions of (seed, name, round, label), never state that runs along.
+
+A stream does not depend on which site ran first, in which process, or after how many restarts; that is why a killed
+run ends in the same bits. `SecretStream` is the other kind, for privacy noise: the server knows the run's seed, so
+noise drawn from it could be subtracted; this one is keyed by a secret that only the site holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+
+def seed_of(*key: str | int) -> int:
+    """A 63-bit seed for a key; a different key gives an unrelated seed.
+
+    Args:
+        key: Strings and integers, for example ``(seed, "site-02", 3, "batches")``.
+
+    Returns:
+        An integer in [0, 2**63).
+    """
+    digest = hashlib.sha256(json.dumps(key).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def make_generator(*key: str | int) -> torch.Generator:
+    """A CPU generator seeded by `seed_of(*key)`."""
+    return torch.Generator().manual_seed(seed_of(*key))
+
+
+@contextlib.contextmanager
+def pinned(*key: str | int) -> Iterator[None]:
+    """Within the block torch's, numpy's and python's global generators depend on the key alone; then they are put back.
+
+    Dropout, initialisers and third-party transforms draw from the global generators, so each step pins them.
+    """
+    seed = seed_of(*key)
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        _seed_torch(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's global generators.
+
+    A GPU that was not started (see `medfl.training.loop.pick_device`) is not asked for, as CUDA would then fail in
+    processes that are forked later. `torch.manual_seed` would also keep a call, and the stack from which it came, for
+    every device that might be started later; over many rounds that costs much time and memory.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
+class SecretStream:
+    """A cryptographic stream of random numbers (SHAKE-256 in counter mode over a keyed hash).
+
+    Args:
+        secret: The site's secret, at least 16 bytes. Nobody else may know it.
+        key: What the numbers are for, for example ``(run id, round, label, hash of the payload)``. The same secret
+            and key always give the same numbers, so an order that is sent again never draws fresh noise.
+
+    Raises:
+        ValueError: If the secret is shorter than 16 bytes.
+    """
+
+    _CHUNK = 1 << 20  # numbers per block: bounds the memory of a large draw
+
+    def __init__(self, secret: bytes, *key: str | int) -> None:
+        if len(secret) < 16:
+            raise ValueError(f"a site's secret has at least 16 bytes, got {len(secret)}")
+        self._key = hmac.new(secret, json.dumps(key).encode(), hashlib.sha256).digest()
+        self._counter = 0
+
+    def _uniform64(self, n: int) -> np.ndarray:
+        """n doubles in (0, 1), of 53 random bits each."""
+        parts = []
+        for start in range(0, n, self._CHUNK):
+            size = min(self._CHUNK, n - start)
+            block = hashlib.shake_256(self._key + self._counter.to_bytes(8, "big")).digest(8 * size)
+            self._counter += 1
+            parts.append(((np.frombuffer(block, dtype="<u8") >> 11).astype(np.float64) + 0.5) * 2.0**-53)
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def seed(self) -> int:
+        """A seed in [0, 2**63) for generators that can't be cryptographic, such as torch's own."""
+        block = hashlib.shake_256(self._key + self._counter.to_bytes(8, "big")).digest(8)
+        self._counter += 1
+        return int.from_bytes(block, "big") >> 1
+
+    def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Uniform numbers in (0, 1), float64, of the given shape."""
+        return torch.from_numpy(self._uniform64(int(np.prod(shape)))).reshape(shape)
+
+    def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Standard normal numbers, float64, of the given shape (Box-Muller)."""
+        n = int(np.prod(shape))
+        half = (n + 1) // 2
+        radius = np.sqrt(-2.0 * np.log(self._uniform64(half)))
+        angle = 2.0 * np.pi * self._uniform64(half)
+        return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]).reshape(shape)
+
+    def laplace(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Laplace numbers of scale 1 (variance 2), float64, of the given shape."""
+        u = self._uniform64(int(np.prod(shape))) - 0.5
+        return torch.from_numpy(-np.sign(u) * np.log1p(-2.0 * np.abs(u))).reshape(shape)
+
+
+class Aside:
+    """Within its block torch's global generators are another stream, which goes on where the block before left it.
+
+    For a second model whose dropout must not take numbers from the first one's.
+
+    Args:
+        generator: Gives the seed of the stream.
+        device: The device whose generator is swapped, beside the CPU's.
+    """
+
+    def __init__(self, generator: torch.Generator, device: str = "cpu") -> None:
+        self._devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+        with torch.random.fork_rng(devices=self._devices):
+            _seed_torch(int(torch.randint(2**62, (), generator=generator)))
+            self._other = self._state()
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *error: object) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        here, (cpu, cuda) = self._state(), self._other
+        torch.set_rng_state(cpu)
+        for device, state in zip(self._devices, cuda, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        self._other = here
+
+    def _state(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]

@@ -1,0 +1,128 @@
+"""FedCross."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from medfl.contract import Limit, Model, Order, Parcel, Reply, Server, Site
+from medfl.methods.transfer import MODEL
+from medfl.task import Task
+from medfl.training.optimizer_state import split
+from medfl.types import Meta, Tensors
+from medfl.utils.wire import prefixed, select
+from medfl_methods.fedcross.ensemble import Ensemble
+from medfl_methods.fedcross.relay import HELD, ONE, Relay, held
+
+SEEN = "seen/"
+"""What copies begin with, in a site's state, that are there to be scored with."""
+
+
+class FedCross(Relay):
+    """Models go from site to site and are trained where they are; nothing is ever averaged.
+
+    With ``circulating = K`` there are as many models as sites with training data, and in each round each site trains
+    the one that the route gives it. With ``one`` a single model visits all sites in turn in each round. The server
+    draws the route, keeps track of who holds which model, and holds none itself. A model that can't reach its host,
+    whose host is away, or whose training is not finite stays with the site that holds it. With partial participation
+    the models that participants hold are dealt among them, and the others wait.
+
+    After a round that is evaluated, models are copied to where they are scored. The single model goes to all sites and
+    is their ``global`` model. Of K models, ``test = ensemble`` gives all to all: a site's ``ensemble`` is the mean of
+    their probabilities, its ``personal`` model, which it takes home, the one that it trained last. ``test = owner``
+    sends each to the site for which it began, as that site's ``personal`` model. A site that is away then is scored
+    with what it has.
+
+    When to use it: Where sites are few, trust each other with their models, and averaging loses what a site has
+    learned. Each site's raw model reaches another site; and with many unlike sites a model forgets the first ones
+    before it comes back.
+
+    Attributes:
+        optimizer_state: ``reset`` starts the optimiser anew at each visit; ``travel`` sends its state with the model.
+        test: What is scored where K models circulate: ``ensemble`` or ``owner``; of no effect with a single one.
+
+    Source: Xu, Deng, Chen, Kuang, Barber, Kim, Gateno, Xia, Yan, Federated Cross Learning for Medical Image
+    Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
+    """
+
+    presets: ClassVar[Mapping[str, Meta]] = {
+        "paper": {"init": "own", "optimizer_state": "travel"},
+        "fedskd": {"circulating": "one"},
+        "medfl": {},
+    }
+    limits: ClassVar[tuple[Limit, ...]] = tuple(
+        Limit(
+            "fedcross_star",
+            {"circulating": "K", "test": "owner", "route": "random_permutation", "optimizer_state": state},
+            {"p2p_scale": 1, "optimizer_state": state},
+        )
+        for state in ("reset", "travel")
+    )
+
+    optimizer_state: Literal["reset", "travel"] = "reset"
+    test: Literal["ensemble", "owner"] = "ensemble"
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether the optimiser goes on."""
+        return self.optimizer_state == "travel"
+
+    def closing(self, server: Server) -> list[str]:
+        """Copies are shared after a round that is evaluated."""
+        return ["share", "keep"] if server.settings.due(server.round) else []
+
+    def close(self, site: Site, order: Order) -> Reply:
+        """Post copies of the models that this site holds, or keep the copies that came."""
+        if order.op == "share":
+            return Reply(parcels=self.copies(site, order.meta["sites"]))
+        came = [parcel.tensors for parcel in site.inbox if parcel.meta["stamp"] == [site.round]]
+        site.state.tensors = {name: t for name, t in site.state.tensors.items() if name.startswith(HELD)}
+        for tensors in came:
+            site.state.tensors |= prefixed(select(tensors, MODEL), SEEN)
+        site.state.meta["seen"] = site.round
+        return Reply()
+
+    def copies(self, site: Site, sites: list[str]) -> list[Parcel]:
+        """A parcel for each other site that is scored with a model that this one holds; all models in it."""
+        mine = {model: split(held(site, model))[0] for model in site.state.meta["holds"]}
+        everywhere = self.circulating == "one" or self.test == "ensemble"
+        parcels = []
+        for to in sites:
+            wanted = [model for model in mine if to != site.name and (everywhere or model == to)]
+            tensors = {f"{MODEL}{model}/{name}": t for model in wanted for name, t in mine[model].items()}
+            meta: Meta = {"owner": site.name, "network": site.network, "stamp": [site.round]}
+            parcels += [Parcel(to, tensors, meta)] if wanted else []
+        return parcels
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """What a site is scored with; nothing at the server."""
+        if isinstance(holder, Server):
+            return {}
+        known = self.known(holder)
+        latest = split(held(holder, holder.state.meta.get("resident", "")))[0] or self.begin(holder, holder.name)
+        own = known.get(holder.name, latest) if self.test == "owner" else latest
+        personal = {"personal": Model(holder.network, own)}
+        if holder.state.meta.get("seen") != holder.round:  # it was away when copies were shared
+            return personal
+        if self.circulating == "one":
+            return {"global": Model(holder.network, known.get(ONE) or self.begin(holder, ONE))}
+        if self.test == "owner" or not known:
+            return personal
+        tensors = {f"{model}/{name}": t for model in sorted(known) for name, t in known[model].items()}
+        return personal | {"ensemble": Model(holder.network, tensors, {"members": sorted(known)})}
+
+    def known(self, site: Site) -> dict[str, Tensors]:
+        """The models that a site holds or has copies of, by name."""
+        copies = select(site.state.tensors, SEEN)
+        seen = {model: select(copies, f"{model}/") for model in {name.partition("/")[0] for name in copies}}
+        return seen | {model: split(held(site, model))[0] for model in site.state.meta.get("holds", [])}
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        """The model, or the ensemble of its members."""
+        model = models[0]
+        if "members" not in model.meta:
+            return super().predictor(task, models)
+        members = [task.load(select(model.tensors, f"{name}/"), model.network) for name in model.meta["members"]]
+        return Ensemble(members).to(task.device).eval()

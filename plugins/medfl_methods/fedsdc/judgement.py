@@ -1,0 +1,94 @@
+"""What sites find out about the heads of a pool: how often each is right, which agree, what their votes are worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfl.contract import Site
+from medfl.networks.parts import body_and_head
+from medfl.training.loop import autocast
+from medfl.training.predict import logits
+from medfl.types import Dataset, Meta
+from medfl.utils.tells import Form, count, fields
+from medfl_methods.fedsdc.voting import elected
+
+
+def opinions(model: nn.Module, data: Dataset, site: Site) -> torch.Tensor:
+    """Class probabilities by each head of a network: shape (heads, n, num_classes), float64, on the CPU.
+
+    Args:
+        model: With a `medfl_methods.fedsdc.voting.VotingHead`, on the task's device.
+        data: n >= 1 images.
+        site: Gives precision and device.
+    """
+    body, head = body_and_head(model.eval())
+    features = logits(body, data, site.settings, site.task.device).to(site.task.device)
+    with torch.no_grad(), autocast(site.settings, site.task.device):
+        said = [one(features).double().softmax(dim=1).cpu() for one in head.heads]  # type: ignore[union-attr]
+    return torch.stack(said)
+
+
+def judge(said: torch.Tensor, labels: torch.Tensor, ranking: Sequence[int] | None, vote: bool = True) -> Meta:
+    """How often each head is right, how often each two agree, how often the best ones together are right.
+
+    Args:
+        said: As `opinions` gives it.
+        labels: Shape (n,).
+        ranking: Heads from the best; None in their order.
+        vote: Whether heads together vote; otherwise the mean of their probabilities counts.
+
+    Returns:
+        ``images``, n; ``right``, a count for each head; ``agree``, a count for each two heads; ``votes``, a count for
+        the first head of the ranking, the first two, and so on.
+    """
+    chosen = said.argmax(dim=2)
+    order = list(range(len(said)) if ranking is None else ranking)
+    together = elected if vote else _likeliest
+    return {
+        "images": len(labels),
+        "right": (chosen == labels).sum(dim=1).tolist(),
+        "agree": (chosen[:, None] == chosen[None]).sum(dim=2).tolist(),
+        "votes": [int((together(said[order[: count + 1]]) == labels).sum()) for count in range(len(order))],
+    }
+
+
+def judgement(heads: str) -> Form:
+    """What `judge` tells: the form of a fact.
+
+    Args:
+        heads: Under which name the order tells how many heads there are.
+    """
+    return fields(images=count(), right=count(heads), agree=count(heads, heads), votes=count(heads))
+
+
+def _likeliest(said: torch.Tensor) -> torch.Tensor:
+    return said.sum(dim=0).argmax(dim=1)
+
+
+def total(told: Iterable[Mapping[str, Any]]) -> Meta:
+    """The sums of what sites told, by key."""
+    sums: dict[str, torch.Tensor] = {}
+    for one in told:
+        for name, value in one.items():
+            sums[name] = sums.get(name, torch.zeros((), dtype=torch.int64)) + torch.tensor(value)
+    return {name: value.tolist() for name, value in sums.items()}
+
+
+def rank(right: Sequence[int]) -> list[int]:
+    """Heads from the one that is right most often; among equals the first comes first."""
+    return sorted(range(len(right)), key=lambda head: (-right[head], head))
+
+
+def kept_count(gamma: float, heads: int) -> int:
+    """ceil(gamma * heads), at least 1.
+
+    Args:
+        gamma: Share of the heads that answer, in (0, 1].
+        heads: Number of heads, >= 1.
+    """
+    return max(1, math.ceil(gamma * heads - 1e-9))  # 0.55 * 100 is 55, whatever floating point says

@@ -1,0 +1,300 @@
+"""FedSDC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from medfl.contract import Findings, Holder, Kind, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.errors import RefusedError, SettingsError
+from medfl.methods.aggregation import add_update, check_updates, participants, sample
+from medfl.methods.averaging import Averaging, shared_of
+from medfl.methods.server_optimizer import momentum_step
+from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
+from medfl.networks.parts import body_and_head, features_of, head_path, without_head
+from medfl.task import Task
+from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.rng import pinned
+from medfl.utils.tells import Tell, count
+from medfl.utils.wire import prefixed, select
+from medfl_methods.fedsdc.heads import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
+from medfl_methods.fedsdc.judgement import judge, judgement, kept_count, opinions, rank, total
+
+HEAD = "head/"
+"""The head that a site trained, in its reply."""
+
+
+class FedSDC(Averaging):
+    """One body that all sites share, and many unlike heads that are dealt anew to the sites in each round.
+
+    There are as many heads as participants in a round. A site trains the body with the head that it gets, by the task's
+    loss, and sends back the changes of both. The server adds the mean change of the body with momentum, and each head's
+    to that head. The heads vote on the shared body; tied classes go by the sum of probabilities. The vote is the run's
+    global model, and what every site takes home. In the end sites with validation images count how often each head is
+    right, each two agree, and the best ones together are right (``judged``), unless the run has a privacy setting.
+
+    With ``gamma`` below 1 (FedSDC+) the best ceil(gamma H) of H heads vote, by their accuracy on the union of the
+    sites' validation images. With one participant in a round, ``beta = 0`` and ``diversity = false`` this trains as
+    `fedavg` does with that participant; with ``beta = 0``, ``diversity = false`` and ``shuffle = false`` as `fedper`.
+
+    When to use it: Where sites hold unlike shares of the classes and one classifier would be pulled to and fro between
+    them. It needs a body that serves all heads, and gains nothing where sites are alike.
+
+    Attributes:
+        beta: Momentum of the body at the server, in [0, 1). 0 makes its aggregation that of FedAvg.
+        diversity: Whether heads have two linear layers, each of another width; otherwise all are like the network's
+            own, and begin with its initial tensors.
+        shuffle: Whether heads are dealt anew in each round; otherwise each site with training images has its own.
+        rho: Smallest and largest width between the two layers, as a share of the body's features, in (0, 1].
+        dropout: Between the two layers, in [0, 1).
+        head_activation: ``none`` leaves the two layers linear as the paper does; ``relu`` stands between them.
+        gamma: Share of the heads that answer, in (0, 1]; rounded up.
+        ensemble: ``vote``; ``prob_mean`` for the largest mean probability; ``single_best`` for the best head alone.
+        select_on: Where not all heads answer, what they are compared on: ``validation`` or ``training`` images.
+        heads: Number of heads. It is that of the participants in a round, and any other is refused; None states none.
+
+    Source: Gao, Lan, Liu, Wang, Fan: Shuffle-Diversity Collaborative Federated Learning for Imbalanced Medical Image
+    Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
+    """
+
+    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", HEAD: "update"}
+    tells: ClassVar[Mapping[str, Tell]] = {
+        "size": Tell("private", count()),
+        "judged": Tell("private", judgement("heads"), after=("judge",)),
+    }
+    presets: ClassVar[Mapping[str, Meta]] = {
+        "paper": {},
+        "code": {"gamma": 0.3, "select_on": "training"},  # where heads are compared by their balanced accuracy
+        "medfl": {},
+    }
+
+    beta: float = Field(0.5, ge=0, lt=1)
+    diversity: bool = True
+    shuffle: bool = True
+    rho: tuple[float, float] = (0.4, 1.0)
+    dropout: float = Field(0.2, ge=0, lt=1)
+    head_activation: Activation = "none"
+    gamma: float = Field(1.0, gt=0, le=1)
+    ensemble: Literal["vote", "prob_mean", "single_best"] = "vote"
+    select_on: Literal["validation", "training"] = "validation"
+    heads: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> FedSDC:
+        if not 0 < self.rho[0] <= self.rho[1] <= 1:
+            raise ValueError(f"expected rho as 0 < smallest <= largest <= 1, got {list(self.rho)}")
+        return self
+
+    # ---- the server
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """The body's tensors."""
+        return without_head(model, super().shared(model, norm_sync))
+
+    def setup(self, server: Server) -> None:
+        """The first body and the pool of heads."""
+        super().setup(server)
+        count = participants(len(server.trainable()), server.settings.fraction if self.shuffle else 1.0)
+        if self.heads not in (None, count):
+            raise SettingsError(
+                f"FedSDC has as many heads as sites take part in a round: expected heads {count}, got {self.heads}. "
+                "Leave 'heads' out, or change the number of sites or 'fraction'."
+            )
+        if self.selects:
+            self.check_choice(server)
+        for slot, head in enumerate(self.first_heads(server, count)):
+            server.state.tensors |= prefixed(head, slot_name(slot))
+
+    def first_heads(self, server: Server, count: int) -> list[Tensors]:
+        """The heads as they begin: functions of seed, network and place in the pool."""
+        task, network, seed = server.task, server.task.network, server.settings.seed
+        model, found = task.build(network), list[Tensors]()
+        features = features_of(model, network)
+        if not self.diversity:
+            kind_of(body_and_head(model)[1])
+            return [select(task.initial(seed, network), head_path(model, network))] * count
+        for slot, width in enumerate(unlike_widths(count, features, *self.rho, server.rng("widths"))):
+            with pinned(seed, "initial head", network, str(slot)):
+                head = xavier(make_head(features, width, task.num_classes))
+            found.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
+        return found
+
+    def plan(self, server: Server) -> Plan | None:
+        """This round's participants train with the heads dealt to them; then heads are judged where that is due."""
+        if server.rounds_done >= server.settings.rounds:
+            return None
+        left = judgements_left(server)
+        if left:
+            slots = range(len(pool(server)))
+            tensors, meta = published(server, slots), {"ranking": server.state.meta.get("ranking"), "heads": len(slots)}
+            orders = [Order(name, "judge", tensors, meta) for name in self.judges(server)]
+            return Plan(server.round, orders, ends_round=left == 1, quorum=int(self.selects))
+        path = MODEL + head_path(server.task.build(), server.task.network)
+        body, heads = prefixed(shared_of(server), MODEL), pool(server)
+        lent = {name: body | prefixed(heads[slot], path) for name, slot in self.dealt(server).items()}
+        orders = [Order(name, "fit", tensors, {"head": path}) for name, tensors in lent.items()]
+        quorum = min(server.settings.min_replies, max(len(orders), 1))
+        return Plan(server.round, orders, ends_round=not self.judgements(server), quorum=quorum)
+
+    def dealt(self, server: Server) -> dict[str, int]:
+        """Site to head of this round's participants."""
+        sites = server.trainable()
+        chosen = sample(sites, server.settings.fraction, server.shared_rng("participation"))
+        if not self.shuffle:
+            return {name: sites.index(name) for name in chosen}
+        return dict(zip(chosen, torch.randperm(len(chosen), generator=server.rng("heads")).tolist(), strict=True))
+
+    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+        """Updates of the body and of the head that was dealt, and nothing where heads are judged."""
+        path = order.meta.get("head", HEAD)
+        heads = prefixed(select(tensors, HEAD), path)
+        if bool(heads) != (order.op == "fit"):
+            raise RefusedError(f"Expected the update of a head in a reply to 'fit' and in no other, got '{order.op}'.")
+        body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD))}
+        check_updates(body | heads, order.tensors, self.sends)
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """The body's step with momentum and each head's change; or what the sites found out about the heads."""
+        meta, left = server.state.meta, judgements_left(server)
+        if left:
+            if len(replies):
+                found = total(told["judged"] for told in replies.meta.values())
+                first = left == self.judgements(server)  # the second looks at the votes by the first one's ranking
+                meta |= {"ranking": rank(found["right"])} if first else {"judged": found}
+            meta["judge"] = [server.round, left - 1]
+            return
+        super().fold(server, replies)
+        heads, dealt = pool(server), self.dealt(server)
+        for name, tensors in replies:
+            change, slot = select(tensors, HEAD), dealt[name]
+            new = {part: add_update(tensor, change[part].double()) for part, tensor in heads[slot].items()}
+            server.state.tensors |= prefixed(new, slot_name(slot))
+        meta["judge"] = [server.round, self.judgements(server)]
+        if replies.missing:
+            meta.setdefault("away", {})[str(server.round)] = list(replies.missing)
+
+    def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
+        """A step with momentum."""
+        return momentum_step(server, old, mean, server.state.meta["parameters"], self.beta)
+
+    def publish(self, server: Server) -> Tensors:
+        """The body, and the heads that answer."""
+        return published(server, self.kept(server))
+
+    # ---- which heads answer
+
+    @property
+    def selects(self) -> bool:
+        """Whether some heads may not answer."""
+        return self.gamma < 1 or self.ensemble == "single_best"
+
+    def judges(self, server: Server) -> list[str]:
+        """The sites that compare heads."""
+        if self.select_on == "training":
+            return server.trainable()
+        return [name for name in server.sites if server.facts.get(name, {}).get("validates")]
+
+    def judgements(self, server: Server) -> int:
+        """How often heads are judged in this round: once to choose, and in the end again, for the votes by rank."""
+        if server.settings.privacy is not None or not self.judges(server) or not server.settings.due(server.round):
+            return 0
+        return 2 if server.round >= server.settings.rounds else int(self.selects)
+
+    def check_choice(self, server: Server) -> None:
+        """Refuse a choice among heads that nobody can make."""
+        if server.settings.privacy is not None:
+            raise SettingsError(
+                "FedSDC chooses heads by counts from the sites (gamma below 1, or ensemble 'single_best'), and these "
+                "stay at home under a privacy setting. Set gamma to 1 and ensemble to 'vote' or 'prob_mean'."
+            )
+        if not self.judges(server):
+            raise SettingsError(
+                "FedSDC chooses heads on validation images (gamma below 1, or ensemble 'single_best'), and no site has "
+                "any. Partition with --val-fraction 0.1, or set select_on to 'training'."
+            )
+
+    def kept(self, server: Server) -> list[int]:
+        """The heads that answer; all before they were judged."""
+        count, ranking = len(pool(server)), server.state.meta.get("ranking")
+        if not self.selects or ranking is None:
+            return list(range(count))
+        return sorted(ranking[: 1 if self.ensemble == "single_best" else kept_count(self.gamma, count)])
+
+    def findings(self, server: Server) -> Findings:
+        """Who trained which head when (-1: none), and what the sites found out about the heads in the end."""
+        held = torch.full((server.rounds_done, len(server.sites)), -1, dtype=torch.int16)
+        for round_ in range(1, server.rounds_done + 1):
+            away = server.state.meta.get("away", {}).get(str(round_), [])
+            for name, slot in self.dealt(replace(server, round=round_)).items():
+                held[round_ - 1, server.sites.index(name)] = -1 if name in away else slot
+        known: Meta = {name: server.state.meta[name] for name in ("judged", "ranking") if name in server.state.meta}
+        known |= {"widths": [width_of(head) for head in pool(server)], "kept": self.kept(server)}
+        return Findings({"heads": known | {"sites": server.sites, "judged_on": self.select_on}}, {"held": held})
+
+    # ---- a site
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """Train body and head and reply with the changes of both; or judge all heads."""
+        if order.op == "judge":
+            data = site.val if self.select_on == "validation" else site.train
+            assert data is not None
+            voting = self.voting(site, order.tensors, site.task.build())
+            said = opinions(self.predictor(site.task, [voting]), data, site)
+            return Reply(meta={"judged": judge(said, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")})
+        with torch.random.fork_rng(devices=[]):  # a look at networks takes no numbers from the training's dropout
+            model = site.task.build(site.network)
+            path, features = MODEL + head_path(model, site.network), features_of(model, site.network)
+            head = single(self.kind(model, select(order.tensors, path)), features, site.task.num_classes)
+        reply = super().work(replace(site, task=headed(site.task, site.network, head)), order)
+        changes = select(reply.tensors, path)
+        body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
+        assert reply.trained is not None
+        trained = Model(site.network, reply.trained.tensors, {"head": head})
+        return replace(reply, tensors=body | prefixed(changes, HEAD), trained=trained)
+
+    def kind(self, model: nn.Module, head: Tensors) -> HeadKind:
+        """How a head is made that has these tensors, in a network like `model`."""
+        if not self.diversity:
+            return kind_of(body_and_head(model)[1])
+        return HeadKind(width_of(head), self.dropout, self.head_activation)
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """The body with the heads that answer: the run's global model, but where normalisation stays at the sites."""
+        model = holder.task.build()
+        if isinstance(holder, Server):
+            return {"global": self.voting(holder, self.publish(holder), model)} if self.whole(holder, model) else {}
+        kind = "global" if self.whole(holder, model) else "personal"
+        return {kind: self.voting(holder, holder.published, model)}
+
+    def voting(self, holder: Server | Site, published: Tensors, model: nn.Module) -> Model:
+        """A body with all the heads that are published beside it; `model` is a network like it."""
+        network = holder.task.network
+        body, heads = select(published, MODEL), grouped(select(published, HEADS))
+        if isinstance(holder, Site) and not self.whole(holder, model):
+            body = self.full_state(holder, body)
+        path = head_path(model, network)
+        tensors = {name: tensor for name, tensor in body.items() if not name.startswith(path)}
+        for number, head in enumerate(heads):
+            tensors |= prefixed(head, f"{path}heads.{number}.")
+        kinds, features = [self.kind(model, head) for head in heads], features_of(model, network)
+        together: Literal["vote", "prob_mean"] = "prob_mean" if self.ensemble == "prob_mean" else "vote"
+        return Model(network, tensors, {"head": several(kinds, features, holder.task.num_classes, together)})
+
+    def whole(self, holder: Holder, model: nn.Module) -> bool:
+        """Whether all of the body is shared, in a network like `model`."""
+        return self.shared(model, holder.settings.norm_sync) == self.shared(model, "all")
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        """The network with the model's heads in place of its own."""
+        return super().predictor(headed(task, models[0].network, models[0].meta["head"]), models)
+
+
+def judgements_left(server: Server) -> int:
+    """How often heads are still to be judged in this round."""
+    round_, left = server.state.meta.get("judge", (0, 0))
+    return int(left) if round_ == server.round else 0

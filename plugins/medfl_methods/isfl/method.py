@@ -1,0 +1,143 @@
+"""ISFL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from medfl.contract import Order, Plan, Replies, Reply, Server, Site
+from medfl.errors import SettingsError
+from medfl.methods.fit import Fit
+from medfl.types import Meta
+from medfl.utils.tells import Tell, count
+from medfl_methods.fedavg import FedAvg
+from medfl_methods.isfl.importance_sampling import class_lipschitz, probe_rows, sampling_distribution
+
+logger = logging.getLogger(__name__)
+
+COUNTS = "label_counts"
+"""Meta key: training images of each class, at one site in replies, at all known sites in orders."""
+
+LIPSCHITZ = "lipschitz"
+"""Meta key of a site's state."""
+
+
+class ISFL(FedAvg):
+    """FedAvg with importance sampling: a site draws its images, with replacement, as often as their classes deserve.
+
+    An image of class c is drawn in proportion to w_c = q_c / p_local_c, where p_local are the class shares of the site,
+    so that class c makes up q_c of what is drawn; an epoch is as many draws as there are images. q is the target
+    distribution p, moved away from classes whose gradients changed most in the site's last training
+    (`medfl_methods.isfl.importance_sampling`), as far as no class falls below sigma p_local. A site's first training
+    has q = p. A class that a site lacks can't be drawn: the others share its part.
+
+    Gradients are measured anew at the end of each training, on a class-wise subsample of the site's training images.
+    (The released code measures them on images drawn from the training sets of all sites, which no federation has at
+    hand.) The method sets how images are drawn, so a run with ``balance = sampling`` is refused.
+
+    When to use it: When sites hold unlike shares of many classes and every site has some images of most of them.
+    Compare it with `fedavg` under ``balance = sampling``, which is what its first round does with a uniform target.
+    Gamma always goes to the end of its range, so the class with the steepest gradients is hardly drawn for a round.
+    **Do not use it with two classes**, or with few at a site: the slightest difference takes one of two classes down to
+    sigma p_local, and accuracy may stay at chance; a `sigma` near 1 tames that.
+
+    Attributes:
+        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally, as
+            the paper.
+        sigma: The least share of a class in what is drawn, as a part of its share at the site, in [0, 1]. 0 may leave
+            a class out.
+        probe: Training images, drawn anew each round and as many of each class, on which gradients are measured, >= 1;
+            at least one of each class.
+        target: The distribution p: ``uniform`` over the classes; or ``counts``, that of all sites' training images, for
+            which sites tell the server how many images of each class they have. Until the server knows any (it does
+            from the start if the run's `describe` names label_counts) p is uniform. Under a privacy setting counts stay
+            at home, so ``counts`` is refused.
+
+    Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
+    """
+
+    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), COUNTS: Tell("private", count("classes"))}
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform", "target": "counts"}, "medfl": {}}
+
+    sigma: float = Field(0.02, ge=0, le=1)
+    probe: int = Field(1000, ge=1)
+    target: Literal["uniform", "counts"] = "uniform"
+
+    # ---- the server
+
+    def setup(self, server: Server) -> None:
+        """The common initial model, and the counts that sites told at the start.
+
+        Raises:
+            SettingsError: If the run draws images in its own way, or keeps the counts that the target needs.
+        """
+        if server.settings.balance == "sampling":
+            raise SettingsError(
+                "Method 'isfl' sets how often images are drawn, and so does balance 'sampling': expected one of the "
+                "two. Set balance to 'none' or 'loss', or choose another method."
+            )
+        if self.target == "counts" and server.settings.privacy is not None:
+            raise SettingsError(
+                "Method 'isfl' with target 'counts' needs the sites' label counts, and a privacy setting keeps them at "
+                "home. Set target to 'uniform'."
+            )
+        if server.task.num_classes == 2 and self.sigma < 0.5:
+            logger.warning(
+                "With two classes, 'isfl' draws one of them at %g of its share in each round: expect it to learn "
+                "little. Raise sigma, or choose another method.",
+                self.sigma,
+            )
+        super().setup(server)
+        told = {name: facts[COUNTS] for name, facts in server.facts.items() if COUNTS in facts}
+        server.state.meta[COUNTS] = told if self.target == "counts" else {}
+
+    def plan(self, server: Server) -> Plan | None:
+        """As in FedAvg; orders carry the sum of the counts that the server knows."""
+        plan = super().plan(server)
+        known = list(server.state.meta[COUNTS].values())
+        if plan is not None and known:
+            total = [sum(counts) for counts in zip(*known, strict=True)]
+            for order in plan.orders:
+                order.meta[COUNTS] = total
+        return plan
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        """As in FedAvg; counts are kept, by site."""
+        super().fold(server, replies)
+        server.state.meta[COUNTS] |= {name: meta[COUNTS] for name, meta in replies.meta.items() if COUNTS in meta}
+
+    # ---- a site
+
+    def work(self, site: Site, order: Order) -> Reply:
+        """As in FedAvg; the counts of the order are kept for the sampling."""
+        site.state.meta[COUNTS] = order.meta.get(COUNTS)
+        return super().work(site, order)
+
+    def row_weights(self, fit: Fit) -> torch.Tensor:
+        """The weight of each image's class."""
+        site = fit.site
+        own = local_counts(site)
+        known = site.state.meta[COUNTS]
+        p = torch.ones_like(own) if known is None else torch.maximum(torch.tensor(known).to(own), own)
+        lipschitz = torch.tensor(site.state.meta.get(LIPSCHITZ, [0.0] * len(own)))
+        _, weights, _ = sampling_distribution(p / p.sum(), own / own.sum(), lipschitz, self.sigma)
+        return weights[site.train.labels]
+
+    def after_fit(self, fit: Fit) -> None:
+        """Measure how much gradients changed, for the next training; tell the counts where they are needed."""
+        site = fit.site
+        rows = probe_rows(site.train.labels, self.probe, site.rng("probe"))
+        batches = map(site.train.batch, rows.split(site.settings.batch_size))
+        found = class_lipschitz(fit.model, site.task.loss, fit.start, batches, site.task.num_classes)
+        site.state.meta[LIPSCHITZ] = found.tolist()
+        if self.target == "counts":
+            fit.tells[COUNTS] = [int(count) for count in local_counts(site)]
+
+
+def local_counts(site: Site) -> torch.Tensor:
+    """A site's training images of each class, shape (num_classes,), float64."""
+    return torch.bincount(site.train.labels, minlength=site.task.num_classes).double()

@@ -1,0 +1,141 @@
+"""The section of a report about the teachers of a student: what each is worth, and how the student scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from medfl.report.curves import group_looks
+from medfl.report.figures import gains_figure, svg
+from medfl.report.formats import listed, signed
+from medfl.report.groups import Group, several
+from medfl.report.scores import Value, key_metrics, value_over
+from medfl.report.section import ReportData, TemplateSection
+from medfl.runs.records import RunRecord
+from medfl.types import Meta
+
+WAYS = {
+    "shapley": "weighed by their Shapley values, those below 0 by nothing",
+    "equal": "weighed equally",
+    "literal": "weighed equally, with the loss multiplied by the mean absolute SHAP value of a pixel",
+}
+"""How teachers were weighed, in words."""
+
+SETS = {"mean": "mean of sites", "global_test": "global test", "public_test": "public test"}
+"""What a summary calls a score of the student to what a table does."""
+
+Findings = Mapping[str, Meta]
+"""Run folder, as text, to the meta of its findings."""
+
+
+class TeachersSection(TemplateSection):
+    """The teachers of a student."""
+
+    template = "teachers.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """What each is worth, where a run had a student."""
+        teachers = teachers_section(data.groups, {run: facts.meta for run, facts in data.findings.items()})
+        return {"teachers": teachers} if teachers else None
+
+
+def teachers_section(groups: Sequence[Group], findings: Findings) -> Meta | None:
+    """The section; None where no run had a student with teachers.
+
+    Args:
+        groups: Of the page.
+        findings: What each run found out (`medfl.runs.findings`).
+    """
+    parts = [Group(group.label, kept) for group in groups if (kept := _taught(group, findings))]
+    if not parts:
+        return None
+    return {
+        "groups": [_group(group, findings) for group in parts],
+        "picture": _picture(parts, findings),
+        "several": several(parts),
+        "scores": _scores(parts),
+    }
+
+
+def _taught(group: Group, findings: Findings) -> tuple[RunRecord, ...]:
+    return tuple(run for run in group.runs if findings[str(run.folder)].get("teachers"))
+
+
+def _group(group: Group, findings: Findings) -> Meta:
+    """Values, weights and worth of a group of runs, as means over the runs."""
+    found = [findings[str(run.folder)] for run in group.runs]
+    names = sorted({name for one in found for name in one["teachers"]})
+    coalitions = sorted({who for one in found for who in one["groups"]}, key=lambda who: (_members(who), who))
+    images = sorted({int(one["weighed_on"]) for one in found})
+    return {
+        "label": group.label,
+        "images": " or ".join(map(str, images)),
+        "how": listed(sorted({WAYS.get(how, how) for how in (str(one["how"]) for one in found)})),
+        "teachers": [
+            {
+                "name": name,
+                "alone": value_over([one["groups"].get(name) for one in found]),
+                "value": value_over([_fact(one, name, "value") for one in found]),
+                "weight": value_over([_fact(one, name, "weight") for one in found]),
+            }
+            for name in names
+        ],
+        "worth": [
+            {"who": _named(who), "value": value_over([one["groups"].get(who) for one in found])} for who in coalitions
+        ],
+    }
+
+
+def _members(who: str) -> int:
+    return len(who.split("+")) if who else 0
+
+
+def _named(who: str) -> str:
+    return listed(who.split("+")) if who else "nobody, which is guessing"
+
+
+def _fact(found: Meta, teacher: str, key: str) -> float | None:
+    value = found["teachers"].get(teacher, {}).get(key)
+    return None if value is None else float(value)
+
+
+def _picture(groups: Sequence[Group], findings: Findings) -> Markup:
+    """What each teacher adds, in each group."""
+    points = {
+        group.label: {
+            teacher["name"]: teacher["value"].mean
+            for teacher in _group(group, findings)["teachers"]
+            if teacher["value"].mean is not None
+        }
+        for group in groups
+    }
+    told = "; ".join(
+        f"{label}: {listed([f'{name} {signed(value)}' for name, value in values.items()])}"
+        for label, values in points.items()
+    )
+    figure = gains_figure(points, group_looks(groups), "balanced accuracy that a teacher adds")
+    return svg(figure, "teachers", f"Shapley values of the teachers. {told}.")
+
+
+def _scores(groups: Sequence[Group]) -> Meta:
+    """The student's scores, as columns that have any and the rows of each metric: it is the run's global model."""
+    rows: dict[str, list[tuple[str, list[Value]]]] = {}
+    for metric in key_metrics(groups):
+        for group in groups:
+            tests = [run.summary.get("scores", {}).get("global", {}).get("test", {}) for run in group.runs]
+            cells = [value_over([test.get(metric, {}).get(key) for test in tests]) for key in SETS]
+            if any(cell.mean is not None for cell in cells):
+                rows.setdefault(metric, []).append((group.label, cells))
+    filled = [
+        place
+        for place in range(len(SETS))
+        if any(cells[place].mean is not None for found in rows.values() for _, cells in found)
+    ]
+    return {
+        "columns": [list(SETS.values())[place] for place in filled],
+        "metrics": {
+            metric: [(label, [cells[place] for place in filled]) for label, cells in found]
+            for metric, found in rows.items()
+        },
+    }

@@ -1,0 +1,183 @@
+"""``medfl check-bundle``: each rule for metadata, configurations and references catches its breach."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from damage import edit, put
+
+from medfl.bundle.check import check_bundle
+
+# ---- each rule
+
+
+def metadata_without(*keys):
+    return lambda content: [content.pop(key) for key in keys]
+
+
+def in_image(**values):
+    return lambda content: content["network_data_format"]["inputs"]["image"].update(values)
+
+
+METADATA = {
+    "missing keys": (metadata_without("task", "authors"), "these keys are missing: task, authors"),
+    "no changelog": (metadata_without("changelog"), "these keys are missing: changelog"),
+    "wrong type": (lambda c: c.update(monai_version=1.6), "'monai_version' must be text, got 1.6"),
+    "version": (lambda c: c.update(version="1.0", changelog={"1.0": ""}), "three numbers such as 0.1.0, got '1.0'"),
+    "changelog": (lambda c: c.update(version="0.2.0"), "'changelog' says nothing of version 0.2.0"),
+    "references": (lambda c: c.update(references=["a", 1]), "'references' must be a list of texts, got ['a', 1]"),
+    "no outputs": (
+        lambda c: c["network_data_format"].pop("outputs"),
+        "these keys are missing in 'network_data_format': outputs",
+    ),
+    "second network": (lambda c: c.update(critic_data_format=1), "'critic_data_format' must be an object, got 1"),
+    "tensor": (
+        lambda c: c["network_data_format"]["inputs"].update(image={"type": "image"}),
+        "missing in 'network_data_format#inputs#image': format, num_channels, spatial_shape, dtype, value_range",
+    ),
+    "channels": (in_image(num_channels=True), "'network_data_format#inputs#image#num_channels' must be a whole number"),
+    "shape": (in_image(spatial_shape=[28, 2.5]), "must be a list of whole numbers and texts, got [28, 2.5]"),
+    "formula": (
+        in_image(spatial_shape=["().__class__"]),
+        "holds '().__class__'; expected '*' or arithmetic on p and n",
+    ),
+    "range": (in_image(value_range="0-1"), "'network_data_format#inputs#image#value_range' must be a list of numbers"),
+    "patch": (in_image(is_patch_data="no"), "#is_patch_data' must be true or false, got 'no'"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), METADATA.values(), ids=METADATA)
+def test_a_breach_of_the_metadata_rules_is_an_error(bundle, change, message):
+    edit(bundle, "metadata.json", change)
+    errors = check_bundle(bundle).errors
+    assert len(errors) == 1
+    assert errors[0].startswith("configs/metadata.json: ")
+    assert message in errors[0]
+
+
+def test_what_the_metadata_rules_allow(bundle):
+    edit(bundle, "metadata.json", in_image(spatial_shape=["*", "2**p * n"], value_range=[0.5]))
+    edit(bundle, "metadata.json", lambda c: c["network_data_format"]["inputs"].update(scale=1.5))
+    report = check_bundle(bundle)
+    assert report.errors == []
+    assert [code.text for code in report.code if code.kind == "shape"] == ["2**p * n"]
+
+
+def test_an_old_name_and_another_schema_are_named(bundle):
+    def change(content):
+        content["optional_packages_version"] = content.pop("required_packages_version")
+        content["schema"] = "https://example.org/meta_schema_20220324.json"
+
+    edit(bundle, "metadata.json", change)
+    report = check_bundle(bundle)
+    assert report.errors == []
+    assert "'optional_packages_version' is the old name" in report.warnings[0]
+    assert any("names 'meta_schema_20220324.json'" in note for note in report.notes)
+
+
+def test_versions_are_for_information_only(bundle):
+    edit(bundle, "metadata.json", lambda c: c.update(monai_version="9.9.9"))
+    report = check_bundle(bundle)
+    assert report.errors == []
+    assert any(note.startswith("monai: made with 9.9.9, installed is 1.6") for note in report.notes)
+
+
+def test_missing_metadata_are_an_error(bundle):
+    (bundle / "configs" / "metadata.json").unlink()
+    assert check_bundle(bundle).errors == ["configs/metadata.json is missing"]
+
+
+UNREADABLE = {
+    "cut": ('{"a": 1', "can't be read: Expecting ',' delimiter: line 1 column 8"),
+    "a key twice": ('{"a": {"b": 1, "b": 2}}', "the key 'b' stands 2 times in one object; only the last counts"),
+    "NaN": ('{"a": [0, NaN]}', "'a#1' is nan, which is no JSON number"),
+    "infinite": ('{"a": 1e999}', "'a' is inf, which is no JSON number"),
+    "deep": ("[" * 60 + "]" * 60, "nested more than 50 levels deep"),
+    "very deep": ("[" * 100_000, "is nested too deep to be read"),
+    "a list": ("[1]", "expected an object of ids, got a list"),
+    "yaml object": ("a: !!python/object/apply:os.system ['touch {file}']", "could not determine a constructor"),
+    "yaml twice": ("a: 1\na: 2\n", "the key 'a' stands 2 times"),
+    "yaml alias": ("a: &x [1]\nb: *x\n", "repeats parts by YAML aliases"),
+    "yaml NaN": ("a: .nan\n", "'a' is nan"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_configuration_that_can_not_be_trusted_to_be_read_is_an_error(bundle, case, tmp_path):
+    text, message = UNREADABLE[case]
+    name = f"configs/more.{'yaml' if case.startswith('yaml') else 'json'}"
+    put(bundle, name, text.replace("{file}", str(tmp_path / "ran")))
+    errors = check_bundle(bundle).errors
+    assert len(errors) == 1
+    assert errors[0].startswith(f"{name}: ")
+    assert message in errors[0]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_utf8(bundle):
+    (bundle / "configs" / "more.json").write_bytes(b'{"a": "\xff"}')
+    assert check_bundle(bundle).errors == ["configs/more.json: is no UTF-8 text"]
+
+
+@pytest.mark.parametrize("file", ["train.json", "inference.json"])
+def test_all_missing_properties_come_in_one_message(bundle, file):
+    edit(bundle, file, lambda c: [c.pop(key) for key in ("device", "dataset_dir")])
+    errors = [error for error in check_bundle(bundle).errors if "MONAI requires" in error]
+    assert errors == [f"configs/{file}: MONAI requires these ids, missing: device, dataset_dir"]
+
+
+def test_a_bundle_without_training_is_warned_of(bundle):
+    for name in ("train", "federate", "evaluate"):
+        (bundle / "configs" / f"{name}.json").unlink()
+    report = check_bundle(bundle)
+    assert report.errors == []
+    assert report.warnings == [
+        "configs/train.json is missing: the bundle can't be trained, nor run as a federation",
+    ]
+
+
+def overlay(bundle, **content):
+    put(bundle, "configs/more.json", json.dumps(content))
+    return [error for error in check_bundle(bundle).errors if "more.json" in error]
+
+
+def test_a_reference_that_leads_nowhere_names_all_its_places(bundle):
+    assert overlay(bundle, x="@optimiser", y="$len(@optimiser) + @y#z", z="@seed") == [
+        "configs/train.json + more.json: @optimiser is not defined (in x, y); @y#z is not defined (in y)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"a": {"b": [1, 2]}, "x": "@a#b#1", "y": "$@a::b", "mail": "someone@example.org"},
+        {"a": {"b": 1, "c": "@#b", "d": {"e": "@##b"}}},
+        {"a": {"b": 1}, "x": "%a", "y": "@x#b"},
+        {"x": "%configs/train.json#optimizer", "y": "@x#lr"},
+        {"x": "@_meta_#version"},
+        {"optimizer#lr": 0.5, "x": "@optimizer#lr"},
+        {"+train#handlers": ["@network"]},
+    ],
+    ids=["nested", "relative", "macro", "macro of a file", "metadata", "a part replaced", "a list extended"],
+)
+def test_references_that_resolve(bundle, content):
+    assert overlay(bundle, **content) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"x": "@####up"}, "'@####up' leads above the top (in x)"),
+        ({"x": "%nothing"}, "'x' holds '%nothing', which is not there"),
+        ({"x": "%../outside.json#a"}, "which pulls in a file from outside of the bundle"),
+        ({"x": "%/etc/outside.yaml"}, "which pulls in a file from outside of the bundle"),
+        ({"x": "%configs/none.json#a"}, "and that file can't be read: No such file or directory"),
+        ({"nowhere#x": 1}, "'nowhere#x' can't be laid over what is there"),
+        ({f"a{number}": "%" for number in range(40)}, "pull in more than 20000 values"),
+    ],
+)
+def test_what_can_not_be_followed_is_an_error(bundle, content, message):
+    found = overlay(bundle, **content)
+    assert len(found) == 1
+    assert message in found[0]

@@ -1,0 +1,120 @@
+"""Where there is a GPU in sight, runs with several workers work: nothing asks for it before processes are forked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cuda_stub import Gpu
+from toys import PAIR, builtin, snapshot
+
+from medfl.cli.main import main
+from medfl.errors import SettingsError
+from medfl.studies.study import load_study, run_study
+from medfl.testing import check_method, suite
+from medfl.testing.cohort import make_sites
+from medfl.testing.phantoms import make_cohort
+from medfl.training.loop import pick_device
+from medfl.utils.rng import pinned
+
+BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
+SETTINGS = {"rounds": 1, "steps": 1, "batch_size": 8}
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(tmp_path / "calls.log").install(monkeypatch.setattr)
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "cohort"
+    make_cohort(out, sites=2, images_per_site=30, classes=4, seed=1)
+    return out
+
+
+def status_of(words: list[object]) -> int:
+    """The status with which a command line ends in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+def medfl_run(cohort: Path, out: Path, **options: object) -> int:
+    words: list[object] = ["run", BUNDLE, "--dataset-dir", cohort, "--output_dir", out]
+    for name, value in (SETTINGS | options).items():
+        words += [f"--{name}", value]
+    return status_of(words)
+
+
+def test_a_run_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_path: Path) -> None:
+    """From the bundle's configuration over training and evaluation to report and bundles; then another, as a demo does.
+
+    Only workers make backward passes, which start a thread for each GPU and so keep CUDA and autograd out of a fork.
+    """
+    for method in ("local", "fedavg"):
+        assert medfl_run(cohort, tmp_path / method, method=method, workers=2, global_test=True) == 0
+        assert json.loads((tmp_path / method / "run.json").read_text())["execution"]["device"] == "cpu"
+    assert gpu.calls("cuda") == gpu.calls("queue") == []
+    trained = {line.split()[1] for line in gpu.calls("autograd")}
+    assert trained
+    assert str(os.getpid()) not in trained
+
+
+def test_a_study_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_path: Path) -> None:
+    """Its runs are carried out in this process, so that also what the study does between them comes before a fork."""
+    study = {
+        **{"name": "small", "bundle": str(BUNDLE), "data": {"cells": {"folder": cohort.name}}, "metrics": ["accuracy"]},
+        **{"baseline": "alone", "settings": SETTINGS},
+        "rows": {"alone": {"method": "local"}, "together": {"method": "fedavg"}},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    prepared = load_study(tmp_path / "study.yaml", cohort.parent, tmp_path / "out", workers=2)
+    outcome = run_study(prepared, lambda command, log: status_of(list(command[3:])))
+    assert set(outcome.status.values()) == {"finished"}
+    assert gpu.calls("cuda") == gpu.calls("queue") == []
+
+
+def test_a_gpu_and_several_workers_are_refused(
+    gpu: Gpu, cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert medfl_run(cohort, tmp_path / "run", workers=2, device="cuda:0") == 2
+    assert "worker processes can't use a GPU; use --workers 1 to compute on it" in capsys.readouterr().err
+    assert gpu.calls("cuda") == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_which_device_is_taken_and_when_it_is_asked_for(gpu: Gpu) -> None:
+    for device in ("auto", "cpu"):
+        assert pick_device(device, workers=2) == "cpu"
+    assert pick_device("cpu") == "cpu"
+    with pinned("key"):
+        pass
+    assert gpu.calls("cuda") == gpu.calls("queue") == []
+    assert pick_device("auto") == "cuda:0"
+    assert pick_device("cuda:1") == "cuda:1"
+    assert torch.cuda.is_initialized()
+    with pinned("key"):
+        assert len(gpu.calls("queue")) == 1, "what is started is seeded"
+
+
+def test_a_fork_that_comes_too_late_is_told(gpu: Gpu, tmp_path: Path) -> None:
+    """A run in this very process trains first; no later one can have workers then, and says what to do."""
+    case = builtin("fedavg")
+    case.run(tmp_path / "one", sites=make_sites(PAIR))
+    assert gpu.calls("cuda") == []
+    with pytest.raises(SettingsError, match=r"trained or used a GPU before .* a process of its own"):
+        case.run(tmp_path / "two", sites=make_sites(PAIR), workers=2)
+    case.run(tmp_path / "two", sites=make_sites(PAIR))
+    assert snapshot(tmp_path / "two") == snapshot(tmp_path / "one")
+
+
+def test_the_conformance_suite_hides_gpus_as_it_trains_before_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(suite, "CHECKS", {})
+    check_method("fedavg")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

@@ -1,0 +1,284 @@
+"""The local carrier: results in order, nothing shared between sites, and an order that is sent again is not redone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from toys import SIZES, Toy, snapshot
+
+from medfl.carriers.local import LocalCarrier
+from medfl.carriers.pool import Pool, _receive
+from medfl.contract import Order, Plan, Reply, Server, Site
+from medfl.core.site import SiteHost
+from medfl.core.store import Store
+from medfl.errors import ContractError, MedflError, StoreError
+from medfl.methods.averaging import Averaging
+from medfl.settings import Settings
+from medfl.testing.cohort import make_sites, make_task
+from medfl.types import Meta, Tensors
+from medfl.utils.tells import Tell, count, number
+from medfl.utils.wire import tensors_equal
+
+# ---- the pool
+
+
+def work(meta: Meta, tensors: Tensors) -> Meta:
+    if meta["job"] == "sum":
+        time.sleep(meta["wait"])
+        return {"index": meta["index"], "sum": float(tensors["x"].sum()), "pid": os.getpid()}
+    if meta["job"] == "touch":
+        while "after" in meta and not Path(meta["after"]).exists():
+            time.sleep(0.001)
+        Path(meta["path"]).touch()
+        return {}
+    if meta["job"] == "threads":
+        return {"threads": torch.get_num_threads()}
+    if meta["job"] == "contract":
+        raise ContractError("of the test")
+    if meta["job"] == "die":
+        os._exit(3)
+    raise ZeroDivisionError("of the test")
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool(work, 3, 2)
+    yield pool
+    pool.close()
+
+
+def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
+    """The first jobs take longest, so they end last."""
+    shared = {"x": torch.ones(1000, 300)}  # larger than a pipe holds
+    jobs = [({"job": "sum", "index": i, "wait": 0.06 if i < 2 else 0.0}, shared) for i in range(12)]
+    jobs += [({"job": "sum", "index": 12 + i, "wait": 0.0}, {"x": torch.tensor([float(i)])}) for i in range(3)]
+    for _ in range(2):
+        results = pool.run(jobs)
+        assert [result["index"] for result in results] == list(range(15))
+        assert [result["sum"] for result in results] == [300000.0] * 12 + [0.0, 1.0, 2.0]
+    assert len({result["pid"] for result in results}) == 3
+    assert os.getpid() not in {result["pid"] for result in results}
+    assert pool.run([]) == []
+
+
+def test_workers_have_the_threads_of_the_run(pool: Pool) -> None:
+    assert pool.run([({"job": "threads"}, {})] * 3) == [{"threads": 2}] * 3
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "text"),
+    [
+        ("contract", ContractError, "^of the test"),
+        ("bug", RuntimeError, "^ZeroDivisionError in 'bug' of 'site-9': of the test"),
+        ("die", MedflError, "A worker process ended while it did 'die' for 'site-9'"),
+    ],
+)
+def test_an_error_is_raised_when_the_running_jobs_have_ended(
+    job: str, kind: type[Exception], text: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three workers fails; the two others are at work until the error has been received."""
+    received = tmp_path / "received"
+
+    def receive(*arguments: Any) -> Meta:
+        try:
+            return _receive(*arguments)
+        except Exception:
+            received.touch()
+            raise
+
+    monkeypatch.setattr("medfl.carriers.pool._receive", receive)
+    running = [({"job": "touch", "path": str(tmp_path / name), "after": str(received)}, {}) for name in "ab"]
+    touch = [({"job": "touch", "path": str(tmp_path / str(i))}, {}) for i in range(20)]
+    with pytest.raises(kind, match=text) as caught:
+        pool.run([({"job": job, "to": "site-9"}, {}), *running, *touch])
+    assert {path.name for path in tmp_path.iterdir()} == {"received", "a", "b"}, (
+        "no new jobs are started after an error"
+    )
+    if job == "die":
+        with pytest.raises(MedflError, match="A worker process ended"):  # it stays dead, and that is said again
+            pool.run(touch)
+    else:
+        assert "test_carrier_local.py" in caught.value.__notes__[0], "where it happened"
+        pool.run(touch)
+        assert len(list(tmp_path.iterdir())) == 23
+
+
+def test_a_worker_that_dies_while_it_answers() -> None:
+    here, there = multiprocessing.Pipe()
+    os.write(there.fileno(), b"\0\0\0\x10half")  # a length of 16, then less
+    there.close()
+    with pytest.raises(MedflError, match="A worker process ended while it did 'evaluate' for 'a, b'"):
+        _receive(here, {"job": "evaluate", "sites": ["a", "b"]})
+    here.close()
+
+
+def test_closing_ends_the_workers() -> None:
+    pool = Pool(work, 2, 1)
+    pids = {result["pid"] for result in pool.run([({"job": "sum", "index": 0, "wait": 0.0}, {"x": torch.ones(1)})] * 2)}
+    assert len(pids) == 2
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# ---- one site's step
+
+
+class Counting(Averaging):
+    """Appends a line to a file for each training; spoils what it was given."""
+
+    log: str
+
+    def work(self, site: Site, order: Order) -> Reply:
+        with open(self.log, "a") as file:
+            file.write(f"{site.name} {site.round}\n")
+        reply = super().work(site, order)
+        site.state.meta["seen"] = {name: float(t.double().sum()) for name, t in order.tensors.items()}
+        for tensor in order.tensors.values():
+            tensor.fill_(99)
+        order.meta["spoilt"] = True
+        return reply
+
+
+def lines(path: Path) -> list[str]:
+    return sorted(path.read_text().split("\n")[:-1])
+
+
+@pytest.fixture
+def carriers(tmp_path: Path) -> Iterator[Any]:
+    """Makes carriers over the same folder."""
+    made = []
+
+    def make(workers: int = 1) -> LocalCarrier:
+        task, settings = make_task(), Settings(rounds=2, batch_size=5)
+        hosts = {
+            name: SiteHost(name, data, tmp_path / name, task, settings, "run", lambda step, parcel: None)
+            for name, data in make_sites(SIZES).items()
+        }
+        made.append(LocalCarrier(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))
+        return made[-1]
+
+    yield make
+    for carrier in made:
+        carrier.close()
+
+
+def orders(value: float = 0.0) -> list[Order]:
+    tensors = {"model/" + name: (tensor + value).to(tensor.dtype) for name, tensor in make_task().initial(0).items()}
+    return [Order(name, "fit", tensors, {"a": 1}) for name in SIZES]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_order_that_is_sent_again_is_answered_from_disk(workers: int, carriers: Any, tmp_path: Path) -> None:
+    carrier = carriers(workers)
+    first, absent, _ = carrier.step(1, 1, orders())
+    assert absent == []
+    assert [answer.site for answer in first] == sorted(SIZES)
+    assert lines(tmp_path / "log") == [f"{name} 1" for name in sorted(SIZES)]
+    replies = dict(carrier.replies(first, []))
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    for again in (carrier, carriers(1)):  # the same process, and one that was started anew
+        answers, _, _ = again.step(1, 1, orders())
+        assert [vars(answer) for answer in answers] == [vars(answer) for answer in first]
+        assert all(tensors_equal(tensors, replies[name]) for name, tensors in again.replies(answers, []))
+    assert lines(tmp_path / "log") == [f"{name} 1" for name in sorted(SIZES)], "nobody trained twice"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == files
+
+
+def test_another_order_for_a_step_that_is_done_is_refused(carriers: Any, tmp_path: Path) -> None:
+    carrier = carriers()
+    carrier.step(1, 1, orders())
+    for changed in (orders(0.5), [Order(o.to, "other", o.tensors, o.meta) for o in orders()]):
+        with pytest.raises(
+            StoreError, match="Site 'site-1' has carried out another order as step 1: expected .*, found"
+        ):
+            carrier.step(1, 1, changed)
+    assert len(lines(tmp_path / "log")) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: Any, tmp_path: Path) -> None:
+    given, carrier = orders(), carriers(workers)
+    sums = {name: float(tensor.double().sum()) for name, tensor in given[0].tensors.items()}
+    carrier.step(1, 1, given)
+    assert {name: float(tensor.double().sum()) for name, tensor in given[0].tensors.items()} == sums
+    assert all(order.meta == {"a": 1} for order in given)
+    for name in SIZES:
+        assert Store(tmp_path / name).latest().state().meta["seen"] == sums  # type: ignore[union-attr]
+
+
+# ---- whole runs
+
+
+class Blobs(Averaging):
+    """Keeps a constant at each holder in round 1 and gives it back in later rounds."""
+
+    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "sum": Tell("public", number())}
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        server.keep_blob("start", dict(server.state.tensors))
+
+    def plan(self, server: Server) -> Plan | None:
+        plan = super().plan(server)
+        assert set(server.blob("start")) == set(server.state.tensors)
+        if plan is not None and server.round == 3:
+            del server.state.blobs["start"]
+            server.keep_blob("start", {name: tensor + 0 for name, tensor in server.state.tensors.items()})
+        return plan
+
+    def work(self, site: Site, order: Order) -> Reply:
+        if site.round == 1:
+            site.keep_blob("own", {"c": torch.randn(5, generator=site.rng("constant"))})
+        reply = super().work(site, order)
+        reply.meta["sum"] = float(site.blob("own")["c"].sum())
+        site.state.meta.setdefault("sums", []).append(reply.meta["sum"])
+        return reply
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_blobs_last_over_steps_and_starts(workers: int, tmp_path: Path) -> None:
+    case = Toy(Blobs)
+    for rounds in (2, 3, 5):
+        case.run(tmp_path / "parts", rounds=rounds, workers=workers)
+    case.run(tmp_path / "whole", rounds=5)
+    assert snapshot(tmp_path / "parts") == snapshot(tmp_path / "whole")
+    for name in SIZES:
+        folder = tmp_path / "parts" / "state" / name
+        state = Store(folder).latest().state()  # type: ignore[union-attr]
+        assert state.meta["sums"] == [state.meta["sums"][0]] * 5
+        assert [path.stem for path in (folder / "blobs").iterdir()] == [state.blobs["own"]]
+    server = Store(tmp_path / "parts" / "state" / "server")
+    assert len(list((server.folder / "blobs").iterdir())) == 1, "the first constant is forgotten"
+    assert server.latest().state().blobs  # type: ignore[union-attr]
+
+
+class Watching(Averaging):
+    """Notes how much memory the process has at the start of each round."""
+
+    log: str
+
+    def plan(self, server: Server) -> Plan | None:
+        status = Path("/proc/self/status").read_text()
+        with open(self.log, "a") as file:
+            file.write(status.split("VmRSS:")[1].split()[0] + "\n")
+        return super().plan(server)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the process's memory from /proc")
+def test_three_hundred_sites(tmp_path: Path) -> None:
+    """Many sites work, and memory does not grow with the rounds: not by what the replies of one round take."""
+    sites = make_sites({f"site-{index:03}": 2 for index in range(300)})
+    result = Toy(Watching, log=str(tmp_path / "log")).run(tmp_path / "run", sites=sites, rounds=3, evaluate_every=3)
+    assert result.outcome.status == "finished"
+    used = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert len(used) == 4
+    assert used[-1] - used[1] < 20_000, f"resident memory at the start of each round, KiB: {used}"

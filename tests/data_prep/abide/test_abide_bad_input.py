@@ -1,0 +1,216 @@
+"""A release of ABIDE that is not what it should be: what stops, what is left out, and how it is told."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+
+import numpy as np
+import pytest
+from abide_maker import TWO, changed, copied, make_release, map_of, rewrite_table, save, used_rows
+
+from medfl.errors import DataError, SettingsError
+from medfl.ingest import array_file as new_array
+from medfl_datasets.abide import images as abide_array
+from medfl_datasets.abide.files import Maps
+from medfl_datasets.abide.phantom import ATLAS_FILE
+from medfl_datasets.abide.spec import prepare
+from medfl_datasets.abide.tables import FILE
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_release(tmp_path_factory.mktemp("abide") / "R")
+
+
+@pytest.fixture
+def release(made, tmp_path):
+    return copied(made, tmp_path / "R")
+
+
+def refused(release, out, message, kind=DataError, **options):
+    """Prepare and expect a message; nothing may be written, and no subject named."""
+    ids = [row["FILE_ID"] for row in used_rows(release)] if (release / FILE).is_file() else []
+    with pytest.raises(kind, match=message) as error:
+        prepare(release, out, **{"maps": TWO, "size": 8, **options})
+    assert not out.exists()
+    assert not [path for path in out.parent.iterdir() if path.name.startswith(f".{out.name}")]
+    assert not any(file_id in str(error.value) for file_id in ids)
+    return str(error.value)
+
+
+def quarantine(out):
+    with (out / "quarantine.csv").open() as file:
+        return [tuple(row) for row in csv.reader(file)]
+
+
+def test_missing_maps_are_counted_and_named_and_stop_nothing(release, tmp_path):
+    gone = [map_of(release, 3), map_of(release, 9, "lfcd"), map_of(release, 3, "lfcd")]
+    for _, path in gone:
+        path.unlink()
+    said: list[str] = []
+    datalist = prepare(release, tmp_path / "P", maps=TWO, size=8, say=said.append)
+    rows = [row for row, _ in gone]
+    assert [line for line in said if "warning" in line] == [
+        f"warning: no reho map of 1 of 20 subjects: table row {rows[0]}",
+        f"warning: no lfcd map of 2 of 20 subjects: table rows {rows[0]}, {rows[1]}",
+        "warning: 2 subjects without all maps were left out: see quarantine.csv",
+    ]
+    assert quarantine(tmp_path / "P") == [
+        ("table_row", "derivative", "reason"),
+        (str(rows[0]), "lfcd", "there is no map"),
+        (str(rows[0]), "reho", "there is no map"),
+        (str(rows[1]), "lfcd", "there is no map"),
+    ]
+    assert len(datalist.splits["training"]) == 18
+    assert datalist.extra["exclusions"][-1] == {"reason": "a map is missing", "count": 2}
+    message = refused(
+        release, tmp_path / "Q", "a complete set of maps is required, 3 are missing", require_complete=True
+    )
+    assert f"there is no map (lfcd: table rows {rows[0]}, {rows[1]})" in message
+
+
+def test_few_unreadable_maps_are_left_out_and_named(release, tmp_path):
+    (one, first), (other, second) = map_of(release, 2), map_of(release, 11, "lfcd")
+    first.write_bytes(first.read_bytes()[:500])
+    changed(second, lambda values: np.where(values > 0, np.nan, 0))
+    said: list[str] = []
+    datalist = prepare(release, tmp_path / "P", maps=TWO, size=8, say=said.append)
+    assert said[-1] == "warning: 2 subjects without all maps were left out: see quarantine.csv"
+    assert said[-2].startswith("warning: 2 maps can't be read: the NIfTI file is damaged or cut short (EOFError)")
+    assert f"(reho: table row {one})" in said[-2]
+    assert f"not finite (NaN or infinite) (lfcd: table row {other})" in said[-2]
+    assert [row[:2] for row in quarantine(tmp_path / "P")[1:]] == [(str(one), "reho"), (str(other), "lfcd")]
+    assert datalist.extra["exclusions"][-1] == {"reason": "a map can't be read", "count": 2}
+    whole = prepare(release, tmp_path / "W", maps=Maps(("lfcd",)), size=8)
+    assert len(whole.splits["training"]) == 19
+    images, both = np.load(tmp_path / "W" / "images.npy"), np.load(tmp_path / "P" / "images.npy")
+    assert both.shape[0] == len(datalist.splits["training"]) == 18
+    place = {record["subject_id"]: record["image"] for record in whole.splits["training"]}
+    for record in datalist.splits["training"]:
+        np.testing.assert_array_equal(both[record["image"], ..., 1], images[place[record["subject_id"]], ..., 0])
+    refused(release, tmp_path / "Q", "a complete set of maps is required, 2 can't be read: ", require_complete=True)
+
+
+def test_more_than_five_percent_of_unreadable_maps_stop(release, tmp_path):
+    rows = []
+    for place in (2, 7, 8):
+        row, path = map_of(release, place)
+        path.write_bytes(b"")
+        rows.append(row)
+    message = refused(release, tmp_path / "P", "3 of 40 maps that were found can't be read, which is more than 5%")
+    assert f"(reho: table rows {', '.join(map(str, rows))})" in message
+
+
+def spoilt_gzip(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def degenerate(path):
+    flat = np.diag([9.0, 9, 0, 1])
+    raw = save(path.with_name("flat.nii"), np.ones((4, 4, 4), np.float32), np.eye(4)).read_bytes()
+    path.with_name("flat.nii").unlink()
+    path.unlink()
+    rows = flat[:3].astype("<f4").tobytes()
+    path.with_name(path.name.removesuffix(".gz")).write_bytes(raw[:280] + rows + raw[328:])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoilt_gzip, "damaged or cut short"),
+        (degenerate, "the affine of the NIfTI file is degenerate"),
+        (lambda path: changed(path, lambda values: values * 0), "the map is constant"),
+        (lambda path: changed(path, affine=np.diag([900.0, 900, 900, 1])), "outside the common grid"),
+        (lambda path: changed(path, lambda values: values[..., :1, 0]), "got the shape 12x1"),
+    ],
+)
+def test_ways_to_be_unreadable(release, tmp_path, spoil, message):
+    row, path = map_of(release, 5)
+    spoil(path)
+    prepare(release, tmp_path / "P", maps=TWO, size=8)
+    (_, (found, derivative, reason)) = quarantine(tmp_path / "P")
+    assert (found, derivative) == (str(row), "reho")
+    assert message in reason
+
+
+def test_maps_of_unlike_shape_and_affine_are_put_on_one_grid(release, tmp_path):
+    """One map is stored finer and the other way round, by its affine the same brain."""
+    before = prepare(release, tmp_path / "A", maps=TWO, size=12)
+    finer = np.diag([8.0, 8, 8, 1])
+    finer[:3, 3] = (-92, -110, -84)
+    changed(map_of(release, 4)[1], lambda values: values[::-1].repeat(2, 0).repeat(2, 1).repeat(2, 2), affine=finer)
+    after = prepare(release, tmp_path / "B", maps=TWO, size=12)
+    assert before == after
+    one, other = (np.load(tmp_path / name / "images.npy") for name in "AB")
+    np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_ids_that_match_no_map(release, tmp_path):
+    rewrite_table(release, lambda row, place: row | {"FILE_ID": f"Other_{place:07d}"})
+    message = refused(release, tmp_path / "P", "expected maps of 20 subjects in .*, found none")
+    assert "files there are named like maps, but belong to no subject that is used" in message
+
+
+def test_a_derivative_of_which_there_is_no_map(release, tmp_path):
+    message = "no subject with all maps is left of the classes control, autism. Ask for fewer --derivatives"
+    refused(release, tmp_path / "P", message, maps=Maps(("reho", "vmhc")))
+
+
+def test_a_class_may_not_be_lost(release, tmp_path):
+    for place, row in enumerate(used_rows(release)):
+        if row["DX_GROUP"] == "1":
+            map_of(release, place)[1].unlink()
+    refused(release, tmp_path / "P", "is left of the classes autism")
+
+
+def test_a_source_without_a_phenotypic_file(release, tmp_path):
+    shutil.move(release / FILE, tmp_path / "own.csv")
+    refused(release, tmp_path / "P", f"expected the phenotypic file .*{FILE}, there is none. Add --download, or")
+    refused(release, tmp_path / "P", "expected the phenotypic file .*none.csv, there", phenotypes=tmp_path / "none.csv")
+    assert len(prepare(release, tmp_path / "P", maps=TWO, phenotypes=tmp_path / "own.csv", size=8).splits["training"])
+
+
+def test_a_phenotypic_file_without_needed_columns(release, tmp_path):
+    text = (release / FILE).read_text().replace("qc_func_rater_3", "qc_func_rater_4").replace("DX_GROUP", "DX")
+    (release / FILE).write_text(text)
+    with pytest.raises(DataError, match="expected the columns 'DX_GROUP', 'qc_func_rater_3' in .*, missing"):
+        prepare(release, tmp_path / "P", maps=TWO)
+
+
+@pytest.mark.parametrize(
+    ("labels", "affine", "message"),
+    [
+        (np.zeros((9, 9, 9), np.uint8), np.eye(4), "expected labels in the atlas .*, all its voxels are 0"),
+        (np.ones((9, 9, 9), np.uint8), np.diag([-9.0, 9, 9, 1]) + np.eye(4, k=3) * 900, "only 0% of the atlas lies"),
+    ],
+)
+def test_an_atlas_is_checked_before_any_map_is_read(release, tmp_path, monkeypatch, labels, affine, message):
+    monkeypatch.setattr(abide_array, "read_map", lambda *rest: pytest.fail("a map is read"))
+    refused(release, tmp_path / "P", message, atlas=save(tmp_path / "a.nii.gz", labels, affine))
+
+
+def test_impossible_options(release, tmp_path):
+    refused(release, tmp_path / "P", "expected a size of 4 to 256 voxels a side, got 3", SettingsError, size=3)
+    refused(release, tmp_path / "P", "'subject' identifies a subject", SettingsError, sites="subject")
+
+
+def test_a_full_disk_and_an_interruption_leave_nothing(release, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(new_array, "_free", lambda folder: 20 * 8**3 * 2 * 4 - 1)
+        refused(release, tmp_path / "P", "the array of images needs 0.1 MB, the disk of --out has")
+
+    def interrupted(path, grid):
+        if path == map_of(release, 6)[1]:
+            raise KeyboardInterrupt
+        return np.zeros(grid.shape, np.float32)
+
+    monkeypatch.setattr(abide_array, "read_map", interrupted)
+    refused(release, tmp_path / "P", None, KeyboardInterrupt)
+
+
+def test_what_is_read_is_never_replaced(release):
+    for out, options in ((release, {}), (release.parent, {}), (release, {"atlas": release / ATLAS_FILE})):
+        with pytest.raises(DataError, match="holds what is to be read .* Give another --out"):
+            prepare(release, out, maps=TWO, force=True, **options)
+    assert (release / FILE).is_file()

@@ -1,0 +1,181 @@
+"""Who takes part in ABIDE I: the real file's counts, and files that are refused."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from abide_maker import CENTRES, copied, make_release, rewrite_table, used_rows
+
+from medfl.errors import DataError, SettingsError
+from medfl_datasets.abide.tables import FILE, LOW_QUALITY, NO_FILES, REGIONS, Subject, read_phenotypes
+
+REAL_SITES = {
+    "LEUVEN": (26, 30),
+    "MAX_MUN": (19, 27),
+    "TRINITY": (19, 25),
+    "SBL": (12, 14),
+    "UCLA": (48, 37),
+    "USM": (43, 24),
+    "SDSU": (8, 19),
+    "STANFORD": (12, 13),
+    "OHSU": (12, 13),
+    "CALTECH": (5, 10),
+    "UM": (47, 73),
+    "PITT": (24, 26),
+    "CMU": (6, 5),
+    "NYU": (74, 98),
+    "YALE": (22, 19),
+    "KKI": (12, 21),
+    "OLIN": (14, 14),
+}
+"""Autism and controls, FedSKD's table I."""
+
+REAL_REGIONS = {"Europe": (76, 96), "US-West": (128, 116), "US-Middle": (77, 104), "US-East": (122, 152)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_release(tmp_path_factory.mktemp("abide") / "R")
+
+
+@pytest.fixture
+def release(made, tmp_path):
+    return copied(made, tmp_path / "R")
+
+
+@pytest.fixture
+def real():
+    path = Path(os.environ.get("MEDFL_DATA", ".")) / "abide" / FILE
+    if "MEDFL_DATA" not in os.environ or not path.is_file():
+        pytest.skip(f"needs the real abide/{FILE} in the folder that MEDFL_DATA names")
+    return path
+
+
+def counts(subjects, key):
+    found = Counter((getattr(subject, key), subject.label) for subject in subjects)
+    return {name: (found[name, 1], found[name, 0]) for name, _ in found}
+
+
+def test_the_real_file_gives_the_published_subjects(real):
+    cohort = read_phenotypes(real)
+    assert counts(cohort.subjects, "centre") == REAL_SITES
+    assert counts(cohort.subjects, "site") == REAL_REGIONS
+    assert [sum(column) for column in zip(*REAL_SITES.values(), strict=True)] == [403, 468]
+    assert cohort.left_out == {NO_FILES: 77, LOW_QUALITY: 1112 - 77 - 871}
+    females = Counter((subject.site, subject.label) for subject in cohort.subjects if subject.sex == "female")
+    assert {site: (females[site, 1], females[site, 0]) for site in REAL_REGIONS} == {
+        "Europe": (6, 5),
+        "US-West": (10, 19),
+        "US-Middle": (14, 24),
+        "US-East": (24, 42),
+    }
+    assert all(6 < subject.age < 65 for subject in cohort.subjects)
+    assert len({subject.subject_id for subject in cohort.subjects}) == 871
+
+
+def test_the_real_file_by_other_columns(real):
+    assert counts(read_phenotypes(real, "SITE_ID").subjects, "site") == REAL_SITES
+    eyes = read_phenotypes(real, "EYE_STATUS_AT_SCAN").subjects
+    assert {subject.site for subject in eyes} == {"1", "2"}
+    with pytest.raises(SettingsError, match="they look like measurements"):
+        read_phenotypes(real, "func_mean_fd")
+    with pytest.raises(DataError, match=r"expected a value in the column 'ADOS_TOTAL' .* subjects that are used have"):
+        read_phenotypes(real, "ADOS_TOTAL")
+
+
+def test_every_centre_belongs_to_one_region():
+    centres = [centre for region in REGIONS.values() for centre in region]
+    assert sorted(centres) == sorted(REAL_SITES)
+
+
+def test_a_subject_has_the_number_of_the_table_row(made):
+    cohort = read_phenotypes(made / FILE)
+    lines = (made / FILE).read_text().splitlines()
+    for subject in cohort.subjects:
+        line = lines[subject.row - 1]
+        assert f",{subject.file_id}," in line
+        assert subject.subject_id == f"subject-{subject.row:06d}"
+    assert cohort.left_out == {NO_FILES: len(CENTRES), LOW_QUALITY: len(CENTRES)}
+    assert {subject.centre for subject in cohort.subjects} == {"LEUVEN", "UCLA", "UM", "NYU"}
+
+
+@pytest.mark.parametrize("column", ["qc_rater_1", "qc_anat_rater_2", "qc_func_rater_2", "qc_anat_rater_3"])
+@pytest.mark.parametrize("word", ["maybe", "fail", "", "ok"])
+def test_what_raters_must_say(release, column, word):
+    rewrite_table(release, lambda row, place: row | ({column: word} if place == 3 else {}))
+    kept = word == "maybe" and column.endswith("rater_2")
+    assert len(read_phenotypes(release / FILE).subjects) == len(CENTRES) * 4 - (not kept)
+
+
+def test_codes_that_a_program_wrote_as_fractions(release):
+    before = read_phenotypes(release / FILE)
+    rewrite_table(release, lambda row, place: row | {key: f"{row[key]}.0" for key in ("DX_GROUP", "SEX")})
+    assert read_phenotypes(release / FILE) == before
+
+
+@pytest.mark.parametrize("text", ["", "-9999", "-9999.0", "nan", "unknown"])
+def test_age_and_sex_may_be_unknown(release, text):
+    rewrite_table(release, lambda row, place: row | ({"AGE_AT_SCAN": text, "SEX": text} if place == 0 else {}))
+    found = read_phenotypes(release / FILE).subjects
+    assert (found[0].age, found[0].sex) == (None, None)
+    assert all(subject.age and subject.sex for subject in found[1:])
+
+
+def test_columns_that_are_missing_are_all_named(release):
+    rows = used_rows(release)
+    with (release / FILE).open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["SITE_ID", "FILE_ID", "SEX", "qc_rater_1"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    missing = "'DX_GROUP', 'AGE_AT_SCAN', 'qc_anat_rater_2', 'qc_func_rater_2', 'qc_anat_rater_3', 'qc_func_rater_3'"
+    with pytest.raises(DataError, match=f"expected the columns {missing} in .*, missing. Give PCP's file, {FILE}"):
+        read_phenotypes(release / FILE)
+
+
+def at(place, **cells):
+    """Change cells of the row of one subject."""
+    return lambda row, number: row | (cells if number == place else {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (at(2, DX_GROUP="3"), r"expected 1 or 2 in the column 'DX_GROUP' .*, 1 of 20 subjects .*: table row 4\."),
+        (at(2, SITE_ID=""), r"expected a scanning site in the column 'SITE_ID' .*: table row 4\."),
+        (at(2, SITE_ID="HOME_2"), r"the four regions of fedasd do not say where HOME_2 .* --sites SITE_ID"),
+        (at(2, FILE_ID="../../etc/x"), r"expected a name of files in the column 'FILE_ID' .*: table row 4\."),
+        (lambda row, place: row | {"FILE_ID": "Same_0050001"}, "expected one row for each subject .* 20 of 20"),
+        (lambda row, place: row | {"DX_GROUP": "2"}, "expected subjects with autism and controls"),
+        (lambda row, place: row | {"qc_rater_1": "fail"}, "expected subjects in .*, none has files"),
+    ],
+)
+def test_rows_that_are_refused(release, change, message):
+    ids = [row["FILE_ID"] for row in used_rows(release)]
+    rewrite_table(release, change)
+    with pytest.raises(DataError, match=message) as error:
+        read_phenotypes(release / FILE)
+    assert not any(file_id in str(error.value) for file_id in ids)
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        ("SUB_ID", "'SUB_ID' identifies a subject"),
+        ("FILE_ID", "'FILE_ID' identifies a subject"),
+        ("SITE", r"expected fedasd or a column of .* as --sites. Did you mean 'SITE_ID'\?"),
+        ("AGE_AT_SCAN", "20 different values of 20 subjects in the column 'AGE_AT_SCAN': they look like measurements"),
+    ],
+)
+def test_sites_that_are_refused(made, sites, message):
+    with pytest.raises(SettingsError, match=message):
+        read_phenotypes(made / FILE, sites)
+
+
+def test_any_other_column_names_sites(made):
+    subjects = read_phenotypes(made / FILE, "SEX").subjects
+    assert {(subject.site, subject.sex) for subject in subjects} == {("1", "male"), ("2", "female")}
+    assert isinstance(subjects[0], Subject)

@@ -1,0 +1,291 @@
+"""Derm7pt: what becomes of a release, and what is refused. Names of files and notes here are secrets."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from derm7pt_maker import (
+    DIAGNOSES,
+    HEADER,
+    PUBLISHED,
+    make_release,
+    read_indexes,
+    read_meta,
+    write_indexes,
+    write_meta,
+)
+
+from medfl.cli.main import main
+from medfl.data.datalists import SPLITS, read_datalist
+from medfl.data.sites import load_sites
+from medfl.errors import DataError, SettingsError
+from medfl_datasets.derm7pt.spec import prepare
+from medfl_datasets.derm7pt.tables import read_release
+
+FILES = dict(zip(SPLITS, ("train", "valid", "test"), strict=True))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_release(tmp_path_factory.mktemp("derm7pt"))
+
+
+@pytest.fixture
+def release(made, tmp_path):
+    """A small release that a test may spoil."""
+    return shutil.copytree(made, tmp_path / "release_v0")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """All 1011 rows of the table, without images."""
+    return make_release(tmp_path_factory.mktemp("whole"), PUBLISHED, images=False)
+
+
+def records(datalist):
+    return {record["image"]: record | {"split": split} for split in SPLITS for record in datalist.splits.get(split, [])}
+
+
+def test_the_published_counts(whole):
+    assert (whole / "meta" / "meta.csv").read_text().splitlines()[0] == HEADER
+    release = read_release(whole)
+    assert Counter(release.groups) == {"BCC": 42, "NEV": 575, "MEL": 252, "MISC": 97, "SK": 45}
+    assert Counter(release.splits) == {"training": 413, "validation": 203, "test": 395}
+    pairs = Counter(zip(release.splits, release.groups, strict=True))
+    assert all(pairs[split, group] == PUBLISHED[FILES[split]][group] for split in SPLITS for group in DIAGNOSES)
+    assert Counter(row["sex"] for row in release.table.rows) == {"female": 522, "male": 489}
+    assert sum(release.doubled) == 9
+    assert release.deviations() == []
+
+
+def test_each_diagnosis_goes_to_its_group_and_each_index_to_its_row(whole):
+    release = read_release(whole)
+    for row, group in zip(read_meta(whole), release.groups, strict=True):
+        assert row["diagnosis"] in DIAGNOSES[group]
+    for split, file in FILES.items():
+        held = [place for place, found in enumerate(release.splits) if found == split]
+        assert held == sorted(read_indexes(whole, file)), "0 is the first case"
+
+
+def test_the_whole_way(release, tmp_path):
+    said: list[str] = []
+    datalist = prepare(release, tmp_path / "P", size=8, say=said.append)
+    assert datalist == read_datalist(tmp_path / "P")
+    assert said[0].startswith("derm7pt: licence academic research only; the images may not be redistributed")
+    assert said[1].startswith("Please cite: Kawahara")
+    assert sum("licence" in line for line in said) == 1
+    assert any(line.startswith("note: 9 cases have no clinical image") and line.endswith("has them") for line in said)
+    assert datalist.labels == {"0": "BCC", "1": "MEL", "2": "MISC", "3": "NEV", "4": "SK"}
+    assert (datalist.name, datalist.modality, datalist.num_classes) == ("derm7pt", "dermoscopy", 5)
+    images, found = np.load(tmp_path / "P" / "images.npy"), records(datalist)
+    assert (images.dtype, images.shape, sorted(found)) == (np.uint8, (22, 8, 8, 3), list(range(22)))
+    for row, case in enumerate(read_meta(release)):
+        assert np.abs(images[row].astype(int) - (200, row * 10, 100)).max() <= 3, "its own image, dermoscopic, in RGB"
+        assert case["diagnosis"] in DIAGNOSES[datalist.labels[str(found[row]["label"])]]
+        assert (found[row]["sex"], found[row]["location"]) == (case["sex"], case["location"])
+        assert row in read_indexes(release, FILES[found[row]["split"]])
+        assert set(found[row]) == {"image", "label", "subject_id", "sex", "location", "split"}
+    assert len({record["subject_id"] for record in found.values()}) == 22, "each case is a subject"
+    assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
+    assert "secret" not in "".join([*said, (tmp_path / "P" / "datalist.json").read_text()]).lower()
+
+
+def test_the_clinical_view_leaves_out_the_nine_cases_without_a_clinical_image(release, tmp_path):
+    said: list[str] = []
+    datalist = prepare(release.parent, tmp_path / "P", size=4, view="clinic", say=said.append)
+    images = np.load(tmp_path / "P" / "images.npy")
+    assert (len(images), datalist.name, datalist.modality) == (13, "derm7pt-clinic", "clinical photograph")
+    for place, row in enumerate(range(9, 22)):
+        assert np.abs(images[place].astype(int) - (40, row * 10, 100)).max() <= 3
+        assert row in read_indexes(release, FILES[records(datalist)[place]["split"]])
+    assert [entry["count"] for entry in datalist.extra["exclusions"]] == [9]
+    assert any(line.startswith("note: 9 cases") and line.endswith("leaves them out") for line in said)
+
+
+def test_resizing_averages_the_pixels_it_drops(release, tmp_path):
+    case = read_meta(release)[0]
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    from PIL import Image
+
+    Image.fromarray(stripes).save(release / "images" / case["derm"], quality=100, subsampling=0)
+    prepare(release, tmp_path / "P", size=8)
+    assert np.abs(np.load(tmp_path / "P" / "images.npy")[0].astype(int) - 127).max() <= 12
+
+
+def test_without_the_official_split_all_cases_are_dealt_to_three_sites_and_tested_in_folds(release, tmp_path, capsys):
+    def medfl(*words):
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        printed = capsys.readouterr()
+        assert end.value.code == 0, printed.err
+        return printed
+
+    printed = medfl("prep", "derm7pt", "--source", release, "--out", tmp_path / "P", "--size", 4, "--split", "none")
+    assert "22 training, 0 validation, 0 test images of 5 classes" in printed.out
+    assert "  3 NEV: 6" in printed.out
+    assert printed.err.startswith("derm7pt: licence academic research only")
+    folds = ("--test", "k_fold", "--folds", 2, "--global-test", "none")
+    skewed = ("--scheme", "dirichlet_class", "--alpha", 1, "--sites", 3, "--min-size", 2)
+    medfl("partition", tmp_path / "P", "--out", tmp_path / "D", *skewed, *folds)
+    assert sum(len(site.train) + len(site.test) for site in load_sites(tmp_path / "D", 5).values()) == 22
+    medfl("partition", tmp_path / "P", "--out", tmp_path / "L", "--scheme", "by_site", "--column", "location", *folds)
+    assert sorted(load_sites(tmp_path / "L", 5)) == ["back", "head-neck", "upper-limbs"]
+    assert {record["sex"] for record in read_datalist(tmp_path / "L" / "back").splits["training"]} == {"female", "male"}
+
+
+def test_unlike_counts_are_told(release, tmp_path):
+    said: list[str] = []
+    datalist = prepare(release, tmp_path / "P", size=4, say=said.append)
+    assert (
+        "warning: training: 12 cases (BCC 2, MEL 2, MISC 2, NEV 4, SK 2); "
+        "the official release has 413 cases (BCC 19, MEL 90, MISC 32, NEV 256, SK 16)"
+    ) in said
+    assert len(datalist.extra["deviations"]) == 3
+    rows = read_meta(release)
+    rows[8]["clinic"] = rows[9]["clinic"]
+    write_meta(release, rows)
+    assert any(
+        "8 cases have the dermoscopic image as clinical" in found for found in read_release(release).deviations()
+    )
+
+
+def test_unreadable_images(release, tmp_path):
+    path = release / "images" / read_meta(release)[12]["clinic"]
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"1 of 13 images can't be read: .*table row 14\).*--skip-unreadable") as error:
+        prepare(release, tmp_path / "P", size=4, view="clinic")
+    assert "secret" not in str(error.value).lower()
+    assert not (tmp_path / "P").exists()
+    datalist = prepare(release, tmp_path / "P", size=4, view="clinic", skip_unreadable=True)
+    quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
+    assert [row[0] for row in quarantine] == ["table_row", "14"], "the row of meta.csv, though nine rows were left out"
+    assert [entry["count"] for entry in datalist.extra["exclusions"]] == [9, 1]
+    assert len(np.load(tmp_path / "P" / "images.npy")) == 12
+
+
+def refused(release, message, **options):
+    """Preparing it ends with a message that says no secret, and nothing is written."""
+    out = release.parent / "refused"
+    with pytest.raises(DataError, match=message) as error:
+        prepare(release, out, size=4, **options)
+    assert "secret" not in str(error.value).lower()
+    assert not out.exists()
+
+
+def test_a_folder_without_the_table_is_refused(release):
+    (release / "meta" / "meta.csv").unlink()
+    refused(release, r"expected the table meta/meta\.csv of Derm7pt in .*release_v0, there is none\. Unpack release_v0")
+
+
+def test_missing_columns_are_named_and_the_derived_table_is_refused(release):
+    rows = read_meta(release)
+    write_meta(release, [{key: row[key] for key in row if key not in ("sex", "notes")} for row in rows])
+    refused(release, r"expected the 19 columns .* missing: 'sex', 'notes'\. .*take meta/meta\.csv of release_v0\.zip")
+    nine = ("diagnosis", "pigment_network", "streaks", "pigmentation", "regression_structures", "dots_and_globules")
+    nine += ("blue_whitish_veil", "vascular_structures", "derm")
+    write_meta(release, [{key: row[key].replace(" ", "_") for key in nine} for row in rows])
+    refused(release, r"with fewer columns, can't be used: take meta/meta\.csv of release_v0\.zip")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (
+            "diagnosis",
+            "clark naevus",
+            r"unknown diagnosis 'clark naevus' .*\(table row 5\)\. Did you mean 'clark nevus'",
+        ),
+        ("diagnosis", "", r"unknown diagnosis '' .*\(table row 5\)"),
+        (
+            "sex",
+            "f",
+            r"expected female or male in the column 'sex' .*, 1 of 22 rows hold something else: table row 5\.",
+        ),
+        ("case_num", "6", r"expected each case once .*, 2 rows share their case_num with another: table rows 5, 7\."),
+        ("derm", "", r"every row of the column 'derm' .* 1 of 22 are empty: table row 5\."),
+        ("derm", "../meta/meta.csv", r"1 of 22 lead out of it: table row 5\."),
+    ],
+)
+def test_cells_that_are_refused(release, column, value, message):
+    rows = read_meta(release)
+    rows[3][column] = value
+    write_meta(release, rows)
+    refused(release, message)
+
+
+def test_a_group_without_a_case_is_refused(release):
+    rows = read_meta(release)
+    for row in rows:
+        row["diagnosis"] = row["diagnosis"].replace("seborrheic keratosis", "lentigo")
+    write_meta(release, rows)
+    refused(release, r"expected cases of all groups of diagnoses, BCC, MEL, MISC, NEV, SK; there are none of SK in")
+
+
+def test_missing_images_are_refused(release):
+    for row in (3, 20):
+        (release / "images" / read_meta(release)[row]["derm"]).unlink()
+    refused(release, r"^2 of 22 images are not in the folder .*images: table rows 5, 22\. Unpack release_v0\.zip again")
+    shutil.rmtree(release / "images")
+    refused(release, r"^22 of 22 images are not in the folder")
+
+
+def test_names_with_other_capitals_are_told(release):
+    path = release / "images" / read_meta(release)[3]["derm"]
+    assert path.suffix == ".JPG"
+    path.rename(path.with_suffix(".jpg"))
+    if path.is_file():
+        pytest.skip("this disk does not tell capitals from small letters")
+    refused(release, r"table row 5\. 1 of them are there with other capitals: names count as in meta\.csv")
+
+
+def test_an_index_file_that_is_missing_or_holds_no_indexes(release):
+    path = release / "meta" / "valid_indexes.csv"
+    path.write_text("indexes\n1\n-2\n3.0\n")
+    refused(release, r"expected whole numbers from 0 in .*valid_indexes\.csv, 2 of 3 rows .*: table rows 3, 4\.")
+    path.write_text("1\n2\n3\n")
+    refused(release, r"expected the columns 'indexes' in .*valid_indexes\.csv, missing")
+    path.unlink()
+    refused(release, r"expected the index file .*valid_indexes\.csv, there is none")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: [*found[:-1], 22], r"1 of 5 indexes of valid_indexes\.csv are above 21; 1 cases are in no file"),
+        (lambda found: [*found, found[0]], r": 1 of 6 indexes of valid_indexes\.csv repeat others of this file\."),
+        (lambda found: found[1:], r": 1 cases are in no file\."),
+    ],
+    ids=["out of range", "twice", "too few"],
+)
+def test_index_files_that_do_not_name_each_case_once(release, change, message):
+    write_indexes(release, "valid", change(read_indexes(release, "valid")))
+    refused(release, message)
+
+
+def test_a_case_in_two_splits_is_refused(release):
+    write_indexes(release, "valid", [*read_indexes(release, "valid"), read_indexes(release, "test")[0]])
+    refused(
+        release, r"name each of the 22 cases of meta\.csv once, by a number from 0 to 21: 1 cases are in more than one"
+    )
+
+
+@pytest.mark.parametrize("files", [("train", "valid", "test"), ("valid",)])
+def test_index_files_that_count_from_one(release, files):
+    for file in files:
+        write_indexes(release, file, [index + 1 for index in read_indexes(release, file)])
+    names = ", ".join(f"{file}_indexes.csv" for file in files)
+    refused(release, rf"count from 0, where 0 is the first case; {names} counts? from 1\.")
+
+
+def test_settings_that_are_refused(release, tmp_path):
+    with pytest.raises(SettingsError, match="unknown view 'clinical'. Did you mean 'clinic'"):
+        prepare(release, tmp_path / "P", view="clinical")
+    with pytest.raises(SettingsError, match="unknown split 'folds'. Known: none, official"):
+        prepare(release, tmp_path / "P", split="folds")
+    with pytest.raises(SettingsError, match="expected one size or 2 sizes >= 1"):
+        prepare(release, tmp_path / "P", size=0)

@@ -1,0 +1,286 @@
+"""HAM10000: what becomes of a release. Names of images and lesions here are secrets."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from ham10000_maker import (
+    COLLECTIONS,
+    HEADER,
+    IMAGES,
+    LESIONS,
+    colour_of,
+    exclusions,
+    make_release,
+    make_rows,
+    prepare,
+    write_images,
+    write_table,
+)
+from PIL import Image
+
+from medfl.data.datalists import read_datalist
+from medfl.errors import DataError
+from medfl.partition.assign import distribute
+from medfl.partition.dirichlet_class import dirichlet_class
+from medfl.partition.plan import Plan
+from medfl.studies.preps import Ham10000
+from medfl_datasets.ham10000.files import crop_box
+from medfl_datasets.ham10000.spec import make_datalist
+from medfl_datasets.ham10000.tables import read_metadata
+
+CLASSES = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_release(tmp_path_factory.mktemp("ham10000"), masks=True)
+
+
+@pytest.fixture
+def release(made, tmp_path):
+    """A small release that a test may spoil."""
+    return shutil.copytree(made[0], tmp_path / "HAM10000")
+
+
+@pytest.fixture(scope="module")
+def rows(made):
+    return made[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """All 10,015 rows of the table, without images."""
+    rows = make_rows({dx: (images, LESIONS[dx]) for dx, images in IMAGES.items()})
+    path = tmp_path_factory.mktemp("whole") / "HAM10000_metadata"
+    write_table(path, rows)
+    return path, rows
+
+
+# ---- the table
+
+
+def test_the_published_counts(whole, tmp_path):
+    path, rows = whole
+    found = read_metadata(path)
+    assert Counter(CLASSES[label] for label in found.labels) == IMAGES
+    assert len(set(found.lesions)) == 7470
+    unknown = {column: sum(fact[column] is None for fact in found.facts) for column in ("age", "sex", "localization")}
+    assert unknown == {"age": 57, "sex": 57, "localization": 234}
+    assert Counter(fact["dataset"] for fact in found.facts) == COLLECTIONS
+    assert found.deviations() == []
+    write_table(tmp_path / "kaggle.csv", [{column: row[column] for column in HEADER} for row in rows])
+    kaggle = read_metadata(tmp_path / "kaggle.csv")
+    assert kaggle.deviations() == []
+    assert set(kaggle.facts[0]) == {"age", "sex", "localization"}
+
+
+@pytest.mark.parametrize("groups", ["image", "lesion"])
+def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
+    """Oracle O-D4."""
+    found = read_metadata(whole[0])
+    source = make_datalist("ham10000", found, range(10_015), groups, {})
+    plan = Plan("dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30)
+    sites, _ = distribute(source, [b"%d" % row for row in range(10_015)], plan, dirichlet_class)
+    held = sites.pop("global")["test"]
+    dealt = [record for splits in sites.values() for record in splits["training"]]
+    tested, trained = ({found.lesions[record["image"]] for record in records} for records in (held, dealt))
+    counts = Counter(record["label"] for record in held)
+    if groups == "image":
+        assert (len(held), len(dealt)) == (210, 9805)
+        assert set(counts.values()) == {30}
+        assert tested & trained, "the leak that splitting by image has"
+    else:
+        assert not tested & trained
+        assert len(held) + len(dealt) == 10_015
+        assert all(25 <= counts[label] <= 30 for label in range(7))
+
+
+# ---- the whole way
+
+
+def test_the_whole_way(release, rows, tmp_path):
+    said: list[str] = []
+    datalist = prepare(release, tmp_path / "P", preset="medfl", say=said.append)
+    assert datalist == read_datalist(tmp_path / "P")
+    assert said[0] == "ham10000: licence CC BY-NC 4.0"
+    assert said[1].startswith("Please cite: Tschandl")
+    assert (datalist.name, datalist.modality, datalist.num_classes) == ("ham10000", "dermoscopy", 7)
+    assert list(datalist.labels.values()) == CLASSES
+    assert (datalist.extra["groups"], datalist.extra["warnings"], exclusions(datalist)) == ("lesion", [], {})
+    images = np.load(tmp_path / "P" / "images.npy")
+    assert (images.dtype, images.shape) == (np.uint8, (21, 4, 4, 3))
+    assert {split: len(part) for split, part in datalist.splits.items()} == {"training": 21, "validation": 0, "test": 0}
+    subjects: dict[str, str] = {}
+    for place, (row, record) in enumerate(zip(rows, datalist.splits["training"], strict=True)):
+        assert record["image"] == place
+        assert CLASSES[record["label"]] == row["dx"]
+        assert subjects.setdefault(row["lesion_id"], record["subject_id"]) == record["subject_id"]
+        assert record["dataset"] == row["dataset"]
+        known = (place % 17 * 5.0, ("female", "male")[place % 2]) if place > 1 else (None, None)
+        assert (record["age"], record["sex"]) == known
+        assert record["localization"] == ("lower extremity" if place > 2 else None)
+    assert len(set(subjects.values())) == 14, "lesions"
+    assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
+    assert "secret" not in "".join([*said, (tmp_path / "P" / "datalist.json").read_text()]).lower()
+    assert said[2] == (
+        "warning: 21 images (akiec 3, bcc 3, bkl 3, df 3, mel 3, nv 3, vasc 3); HAM10000 has 10015 images "
+        "(akiec 327, bcc 514, bkl 1099, df 115, mel 1113, nv 6705, vasc 142)"
+    )
+    assert datalist.extra["deviations"][1] == "14 lesions; HAM10000 has 7470"
+
+
+def in_one_folder(release, rows, place):
+    """ISIC images with another name of their folder, one level down; the table of Dataverse, without ending."""
+    for path in release.glob("*part*/*.jpg"):
+        (place / "ISIC2018_Task3_Training_Input").mkdir(exist_ok=True, parents=True)
+        shutil.copy(path, place / "ISIC2018_Task3_Training_Input" / path.name.replace(".jpg", ".JPG"))
+    write_table(place / "HAM10000_metadata", rows)
+
+
+def nested(release, rows, place):
+    """Two levels down, beside a table that is separated by tabs, and with tables of pixels that nobody needs."""
+    shutil.copytree(release, place / "dataverse_files" / "images")
+    (place / "dataverse_files" / "images" / "HAM10000_metadata.csv").unlink()
+    write_table(place / "dataverse_files" / "HAM10000_metadata.tab", rows, "\t", quoting=csv.QUOTE_ALL)
+    (place / "hmnist_28_28_RGB.csv").write_text("pixel0000,label\n1,2\n")
+    (place / "dataverse_files" / "._ISIC_SECRET00001.jpg").write_bytes(b"Mac OS X")
+
+
+def doubled(release, rows, place):
+    """Kaggle's copies of both folders in small letters."""
+    shutil.copytree(release, place)
+    for part in ("part_1", "part_2"):
+        shutil.copytree(place / f"HAM10000_images_{part}", place / f"kaggle_ham10000_images_{part}")
+
+
+@pytest.mark.parametrize("layout", [in_one_folder, nested, doubled])
+def test_other_layouts_give_the_same(release, rows, tmp_path, layout):
+    layout(release, rows, tmp_path / "other")
+    expected = prepare(release, tmp_path / "P")
+    said: list[str] = []
+    assert prepare(tmp_path / "other", tmp_path / "Q", say=said.append).splits == expected.splits
+    assert not [line for line in said if "passed over" in line], "no file is surplus"
+    np.testing.assert_array_equal(np.load(tmp_path / "Q" / "images.npy"), np.load(tmp_path / "P" / "images.npy"))
+
+
+def test_each_image_is_its_own_and_the_table_may_lie_elsewhere(rows, tmp_path):
+    write_images(tmp_path / "isic", rows)
+    write_table(tmp_path / "of_all.csv", rows)
+    said: list[str] = []
+    picture = tmp_path / "isic" / "HAM10000_images_part_1" / f"{rows[0]['image_id']}.jpg"
+    shutil.copy(picture, picture.with_name("ISIC_SECRET.jpg"))
+    prepare(tmp_path / "isic", tmp_path / "P", metadata=tmp_path / "of_all.csv", say=said.append)
+    for place, pixels in enumerate(np.load(tmp_path / "P" / "images.npy")):
+        assert np.abs(pixels.astype(int) - colour_of(place)).max() <= 3
+    assert "note: 1 image files are in no row of of_all.csv: they are passed over" in said
+
+
+def test_images_may_count_as_lesions_of_their_own(release, tmp_path):
+    said: list[str] = []
+    datalist = prepare(release, tmp_path / "P", preset="paper", say=said.append)
+    assert len({record["subject_id"] for record in datalist.splits["training"]}) == 21
+    (sentence,) = datalist.extra["warnings"]
+    assert "14 of 21 images are of lesions with several images, and these may be in training and in" in sentence
+    assert f"warning: {sentence}" in said
+    _, notes = distribute(datalist, [b"%d" % row for row in range(21)], Plan("dirichlet_class", 2), dirichlet_class)
+    assert notes.warnings[0] == sentence, "a partition says so, too"
+    assert prepare(release, tmp_path / "Q", preset="paper", groups="lesion").extra["warnings"] == []
+
+
+def test_without_lesions_the_user_has_to_say_what_is_wanted(release, rows, tmp_path):
+    table = release / "HAM10000_metadata.csv"
+    write_table(table, [{key: row[key] for key in HEADER if key != "lesion_id"} for row in rows])
+    with pytest.raises(DataError, match=r"expected the column 'lesion_id' in .* missing\. .*\(--groups image\)"):
+        prepare(release, tmp_path / "P")
+    datalist = prepare(release, tmp_path / "P", groups="image")
+    assert "the table does not say which images are of one lesion" in datalist.extra["warnings"][0]
+
+
+# ---- lesions cut out
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "box"),
+    [
+        ((40, 49), (10, 29), (33, 57, 8, 32)),  # 10 x 20 pixels, edge 24
+        ((0, 9), (90, 99), (0, 12, 88, 100)),  # moved in from two borders
+        ((0, 99), (20, 69), (0, 100, 0, 100)),  # as large as the image
+    ],
+)
+def test_a_crop_is_a_square_around_the_lesion(rows, columns, box):
+    assert crop_box(np.array(rows), np.array(columns), (100, 100)) == box
+
+
+def test_a_crop_is_no_larger_than_the_image():
+    assert crop_box(np.array([5, 30]), np.array([100, 190]), (40, 300)) == (0, 40, 90, 200)
+
+
+def test_lesions_are_cut_out(release, tmp_path):
+    whole = prepare(release, tmp_path / "P", size=10)
+    datalist = prepare(release, tmp_path / "Q", size=10, crop_lesion=True)
+    assert (datalist.name, datalist.splits) == ("ham10000-crop", whole.splits)
+    for place, pixels in enumerate(np.load(tmp_path / "Q" / "images.npy").astype(int)):
+        assert np.abs(pixels[4:6, 2:8] - colour_of(place)).max() <= 30, "the lesion, 8 of 10 columns wide"
+        assert pixels[[0, 1, 8, 9]].max() <= 30, "skin above and below"
+
+
+def test_masks_that_are_missing_or_wrong_leave_images_out(release, rows, tmp_path):
+    masks = [release / "HAM10000_segmentations_lesion_tschandl" / f"{row['image_id']}_segmentation.png" for row in rows]
+    masks[4].unlink()
+    Image.new("L", (24, 16)).save(masks[6])
+    Image.new("L", (25, 16), 255).save(masks[9])
+    datalist = prepare(release, tmp_path / "P", crop_lesion=True)
+    assert sum(exclusions(datalist).values()) == 3
+    quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
+    assert quarantine[1] == ["6", "there is no mask of the lesion"]
+    assert [row[1].split(". ")[0] for row in quarantine[2:]] == [
+        "the mask shows no lesion",
+        "the mask is of another size than its image",
+    ]
+    assert [row[0] for row in quarantine] == ["table_row", "6", "8", "11"]
+    shutil.rmtree(masks[0].parent)
+    with pytest.raises(DataError, match=r"expected the masks .* there are none\. .* or leave out --crop-lesion"):
+        prepare(release, tmp_path / "Q", crop_lesion=True)
+
+
+# ---- the command, and studies
+
+
+def test_a_study_prepares_it(release, tmp_path, monkeypatch):
+    monkeypatch.setattr("medfl.ingest.pipeline.core_count", lambda: 1)
+    release.rename(tmp_path / "ham10000")
+    prep = Ham10000(dataset="ham10000", size=5, preset="paper", crop_lesion=True)
+    prep.make(tmp_path, tmp_path / "P", lambda _: None)
+    datalist = read_datalist(tmp_path / "P")
+    assert (datalist.name, datalist.extra["groups"]) == ("ham10000-crop", "image")
+    assert np.load(tmp_path / "P" / "images.npy").shape == (21, 5, 5, 3)
+
+
+def test_the_command_and_the_collections_as_sites(release, rows, tmp_path, capsys):
+    from medfl.cli.main import main
+
+    def medfl(*words):
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        printed = capsys.readouterr()
+        assert end.value.code == 0, printed.err
+        return printed
+
+    given = ("--source", release, "--out", tmp_path / "P", "--size", "3x4", "--workers", 1)
+    printed = medfl("prep", "ham10000", *given, "--preset", "paper")
+    assert "21 training, 0 validation, 0 test images of 7 classes" in printed.out
+    assert "  5 nv: 3" in printed.out
+    assert np.load(tmp_path / "P" / "images.npy").shape == (21, 3, 4, 3)
+    sites = ("--scheme", "by_site", "--column", "dataset", "--test", "none", "--global-test", "none")
+    printed = medfl("partition", tmp_path / "P", "--out", tmp_path / "D", *sites)
+    assert "note: each image counts as a lesion of its own" in printed.err
+    facts = json.loads((tmp_path / "D" / "partition.json").read_text())
+    assert facts["warnings"][0].startswith("each image counts as a lesion of its own")
+    for name, count in Counter(row["dataset"] for row in rows).items():
+        assert len(read_datalist(tmp_path / "D" / name).splits["training"]) == count

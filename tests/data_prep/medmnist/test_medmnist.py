@@ -1,0 +1,244 @@
+"""MedMNIST files: layouts that exist, and what is wrong with others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from npz_makers import write_npz
+
+from medfl.data.datalists import read_datalist
+from medfl.errors import DataError, SettingsError
+from medfl.ingest import array_file as new_array
+from medfl_datasets.medmnist import files as npz
+from medfl_datasets.medmnist.files import PARTS, read_npz
+from medfl_datasets.medmnist.releases import RELEASES, find_release, split_flag
+from medfl_datasets.medmnist.spec import deviations, prepare
+
+POSITIVES = {
+    "breastmnist": [(147, 399), (21, 57), (42, 114)],
+    "pneumoniamnist": [(1214, 3494), (135, 389), (234, 390)],
+    "adrenalmnist3d": [(929, 259), (76, 22), (229, 69)],
+}
+"""Images of each class in training, validation and test."""
+
+
+@pytest.mark.parametrize("columns", [True, False], ids=["(N, 1)", "(N,)"])
+@pytest.mark.parametrize("shape", [(28, 28), (28, 28, 3), (28, 28, 28), (64, 64, 3)])
+def test_every_layout_becomes_one_array_and_a_list_that_fits(tmp_path, monkeypatch, shape, columns):
+    monkeypatch.setattr(npz, "PIECE_BYTES", 3 * int(np.prod(shape)))
+    source = np.load(write_npz(tmp_path / "bloodmnist.npz", shape, columns))
+    prepare(tmp_path, "bloodmnist", tmp_path / "P")
+    images, datalist = np.load(tmp_path / "P" / "images.npy"), read_datalist(tmp_path / "P")
+    assert images.shape == (17, *shape)
+    for part, split in PARTS:
+        rows, labels = datalist.rows_and_labels(split, "P")
+        np.testing.assert_array_equal(images[rows], source[f"{part}_images"])
+        np.testing.assert_array_equal(labels, source[f"{part}_labels"].reshape(-1))
+    assert datalist.num_classes == 8
+    subjects = [record["subject_id"] for records in datalist.splits.values() for record in records]
+    assert len(set(subjects)) == 17
+
+
+def test_the_images_are_never_in_memory_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "PIECE_BYTES", 1 << 16)
+    images = np.zeros((400, 128, 128), np.uint8)
+    write_npz(tmp_path / "octmnist_128.npz", (128, 128), False, train_images=images, train_labels=np.zeros(400, int))
+    prepare(tmp_path, "octmnist_128", tmp_path / "warm")
+    tracemalloc.start()
+    try:
+        prepare(tmp_path, "octmnist_128", tmp_path / "P")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < images.nbytes / 4
+
+
+def test_the_table_is_complete():
+    volumes = {flag for flag in RELEASES if flag.endswith("3d")}
+    assert (len(RELEASES), len(volumes)) == (18, 6)
+    for flag, release in RELEASES.items():
+        assert tuple(release.md5) == ((28, 64) if flag in volumes else (28, 64, 128, 224))
+        assert all(len(md5) == 32 and set(md5) <= set("0123456789abcdef") for md5 in release.md5.values())
+    sums = [md5 for release in RELEASES.values() for md5 in release.md5.values()]
+    assert len(set(sums)) == len(sums) == 12 * 4 + 6 * 2
+    kept = [sum(RELEASES[flag].counts) for flag in RELEASES if flag not in volumes and not flag.startswith("organ")]
+    assert sum(kept) == 708_069 - 107_731, "the paper's 2-D images, less those of organs, which were recounted since"
+    assert (split_flag("organmnist3d_64"), split_flag("organmnist3d")) == (("organmnist3d", 64), ("organmnist3d", 28))
+    assert find_release("pathmnist_224") is RELEASES["pathmnist"]
+
+
+def test_licence_and_citation_come_first_and_deviations_are_warned_of(tmp_path):
+    write_npz(tmp_path / "dermamnist.npz")
+    said: list[str] = []
+    datalist = prepare(tmp_path, "dermamnist", tmp_path / "P", say=said.append)
+    assert said[0] == "dermamnist: licence CC BY-NC 4.0"
+    assert said[1].startswith("Please cite: Yang")
+    assert any("10/3/4 images" in line and "7007/1003/2005" in line for line in said), said
+    assert any("MD5" in line for line in said), said
+    assert datalist.extra["deviations"], "the list remembers how the file differs"
+
+
+def test_the_checksum_and_the_side_of_larger_images_are_compared(tmp_path):
+    path = write_npz(tmp_path / "breastmnist_64.npz", (28, 28), test_labels=np.zeros(4, int)[:, None])
+    found = deviations("breastmnist_64", read_npz(path))
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
+    assert found[1:] == [
+        "labels up to 7, the official release has 2 classes from 0",
+        "images of 28 pixels a side, the name says 64",
+        f"MD5 {md5}, the official file has 742edef2a1fd1524b2efff4bd7ba9364: a re-save or another version",
+    ]
+    assert deviations("breastmnist_96", read_npz(path))[-1] == (
+        "no official checksum is known for images of 96 pixels a side"
+    )
+    assert "no official sizes are known for 'mymnist'" in deviations("mymnist", read_npz(path))[0]
+
+
+def test_labels_that_the_release_does_not_have_are_warned_of_and_a_single_class_is_refused(tmp_path):
+    path = write_npz(tmp_path / "bloodmnist.npz", test_labels=np.array([[0], [1], [9], [2]]))
+    assert "labels up to 9, the official release has 8 classes from 0" in deviations("bloodmnist", read_npz(path))
+    assert prepare(tmp_path, "bloodmnist", tmp_path / "P").num_classes == 10
+    none = {f"{part}_labels": np.zeros(size, int) for part, size in (("train", 10), ("val", 3), ("test", 4))}
+    write_npz(tmp_path / "mine.npz", **none)
+    with pytest.raises(DataError, match="expected at least two classes in .*mine.npz, all its labels are 0"):
+        prepare(tmp_path, "mine", tmp_path / "Q")
+
+
+@pytest.fixture
+def chest(tmp_path):
+    labels = {
+        f"{part}_labels": np.zeros((size, 14), np.uint8) for part, size in (("train", 10), ("val", 3), ("test", 4))
+    }
+    labels["train_labels"][[2, 5], 6] = 1
+    labels["train_labels"][:, 0] = 1
+    return write_npz(tmp_path / "chestmnist.npz", (28, 28), **labels)
+
+
+def test_one_finding_of_chestmnist_becomes_two_classes(tmp_path, chest):
+    datalist = prepare(tmp_path, "chestmnist", tmp_path / "P", finding="pneumonia")
+    _, labels = datalist.rows_and_labels("training", "P")
+    assert np.flatnonzero(labels).tolist() == [2, 5]
+    assert datalist.labels == {"0": "pneumonia absent", "1": "pneumonia present"}
+    assert (datalist.num_classes, datalist.name) == (2, "chestmnist-pneumonia")
+
+
+def test_several_labels_without_a_choice(tmp_path, chest):
+    with pytest.raises(SettingsError, match=r"14 findings .* --finding. Known: atelectasis, cardiomegaly, .*, hernia"):
+        prepare(tmp_path, "chestmnist", tmp_path / "P")
+    with pytest.raises(SettingsError, match=r"no finding 'pneumnia'. Did you mean 'pneumonia'\?"):
+        prepare(tmp_path, "chestmnist", tmp_path / "P", finding="pneumnia")
+    write_npz(tmp_path / "bloodmnist.npz")
+    with pytest.raises(SettingsError, match="leave out --finding"):
+        prepare(tmp_path, "bloodmnist", tmp_path / "P", finding="pneumonia")
+    write_npz(tmp_path / "chestmnist.npz", (28, 28))
+    with pytest.raises(DataError, match="expected several labels for each image"):
+        prepare(tmp_path, "chestmnist", tmp_path / "P", finding="pneumonia")
+    assert not (tmp_path / "P").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"val_images": None}, "missing: val_images. It holds: "),
+        ({"train_labels": np.zeros((10, 14), np.uint8)}, r"val_labels .* got uint8 of shape \(3, 1\)"),
+        (
+            {f"{part}_labels": np.zeros((n, 14), np.uint8) for part, n in (("train", 10), ("val", 3), ("test", 4))},
+            r"expected one label for each image .* shape \(10, 14\) in train",
+        ),
+        ({"train_labels": np.zeros((9, 1), np.uint8)}, r"expected integer labels of shape \(10,\)"),
+        ({"train_labels": np.full((10, 1), -1)}, "expected labels >= 0 in train_labels .*, got -1"),
+        ({"test_labels": np.zeros((4, 1), np.float32)}, "got float32"),
+        ({"test_images": np.zeros((4, 32, 32, 3), np.uint8)}, r"test_images .* of shape \(4, 32, 32, 3\) \(train has"),
+        ({"train_images": np.zeros((10, 28, 28, 3), np.float32)}, "expected uint8 images"),
+        ({"train_images": np.array([{}] * 10, dtype=object)}, "expected uint8 images .* got object"),
+        ({"train_labels": np.array([{}] * 10, dtype=object)}, "can't be read as a .npz file"),
+        ({"train_images": np.zeros((3, 28, 28, 10), np.uint8).T}, "Fortran order"),
+        (
+            {
+                f"{part}_{kind}": np.zeros((0, 28, 28)[: 3 if kind == "images" else 1], np.uint8)
+                for part in ("train", "val", "test")
+                for kind in ("images", "labels")
+            },
+            "all three splits are empty",
+        ),
+    ],
+)
+def test_a_wrong_file_is_refused_and_nothing_is_written(tmp_path, change, message):
+    write_npz(tmp_path / "bloodmnist.npz", **change)
+    with pytest.raises(DataError, match=message):
+        prepare(tmp_path, "bloodmnist", tmp_path / "P")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bloodmnist.npz"]
+
+
+def test_cut_and_missing_files(tmp_path):
+    with pytest.raises(DataError, match=r"there is none. Did you mean 'bloodmnist'\?"):
+        prepare(tmp_path, "bloodmist", tmp_path / "P")
+    path = write_npz(tmp_path / "bloodmnist.npz")
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(DataError, match="can't be read as a .npz file"):
+        prepare(tmp_path, "bloodmnist", tmp_path / "P")
+
+
+def test_damaged_images_are_found_by_the_checksum_of_the_zip_file(tmp_path):
+    path = tmp_path / "bloodmnist.npz"
+    arrays = dict(np.load(write_npz(path)))
+    np.savez(path, **arrays)
+    with zipfile.ZipFile(path) as archive:
+        place = archive.getinfo("train_images.npy").header_offset + 5000
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="can't be read as a .npz file: Bad CRC-32"):
+        prepare(tmp_path, "bloodmnist", tmp_path / "P")
+    assert not (tmp_path / "P").exists()
+
+
+def test_an_occupied_folder_is_replaced_only_on_request_and_only_if_ours(tmp_path):
+    write_npz(tmp_path / "bloodmnist.npz")
+    out = tmp_path / "P"
+    prepare(tmp_path, "bloodmnist", out)
+    with pytest.raises(DataError, match="is not empty. Give another --out, or --force"):
+        prepare(tmp_path, "bloodmnist", out)
+    prepare(tmp_path, "bloodmnist", out, force=True)
+    foreign = tmp_path / "photos"
+    foreign.mkdir()
+    (foreign / "a.jpg").touch()
+    with pytest.raises(DataError, match="medfl did not write"):
+        prepare(tmp_path, "bloodmnist", foreign, force=True)
+    assert (foreign / "a.jpg").exists()
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    write_npz(tmp_path / "bloodmnist.npz")
+    monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3 - 1)
+    with pytest.raises(DataError, match=r"needs 0\.0 MB, the disk of --out has 0\.0 MB left. Make room"):
+        prepare(tmp_path, "bloodmnist", tmp_path / "P")
+    assert [path.name for path in tmp_path.iterdir()] == ["bloodmnist.npz"]
+    monkeypatch.setattr(new_array, "_free", lambda folder: 17 * 28 * 28 * 3)
+    prepare(tmp_path, "bloodmnist", tmp_path / "P")
+
+
+@pytest.mark.parametrize("flag", ["adrenalmnist3d", "breastmnist", "pneumoniamnist", "bloodmnist"])
+def test_the_real_files_have_the_official_sizes(tmp_path, flag):
+    folder = os.environ.get("MEDFL_DATA")
+    path = Path(folder or ".") / "medmnist" / f"{flag}.npz"
+    if not folder or not path.exists():
+        pytest.skip(f"needs the real medmnist/{flag}.npz in the folder that MEDFL_DATA names")
+    content = read_npz(path)
+    assert content.counts == RELEASES[flag].counts
+    assert all("MD5" in line for line in deviations(flag, content)), "sizes agree; a re-save may differ in MD5"
+    datalist = prepare(path.parent, flag, tmp_path / "P")
+    assert sum(map(len, datalist.splits.values())) == sum(RELEASES[flag].counts)
+    if flag in POSITIVES:
+        counts = [tuple(split.values()) for split in datalist.counts().values()]
+        assert counts == POSITIVES[flag]
+    with np.load(path) as archive:
+        np.testing.assert_array_equal(
+            np.load(tmp_path / "P" / "images.npy"),
+            np.concatenate([archive[f"{part}_images"] for part, _ in PARTS]),
+        )

@@ -1,0 +1,265 @@
+"""Trees of CBIS-DDSM in every layout of the release: real or made-up tables, synthetic pixels.
+
+Lesions have a crop and a mask in one series, in either order, or in two series that may be exchanged. Full images are
+darker than crops, and rows differ in brightness, so that a test can tell what it got.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pydicom
+from dicom_maker import make_dicom
+from PIL import Image
+from pydicom.uid import UID, ExplicitVRLittleEndian
+
+from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, Series, read_tables
+
+COMMON = "image file path,cropped image file path,ROI mask file path"
+HEADS = {
+    "mass": "patient_id,breast_density,left or right breast,image view,abnormality id,abnormality type,mass shape,"
+    f"mass margins,assessment,pathology,subtlety,{COMMON}",
+    "calc": "patient_id,breast density,left or right breast,image view,abnormality id,abnormality type,calc type,"
+    f"calc distribution,assessment,pathology,subtlety,{COMMON}",
+}
+"""First lines as published."""
+
+METADATA = (
+    "Series UID,Collection,3rd Party Analysis,Data Description URI,Subject ID,Study UID,Study Description,Study Date,"
+    "Series Description,Manufacturer,Modality,SOP Class Name,SOP Class UID,Number of Images,File Size,File Location,"
+    "Download Timestamp"
+)
+"""First line of ``metadata.csv``."""
+
+PART = {"train": "Training", "test": "Test"}
+
+FILM = (72, 48)
+"""Size of the made-up films."""
+
+B, M, N = "BENIGN", "MALIGNANT", "BENIGN_WITHOUT_CALLBACK"
+
+ROWS = {
+    ("mass", "train"): [
+        (1, "LEFT", "CC", 1, M),
+        (1, "LEFT", "MLO", 1, M),
+        (2, "RIGHT", "CC", 1, B),
+        (2, "RIGHT", "CC", 2, M),  # one film, both pathologies
+        (3, "RIGHT", "MLO", 1, N),
+        (4, "LEFT", "CC", 1, B),  # this patient is tested on calcifications
+        (5, "LEFT", "CC", 1, B),
+    ],
+    ("mass", "test"): [(6, "LEFT", "CC", 1, M), (7, "RIGHT", "MLO", 1, B)],
+    ("calc", "train"): [
+        (8, "LEFT", "CC", 1, B),
+        (5, "LEFT", "CC", 1, M),
+        (9, "RIGHT", "CC", 1, N),
+        (9, "LEFT", "CC", 1, N),
+    ],
+    ("calc", "test"): [(4, "LEFT", "MLO", 1, M), (10, "RIGHT", "CC", 1, B)],
+}
+"""Patient, side, view, lesion, pathology of made-up rows."""
+
+SEPARATE = (("mass", "train", 2),)
+"""Tables and places of rows whose crop and mask are in two series."""
+
+
+def uid(*parts: object) -> str:
+    """A made-up UID that ends with five digits that nothing else ends with."""
+    text = "|".join(map(str, parts))
+    number = int.from_bytes(text.encode(), "little") % (10**30 + 57)
+    return f"1.3.6.1.4.1.9590.100.1.2.{10**30 + number}"
+
+
+def write_tables(folder: Path, rows: Mapping[tuple[str, str], list[tuple]] = ROWS) -> Path:
+    """Write four made-up tables as the release has them: CRLF, a line break inside the quotes of one path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for (kind, part), name in TABLES.items():
+        with (folder / name).open("w", newline="") as file:
+            file.write(HEADS[kind] + "\r\n")
+            for place, row in enumerate(rows[kind, part]):
+                cells = _cells(kind, part, place, row)
+                cells[-1 if kind == "mass" else -2] = f'"{cells[-1 if kind == "mass" else -2]}\n"'
+                file.write(",".join(cells) + "\r\n")
+    return folder
+
+
+def _cells(kind: str, part: str, place: int, row: tuple) -> list[str]:
+    patient, side, view, lesion, pathology = row
+    film = f"{kind.title()}-{PART[part]}_P_{patient:05d}_{side}_{view}"
+    roi = f"{film}_{lesion}"
+    apart = (kind, part, place) in SEPARATE
+    crop = f"{roi}/{uid(roi, 'study')}/{uid(roi, 'series')}/00000{0 if apart else place % 2}.dcm"
+    mask = f"{roi}/{uid(roi, 'study 2')}/{uid(roi, 'series 2')}/000000.dcm" if apart else crop
+    image = f"{film}/{uid(film, 'study')}/{uid(film, 'series')}/000000.dcm"
+    about = [
+        f"P_{patient:05d}",
+        str(1 + patient % 4),
+        side,
+        view,
+        str(lesion),
+        "calcification" if kind == "calc" else kind,
+    ]
+    return [*about, "N/A", "N/A", "4", pathology, "3", image, crop, mask]
+
+
+def lesions_of(tables: Path) -> list[Lesion]:
+    return read_tables({key: tables / name for key, name in TABLES.items() if (tables / name).is_file()})
+
+
+Place = Callable[[Series, str], Path]
+"""Series and description to its folder below the top."""
+
+
+def nbia(series: Series, description: str) -> Path:
+    date = "07-20-2016" if description.startswith("full") else "08-30-2017"
+    return Path(
+        "CBIS-DDSM",
+        series.subject,
+        f"{date}-DDSM-NA-{series.study[-5:]}",
+        f"1.000000-{description}-{series.series[-5:]}",
+    )
+
+
+def older(series: Series, description: str) -> Path:
+    dashed = description.replace(" ", "-")
+    return Path("CBIS-DDSM", series.subject, f"10-04-2016-DDSM-{series.study[-5:]}", f"1-{dashed}-{series.series[-5:]}")
+
+
+def classic(series: Series, description: str) -> Path:
+    return Path(*series)
+
+
+def google(series: Series, description: str) -> Path:
+    return Path("dicom", series.study, series.series)
+
+
+def kaggle(series: Series, description: str) -> Path:
+    return Path("jpeg", series.series)
+
+
+LAYOUTS: dict[str, Place] = {"nbia": nbia, "older": older, "classic": classic, "google": google, "kaggle": kaggle}
+
+
+def film_pixels(place: int, shape: tuple[int, int] = FILM) -> np.ndarray:
+    """A mammogram of 16 bits with a bright breast on one side, its brightness tells the place."""
+    rows, columns = np.indices(shape)
+    breast = np.clip(1 - np.hypot(columns / shape[1], (rows - shape[0] / 2) / shape[0]), 0, 1)
+    pixels = (breast * (20000 + 100 * place)).astype(np.uint16)
+    pixels[0, 0] = 65535
+    return pixels
+
+
+def lesion_pixels(place: int) -> np.ndarray:
+    """A crop: a ramp whose steepness tells the place."""
+    return (np.linspace(0, 1, 34 * 36) ** (1 + place % 7) * 60000).astype(np.uint16).reshape(34, 36)
+
+
+def mask_pixels(shape: tuple[int, int] = FILM) -> np.ndarray:
+    mask = np.zeros(shape, np.uint8)
+    mask[10:20, 5:12] = 255
+    return mask
+
+
+def make_tree(
+    top: Path,
+    lesions: Iterable[Lesion],
+    layout: str = "nbia",
+    syntaxes: tuple[UID, ...] = (ExplicitVRLittleEndian,),
+    swapped: Callable[[int], bool] = lambda place: place % 2 == 1,
+) -> dict[Series, int]:
+    """Write the images of all lesions.
+
+    Args:
+        top: The folder to write.
+        lesions: Rows of tables.
+        layout: One of `LAYOUTS`.
+        syntaxes: Transfer syntaxes of the DICOM files, in turn.
+        swapped: Which lesions have their mask where others have the crop.
+
+    Returns:
+        Series of the full images and of the crops to the place that tells their pixels.
+    """
+    places: dict[Series, int] = {}
+    for lesion in lesions:
+        place = len(places)
+        if lesion.image not in places:
+            places[lesion.image] = place
+            syntax = syntaxes[place % len(syntaxes)]
+            folder = top / LAYOUTS[layout](lesion.image, "full mammogram images")
+            _write(folder, layout, lesion.image, [film_pixels(place)], syntax)
+        places[lesion.crop] = place
+        pair = [lesion_pixels(place), mask_pixels()]
+        if swapped(place):
+            pair.reverse()
+        _write_lesion(top, layout, lesion, pair, syntaxes[place % len(syntaxes)])
+    return places
+
+
+def _write_lesion(top: Path, layout: str, lesion: Lesion, pair: list[np.ndarray], syntax: UID) -> None:
+    place = LAYOUTS[layout]
+    if lesion.crop == lesion.mask:
+        _write(top / place(lesion.crop, "ROI mask images"), layout, lesion.crop, pair, syntax)
+        return
+    _write(top / place(lesion.crop, "cropped images"), layout, lesion.crop, pair[:1], syntax)
+    _write(top / place(lesion.mask, "ROI mask images"), layout, lesion.mask, pair[1:], syntax)
+
+
+def _write(folder: Path, layout: str, series: Series, images: list[np.ndarray], syntax: UID) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, pixels in enumerate(images, 1):
+        if layout == "kaggle":
+            eight = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
+            Image.fromarray(eight).save(folder / f"1-{number:03d}.jpg", quality=95)
+            continue
+        name = {"classic": f"{number - 1:06d}.dcm", "google": f"1.2.{number}"}.get(layout, f"1-{number}.dcm")
+        tags = {"SeriesInstanceUID": series.series, "StudyInstanceUID": series.study, "StudyDate": "20160720"}
+        own = {"PatientID": series.subject, "PatientName": series.subject, "Modality": "MG"}
+        make_dicom(folder / name, pixels, syntax=syntax, **tags, **own)
+
+
+def write_headers(top: Path, lesions: Iterable[Lesion], layout: str = "nbia") -> int:
+    """All files of a release as DICOM headers without pixels; how many."""
+    header = top / "header.dcm"
+    top.mkdir(parents=True, exist_ok=True)
+    make_dicom(header, film_pixels(0), without=("PixelData",))
+    done: set[Series] = set()
+    count = 0
+    for lesion in lesions:
+        for series, files in ((lesion.image, 1), (lesion.crop, 1 + (lesion.crop == lesion.mask)), (lesion.mask, 1)):
+            if series not in done:
+                done.add(series)
+                folder = top / LAYOUTS[layout](series, "full mammogram images" if files == 1 else "ROI mask images")
+                os.makedirs(folder)
+                for number in range(files):
+                    os.link(header, folder / f"1-{number + 1}.dcm")
+                count += files
+    header.unlink()
+    return count
+
+
+def write_metadata(top: Path, folders: Mapping[Series, Path]) -> None:
+    """``metadata.csv`` as the NBIA Data Retriever writes it on Windows."""
+    with (top / "metadata.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, METADATA.split(","), restval="NA")
+        writer.writeheader()
+        for series, folder in folders.items():
+            location = ".\\" + str(folder).replace("/", "\\")
+            known = {"Series UID": series.series, "Subject ID": series.subject, "Study UID": series.study}
+            writer.writerow(known | {"File Location": location})
+
+
+def copied(tree: Path, to: Path) -> Path:
+    return Path(shutil.copytree(tree, to))
+
+
+def edit(path: Path, **tags: object) -> None:
+    """Change elements of a DICOM file."""
+    dataset = pydicom.dcmread(path)
+    for name, value in tags.items():
+        setattr(dataset, name, value)
+    dataset.save_as(path)

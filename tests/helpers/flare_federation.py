@@ -1,0 +1,288 @@
+"""A provisioned federation on this machine: a server and three sites under mutual TLS, in processes of NVFlare's."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from loopback import METHODS, SITES, Place, digests, write_bundle
+from toys import snapshot
+
+from medfl.deploy import kit
+from medfl.deploy.connection import Connection
+from medfl.deploy.offer import Offer, make_offer
+from medfl.deploy.provision import Federation as Participants
+from medfl.deploy.provision import provision
+from medfl.deploy.session import Submission, connect, read_record, resume, submit
+from medfl.deploy.site_file import SiteFile
+from medfl.errors import MedflError
+from medfl.partition.partition import partition
+from medfl.partition.plan import Plan
+from medfl.plugins import load_plugins
+from medfl.testing.cohort import scores
+from medfl.testing.phantoms import make_cohort
+from medfl.types import Meta
+from medfl_datasets.medmnist.spec import prepare
+
+RESEARCHER = "researcher@hospital.org"
+HERE = Path(__file__).parent
+REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "medmnist", "breastmnist.npz")
+KEPT = 6
+"""Every so-manieth image of BreastMNIST is used."""
+
+BREAST = {"num_classes": 2, "in_channels": 1, "size": 28, "spatial_dims": 2}
+CELLS = {"num_classes": 3, "in_channels": 3, "size": 12, "spatial_dims": 2}
+
+
+def make_data(root: Path) -> tuple[Path, Meta]:
+    """Three sites, public images and the server's test set: BreastMNIST, or made-up cells where that is not at hand.
+
+    Returns:
+        The folder of the partition, and the facts of a run that its data decide.
+    """
+    if not REAL.is_file():
+        make_cohort(root / "data", sites=4, images_per_site=30, classes=3, size=12, seed=1)
+        (root / "data" / "site-04").rename(root / "data" / "public")
+        return root / "data", CELLS
+    with np.load(REAL) as whole:
+        np.savez(root / "breastmnist.npz", **{name: whole[name][::KEPT] for name in whole})
+    prepare(root, "breastmnist", root / "pool")
+    plan = Plan("dirichlet_class", 3, options={"alpha": 5.0, "min_size": 20}, val_fraction=0.2, public="validation")
+    partition(root / "pool", root / "data", plan, load_plugins().partition(plan.scheme))
+    return root / "data", BREAST
+
+
+@dataclass
+class Federation:
+    """A provisioned federation whose participants run.
+
+    Attributes:
+        place: Where bundle and data are.
+        facts: Of its images.
+        kits: Participant to its startup kit.
+        files: Server and sites to their own files.
+        warm: Folder of what forks job processes.
+    """
+
+    place: Place
+    facts: Meta
+    kits: dict[str, Path]
+    warm: Path
+    files: dict[str, SiteFile] = field(default_factory=dict)
+    _connection: Connection | None = None
+
+    # ---- participants
+
+    def write_files(self, **changes: Mapping[str, Any]) -> None:
+        """Write the participants' own files anew; each change is for one of them."""
+        root, data = self.place.root, self.place.data
+        other = {name: {"folder": str(root / "other"), "data": str(data / name)} for name in SITES}
+        other |= {"server": {"folder": str(root / "other"), "data": str(data)}}
+        other["site-03"]["folder"] = str(root / "changed" / "other")
+        standing: dict[str, dict[str, Any]] = {name: {"bundles.other": entry} for name, entry in other.items()}
+        standing["site-01"]["methods"] = [method for method in METHODS if method != "fedprox"]
+        standing["site-02"]["max_message_mb"] = 1
+        given = {site: own | dict(changes.get(site.replace("-", "_"), {})) for site, own in standing.items()}
+        self.files = self.place.files("files", given)
+        for site in self.files:
+            shutil.copy(self.place.root / "files" / site / "medfl-site.toml", self.kits[site] / "local")
+
+    def start(self, *names: str) -> None:
+        """Start participants, all at once."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda name: kit.start(self.kits[name], watch=False, patience=300), names))
+
+    def kill(self, name: str) -> None:
+        """End all processes of a participant as a power cut does."""
+        for process in kit.processes(self.kits[name]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        wait_for(lambda: not kit.processes(self.kits[name]))
+
+    # ---- runs
+
+    def offer(self, run: str, bundle: str = "small", timeout: int = 300, **overrides: Any) -> Offer:
+        """A run of two rounds of two steps."""
+        values = {
+            "rounds": 2,
+            "steps": 2,
+            "batch_size": 8,
+            "network_name": "resnet4",
+            "seed": 3,
+            "metrics": ["accuracy"],
+        }
+        return make_offer(self.place.root / bundle, values | self.facts | overrides, run, SITES, timeout)
+
+    def begin(self, offer: Offer) -> Path:
+        """Submit a run and stop following it with Ctrl-C; returns its folder here."""
+        out = self.place.root / "out" / offer.run
+
+        def opener(_: Path) -> Connection:
+            connection = self._shared()
+            connection.status = _interrupt  # type: ignore[method-assign]
+            return connection
+
+        with pytest.raises(KeyboardInterrupt):
+            submit(Submission(offer, self.kits["researcher"], out), opener)
+        return out
+
+    def end(self, out: Path, *, report: bool = False) -> tuple[Meta, str]:
+        """Follow a run to its end and fetch its result; returns its summary and what was wrong."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("medfl.deploy.follow.POLL_SECONDS", 0.3)
+            if not report:  # each takes a second
+                patch.setattr("medfl.report.page.write_report", lambda runs: None)
+            wrong = ""
+            try:
+                resume(out, lambda kit: self._shared())
+            except MedflError as error:
+                wrong = str(error)
+        assert len(read_record(out)["jobs"]) == 1
+        return json.loads((out / "summary.json").read_text()), wrong
+
+    def state(self, out: Path) -> str:
+        """How far a run is, in a word; ``over`` where its job has ended."""
+        connection, job = self._shared(), read_record(out)["jobs"][-1]
+        if connection.is_over(job):
+            return "over"
+        return str(connection.progress(job).progress.get("state", "starting"))
+
+    def _shared(self) -> Connection:
+        """The one connection of all; a login takes more than a second."""
+        if self._connection is None:
+            self._connection = connect(self.kits["researcher"])
+        connection = copy.copy(self._connection)
+        connection.close = lambda: None  # type: ignore[method-assign]
+        return connection
+
+    def leave(self) -> None:
+        """Log out; NVFlare's threads would go on for ever."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def equals_local(self, offer: Offer, out: Path) -> None:
+        """Digests of every participant, and all scores, are those of one machine with the sites' secrets.
+
+        Under privacy no loss leaves a site.
+        """
+        folder = self.place.root / "local" / offer.run
+        self.place.local(offer, self.files, folder)
+        expected = snapshot(folder)
+        found = digests(self.files["server"].state / "runs" / offer.run, self.files, offer.run)
+        assert found == {name: expected[name] for name in found}
+        assert set(found) == {"server", *SITES}
+        private = offer.overrides.get("privacy") is not None
+        assert scores(out) == [row for row in expected["rows"] if not (private and "loss," in row)]
+
+    # ---- standing still
+
+    def hold(self, name: str, participant: str, run: str, step: int) -> None:
+        """Have a participant stand still just before it saves a step."""
+        folder = self.files[participant].state / "runs" / run / "state" / participant
+        new = self.warm / "holds" / f"{name}.new"
+        new.write_text(f"{folder}/step-{step:08d}.safetensors")
+        new.rename(new.with_suffix(".hold"))
+
+    def held(self, name: str) -> int:
+        """Wait until a process stands still there; no further one will. Returns the process."""
+        hold = self.warm / "holds" / f"{name}.hold"
+        wait_for(hold.with_suffix(".held").exists)
+        hold.unlink()
+        return int(hold.with_suffix(".held").read_text())
+
+
+def _interrupt(job: str) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def wait_for(done: Callable[[], Any], seconds: float = 300.0) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds:g} s")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def federation(root: Path) -> Iterator[Federation]:
+    """A federation for as long as the context lasts."""
+    data, facts = make_data(root)
+    place = Place(root, write_bundle(root / "small"), data)
+    _make_bundles(root)
+    warm = root / "w"
+    (warm / "holds").mkdir(parents=True)
+    command = [sys.executable, str(HERE / "warm_jobs.py"), str(warm), "-" * 4000]
+    threads = dict.fromkeys(kit.THREADS, "1")
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | threads | {"PYTHONPATH": path}
+        ) as forking,
+    ):
+        patch.setenv("PYTHONPATH", path)  # of what participants start
+        patch.setattr("medfl.deploy.follow.GONE_SECONDS", 90.0)  # where others keep the cores busy
+        patch.setattr("medfl.deploy.session.LOGIN_SECONDS", 120.0)
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        kits = _make_kits(root / "kits", warm / "socket")
+        found = Federation(place, facts, kits, warm)
+        found.write_files()
+        try:
+            found.start("server", *SITES)
+            assert forking.stdout.readline() == b"ready\n"
+            yield found
+        finally:
+            found.leave()
+            for name in ("server", *SITES):
+                found.kill(name)
+            forking.stdin.close()
+
+
+def _make_bundles(root: Path) -> None:
+    """Beside the bundle one with a large network; the same under another name, and with one changed number."""
+    path = root / "small" / "configs" / "train.json"
+    content = json.loads(path.read_text())
+    content["networks"]["large"] = content["networks"]["resnet4"] | {"width": 24}
+    path.write_text(json.dumps(content))
+    shutil.copytree(root / "small", root / "other")
+    shutil.copytree(root / "small", root / "changed" / "other")
+    content["optimizer"]["momentum"] = 0.8
+    (root / "changed" / "other" / "configs" / "train.json").write_text(json.dumps(content))
+
+
+def _make_kits(folder: Path, address: Path) -> dict[str, Path]:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    provision(Participants("localhost", SITES, RESEARCHER, port=port), folder)
+    kits = {"server": folder / "localhost", "researcher": folder / RESEARCHER}
+    kits |= {site: folder / site for site in SITES}
+    for name in ("server", *SITES):
+        path = kits[name] / "local" / "resources.json"
+        resources = json.loads(path.read_text())
+        launcher = f"warm_launcher.{'WarmServer' if name == 'server' else 'WarmSite'}"
+        for part in resources["components"]:
+            if part["id"] == "process_launcher":
+                part |= {"path": launcher, "args": {"address": str(address)}}
+            if part["id"] == "job_scheduler":
+                part["args"]["max_jobs"] = 20
+        resources["class_allow_list"].append(launcher)
+        path.write_text(json.dumps(resources))
+    return kits

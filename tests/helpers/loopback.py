@@ -1,0 +1,188 @@
+"""A federation across machines in one process: the server's and the sites' ends talk through function calls."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medfl.bundle.files import shipped
+from medfl.core.site import Splits
+from medfl.data.sites import load_global, load_site, load_sites
+from medfl.deploy.offer import Offer, make_offer
+from medfl.deploy.offered_bundle import open_offer
+from medfl.deploy.server import Progress, serve
+from medfl.deploy.site_file import SiteFile, read_site_file
+from medfl.deploy.site_service import SiteService
+from medfl.runs.simulation import Result, Run, simulate
+from medfl.testing.phantoms import make_cohort
+from medfl.types import PUBLIC
+
+BUNDLE = "small"
+SITES = ("site-01", "site-02", "site-03")
+FACTS = {"num_classes": 3, "in_channels": 3, "size": 12, "spatial_dims": 2}
+UNLIKE = {"site-01": "resnet4", "site-02": "resnet6", "site-03": "resnet8"}
+
+
+def write_bundle(out: Path) -> Path:
+    """A hospital's copy of medfl's bundle for MedMNIST, with residual networks of three widths beside its own."""
+    shutil.copytree(shipped()["medmnist_classification"], out)
+    path = out / "configs" / "train.json"
+    content = json.loads(path.read_text())
+    for width in (4, 6, 8):
+        content["networks"][f"resnet{width}"] = {
+            "_target_": "medfl.networks.resnet.ResNet", "_mode_": "callable", "depth": 10, "width": width,
+            "spatial_dims": "@spatial_dims", "in_channels": "@in_channels", "num_classes": "@num_classes",
+            "norm": "group", "stem_kernel": 3, "stem_pool": False,
+        }  # fmt: skip
+    content["networks"]["tiny"] = content["networks"]["resnet4"] | {"width": 2, "norm": "batch"}
+    path.write_text(json.dumps(content, indent=4))
+    return out
+
+
+def write_site_file(folder: Path, site: str, bundle: Path, data: Path | None, **changes: Any) -> Path:
+    """A participant's own file; a change to None leaves the line out."""
+    values: dict[str, Any] = {
+        "site": site, "state": str(folder / "state"), "max_rounds": 5, "min_count": 1, "threads": 1, "device": "cpu",
+        "methods": METHODS, "exchange": True, "shared_test": True, "describe": ["size", "label_counts"],
+    }  # fmt: skip
+    tables = {key: value for key, value in changes.items() if isinstance(value, dict)}
+    values |= {key: value for key, value in changes.items() if key not in tables}
+    entry = {"folder": str(bundle)} | ({} if data is None else {"data": str(data)}) | tables.pop("entry", {})
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+    for name, table in ({f"bundles.{BUNDLE}": entry} | tables).items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "medfl-site.toml").write_text("\n".join(lines) + "\n")
+    return folder / "medfl-site.toml"
+
+
+METHODS = [
+    "local", "fedavg", "fedprox", "fedbn", "fedkper", "pfedcdp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
+    "feddisco", "isfl", "fedper", "fedrep", "fedsdc", "fedcross", "fedcross_star", "fedskd", "fedfed", "fedtpf",
+    "centralized",
+]  # fmt: skip
+
+
+@dataclass
+class Loopback:
+    """Server and sites; also a `medfl.carriers.remote.Transport`.
+
+    Attributes:
+        files: Participant to its own file.
+        tamper: Changes a message to a site: (site, blob) to blob; None brings nothing.
+        tamper_answer: The same for an answer.
+        tamper_parcel: The same for a parcel: (sender, receiver, blob).
+    """
+
+    files: Mapping[str, SiteFile]
+    tamper: Callable[[str, bytes], bytes | None] = lambda site, blob: blob
+    tamper_answer: Callable[[str, bytes], bytes | None] = lambda site, blob: blob
+    tamper_parcel: Callable[[str, str, bytes], bytes | None] = lambda sender, to, blob: blob
+    services: dict[str, SiteService] = field(default_factory=dict)
+    sent: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """All sites' processes end and begin again."""
+        for service in self.services.values():
+            service.close()
+        for site in self.files:
+            if site != "server":
+                self.services[site] = SiteService(self.files[site], self._poster(site))
+
+    def _poster(self, sender: str) -> Callable[[str, bytes, float], bool]:
+        def post(to: str, blob: bytes, patience: float) -> bool:
+            brought = self.tamper_parcel(sender, to, blob)
+            return brought is not None and self.services[to].receive(sender, brought) is None
+
+        return post
+
+    def ask(self, requests: Mapping[str, bytes], timeout: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
+        silent = {}
+        for site in sorted(requests, reverse=True):  # any order will do
+            blob = self.tamper(site, requests[site])
+            self.sent.append((site, len(requests[site])))
+            answer = None if blob is None else self.tamper_answer(site, self.services[site].answer(blob))
+            if answer is None:
+                silent[site] = "did not answer in time"
+            else:
+                take(site, answer)
+        return silent
+
+    def serve(self, offer: Offer) -> tuple[Path, Progress]:
+        progress = Progress()
+        return serve(offer, self.files["server"], self, progress), progress
+
+
+@dataclass
+class Place:
+    """Where a federation's data and files are."""
+
+    root: Path
+    bundle: Path
+    data: Path
+
+    def files(self, name: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, SiteFile]:
+        """Fresh files and states for all participants, under a name."""
+        found = {}
+        for site in ("server", *SITES):
+            data = self.data if site == "server" else self.data / site
+            own = (changes or {}).get(site, {})
+            found[site] = read_site_file(write_site_file(self.root / name / site, site, self.bundle, data, **own))
+        return found
+
+    def offer(self, run: str = "one", **overrides: Any) -> Offer:
+        values = {"rounds": 2, "batch_size": 8, "network_name": "tiny", "seed": 3, "metrics": ["accuracy"]}
+        values |= FACTS | overrides
+        return make_offer(self.bundle, values, run, SITES, 5)
+
+    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **changes: Any) -> Result:
+        """The same run by the local carrier, with the sites' secrets; what else a `Run` may hold goes to `changes`."""
+        opened = open_offer(offer, files["server"])
+        built, task = opened.built, opened.task
+        loaded = load_sites(self.data, task.num_classes, built.mean, built.std)
+        test = load_global(self.data, task.num_classes, built.mean, built.std)
+        about = (self.data / PUBLIC, task.num_classes, built.mean, built.std)
+        public = load_site(*about) if about[0].is_dir() else None
+        return simulate(
+            Run(
+                method=offer.method,
+                make_method=opened.make_method,
+                task=task,
+                settings=opened.settings,
+                sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in loaded.items()},
+                folder=folder,
+                global_test=test.test if test else None,
+                public=public.train if public else None,
+                public_test=public.test if public else None,
+                method_args=built.method_args,
+                secrets={site: files[site].secret() for site in SITES},
+                **changes,
+            )
+        )
+
+
+def make_place(root: Path, images: int = 30) -> Place:
+    make_cohort(root / "data", sites=3, images_per_site=images, classes=3, size=12, seed=1)
+    return Place(root, write_bundle(root / BUNDLE), root / "data")
+
+
+def digests(server: Path, files: Mapping[str, SiteFile], run: str) -> dict[str, Any]:
+    """The newest state of every participant of a run across machines."""
+    from medfl.core.store import Store
+    from medfl.utils import wire
+
+    folders = {"server": server / "state" / "server"}
+    folders |= {site: files[site].state / "runs" / run / "state" / site for site in SITES}
+    found = {}
+    for name, folder in folders.items():
+        record = Store(folder).latest()
+        assert record is not None
+        found[name] = [wire.digest(record.state().tensors), record.state().meta, record.state().blobs]
+    return found

@@ -1,0 +1,312 @@
+"""Small run folders with the files of a real run, made without training anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from medfl.contract import Findings, State
+from medfl.core.evaluation import Row, csv_lines
+from medfl.core.journal import FINISHED, RUNNING, Committed, Journal
+from medfl.metrics import METRICS, worst
+from medfl.runs.findings import write_findings
+from medfl.runs.records import PREDICTIONS
+
+CLASSES = ("basophil", "eosinophil", "lymphocyte")
+SITES = ("site-1", "site-2", "site-3")
+
+Scores = Mapping[str, Mapping[str, float | None]]
+"""Metric to site to value."""
+
+
+def make_run(folder: Path, method: str = "fedavg", seed: int = 0, **options: Any) -> Path:
+    """Write a run folder.
+
+    Args:
+        folder: Where.
+        method: Name of the method.
+        seed: The run's seed.
+        **options: Other attributes of `MadeUpRun`.
+
+    Returns:
+        The folder.
+    """
+    MadeUpRun(method, seed, **options).write(folder)
+    return folder
+
+
+@dataclass
+class MadeUpRun:
+    """A run that never was.
+
+    Attributes:
+        method: Name of the method.
+        seed: The run's seed.
+        sites: Names of the sites.
+        classes: Names of the classes.
+        images: Test images of each site; the labels depend on `data` and the site only.
+        skill: How much the logit of the right class is raised; 0 guesses.
+        model: The kind that a site takes home, ``global`` or ``personal``.
+        metrics: Metrics of the task.
+        scores: Final values by metric and site, instead of those of the predictions.
+        global_test: Metric to the final value on the server's test set.
+        server: Accuracy on the server's test set after each round.
+        trained: For each round, the sites that train in it, with their accuracy right after that or None for no score;
+            empty if all do, without one.
+        crossed: Metric to the owner of a model to the site whose test images it sees to the final value.
+        sex: Of the persons of each site's test images, over and over; empty for data that do not tell it.
+        centre: Where each site's test images were taken, likewise.
+        data_folder: Where the data lie, seen from the run folder; empty for a run that does not say it.
+        regions: Whether the task used an atlas.
+        evaluate_every: The scores after the other rounds are left out.
+        splits: Splits with scores, with the same values in each.
+        method_args: The method's settings.
+        settings: Other settings of the identity, for example ``{"epochs": 2}``.
+        data: Identifies the data.
+        data_name: Of the data set; empty for a run that does not know it.
+        fold: The fold that is the sites' test sets, or None.
+        folds: With a fold: how many there are.
+        rounds: Rounds asked for.
+        done: Rounds that are over; by default all.
+        status: As in the summary; ``running`` writes no summary and no bundles.
+        unscored: Last rounds that were not scored any more.
+        reason: Why the run ended early.
+        leaks: Sentences about allowed violations.
+        bundles: Whether there are site bundles and predictions.
+        state: Whether there is a state folder, with a journal.
+        capability: Site to its machine, score, cluster and network.
+        findings: What the method found out.
+        accounts: Site to the facts of its privacy account.
+        plain: Bytes that a site would send up in a round without quantisation; None for a run that does not note it.
+    """
+
+    method: str = "fedavg"
+    seed: int = 0
+    sites: Sequence[str] = SITES
+    classes: Sequence[str] = CLASSES
+    images: int = 40
+    skill: float = 1.0
+    model: str = "global"
+    metrics: Sequence[str] = ("accuracy", "auc")
+    scores: Scores | None = None
+    global_test: Mapping[str, float] = field(default_factory=dict)
+    server: Sequence[float] = ()
+    trained: Sequence[Mapping[str, float | None]] = ()
+    crossed: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    sex: Sequence[str] = ()
+    centre: Sequence[str] = ()
+    data_folder: str = ""
+    regions: bool = False
+    evaluate_every: int = 1
+    splits: Sequence[str] = ("test",)
+    method_args: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "data"
+    data_name: str = ""
+    fold: int | None = None
+    folds: int = 5
+    rounds: int = 3
+    done: int | None = None
+    status: str = FINISHED
+    unscored: int = 0
+    reason: str = ""
+    leaks: Sequence[str] = ()
+    bundles: bool = True
+    state: bool = True
+    capability: Mapping[str, Any] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
+    accounts: Mapping[str, Any] = field(default_factory=dict)
+    plain: float | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write all files."""
+        folder.mkdir(parents=True)
+        _write(folder / "run.json", self.run())
+        write_findings(folder, self.findings)
+        if self.state:
+            self._journal(folder)
+        (folder / "metrics.csv").write_text(csv_lines(self.rows(), header=True))
+        if self.status == RUNNING:
+            return
+        _write(folder / "summary.json", self.summary())
+        if self.bundles:
+            for site, (probabilities, labels) in self.predictions.items():
+                _bundle(folder / "sites" / site)
+                facts = {"sex": self.sex, "centre": self.centre}
+                _predictions(folder / "sites" / site / PREDICTIONS, probabilities, labels, facts)
+            if self.model == "global":
+                _bundle(folder / "global")
+
+    @cached_property
+    def over(self) -> int:
+        """Rounds that are over."""
+        return self.rounds if self.done is None else self.done
+
+    @cached_property
+    def predictions(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Site to probabilities (images, classes) and labels of its test set."""
+        found = {}
+        for site in self.sites:
+            labels = _generator(self.data, site).integers(len(self.classes), size=self.images)
+            noise = _generator(self.data, site, self.method, self.seed)
+            logits = noise.normal(size=(self.images, len(self.classes)))
+            logits[np.arange(self.images), labels] += self.skill
+            found[site] = torch.from_numpy(logits).softmax(dim=1), torch.from_numpy(labels)
+        return found
+
+    @cached_property
+    def final(self) -> Scores:
+        """Scores after the last round."""
+        classes, found = len(self.classes), self.predictions.items()
+        return self.scores or {
+            name: {site: METRICS[name](*pair, classes) for site, pair in found} for name in self.metrics
+        }
+
+    def run(self) -> dict[str, Any]:
+        """What ``run.json`` holds."""
+        settings = {"seed": self.seed, "epochs": 1, "batch_size": 32, "fraction": 1.0} | dict(self.settings)
+        optimizer = {"lr": 0.05, "momentum": 0.9}
+        shown = {"rounds": self.rounds} | settings | {f"optimizer.{name}": value for name, value in optimizer.items()}
+        shown |= {f"method_args.{name}": value for name, value in self.method_args.items()}
+        task = {
+            "networks": {"cnn": "0123456789abcdef"},
+            "loss": {"is": "CrossEntropyLoss()", "tensors": "e3b0c44298fc1c14"},
+            "optimizer": "SGD" + json.dumps(optimizer),
+            "num_classes": len(self.classes),
+            "metrics": list(self.metrics),
+        } | ({"regions": "0123456789abcdef"} if self.regions else {})
+        identity = {"method": self.method, "method_args": dict(self.method_args), "settings": settings, "task": task}
+        return {
+            "identity": identity | {"sites": sorted(self.sites), "data": self.data},
+            "rounds": self.rounds,
+            "settings": {name: {"value": value, "origin": "command line"} for name, value in shown.items()},
+            "execution": {"workers": 2, "threads": 1, "device": "cpu"},
+            "versions": {"medfl": "0.1.0", "torch": "2.13.0", "python": "3.12.0", "machine": "x86_64"},
+            "plugins": ["medfl_builtin", "medfl_methods"],
+            "capability": dict(self.capability),
+            "data": {
+                "name": self.data_name,
+                "sites": {site: f"{n:064x}" for n, site in enumerate(self.sites)},
+                "allowed_leaks": [],
+            }
+            | ({"folder": self.data_folder} if self.data_folder else {})
+            | ({} if self.fold is None else {"fold": self.fold, "folds": self.folds}),
+        }
+
+    def rows(self) -> list[Row]:
+        """Scores as they are given or that grow evenly to the final ones, and the costs of each round."""
+        rows = []
+        for round_ in range(1, self.over + 1):
+            trained = self.trained[round_ - 1] if self.trained else dict.fromkeys(self.sites)
+            for index, (site, score) in enumerate(trained.items()):
+                costs = {"loss": 1.0 / round_, "seconds": 1.5, "work_seconds": 2.0 + index}
+                costs |= {"bytes_down": 4000.0, "bytes_up": 4000.0, "bytes_to_peers": 0.0}
+                costs |= {} if self.plain is None else {"bytes_up_plain": self.plain}
+                rows += [Row(round_, site, "personal", "train", "trained", name, cost) for name, cost in costs.items()]
+                if score is not None:
+                    rows.append(Row(round_, site, "personal", "test", "trained", "accuracy", score))
+            if round_ % self.evaluate_every:
+                continue
+            for site in self.sites:
+                rows.append(Row(round_, site, "personal", "train", "aggregated", "evaluate_seconds", 1.0))
+            share = round_ / self.over
+            for metric, values in self.final.items():
+                for split in self.splits:
+                    for site, value in values.items():
+                        now = float("nan") if value is None else value * share
+                        rows.append(Row(round_, site, self.model, split, "aggregated", metric, now))
+            for metric, value in self.global_test.items():
+                rows.append(Row(round_, "global", "global", "test", "aggregated", metric, value * share))
+            if self.server:
+                rows.append(Row(round_, "global", "global", "test", "aggregated", "accuracy", self.server[round_ - 1]))
+        return [*rows, *self._crossed_rows()]
+
+    def _crossed_rows(self) -> list[Row]:
+        return [
+            Row(self.over, site, f"{self.model}@{owner}", "test", "aggregated", metric, value)
+            for metric, table in self.crossed.items()
+            for owner, values in table.items()
+            for site, value in values.items()
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` holds."""
+        scores: dict[str, Any] = {self.model: {split: self._summed_up() for split in self.splits}}
+        for metric, value in self.global_test.items():
+            test = scores.setdefault("global", {}).setdefault("test", {})
+            test.setdefault(metric, {"mean": None, "worst": None, "sites": {}})["global_test"] = value
+        sent = {"bytes_up": 4000.0 * self.over, "bytes_down": 4000.0 * self.over, "bytes_to_peers": 0.0}
+        spent = [
+            {"train_seconds": (2.0 + n) * self.over, "evaluate_seconds": 1.0 * self.over}
+            for n in range(len(self.sites))
+        ]
+        return {
+            "method": self.method,
+            "status": self.status,
+            "reason": self.reason,
+            "rounds": self.over,
+            "evaluated_round": self.over - self.unscored or None,
+            "models_round": self.over,
+            "scores": scores if self.over else {},
+            "costs": {site: sent | seconds for site, seconds in zip(self.sites, spent, strict=True)},
+            "holdings": self._holdings(),
+            "leaks": list(self.leaks),
+        } | ({"privacy": dict(self.accounts)} if self.accounts else {})
+
+    def _summed_up(self) -> dict[str, Any]:
+        found = {}
+        for metric, values in self.final.items():
+            sites = {site: None if value is None or value != value else value for site, value in values.items()}
+            known = [value for value in sites.values() if value is not None]
+            mean, least = (sum(known) / len(known), worst(metric, known)) if known else (None, None)
+            found[metric] = {"mean": mean, "worst": least, "sites": sites, "global_test": None}
+        return found
+
+    def _holdings(self) -> dict[str, Any]:
+        sites = {}
+        for site, (_, labels) in self.predictions.items():
+            counts = torch.bincount(labels, minlength=len(self.classes)).tolist()
+            sites[site] = {"training": [4 * n for n in counts], "validation": [0] * len(counts), "test": counts}
+        return {"classes": list(self.classes), "sites": sites}
+
+    def _journal(self, folder: Path) -> None:
+        journal = Journal(folder)
+        journal.begin(State(), Committed())
+        if self.over:
+            status = RUNNING if self.status == FINISHED else self.status
+            tensors = {"model/weight": torch.arange(1000.0)}
+            journal.commit(State(tensors), Committed(self.over, status, self.over, self.over, self.over))
+
+
+def _generator(*key: object) -> np.random.Generator:
+    return np.random.default_rng(list(repr(key).encode()))
+
+
+def _bundle(folder: Path) -> None:
+    for name in ("configs/metadata.json", "configs/inference.json"):
+        _write(folder / name, {})
+    (folder / "models").mkdir()
+    torch.save({"weight": torch.zeros(3)}, folder / "models" / "model.pt")
+
+
+def _predictions(
+    path: Path, probabilities: torch.Tensor, labels: torch.Tensor, facts: dict[str, Sequence[str]]
+) -> None:
+    known = {name: entries for name, entries in facts.items() if entries}
+    lines = [",".join(["row", "label", *(f"p{index}" for index in range(probabilities.shape[1])), *known])]
+    for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
+        told = [entries[row % len(entries)] for entries in known.values()]
+        lines.append(",".join([str(row), str(label), *(repr(value) for value in values), *told]))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2))

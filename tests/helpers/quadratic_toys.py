@@ -1,0 +1,46 @@
+"""One parameter and three quadratic losses: a federation with closed forms."""
+
+import torch
+from torch import nn
+
+from medfl.core.site import Splits
+from medfl.data.pooled import Empty, TensorData
+from medfl.runs.simulation import Run, simulate
+from medfl.settings import Settings
+from medfl.task import Task
+
+
+class Scalar(nn.Module):
+    """w, in float64; the 'logits' of an image of value c are (w - c, 0)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, images):
+        distance = self.w - images.flatten(1)[:, 0].double()
+        return torch.stack([distance, torch.zeros_like(distance)], 1)
+
+
+class HalfSquare(nn.Module):
+    def forward(self, logits, labels):
+        return 0.5 * logits[:, 0].square().mean()
+
+
+QUADRATIC = Task(
+    {"scalar": Scalar}, "scalar", HalfSquare(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), 2, ("accuracy",)
+)
+
+
+def quadratic_sites():
+    def site(centre, n):
+        images = torch.full((n, 1, 1, 1), float(centre))
+        return Splits(TensorData(images, torch.zeros(n, dtype=torch.int64)), Empty(), Empty())
+
+    return {"a": site(0, 1), "b": site(1, 1), "c": site(4, 2)}
+
+
+def quadratic(folder, make_method, rounds):
+    settings = Settings(rounds=rounds, epochs=5)
+    result = simulate(Run("toy", make_method, QUADRATIC, settings, quadratic_sites(), folder))
+    return result.outcome.models["global"].tensors["w"].item()

@@ -1,0 +1,143 @@
+"""Toy methods for tests of the machinery: one that uses every part of the contract, and ways to run and compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from medfl.contract import Kind, Method, Model, Order, Parcel, Plan, Replies, Reply, Server, Site
+from medfl.core.store import Store
+from medfl.methods.averaging import Averaging
+from medfl.plugins import Registry, load_plugins
+from medfl.runs.simulation import Result
+from medfl.task import Task
+from medfl.testing.cohort import Case, bits, make_sites, scores
+from medfl.types import Tensors
+from medfl.utils import wire
+from medfl.utils.tells import PARCEL, Tell, count, text
+
+SIZES = {"site-1": 7, "site-2": 5, "site-3": 6}
+"""Three sites that train in a millisecond."""
+
+PAIR = {"site-1": 7, "site-2": 5}
+"""Two of them, where a test runs very often."""
+
+
+class Ring(Averaging):
+    """Each site posts its model to the next one, then trains from the mean of its own and its guest's.
+
+    A round is `send`, `train` and, with `alone`, a step of the server alone. A site keeps its first model as a blob.
+    """
+
+    sends: ClassVar[Mapping[str, Kind]] = {"model/": "weights"}
+    tells: ClassVar[Mapping[str, Tell]] = {
+        "guests": Tell("public", text(8, shorter=True)),
+        "first": Tell("public", count()),
+        "letter": Tell("public", text(), after=(PARCEL,)),
+    }
+    posts_parcels: ClassVar[bool] = True
+
+    alone: bool = False
+    to_self: bool = False
+    backwards: bool = False
+    quorum: int | None = None
+
+    def setup(self, server: Server) -> None:
+        server.state.meta = {"stage": "send", "missing": []}
+
+    def plan(self, server: Server) -> Plan | None:
+        if server.rounds_done >= server.settings.rounds:
+            return None
+        stage, names = server.state.meta["stage"], server.trainable()
+        shift = 0 if self.to_self else -1 if self.backwards else 1
+        orders = [
+            Order(name, stage, {}, {"next": names[(index + shift) % len(names)]}) for index, name in enumerate(names)
+        ]
+        last = "count" if self.alone else "train"
+        return Plan(server.round, [] if stage == "count" else orders, stage == last, self.quorum)
+
+    def work(self, site: Site, order: Order) -> Reply:
+        own = self.own(site)
+        if order.op == "send":
+            tensors = {"model/" + name: tensor for name, tensor in own.items()}
+            return Reply(parcels=[Parcel(order.meta["next"], tensors, {"letter": site.name})])
+        if "first" not in site.state.blobs:
+            site.keep_blob("first", own)
+        start = {name: tensor.clone() for name, tensor in own.items()}
+        for guest in site.inbox:
+            for name in start:
+                start[name] = ((start[name] + guest.tensors["model/" + name]) / 2).to(start[name].dtype)
+        done = self.fit(site, start)
+        site.state.tensors = done.after
+        met = site.state.meta.setdefault("met", [])
+        met.append([site.round, [guest.sender for guest in site.inbox]])
+        meta = {"guests": [guest.sender for guest in site.inbox], "first": int(site.blob("first").keys() == own.keys())}
+        return Reply({}, meta, log=done.log, trained=Model(site.network, done.after))
+
+    def fold(self, server: Server, replies: Replies) -> None:
+        following = {"send": "train", "train": "count" if self.alone else "send", "count": "send"}
+        server.state.meta["missing"] += replies.missing
+        server.state.meta.setdefault("guests", []).append({name: m.get("guests") for name, m in replies.meta.items()})
+        server.state.meta["seen"] = sorted(name for _, tensors in replies for name in tensors)
+        server.state.meta["stage"] = following[server.state.meta["stage"]]
+
+    def publish(self, server: Server) -> Tensors:
+        return {}
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        if isinstance(holder, Server):
+            return {}
+        return {"personal": Model(holder.network, self.own(holder))}
+
+    def own(self, site: Site) -> Tensors:
+        task: Task = site.task
+        return site.state.tensors or task.initial(site.settings.seed, site.network, site.name)
+
+
+class Toy(Case):
+    """A method class of a test in the tiny federation; it need not be registered.
+
+    Args:
+        kind: The method's class.
+        **args: Its settings.
+    """
+
+    def __init__(self, kind: type[Method], **args: Any) -> None:
+        super().__init__(Registry(), kind.__name__.lower(), args, {"rounds": 2})
+        self._kind = kind
+
+    @property
+    def kind(self) -> type[Method]:
+        return self._kind
+
+    def make_method(self) -> Method:
+        return self._kind(**self.args)
+
+    def run(self, folder: Path, **options: Any) -> Any:
+        return super().run(folder, **({"sites": make_sites(SIZES)} | options))
+
+
+def builtin(name: str, **settings: Any) -> Case:
+    """A registered method in the tiny federation, two rounds."""
+    return Case(load_plugins(), name, {}, {"rounds": 2} | settings)
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """What must be the same in two runs: all newest states (tensors by digest, meta, blobs) and the rows."""
+    found: dict[str, Any] = {"rows": scores(folder)}
+    for path in sorted((folder / "state").iterdir()):
+        record = Store(path).latest()
+        state = record.state() if record else None
+        found[path.name] = state and [wire.digest(state.tensors), state.meta, state.blobs]
+    return found
+
+
+def digests(result: Result) -> dict[str, str]:
+    """The models of all participants, by their hashes."""
+    return {holder: wire.digest(tensors) for holder, tensors in bits(result).items()}
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Temporary files that a run left behind."""
+    return [str(path) for path in folder.rglob(".*.tmp")]

@@ -1,0 +1,162 @@
+"""FedCross: models that move are neither lost nor mixed, and are scored where they should be."""
+
+import dataclasses
+
+import pandas as pd
+import pytest
+import torch
+from peer_toys import (
+    NAMES,
+    REGISTRY,
+    owners,
+    parameters,
+    run,
+    states,
+)
+
+from medfl.testing.cohort import make_data, make_site, make_sites, make_task
+from medfl.utils.wire import payload_bytes, select, tensors_equal
+
+
+@pytest.mark.parametrize("circulating", ["K", "one"])
+def test_with_one_site_it_is_centralized(tmp_path, circulating):
+    sites = {"only": make_site(17, "only")}
+    kind = "personal" if circulating == "K" else "global"
+    found = run(tmp_path / "a", "fedcross", {"circulating": circulating}, sites=sites).models["only"][kind]
+    expected = run(tmp_path / "b", "centralized", sites=sites).outcome.models["global"]
+    torch.testing.assert_close(found.tensors, expected.tensors, atol=1e-6, rtol=1e-6)
+
+
+def held(folder):
+    """Model to its tensors where it counts, checked to count at one site only."""
+    at = states(folder)["server"].meta["at"]
+    return {model: select(states(folder)[site].tensors, f"held/{model}/") for model, site in at.items()}
+
+
+@pytest.mark.parametrize("route", ["random_permutation", "derangement", "ring"])
+def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
+    """Without learning each model is what it began as, wherever it is and whoever was away."""
+    task = dataclasses.replace(make_task(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
+    gone = {("site-2", 1), ("site-1", 2), ("site-3", 3), ("site-2", 6), ("site-1", 7), ("site-3", 8)}
+    options = {"task": task, "rounds": 4, "evaluate_every": 1, "absent": lambda site, step: (site, step) in gone}
+    args = {"route": route, "init": "own"}
+    result = run(tmp_path, "fedcross", args, **options)
+    assert result.outcome.status == "finished"
+    found = held(tmp_path)
+    assert sorted(found) == NAMES
+    for name, state in states(tmp_path).items():
+        here = {key.split("/")[1] for key in state.tensors if key.startswith("held/")}
+        assert name == "server" or here == {*state.meta["holds"], state.meta["resident"]}, "nothing piles up"
+    for owner, tensors in found.items():
+        assert tensors_equal(parameters(tensors), parameters(task.initial(7, owner=owner))), owner
+    for models in result.models.values():
+        members = models["ensemble"]
+        assert members.meta["members"] == NAMES
+        for owner in NAMES:
+            assert tensors_equal(select(members.tensors, f"{owner}/"), found[owner])
+
+
+def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
+    """Its model never began, the others go round, and they are scored together."""
+    result = run(tmp_path, "fedcross", absent=lambda site, step: site == "site-2", rounds=4)
+    at = states(tmp_path)["server"].meta["at"]
+    assert set(at) >= {"site-1", "site-3"}
+    assert "site-2" not in at.values()
+    assert set(result.models["site-1"]) == {"personal", "ensemble"}
+    assert result.models["site-1"]["ensemble"].meta["members"] == sorted(at)
+    assert set(result.models["site-2"]) == {"personal"}, "it has but its initial model"
+
+
+@pytest.mark.parametrize("circulating", ["K", "one"])
+def test_partial_participation_leaves_the_others_in_peace(tmp_path, circulating):
+    """Those who were not asked hold what they held, or have not begun."""
+    trained, stamps = [], []
+    make = REGISTRY.make_method
+
+    class Watched(REGISTRY.method_class("fedcross")):
+        def plan(self, server):
+            plan = super().plan(server)
+            if plan and plan.orders[0].op == "train":
+                trained.append((server.round, sorted(order.to for order in plan.orders)))
+                stamps.append(plan.orders[0].meta["stamp"])
+            return plan
+
+    def make_method():
+        return Watched(**make("fedcross", {"circulating": circulating}).model_dump())
+
+    sites = make_sites({f"site-{index}": 8 for index in range(5)})
+    result = run(tmp_path, "fedcross", sites=sites, fraction=0.4, rounds=4, make_method=make_method)
+    assert result.outcome.status == "finished"
+    chosen = {round_: set() for round_ in range(1, 5)}
+    for round_, hosts in trained:
+        chosen[round_] |= set(hosts)
+    assert {len(hosts) for hosts in chosen.values()} == {2}
+    turns = 2 if circulating == "one" else 1
+    assert stamps == [[round_, turn] for round_ in range(1, 5) for turn in range(turns)]
+    assert len(set.union(*chosen.values())) > 2
+    assert set(states(tmp_path)["server"].meta["at"].values()) <= set.union(*chosen.values())
+
+
+def test_a_derangement_trains_no_model_twice_in_a_row_at_a_site(tmp_path):
+    residents = []
+    for rounds in range(1, 6):
+        run(tmp_path, "fedcross", {"route": "derangement"}, rounds=rounds)
+        residents.append([states(tmp_path)[name].meta["resident"] for name in NAMES])
+    for before, after in zip(residents, residents[1:]):
+        assert sorted(after) == NAMES
+        assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+def test_the_ensemble_says_the_mean_probability(tmp_path):
+    result = run(tmp_path, "fedcross", rounds=2)
+    method, images = REGISTRY.make_method("fedcross", {}), make_data(6, "x").images
+    member_probs = []
+    ensemble = result.models["site-1"]["ensemble"]
+    for tensors in held(tmp_path).values():
+        member_probs.append(make_task().load(tensors).eval()(images).softmax(1))
+    predictor = method.predictor(make_task(), [ensemble])
+    torch.testing.assert_close(predictor(images).exp(), torch.stack(member_probs).mean(0))
+    assert not predictor.training
+    for models in result.models.values():
+        assert tensors_equal(models["ensemble"].tensors, ensemble.tensors)
+
+
+def test_the_ensemble_is_scored_at_every_site_and_the_resident_goes_home(tmp_path):
+    result = run(tmp_path, "fedcross", evaluate_every=1)
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    scored = table[(table["moment"] == "aggregated") & (table["split"] == "test") & (table["model"] == "ensemble")]
+    assert sorted(set(zip(scored["round"], scored["site"], strict=True))) == [(r, n) for r in (1, 2, 3) for n in NAMES]
+    for name in NAMES:
+        resident = states(tmp_path)[name].meta["resident"]
+        assert tensors_equal(result.models[name]["personal"].tensors, held(tmp_path)[resident])
+
+
+@pytest.mark.parametrize(("circulating", "kind"), [("K", "ensemble"), ("one", "global")])
+def test_a_site_that_was_away_when_copies_were_shared_has_its_own_only(tmp_path, circulating, kind):
+    """An old copy beside others' new ones would be scored as if it were the same model."""
+    last = {"K": 3, "one": 7}[circulating]  # train, share, keep; with one model three visits, two of them with a send
+    gone = {("site-1", last)}
+    args = {"circulating": circulating}
+    result = run(tmp_path, "fedcross", args, rounds=1, absent=lambda site, step: (site, step) in gone)
+    assert set(result.models["site-1"]) == {"personal"}
+    assert kind in result.models["site-2"]
+    assert kind in result.models["site-3"]
+
+
+def test_copies_are_shared_only_in_rounds_that_are_evaluated(tmp_path):
+    run(tmp_path, "fedcross", rounds=5, evaluate_every=2)
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    sent = table[table["metric"] == "bytes_to_peers"]
+    size = payload_bytes(make_task().initial(7))
+    totals = sent.groupby("round")["value"].sum() / size
+    shared = {round_: total - moved for (round_, total), moved in zip(totals.items(), moves(), strict=True)}
+    assert shared == {1: 0, 2: 6, 3: 0, 4: 6, 5: 6}, "three models, each to two other sites"
+
+
+def moves():
+    """Models that changed hosts in each of five rounds; in the first they are made where they are trained."""
+    counts = [0]
+    for before, after in zip(range(1, 5), range(2, 6)):
+        now, then = owners(after), owners(before)
+        counts.append(sum(now.index(model) != then.index(model) for model in NAMES))
+    return counts

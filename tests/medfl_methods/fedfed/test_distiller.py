@@ -1,0 +1,88 @@
+"""Generator and classifier in one network: what each of them sees, in units of the task (O-TP-1)."""
+
+import pytest
+import torch
+from torch import nn
+
+from medfl.task import Scale
+from medfl_methods.fedfed.distiller import Distiller, SharedPart
+from medfl_methods.fedfed.generators import Reconstruction, build_generator
+
+SCALE = Scale((3, 6, 6), (0.4, 0.5, 0.6), (0.2, 0.25, 0.5))
+SHAPES = [(1, 6, 6), (3, 7, 5), (1, 8, 8, 8)]
+
+
+class Times(nn.Module):
+    """A generator that rebuilds a share of the image."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = nn.Parameter(torch.tensor(share))
+
+    def forward(self, images):
+        return Reconstruction(self.share * images)
+
+
+class Seen(nn.Module):
+    """A classifier whose logits are the means of the channels that it sees."""
+
+    def forward(self, images):
+        return images.flatten(2).mean(2)
+
+
+def test_parts_and_images_are_seen_as_the_task_normalises_them():
+    """A difference has no mean to be taken off: what is seen of two images differs by what is seen of it."""
+    torch.manual_seed(0)
+    model = Distiller(Times(0.3), Seen(), SCALE)
+    x, y = torch.rand(2, 4, 3, 6, 6)
+    mean, std = torch.tensor(SCALE.mean), torch.tensor(SCALE.std)
+    torch.testing.assert_close(model.classify_images(x), (x.flatten(2).mean(2) - mean) / std)
+    torch.testing.assert_close(model.classify(x), x.flatten(2).mean(2) / std)
+    torch.testing.assert_close(model.classify(x - y), model.classify_images(x) - model.classify_images(y))
+    torch.testing.assert_close(model.classify_both(x, y), torch.cat([model.classify(x), model.classify_images(y)]))
+
+
+def test_a_batch_norm_sees_parts_and_images_together():
+    classifier = nn.Sequential(nn.BatchNorm2d(3, affine=False), Seen())
+    model = Distiller(Times(0.3), classifier, SCALE)
+    logits = model.classify_both(torch.zeros(2, 3, 6, 6), torch.rand(2, 3, 6, 6))
+    torch.testing.assert_close(logits.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["vae", "resnet"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tp_1_private_and_shared_part_make_the_image(kind, shape):
+    torch.manual_seed(1)
+    model = Distiller(build_generator(kind, shape, 4, 2), nn.Flatten(), Scale(shape))
+    images = torch.rand(3, *shape)
+    part = SharedPart(model, "x_p")(images)
+    torch.testing.assert_close(model.generator(images).images + part, images, atol=1e-6, rtol=0)
+    torch.testing.assert_close(SharedPart(model, "x_s")(images), part)
+    assert part.abs().max() > 0.01
+
+
+def test_tp_1_a_perfect_generator_shares_nothing_and_a_zero_one_all():
+    images = torch.rand(2, 3, 6, 6)
+    assert SharedPart(Distiller(Times(1.0), Seen(), SCALE), "x_p")(images).abs().max() == 0
+    assert torch.equal(SharedPart(Distiller(Times(0.0), Seen(), SCALE), "x_s")(images), images)
+    assert torch.equal(SharedPart(Distiller(Times(1.0), Seen(), SCALE), "raw+noise")(images), images)
+
+
+def test_what_is_shared_stays_in_evaluation_mode():
+    """The latent is the mean, an image's part doesn't depend on its batch, and no statistic moves."""
+    torch.manual_seed(2)
+    model = Distiller(build_generator("vae", (1, 6, 6), 4, 2), nn.Flatten(), Scale((1, 6, 6)))
+    part, images = SharedPart(model.train(), "x_p").train(), torch.rand(4, 1, 6, 6)
+    statistics = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    together = part(images)
+    assert torch.equal(together, part(images))
+    torch.testing.assert_close(together[1:2], part(images[1:2]))
+    assert all(torch.equal(statistics[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_an_attacker_gets_gradients_by_the_image_but_moves_no_parameter():
+    model = Distiller(Times(0.25), Seen(), SCALE)
+    images = torch.rand(1, 3, 6, 6, requires_grad=True)
+    SharedPart(model, "x_p")(images).sum().backward()
+    torch.testing.assert_close(images.grad, torch.full_like(images, 0.75))
+    assert model.generator.share.grad is None

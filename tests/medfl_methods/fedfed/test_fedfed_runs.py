@@ -1,0 +1,281 @@
+"""FedFed in whole runs (B29): what moves in its two stages, its three passes, two copies, limit cases, resumption."""
+
+from dataclasses import astuple
+
+import pytest
+import torch
+from fedtpf_toys import (
+    Log,
+    distiller_at,
+    recorded,
+    run,
+    server_of,
+    shared_at,
+    site_of,
+    small_sites,
+    state_of,
+    weighted_mean,
+)
+from torch.nn import functional as F
+
+from medfl.contract import Order, Reply
+from medfl.methods.averaging import Averaging
+from medfl.testing.cohort import bits, make_data, make_site, make_task
+from medfl.training.loop import Batch
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedfed.method import FedFed, weighed
+
+QUICK = {"width": 2, "latent": 4}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A round of the first stage and two of the second."""
+    log, folder = Log(), tmp_path_factory.mktemp("whole")
+    return log, run(folder, "fedfed", QUICK, make_method=recorded(log, FedFed, **QUICK), rounds=3), folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same where nothing is shared."""
+    folder = tmp_path_factory.mktemp("alone")
+    return run(folder, "fedfed", QUICK | {"share_fraction": 0.0}, rounds=3), folder
+
+
+def test_only_generator_and_classifier_are_trained_first(whole):
+    """The task's network goes nowhere until the second stage and is then as it was drawn; there is no critic at all."""
+    log, result, folder = whole
+    moved = {
+        "distil": ({"distiller"}, {"distiller"}),
+        "share": ({"distiller"}, {"shared"}),
+        "train": ({"model", "shared"}, {"model"}),
+    }
+    for one in log.work:
+        given, sent = ({name.split("/")[0] for name in names} for names in (one.given, one.sent))
+        assert given == (moved[one.op][0] if (one.op, one.round) != ("train", 3) else {"model"})
+        told = {"size"} | ({"generator_error", "mean_image_error"} if one.op == "share" else set())
+        assert (sent, one.parcels, set(one.meta)) == (moved[one.op][1], 0, told)
+        assert not any("critic" in name for name in one.kept)
+    first = select(log.of("train", 2)["site-1"].given, "model/")
+    assert tensors_equal(first, make_task().initial(7))
+    assert [(one.round, one.stage) for one in log.folds] == [(1, "distil"), (2, "share"), (2, "train"), (3, "train")]
+    facts = result.outcome.findings.meta["sharing"]
+    assert facts["stage1"] == {"rounds": 1, "ended": "round limit", "threshold": None}
+    assert (facts["history"], facts["frozen"], facts["items"]) == ([], {}, {"site-1": 7, "site-2": 6})
+    assert "no differential privacy" in facts["statement"][0]
+    assert state_of(folder).meta["holders"] == ["site-1", "site-2"]
+
+
+def test_generator_and_classifier_are_averaged_by_images(whole):
+    log, _, _ = whole
+    fold = log.folds[0]
+    updates = {name: select(one.sent, "distiller/") for name, one in log.of("distil").items()}
+    for key, mean in weighted_mean(updates, {"site-1": 7, "site-2": 6}).items():
+        before, after = (state[f"kept/distiller/{key}"].double() for state in (fold.before, fold.after))
+        torch.testing.assert_close(after, before + mean, atol=1e-7, rtol=1e-6)
+        assert before.numel() < 9 or not torch.equal(before, after), key
+
+
+def test_two_copies_of_everything_under_unlike_noise(whole):
+    """Both of the same parts: their difference has the variance 0.15^2 + 0.25^2, and tells nothing of the part."""
+    _, _, folder = whole
+    shared = shared_at(folder)
+    assert shared.keys() == {"images/0", "images/1", "labels"}
+    difference = (shared["images/0"] - shared["images/1"]).double()
+    assert float(difference.var()) == pytest.approx(0.15**2 + 0.25**2, rel=0.3)  # of 468 numbers
+    data = small_sites()
+    assert shared["labels"].tolist() == [*data["site-1"].train.labels.tolist(), *data["site-2"].train.labels.tolist()]
+
+
+def test_a_run_that_stops_in_each_stage_ends_in_the_same_bits(whole, tmp_path):
+    """With the same noise on what is shared."""
+    _, unbroken, folder = whole
+    for rounds in (1, 2, 3):
+        last = run(tmp_path, "fedfed", QUICK, rounds=rounds)
+    assert tensors_equal(shared_at(tmp_path), shared_at(folder))
+    assert tensors_equal(state_of(tmp_path).tensors, state_of(folder).tensors)
+    expected, found = bits(unbroken), bits(last)
+    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+
+
+class Late(Averaging):
+    """FedAvg that begins with the second round."""
+
+    def work(self, site, order):
+        return Reply(meta={"size": len(site.train)}) if site.round == 1 else super().work(site, order)
+
+
+def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_path):
+    """Bit for bit, though it begins later: D^s empty makes stage 2 FedAvg."""
+    found = bits(alone[0])
+    expected = bits(run(tmp_path / "late", make_method=Late, rounds=3))
+    plain = bits(run(tmp_path / "plain", "fedavg", rounds=1))
+    assert found.keys() == expected.keys()
+    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    assert not tensors_equal(found["server/global"], plain["server/global"])
+
+
+def test_what_others_share_makes_a_difference(whole, alone):
+    _, result, folder = whole
+    unshared, place = alone
+    assert tensors_equal(distiller_at(place), distiller_at(folder)), "the first stage doesn't know what comes"
+    assert not tensors_equal(bits(unshared)["server/global"], bits(result)["server/global"])
+
+
+# ---- the passes of the first stage
+
+
+def steps_of(method, folder):
+    """Steps of the optimiser over parameters of the generator and of the classifier in a round of 3 batches."""
+    site, server = site_of(make_data(13, "own")), server_of(method, folder)
+    method.work(site, Order("site-1", "distil", method.distiller(server)))
+    kept = select(site.state.tensors, "kept/optimizer/")
+    found = {}
+    for name, tensor in kept.items():
+        if name.endswith("/step"):
+            found.setdefault(name.split(".")[0], set()).add(int(tensor))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("args", "generator", "classifier"),
+    [
+        ({"distil_epochs": 2}, 12, 12),
+        ({"mixup": 0.0}, 6, 3),
+        ({"mosaic": False}, 3, 6),
+        ({"mixup": 0.0, "mosaic": False, "distil_epochs": 2}, 6, 6),
+        ({"distil_steps": 5}, 10, 10),
+    ],
+)
+def test_a_pass_over_the_images_is_three(tmp_path, args, generator, classifier):
+    """An epoch: the classifier on mixed images, the generator on glued ones, both together; two can be left out."""
+    found = steps_of(FedFed(**QUICK, **args), tmp_path)
+    assert found == {"generator": {generator}, "classifier": {classifier}}
+
+
+def test_with_two_copies_the_second_stage_has_three_images_for_each_own_one(tmp_path):
+    """A batch of b own images and b of either copy, all with one weight."""
+    method, seen = FedFed(**QUICK, clip=None), []
+    site, server = site_of(make_data(12, "own")), server_of(method, tmp_path)
+    sent = method.work(site, Order("site-1", "share", method.distiller(server))).tensors
+
+    class Watching(type(method)):
+        def loss(self, fit, batch):
+            forward = fit.model.forward
+            fit.model.forward = lambda images: (seen.append((len(batch.labels), images)), forward(images))[1]
+            try:
+                return super().loss(fit, batch)
+            finally:
+                del fit.model.forward
+
+    site.blobs = server.blobs
+    Watching(**QUICK).work(site, Order("site-1", "train", method.publish(server) | sent))
+    assert [(own, len(images)) for own, images in seen] == [(5, 15), (5, 15), (2, 6)]
+    copies = [select(sent, "shared/")[f"images/{copy}"].float() / 0.5 for copy in (0, 1)]
+    for own, images in seen:
+        for copy, rows in zip(copies, images[own:].split(own), strict=True):
+            distances = (rows[:, None] - copy).flatten(2).abs().amax(2)
+            assert distances.amin(1).max() < 1e-6, "each is of the copy whose turn it is"
+
+
+def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
+    """The loss of that pass alone, by the pieces that `mixup` gave: share CE(one) + (1 - share) CE(other)."""
+    method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
+    server, found = server_of(method, tmp_path), []
+    distilling = method.own_distiller(site, Order("site-1", "distil", method.distiller(server)))
+
+    def mixing(images, labels, alpha, generator):
+        assert alpha == 2.0
+        assert torch.equal(images, site.task.scale.raw(site.train.images[: len(images)]))
+        return 0.25 * images + 0.75 * images.flip(0), labels, labels.flip(0), 0.25
+
+    def passing(loss, label):
+        found.append((label, loss))
+        return 0.0
+
+    monkeypatch.setattr("medfl_methods.fedfed.method.mixup", mixing)
+    monkeypatch.setattr(distilling, "pass_over", passing)
+    method.one_pass(site, distilling, 0, "none")
+    assert len({label for label, _ in found}) == 3, "three passes, each with batches of its own"
+    x, y = site.train.images, site.train.labels
+    logits = distilling.model.classifier(0.25 * x + 0.75 * x.flip(0))
+    expected = 0.25 * F.cross_entropy(logits, y) + 0.75 * F.cross_entropy(logits, y.flip(0))
+    price = found[0][1](Batch(x, y, torch.arange(6)))
+    assert float(price.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+# ---- what the released code does beside the paper
+
+
+@pytest.mark.parametrize(
+    ("mean", "labels", "kind"),
+    [
+        (40, [0, 1] * 20, "none"),
+        (201, [0] * 40, "few"),  # less than a fifth, whatever its classes
+        (200, [0] * 40, "none"),  # of a fifth neither is said
+        (199, [0] * 29 + [1] * 11, "one class"),
+        (40, [0] * 28 + [1] * 12, "none"),  # 70 %
+        (0, [0] * 40, "one class"),  # nobody told a size
+    ],
+)
+def test_the_codes_two_kinds_of_unlike_sites(mean, labels, kind):
+    site = site_of(make_data(40, "own", torch.tensor(labels)))
+    order = Order("site-1", "distil", {}, {"mean_size": mean})
+    assert FedFed().kind_of(site, order) == kind
+    assert FedFed(site_weights=False).kind_of(site, order) == "none"
+
+
+def test_all_sites_take_part_in_the_first_stage_and_learn_the_mean_size(tmp_path):
+    method = FedFed(**QUICK)
+    server = server_of(method, tmp_path, ("a", "b", "c", "d"), fraction=0.25)
+    for name, size in (("a", 40), ("b", 10), ("d", 100)):
+        server.facts[name]["size"] = size
+    orders = method.plan(server).orders
+    assert [(order.to, order.meta) for order in orders] == [(name, {"mean_size": 50.0}) for name in "abcd"]
+    server.state.meta["stage"] = "train"
+    assert len(method.plan(server).orders) == 1
+
+
+def test_weights_of_unlike_sites_and_early_epochs():
+    """B29: 5 MSE, 0.005 KL, 2 CE and 0.4 CE of the whole image, and the code's factors on them."""
+    method = FedFed()
+    found = {kind: astuple(weighed(method.weights, kind)) for kind in ("none", "few", "one class")}
+    assert found["none"] == (5, 0.005, 2, 0.4)
+    assert found["few"] == (25, 0.0025, 2, 0.4)
+    assert found["one class"] == (5, 0.025, 10, 2)
+    early = [method.eased(epoch, 10).reconstruction for epoch in (0, 8, 9, 18, 19, 500)]
+    assert early == [50, 50, 25, 25, 5, 5], "the code counts epochs from 1"
+    assert FedFed(curriculum=False).eased(0, 10) == method.weights
+
+
+def test_a_site_of_one_class_glues_no_images(tmp_path, monkeypatch):
+    """And its loss is that of the weights."""
+    method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
+    distilling = method.own_distiller(site, Order("site-1", "distil", method.distiller(server_of(method, tmp_path))))
+    passes, prices = [], []
+    monkeypatch.setattr(distilling, "pass_over", lambda loss, label: passes.append((label, loss)) or 0.0)
+    monkeypatch.setattr(FedFed, "distil_loss", lambda *args: prices.append(args[-1]))
+    monkeypatch.setattr(FedFed, "rebuild_loss", lambda *args: prices.append(args[-1]))
+    for kind, labels in (("few", ["mixup", "mosaic", "0"]), ("one class", ["mixup", "0"])):
+        passes.clear()
+        method.one_pass(site, distilling, 9, kind)
+        assert [label.split()[-1].replace("9", "0") for label, _ in passes] == labels
+        for _, loss in passes[1:]:
+            loss(Batch(site.train.images, site.train.labels, torch.arange(6)))
+    assert [(one.reconstruction, one.ce) for one in prices] == [(50, 2), (125, 2), (25, 10)]
+
+
+# ---- other settings
+
+
+def test_one_class_sites_laplace_noise_and_three_copies(tmp_path):
+    """Each of 3 sites has one class; the clip for Laplace noise is one of the L1 norm, and all copies count."""
+    args = QUICK | {"noise": "laplace", "clip": 2.0, "noise_std": (0.3, 0.3, 0.6), "norm": "group"}
+    data = {f"site-{c}": make_site(3, str(c), torch.full((3,), c)) for c in range(3)}
+    result = run(tmp_path, "fedfed", args, sites=data, compression={"bits": 8}, fraction=0.67)
+    facts = result.outcome.findings.meta["sharing"]
+    assert (result.outcome.status, facts["classes"]) == ("finished", [3, 3, 3])
+    assert len(select(shared_at(tmp_path), "images/")) == 3
+    epsilon = 2 * 2.0 / (0.3 / 2**0.5) + 2.0 / (0.6 / 2**0.5)
+    assert f"epsilon {epsilon:.4g}" in " ".join(facts["statement"])
+    assert len(result.outcome.findings.tensors["sharing/labels"]) == 6

@@ -1,0 +1,96 @@
+"""The shared set as everyone holds it, and the batches drawn from it."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from medfl_methods.fedfed.shared_images import SharedBatches, SharedImages
+
+
+def made(labels, copies=1, start=0):
+    """Images 2 x 2 whose pixels are their number, plus 100 in the second copy."""
+    numbers = torch.arange(start, start + len(labels)).half().view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
+    return SharedImages(tuple(numbers + 100 * copy for copy in range(copies)), torch.tensor(labels, dtype=torch.int64))
+
+
+def numbers(parts):
+    return parts[:, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("copies", [1, 2, 11])
+def test_names_and_back(copies):
+    """Copies keep their order, also with more than ten of them."""
+    shared = made([2, 0, 1], copies)
+    found = SharedImages.read(shared.tensors())
+    assert [numbers(copy) for copy in found.copies] == [numbers(copy) for copy in shared.copies]
+    assert found.labels.tolist() == [2, 0, 1]
+    assert len(found) == 3
+    assert all(copy.dtype == torch.float16 for copy in found.copies)
+
+
+def test_sets_are_joined_in_the_order_of_their_sites():
+    joined = SharedImages.joined({"a": made([1, 1], 2), "b": made([], 2), "c": made([0], 2, start=5)})
+    assert [numbers(copy) for copy in joined.copies] == [[0, 1, 5], [100, 101, 105]]
+    assert joined.labels.tolist() == [1, 1, 0]
+    assert len(SharedImages.joined({"a": made([]), "b": made([])})) == 0
+
+
+def draws(shared, images, balanced, *counts, seed=0):
+    batches = SharedBatches(shared, images, torch.Generator().manual_seed(seed), balanced)
+    return [batches.draw(count) for count in counts]
+
+
+def test_an_epoch_has_as_many_rows_as_the_site_has_images_and_as_many_of_each_class():
+    """FedFed's rule: class-balanced whatever the shares of the classes in the set."""
+    shared = made([0] * 10 + [1] * 2 + [2] * 4)
+    for found in (draws(shared, 9, True, 4, 4, 1), draws(shared, 9, True, 9)):
+        labels = torch.cat([labels for _, labels in found])
+        assert labels.bincount().tolist() == [3, 3, 3]
+        drawn = Counter(number for parts, _ in found for number in numbers(parts))
+        assert set(drawn.values()) <= {1, 2}, "no image comes again before all of its class have come"
+        assert max(drawn[number] for number in range(10)) == 1
+
+
+def test_each_part_comes_with_its_label_in_all_copies():
+    shared = made([0, 1, 2, 1], copies=2)
+    parts, labels = draws(shared, 8, True, 5)[0]
+    assert (parts.shape, parts.dtype) == ((10, 1, 2, 2), torch.float32)
+    found = numbers(parts)
+    assert [number + 100 for number in found[:5]] == found[5:], "the second copies of the same images"
+    assert labels.tolist() == [int(shared.labels[int(number)]) for number in found[:5]] * 2
+
+
+def test_epochs_follow_each_other_and_are_drawn_anew():
+    """A batch over the end of an epoch takes the rest of it and the beginning of the next."""
+    shared = made([0] * 6)
+    long = numbers(draws(shared, 6, True, 18)[0][0])
+    short = [number for parts, _ in draws(shared, 6, True, 4, 4, 4, 4, 2) for number in numbers(parts)]
+    assert long == short
+    epochs = [long[:6], long[6:12], long[12:]]
+    assert [sorted(epoch) for epoch in epochs] == [[0, 1, 2, 3, 4, 5]] * 3
+    assert epochs[0] != epochs[1]
+    assert numbers(draws(shared, 6, True, 18, seed=1)[0][0]) != long
+
+
+def test_all_draws_images_as_often_as_they_are():
+    """A class of a tenth of the set is about a tenth of the rows."""
+    shared = made([0] * 9 + [1])
+    labels = draws(shared, 1000, False, 1000)[0][1]
+    assert 60 < int(labels.sum()) < 140
+    assert draws(shared, 5, False, 0)[0][0].shape == (0, 1, 2, 2)
+
+
+def test_volumes_of_one_class():
+    shared = SharedImages((torch.rand(3, 2, 4, 4, 4).half(),), torch.tensor([1, 1, 1]))
+    parts, labels = draws(shared, 4, True, 4)[0]
+    assert parts.shape == (4, 2, 4, 4, 4)
+    assert labels.tolist() == [1] * 4
+
+
+def test_they_are_drawn_in_a_run_with_bf16():
+    """The loss is computed under autocast then, and draws its batch there."""
+    shared = made([0, 1], copies=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts, _ = draws(shared, 2, True, 2)[0]
+    assert parts.dtype == torch.float32

@@ -1,0 +1,389 @@
+"""Shared images on the page: what is promised, when sites froze, who sent what, and tiles read back into numbers."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from make_runs import SITES, make_run
+from read_page import render_section, section, words
+
+from medfl.contract import Findings
+from medfl.privacy.release import Release, sentences
+from medfl.report.figures import looks
+from medfl.report.groups import group_runs
+from medfl.report.page import render
+from medfl.report.rasters import STEPS
+from medfl.runs.findings import read_findings
+from medfl.runs.records import read_run
+from medfl_methods.fedfed.report import MOST, RUNS, sharing_section
+from medfl_methods.fedfed.report_data import (
+    DIVERGING,
+    NAMED,
+    diverging_layer,
+    frozen_looks,
+    how_it_ended,
+    read_stage,
+    stage_figure,
+    stages_figure,
+    who_froze,
+)
+
+HISTORY = [
+    {"round": 1, "accuracy": {"site-1": 0.2, "site-2": 0.5, "site-3": 0.5}, "weights": dict.fromkeys(SITES, 1.0)},
+    {"round": 2, "accuracy": {"site-1": 0.3, "site-2": 0.9, "site-3": None}, "weights": dict.fromkeys(SITES, 1.0)},
+    {"round": 3, "accuracy": {"site-1": 0.4, "site-2": 0.8, "site-3": 0.9}, "weights": {"site-1": 1, "site-2": 0.75}},
+]
+"""Three rounds; site-2 froze in the second, in which site-3 told nothing."""
+
+PAPER, CLIPPED = Release("gaussian", 0.15, None), Release("gaussian", 0.15, 1.0)
+QUICK = {"bundles": False, "state": False, "metrics": ("accuracy",), "images": 5}
+
+
+def findings(*releases, images=None, labels=(2, 2, 0, 0), **changes):
+    """What a method wrote down, without a history, which takes long to draw; a change of None leaves a fact out."""
+    releases = releases or (PAPER,)
+    meta = {
+        "stage1": {"rounds": 3, "ended": "round limit", "threshold": 0.88},
+        "history": [],
+        "frozen": {"site-2": 2},
+        "releases": [one.meta() for one in releases],
+        "statement": sentences(releases),
+        "items": {"site-1": 1000, "site-2": 30, "site-3": 0},
+        "classes": [400, 0, 630],
+    } | changes
+    images = torch.linspace(-1, 2, 4 * 64).reshape(4, 1, 8, 8) if images is None else images
+    tensors = {"sharing/images": images, "sharing/labels": torch.tensor(labels)}
+    return Findings({"sharing": {name: value for name, value in meta.items() if value is not None}}, tensors)
+
+
+def stage(**changes):
+    return read_stage(findings(**{"history": HISTORY} | changes).meta["sharing"])
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(*runs):
+        folders = [make_run(tmp_path / f"{id(one)}", "fedtpf", **QUICK | one) for one in runs]
+        found = {str(folder): read_findings(folder) for folder in folders}
+        return section("sharing", sharing_section(group_runs([read_run(folder) for folder in folders]), found))
+
+    return write
+
+
+def text(page):
+    return words(page.sections["sharing"])
+
+
+def labels(page, tile):
+    """What pictures are told to show: tiles, or the others."""
+    svgs = [given for tag, given in page.tags if tag == "svg" and "role" in given]
+    return [given["aria-label"] for given in svgs if (given.get("class") == "tile") == tile]
+
+
+# ---- what is promised
+
+
+def test_a_run_without_a_clip_says_so_in_its_heading(tmp_path):
+    folder = make_run(tmp_path / "run", "fedtpf", **QUICK, rounds=1, findings=findings())
+    html = render([read_run(folder)])
+    part = html[html.index('<section id="sharing">') :]
+    assert re.search("<h3>(.*?)</h3>", part)[1] == "fedtpf: no differential privacy"
+    assert part.index("notice warn") < part.index("no clip bounds the norm") < part.index("<figure")
+
+
+def test_a_clipped_run_has_the_epsilons_of_both_adjacencies(page):
+    found = page({"findings": findings(CLIPPED)})
+    told = "13.76 for one that is added or removed, 34.63 for one that is replaced by any other"
+    assert f"fedtpf: epsilon of a shared image: {told}" in text(found)
+    assert "no differential privacy" not in text(found).lower()
+    assert not [given for _, given in found.tags if given.get("class") == "notice warn"]
+
+
+def test_the_epsilon_of_two_copies_is_that_of_both_together(page):
+    other = Release("gaussian", 0.25, 1.0)
+    assert "fedtpf: epsilon of a shared image: 18.6" in text(page({"findings": findings(CLIPPED, other)}))
+
+
+def test_one_open_copy_undoes_the_others(page):
+    assert "fedtpf: no differential privacy" in text(page({"findings": findings(CLIPPED, PAPER)}))
+
+
+def test_a_run_that_wrote_down_no_promise_promises_nothing(page):
+    found = text(page({"findings": findings(releases=None, statement=None)}))
+    assert "fedtpf: what is promised was not written down" in found
+    assert "epsilon" not in found
+
+
+# ---- what the generator is worth
+
+ERRORS = {"site-1": [0.03, 0.02], "site-2": [0.02, 0.02]}
+
+
+def test_the_generators_error_stands_beside_the_mean_images(page):
+    found = page({"findings": findings(errors=ERRORS)})
+    assert "mean squared error of 0.0250; the mean image of a site has 0.0200 (means over 2 sites)" in text(found)
+    table = found.tables["What each site sent"]
+    assert [words(cell) for cell in table[0][2:4]] == ["generator's error", "mean image's error"]
+    assert [row[2:4] for row in table[1:4]] == [["0.0300", "0.0200"], ["0.0200", "0.0200"], ["–", "–"]]
+    assert "generator's error" not in words(page({"findings": findings()}).sections["sharing"])
+
+
+@pytest.mark.parametrize(("errors", "warned"), [(ERRORS, 1), ({"site-1": [0.01, 0.02]}, 0), (None, 0)])
+def test_the_page_begins_with_a_warning_of_a_poor_generator(tmp_path, errors, warned):
+    run = read_run(make_run(tmp_path / "run", "fedtpf", **QUICK, findings=findings(errors=errors)))
+    notices = re.findall('<p class="notice ([a-z]*)">(.*)</p>', render([run]))
+    assert [level for level, text in notices if "worse than the mean" in text] == ["warn"] * warned
+
+
+def test_the_first_stages_of_two_rows_stand_in_one_picture(page):
+    """Figure 9 of FedTPF: means over sites, a band over runs, in the rounds that all runs of a row have."""
+    stages = {"with": [stage(), stage(history=HISTORY[:2])], "without": [stage()]}
+    figure, curves = stages_figure(stages, looks([*stages]))
+    assert [list(one.rounds) for one in curves] == [[1, 2], [1, 2, 3]]
+    np.testing.assert_allclose(curves[1].middle, [0.4, 0.6, 0.7])
+    assert {line.get_label() for line in figure.axes[0].lines} == {"with", "without"}
+    runs = [{"findings": findings(history=HISTORY), "method_args": {"prototype": kind}} for kind in ("mean", "none")]
+    told = [one for one in labels(page(*runs), tile=False) if one.startswith("Mean accuracy in the first stage")]
+    assert len(told) == 1
+    assert told[0].count("0.700 after round 3") == 2
+    assert told[0].startswith("Mean accuracy in the first stage. fedtpf (prototype=mean): 0.700 after round 3;")
+
+
+# ---- the first stage
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def test_marks_stand_in_the_round_in_which_a_site_froze():
+    accuracy, weights = stage_figure(stage()).axes
+    name = "site-2, froze in round 2"
+    for axes, value in ((accuracy, 0.9), (weights, 1.0)):
+        line = lines(axes)[name]
+        marked = [(line.get_xdata()[place], line.get_ydata()[place]) for place in line.get_markevery()]
+        assert marked == [(2, value)]
+        assert line.get_marker() not in ("", "None", None)
+    assert list(lines(weights)[name].get_ydata()) == [1.0, 0.75], "from the round in which it froze"
+    assert set(lines(weights)) == {name}
+
+
+def test_the_thick_line_is_the_mean_of_the_sites_that_told_something():
+    axes = stage_figure(stage()).axes[0]
+    mean = lines(axes)["mean of sites"]
+    np.testing.assert_allclose(mean.get_ydata(), [0.4, 0.6, 0.7])
+    others = [line for name, line in lines(axes).items() if name not in ("mean of sites", "threshold 0.88")]
+    assert all(line.get_linewidth() < mean.get_linewidth() / 2 for line in others)
+    threshold = lines(axes)["threshold 0.88"]
+    assert set(threshold.get_ydata()) == {0.88}
+    assert threshold.is_dashed()
+    known = [line for line in axes.lines if list(line.get_ydata()) == [0.5, 0.9]]
+    assert {tuple(line.get_xdata()) for line in known} == {(1, 3)}, "site-3 told nothing in round 2"
+
+
+def test_without_frozen_sites_there_are_no_weights_and_no_marks():
+    (axes,) = stage_figure(stage(frozen={})).axes
+    assert set(lines(axes)) == {"mean of sites", "threshold 0.88", "a site"}
+
+
+def test_sites_that_froze_together_differ_in_more_than_colour():
+    found = stage(frozen=dict.fromkeys(SITES, 2))
+    assert len({look.marker for look in frozen_looks(found).values()}) == len(SITES)
+    widths = [line.get_linewidth() for line in stage_figure(found).axes[1].lines]
+    assert len(set(widths)) == len(SITES), "so that none hides behind another"
+
+
+def test_many_frozen_sites_share_a_look():
+    names = [f"site-{n}" for n in range(NAMED + 1)]
+    same = dict.fromkeys(names, 0.5)
+    history = [{"round": number, "accuracy": same, "weights": same} for number in (1, 2)]
+    found = stage(history=history, frozen=dict.fromkeys(names, 2))
+    assert len({look.colour for look in frozen_looks(found).values()}) == 1
+    assert set(lines(stage_figure(found).axes[1])) == {"sites that froze, marked in that round"}
+
+
+def test_the_picture_is_told_in_words_and_its_ends_are_in_the_table(page):
+    judged = {"site-1": 100, "site-3": 900}  # Wilson's intervals, from a table
+    found = page({"findings": findings(history=[*HISTORY[:-1], HISTORY[-1] | {"judged": judged}])})
+    (told,) = labels(found, tile=False)
+    assert "mean 0.400 in round 1 and 0.700 in round 3" in told
+    assert "site-2 froze in round 2" in told
+    assert "weight of site-2 1.000 in round 1 and 0.750 in round 3" in told
+    head, *rows = found.tables["What each site sent"]
+    heads = [
+        "site",
+        "images sent",
+        "accuracy after round 1",
+        "accuracy after round 3",
+        "95 % interval over patients after round 3",
+    ]
+    heads += ["froze in round", "last weight"]
+    assert [words(cell) for cell in head] == heads
+    assert rows == [
+        ["site-1", "1\u202f000", "0.200", "0.400", "0.309 to 0.498", "–", "–"],
+        ["site-2", "30", "0.500", "0.800", "–", "2", "0.750"],
+        ["site-3", "0", "0.500", "0.900", "0.879 to 0.918", "–", "–"],
+        ["all sites", "1\u202f030", "", "", "", "", ""],
+    ]
+
+
+MISSED = "2 of 3 sites had not reached the threshold of 0.88, the lowest was site-1 with 0.400."
+ENDS = (
+    ({}, f"The first stage ended after 3 rounds, at the round limit: {MISSED}"),
+    ({"stage1": {"rounds": 3, "ended": "round limit"}}, "The first stage ended after 3 rounds, at the round limit."),
+    (
+        {"stage1": {"rounds": 1, "ended": "accuracy", "threshold": 0.1}},
+        "The first stage ended after 1 round: the accuracy at each site had reached the threshold of 0.1.",
+    ),
+    ({"stage1": {"rounds": 3, "ended": "asked"}}, "The first stage ended after 3 rounds: asked."),
+    ({"stage1": None}, "The first stage is not over: 3 rounds of it are known."),
+    (
+        {"stage1": {"ended": None}, "history": HISTORY[:1]},
+        "The first stage is not over: 1 round of it is known.",
+    ),
+    ({"stage1": None, "history": None}, "The first stage is not over: 0 rounds of it are known."),
+)
+
+
+@pytest.mark.parametrize(("changes", "told"), ENDS)
+def test_when_the_first_stage_ended_and_why(changes, told):
+    found = findings(**{"history": HISTORY} | changes).meta["sharing"]
+    assert how_it_ended(found, read_stage(found)) == told
+
+
+def test_freezing_is_named_only_where_it_could_happen():
+    assert who_froze(stage()) == "1 site froze: site-2 in round 2."
+    assert who_froze(stage(frozen={})) == "No site froze its generator and classifier."
+    assert who_froze(stage(frozen={}, stage1={"threshold": None})) == ""
+
+
+# ---- who sent what
+
+
+def test_images_are_counted_by_site_and_by_class(page):
+    found = page({"findings": findings()})
+    rows = found.tables["What each site sent"]
+    assert [row[:2] for row in rows[1:3]] == [["site-1", "1\u202f000"], ["site-2", "30"]]
+    assert found.tables["Shared images by class"] == [["basophil", "eosinophil", "lymphocyte"], ["400", "0", "630"]]
+    assert "2 sites sent 1 030 images in all" in text(found)
+
+
+EMPTY = {"frozen": {}, "items": {}, "classes": [0, 0, 0], "stage1": None}
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [("finished", "No site sent an image."), ("running", "No site has sent an image yet.")]
+)
+def test_before_anything_was_sent(page, status, told):
+    found = page({"findings": Findings(findings(**EMPTY).meta, {}), "status": status})
+    assert told in text(found)
+    assert labels(found, tile=False) == labels(found, tile=True) == []
+    assert "Shared images by class" not in found.tables
+    rows = found.tables["What each site sent"]
+    assert [row[:2] for row in rows[1:]] == [*([site, "–"] for site in SITES), ["all sites", "0"]]
+    assert "There is no accuracy of the first stage to draw." in text(found)
+
+
+def test_least_of_all_a_release_is_enough(page):
+    found = page({"findings": Findings({"sharing": {"releases": [PAPER.meta()]}}), "status": "running", "done": 1})
+    assert "fedtpf: no differential privacy" in text(found)
+
+
+# ---- how it looks
+
+
+def test_tiles_are_drawn_cell_by_cell_with_0_in_the_middle():
+    levels = np.random.default_rng(0).integers(-STEPS, STEPS + 1, (9, 7))
+    layer = diverging_layer(levels)
+    ground = re.search(r'fill="(#\w+)"', layer)[1]
+    found = np.full(levels.shape, DIVERGING.index(ground) - STEPS)
+    for colour, path in re.findall(r'stroke="(#\w+)" d="([^"]*)"', layer):
+        for x, y, n in re.findall(r"M(\d+) (\d+)h(\d+)", path):
+            found[int(y), int(x) : int(x) + int(n)] = DIVERGING.index(colour) - STEPS
+    np.testing.assert_array_equal(found, levels)
+
+
+def test_the_scale_can_be_read_without_seeing_colours():
+    parts = np.array([[int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in DIVERGING])
+    light = parts @ [0.2126, 0.7152, 0.0722]
+    assert len(DIVERGING) == 2 * STEPS + 1
+    assert (np.diff(light) >= 12).all()
+    assert len(set(parts[STEPS].tolist())) == 1, "0 is grey"
+
+
+@pytest.mark.parametrize(("shape", "volume"), [((4, 3, 40, 8), False), ((4, 1, 10, 12, 9), True)])
+def test_each_shared_image_has_a_tile_with_its_class_and_range(page, shape, volume):
+    images = torch.zeros(shape)
+    images[0], images[1, :, :, :4] = -1.25, 2.5
+    found = page({"findings": findings(images=images)})
+    told = labels(found, tile=True)
+    assert [re.search("class ([^:]*):", one)[1] for one in told] == ["basophil", "basophil", "lymphocyte", "lymphocyte"]
+    assert told[2].endswith("values from -1.25 to -1.25")
+    assert "values from 0.00 to 2.50" in told[3]
+    assert ("the middle slice is drawn" in text(found)) == volume
+    assert ("Colour channels are averaged" in text(found)) != volume
+    assert ("Cells are averages" in text(found)) != volume
+
+
+def test_whole_images_are_grey_and_parts_are_not(page):
+    whole = page({"findings": findings(Release("gaussian", 0.15, None, of="raw"))})
+    part = page({"seed": 1, "findings": findings()})
+    assert "mid grey is 0" in text(part)
+    assert "mid grey is 0" not in text(whole)
+    strokes = [
+        {given["stroke"] for tag, given in one.tags if "transform" in given and "stroke" in given}
+        for one in (whole, part)
+    ]
+    assert all(colour[1:3] == colour[3:5] == colour[5:] for colour in strokes[0])
+    assert strokes[1] <= set(DIVERGING)
+
+
+def test_a_class_without_a_name_keeps_its_number(page):
+    found = page({"findings": findings(labels=(0, 0, 7, 7))})
+    assert [re.search("class ([^:]*):", one)[1] for one in labels(found, tile=True)] == ["basophil"] * 2 + ["7"] * 2
+
+
+# ---- several runs
+
+
+def test_of_several_seeds_the_first_is_drawn_and_the_page_says_so(page):
+    other = findings(items={"site-1": 5}, frozen={})
+    found = page({"findings": findings()}, {"seed": 1, "findings": other})
+    assert "fedtpf, seed 0: no differential privacy" in text(found)
+    assert "seed 1" not in text(found)
+    assert "Of several seeds or folds the first is shown." in text(found)
+    assert "What each site sent" in found.tables
+
+
+def test_groups_have_a_part_each_and_none_that_is_left_out_hides_what_it_promises(page):
+    found = page(
+        *({"method_args": {"width": n}, "findings": findings(PAPER if n else CLIPPED)} for n in range(RUNS + 1))
+    )
+    assert {f"What each site sent, fedtpf (width={n})" for n in range(RUNS)} <= found.tables.keys()
+    assert "fedtpf (width=0): epsilon of a shared image: 13.76" in text(found)
+    assert f"their own pages have the pictures: fedtpf (width={RUNS}): no differential privacy" in text(found)
+    assert len(labels(found, tile=True)) == RUNS * 4
+
+
+def test_a_run_that_shares_nothing_has_no_section(page):
+    assert not page({}).sections["sharing"]
+
+
+def test_names_are_escaped(page):
+    odd = '<i>"&'
+    found = page({"findings": findings(frozen={odd: 1}, items={odd: 3}, statement=[odd])})
+    assert "i" not in {tag for tag, _ in found.tags}
+    assert [odd, "3"] in [row[:2] for row in found.tables["What each site sent"]]
+
+
+def test_the_section_stays_small(tmp_path):
+    images = torch.randn(2 * MOST, 3, 40, 40, generator=torch.Generator().manual_seed(0))
+    many = findings(images=images, labels=[0] * MOST + [1] * MOST)
+    folder = make_run(tmp_path / "run", "fedtpf", **QUICK, findings=many)
+    found = sharing_section(group_runs([read_run(folder)]), {str(folder): many})
+    html = render_section("sharing", found)
+    assert html.count('class="tile"') == MOST
+    assert len(html) < 250_000

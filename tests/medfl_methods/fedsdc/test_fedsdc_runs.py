@@ -1,0 +1,209 @@
+"""FedSDC in whole runs: against a plain loop that shares no code with it, limit cases (O-SD-6), interruptions."""
+
+import pytest
+import torch
+from fedsdc_toys import PLAIN, body_at, heads_at, plain_loop, run
+from pfedcdp_toys import NAMES, personal, server_tensors
+from torch import nn
+
+from medfl.errors import RefusedError
+from medfl.testing.cohort import SmallNet, bits, make_site, make_sites, make_task, scores
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedsdc.method import FedSDC
+
+
+class Refusing(FedSDC):
+    """Site 2 never replies to the second round's training."""
+
+    def work(self, site, order):
+        if (site.name, site.round, order.op) == ("site-2", 2, "fit"):
+            raise RefusedError("not today")
+        return super().work(site, order)
+
+
+def dealt(result):
+    """Of each round, who held which head, as the findings tell it."""
+    held = result.outcome.findings.tensors["held"].tolist()
+    return [{name: slot for name, slot in zip(NAMES, row, strict=True) if slot >= 0} for row in held]
+
+
+# ---- against a plain loop
+
+
+@pytest.mark.parametrize(
+    ("options", "norm", "missing"),
+    [
+        ({}, True, ()),
+        ({"make_method": Refusing}, True, [(2, "site-2")]),
+        ({"fraction": 0.67, "make_method": lambda: FedSDC(beta=0.9, diversity=False)}, False, ()),
+    ],
+    ids=["all", "one refuses", "two of three"],
+)
+def test_a_run_is_a_plain_loop(tmp_path, options, norm, missing):
+    """Bit for bit: body, velocity and heads after three rounds; a head that isn't returned keeps its value."""
+    options = {"task": make_task("norm" if norm else "plain")} | options
+    method = options.get("make_method", FedSDC)()
+    run(tmp_path / "start", **(options | {"rounds": 1, "epochs": 0}))
+    first = heads_at(tmp_path / "start")
+    result = run(tmp_path / "run", rounds=3, **options)
+    body, velocity, heads = plain_loop(make_sites(), first, dealt(result), method.beta, norm, missing)
+    assert len(heads) == len(first) == (2 if "fraction" in options else 3)
+    assert tensors_equal(body_at(tmp_path / "run"), body)
+    assert tensors_equal(select(server_tensors(tmp_path / "run"), "kept/velocity/"), velocity)
+    for found, expected in zip(heads_at(tmp_path / "run"), heads, strict=True):
+        assert tensors_equal(found, expected)
+
+
+# ---- limit cases (O-SD-6)
+
+
+class Forgetful(SmallNet):
+    """Its body drops some features in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.body.append(nn.Dropout(0.3))
+
+
+@pytest.mark.parametrize("network", ["norm", "forgetful"])
+def test_sd_6_with_one_participant_a_round_it_is_fedavg(tmp_path, network):
+    """Bit for bit, also where dropout draws numbers."""
+    task = make_task().with_network("forgetful", Forgetful)
+    options = {"task": type(task)(**{**vars(task), "network": network}), "fraction": 0.34, "rounds": 4}
+    run(tmp_path / "avg", name="fedavg", **options)
+    result = run(tmp_path / "sdc", PLAIN, **options)
+    expected = server_tensors(tmp_path / "avg")
+    (head,) = heads_at(tmp_path / "sdc")
+    assert tensors_equal(body_at(tmp_path / "sdc") | {"head." + key: tensor for key, tensor in head.items()}, expected)
+    assert not tensors_equal(expected, options["task"].initial(7))
+    assert {tuple(held) for held in dealt(result)} == {("site-1",), ("site-2",), ("site-3",)}
+    accuracy = [[line for line in scores(tmp_path / name) if "accuracy" in line] for name in ("avg", "sdc")]
+    assert accuracy[0] == accuracy[1] != []
+
+
+def test_sd_6_with_a_head_for_each_site_it_is_fedper(tmp_path):
+    """In the first round bodies are equal bit for bit, and heads but for the last bit.
+
+    FedPer's head never leaves its site. Here it travels as an update, so that privacy can act on it, and what comes
+    back, before + (after - before), is `after` but for a rounding; later rounds begin from there.
+    """
+    for rounds, atol in ((1, 1e-7), (3, 2e-6)):
+        args = PLAIN | {"shuffle": False}
+        run(tmp_path / f"sdc{rounds}", args, rounds=rounds)
+        result = run(tmp_path / f"per{rounds}", name="fedper", rounds=rounds)
+        body, first = body_at(tmp_path / f"sdc{rounds}"), make_task().initial(7)
+        for name, head in zip(NAMES, heads_at(tmp_path / f"sdc{rounds}"), strict=True):
+            expected = personal(result, name)
+            assert expected.keys() == body.keys() | {"head.weight", "head.bias"}
+            for key, tensor in (body | {"head." + part: tensor for part, tensor in head.items()}).items():
+                exact = rounds == 1 and key in body
+                torch.testing.assert_close(tensor, expected[key], atol=0 if exact else atol, rtol=0)
+            assert not torch.allclose(head["weight"], first["head.weight"], atol=1e-2)
+
+
+# ---- where normalisation stays at home, and what is all shared
+
+
+@pytest.mark.parametrize("norm_sync", ["none", "params"])
+def test_with_personal_norms_models_are_personal(tmp_path, norm_sync):
+    """A site's model is the common body and all heads, under its own norms; a site that never trained has the first."""
+    absent = {"absent": lambda site, step: site == "site-3"}
+    result = run(tmp_path, {"gamma": 0.5}, norm_sync=norm_sync, **absent)
+    assert result.outcome.models == {}
+    assert [set(result.models[name]) for name in NAMES] == [{"personal"}] * 3
+    kept = result.outcome.findings.meta["heads"]["kept"]
+    heads = heads_at(tmp_path)
+    task, images = make_task(), make_sites()["site-1"].test.images
+    for name in NAMES:
+        tensors = personal(result, name)
+        for place, slot in enumerate(kept):
+            assert tensors_equal(select(tensors, f"head.heads.{place}."), heads[slot])
+        assert tensors_equal({key: tensors[key] for key in body_at(tmp_path)}, body_at(tmp_path))
+        assert FedSDC(gamma=0.5).predictor(task, [result.models[name]["personal"]])(images).shape == (9, 3)
+    means = [personal(result, name)["body.1.running_mean"] for name in NAMES]
+    assert not torch.equal(means[0], means[1])
+    assert torch.equal(means[2], torch.zeros(6))
+
+
+def test_a_body_without_norms_is_shared_whole(tmp_path):
+    """Whatever is said about norms: then there is a global model, as in FedAvg."""
+    task = make_task("plain")
+    found = [run(tmp_path / name, name=name, task=task, norm_sync="params") for name in ("fedavg", "fedsdc")]
+    for result in found:
+        assert set(result.outcome.models) == {"global"}
+        assert [set(result.models[name]) for name in NAMES] == [{"global"}] * 3
+
+
+# ---- interruptions
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, gamma):
+    options = {"args": {"gamma": gamma}, "evaluate_every": 2}
+    whole = run(tmp_path / "whole", rounds=3, **options)
+    for rounds in (1, 3):
+        last = run(tmp_path / "parts", rounds=rounds, **options)
+    expected, found = bits(whole), bits(last)
+    assert expected.keys() == found.keys()
+    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    assert tensors_equal(server_tensors(tmp_path / "whole"), server_tensors(tmp_path / "parts"))
+    assert whole.outcome.findings.meta == last.outcome.findings.meta
+    assert dealt(whole) == dealt(last)
+    kept = whole.outcome.findings.meta["heads"]["kept"]
+    assert len(kept) == (3 if gamma == 1 else 2)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """One round with a choice of heads."""
+    return run(tmp_path_factory.mktemp("unbroken"), {"gamma": 0.5}, rounds=1)
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize(("how", "step"), [("away", 2), ("killed", 2), ("killed", 3)])
+def test_a_run_that_ends_while_heads_are_judged_goes_on_from_there(tmp_path, unbroken, how, step):
+    """Sites train at step 1 and judge at 2 and 3. All judges are away, or the server dies before any is asked."""
+
+    def absent(site, now):
+        if now == step and how == "killed":
+            raise Killed
+        return now == step
+
+    if how == "away":
+        ended = run(tmp_path, {"gamma": 0.5}, rounds=1, absent=absent)
+        assert (ended.outcome.status, ended.outcome.rounds) == ("incomplete", 0)
+    else:
+        with pytest.raises(Killed):
+            run(tmp_path, {"gamma": 0.5}, rounds=1, absent=absent)
+    asked = []
+    again = run(tmp_path, {"gamma": 0.5}, rounds=1, absent=lambda site, now: asked.append(now))
+    assert again.outcome.status == "finished"
+    assert set(asked) == set(range(step, 4)), "nothing is trained or judged twice"
+    assert unbroken.outcome.findings.meta == again.outcome.findings.meta
+    expected, found = bits(unbroken), bits(again)
+    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+
+
+def test_without_a_choice_nobody_needs_to_judge(tmp_path):
+    """All heads answer anyway; the last round is scored, only nothing is known of the heads."""
+    result = run(tmp_path, rounds=1, absent=lambda site, step: step > 1)
+    assert (result.outcome.status, result.outcome.rounds) == ("finished", 1)
+    found = result.outcome.findings.meta["heads"]
+    assert found["kept"] == [0, 1, 2]
+    assert "judged" not in found
+    assert any("aggregated,accuracy" in line for line in scores(tmp_path))
+
+
+def test_sites_without_images_of_one_kind(tmp_path):
+    """Who has no training images gets no head; who has no validation images judges none."""
+    sites = make_sites() | {"site-1": make_site(0, "empty")}
+    sites["site-2"].val = type(sites["site-2"].val)(torch.empty(0, 1, 6, 6), torch.empty(0, dtype=torch.int64))
+    result = run(tmp_path, {"gamma": 0.5}, sites=sites)
+    found = result.outcome.findings.meta["heads"]
+    assert result.outcome.status == "finished"
+    assert (len(found["widths"]), len(found["kept"]), found["judged"]["images"]) == (2, 1, 6 + 6)
+    assert [set(held) for held in dealt(result)] == [{"site-2", "site-3"}] * 2
+    assert tensors_equal(result.models["site-1"]["global"].tensors, result.outcome.models["global"].tensors)

@@ -1,0 +1,130 @@
+"""What FedSKD must become: Local without its loss or guests (O-SK-5), FedCross* before its start (O-SK-11)."""
+
+import pandas as pd
+import pytest
+from peer_toys import (
+    NAMES,
+    REGISTRY,
+    WIDTHS,
+    Dropping,
+    atlas_task,
+    host_to_owner,
+    record_of,
+    run,
+    same,
+    tensors_of,
+)
+
+from medfl.testing.cohort import Case, SmallNet, bits, make_sites
+from medfl.utils.wire import tensors_equal
+from medfl_methods.fedskd.method import FedSKD
+
+
+@pytest.mark.parametrize(("state", "balance"), [("persistent", "loss"), ("reset", "none")])
+def test_sk_5_without_gamma_it_is_local_for_unlike_networks_with_dropout(tmp_path, state, balance):
+    """Though the guests train beside: their dropout and their batch norm take nothing from the own model."""
+    networks = {"drop": Dropping, "wide": lambda: SmallNet(width=9), "plain": lambda: SmallNet(norm=False)}
+    options = {"task": atlas_task(**networks), "networks": {"site-2": "wide", "site-3": "plain"}, "rounds": 3}
+    options["balance"] = balance
+    sites = make_sites({"site-1": 11, "site-2": 13, "site-3": 6, "site-4": 9})  # some batches of one image
+    args = {"gamma": 0.0, "p2p_scale": 1, "optimizer_state": state}
+    found = run(tmp_path / "a", "fedskd", args, sites=sites, **options)
+    local = run(tmp_path / "b", "local", {"optimizer_state": state}, sites=sites, **options)
+    assert same(bits(found), bits(local))
+    guests = pd.read_csv(tmp_path / "a" / "metrics.csv").query("metric == 'guests'")["value"]
+    assert guests.sum() > 6
+    assert same(tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b")), "the optimisers', too"
+
+
+def test_with_the_loss_it_is_not_local(tmp_path):
+    """And neither a frozen head nor whose features are taught is without effect."""
+    task, seen = atlas_task(), []
+    for number, args in enumerate(
+        [
+            {"gamma": 0.0},
+            {"gamma": 5.0},
+            {"gamma": 5.0, "freeze_ktm_header": False},
+            {"gamma": 5.0, "skd_detach": "ktm"},
+            {"gamma": 5.0, "skd_detach": "dam"},
+            {"gamma": 5.0, "skd": ("batch",)},
+            {"gamma": 5.0, "optimizer_state": "reset"},
+            {"gamma": 5.0, "p2p_scale": 2},
+        ]
+    ):
+        found = bits(run(tmp_path / str(number), "fedskd", {"p2p_scale": 1} | args, task=task, rounds=2))
+        if args.get("skd_detach") == "dam":
+            assert same(found, seen[0]), "nothing teaches the own model: this is gamma = 0"
+        else:
+            assert not any(same(found, other) for other in seen), args
+        seen.append(found)
+
+
+def test_left_to_itself_a_site_trains_as_local(tmp_path):
+    """Whose guest did not come has the bits of Local in that round, and says so."""
+    task = atlas_task()
+    route = host_to_owner(1)
+    away = route["site-2"]
+    assert away != "site-2"
+    args, gone = {"p2p_scale": 1, "init": "own"}, {(away, 1)}
+    found = run(tmp_path / "a", "fedskd", args, task=task, rounds=1, absent=lambda site, step: (site, step) in gone)
+    local = run(tmp_path / "b", "local", {"optimizer_state": "persistent", "init": "own"}, task=task, rounds=1)
+    assert tensors_equal(found.models["site-2"]["personal"].tensors, local.models["site-2"]["personal"].tensors)
+    assert record_of(tmp_path / "a", "site-2", 2).meta["reply"] == {"guest": ""}
+    others = {name for name in NAMES if route[name] not in (name, away)}
+    assert others
+    for name in others:
+        assert record_of(tmp_path / "a", name, 2).meta["reply"] == {"guest": route[name]}
+        assert not tensors_equal(found.models[name]["personal"].tensors, local.models[name]["personal"].tensors)
+
+
+@pytest.mark.parametrize("state", ["persistent", "reset"])
+def test_sk_11_before_its_start_it_is_fedcross_star(tmp_path, state):
+    """Rounds 1 and 2 of 4 with half of them before the start; then they part."""
+    task, after = atlas_task(), []
+
+    class Stepwise(FedSKD):
+        def plan(self, server):
+            if server.rounds_done == len(after) + 1:
+                after.append(tensors_of(tmp_path / "skd"))
+            return super().plan(server)
+
+    def make_method():
+        return Stepwise(start_fraction=0.5, optimizer_state=state)
+
+    case = Case(REGISTRY, "fedskd")
+    case.run(tmp_path / "skd", rounds=4, task=task, networks=WIDTHS, make_method=make_method)
+    star = {"persistent": "travel", "reset": "reset"}[state]
+    for rounds in (1, 2, 3):
+        run(tmp_path / "star", "fedcross_star", {"optimizer_state": star}, rounds=rounds, task=task, networks=WIDTHS)
+        assert same(after[rounds - 1], tensors_of(tmp_path / "star")) == (rounds <= 2)
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4, 5])
+def test_it_resumes_on_both_sides_of_its_start(tmp_path, stop):
+    """Steps 1 to 3 are a round of visits, steps 4 and 5 one of the loss."""
+
+    def absent(site, step):
+        if (site, step) == ("site-2", stop):
+            raise StopError
+        return False
+
+    args, options = {"start_fraction": 0.5, "p2p_scale": 1}, {"rounds": 2, "task": atlas_task(), "networks": WIDTHS}
+    run(tmp_path / "whole", "fedskd", args, **options)
+    with pytest.raises(StopError):
+        run(tmp_path / "parts", "fedskd", args, absent=absent, **options)
+    run(tmp_path / "parts", "fedskd", args, **options)
+    assert same(tensors_of(tmp_path / "parts"), tensors_of(tmp_path / "whole"))
+
+
+def test_rounds_that_are_added_later_come_after_the_start(tmp_path):
+    """The start is that of the rounds that were asked for first."""
+    args = {"start_fraction": 0.5}
+    for rounds in (2, 4):
+        run(tmp_path, "fedskd", args, rounds=rounds)
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    assert sorted(set(table.query("metric == 'guests'")["round"])) == [2, 3, 4]
+    assert set(table.query("metric == 'trained'")["round"]) == {1}

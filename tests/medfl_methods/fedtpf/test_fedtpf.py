@@ -1,0 +1,111 @@
+"""FedTPF's numbers (O-TP-5, O-TP-6, O-TP-9, and the resolutions TP-05, TP-06, TP-08): noise, epsilon, freezing."""
+
+import math
+
+import pytest
+import torch
+
+from medfl.privacy.gaussian import calibrate
+from medfl.privacy.release import Release, epsilon_together
+from medfl.report.statistics import wilson
+from medfl.utils.rng import SecretStream
+from medfl_methods.fedtpf.early_stop import decay, should_freeze
+
+VARIANCES = (0.15, 0.20, 0.25)
+
+# ---- what the noise guarantees (O-TP-5, TP-08)
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "clip", "expected"),
+    [
+        ("add_remove", 0.5, (5.90, 4.98, 4.38)),
+        ("add_remove", 1.0, (13.76, 11.48, 10.00)),
+        ("replace", 1.0, (34.63, 28.37, 24.38)),
+        ("add_remove", 5.0, (137.5, 109.3, 91.8)),
+    ],
+)
+def test_tp_5_epsilon_of_each_release(adjacency, clip, expected):
+    found = [Release("gaussian", variance, clip).epsilon(adjacency) for variance in VARIANCES]
+    assert found == pytest.approx(expected, abs=0.05 if clip == 5 else 0.005)
+
+
+def test_tp_5_the_same_numbers_as_standard_deviations():
+    found = [Release("gaussian", std**2, 1.0).epsilon("add_remove") for std in VARIANCES]
+    assert found == pytest.approx((49.9, 33.1, 24.4), abs=0.05)
+
+
+@pytest.mark.parametrize(("epsilon", "sigma"), [(8, 0.600), (4, 1.081), (2, 1.994), (1, 3.731)])
+def test_tp_5_the_noise_that_an_epsilon_needs(epsilon, sigma):
+    assert calibrate(epsilon, 1, 1e-5) == pytest.approx(sigma, abs=5e-4)
+    assert Release("gaussian", sigma**2, 1.0).epsilon("add_remove") == pytest.approx(epsilon, rel=2e-3)
+
+
+def test_tp_5_two_noisy_copies():
+    copies = [Release("gaussian", variance, 1.0) for variance in (0.15, 0.25)]
+    assert epsilon_together(copies, "add_remove") == pytest.approx(18.6, abs=0.05)
+
+
+def test_tp_8_laplace_noise_of_the_same_variance():
+    found = [Release("laplace", variance, 1.0).epsilon("add_remove") for variance in VARIANCES]
+    assert found == pytest.approx((3.65, 3.16, 2.83), abs=0.005)
+    assert Release("laplace", 0.15, 1.0).epsilon("replace") == pytest.approx(2 * found[0])
+
+
+def test_tp_8_without_a_clip_the_only_bound_there_is_says_nothing():
+    """The residual of an image of 784 pixels has a norm of at most 28."""
+    assert Release("gaussian", 0.15, None).epsilon("add_remove") is None
+    assert Release("gaussian", 0.15, 28.0).epsilon("add_remove") > 2000
+
+
+def test_tp_5_clip():
+    part = torch.zeros(2, 1, 28, 28)
+    part[0, 0, 3, :9] = 1.0  # norm 3
+    part[1, 0, 5, 5] = 0.7
+    found = Release("none", 0.15, 1.0).clipped(part)
+    assert found.flatten(1).norm(dim=1).tolist() == pytest.approx([1.0, 0.7], abs=1e-7)
+    assert torch.equal(found[1], part[1].double())
+
+
+# ---- the noise (O-TP-6, TP-09)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_tp_6_variance_and_mean(noise):
+    nothing = torch.zeros(1000, 1, 10, 10)
+    found = Release(noise, 0.15, None).apply(nothing, SecretStream(b"0123456789abcdef", noise))
+    assert float(found.var()) == pytest.approx(0.15, abs=0.003)
+    assert float(found.mean()) == pytest.approx(0.0, abs=0.004)
+    if noise == "laplace":
+        assert float(found.abs().mean()) == pytest.approx(0.2738613, abs=0.0035)
+
+
+def test_tp_6_the_scale_of_laplace_noise_is_not_its_standard_deviation():
+    assert Release("laplace", 0.15, None).scale == pytest.approx(0.2738613, abs=5e-8)
+    assert Release("gaussian", 0.15, None).scale == pytest.approx(math.sqrt(0.15))
+
+
+# ---- freezing (O-TP-9, TP-05, TP-06)
+
+
+@pytest.mark.parametrize(
+    ("images", "ends"), [(100, (0.8256, 0.9448)), (500, (0.8706, 0.9233)), (900, (0.8787, 0.9179))]
+)
+def test_tp_9_wilsons_interval_of_an_accuracy_of_90_percent(images, ends):
+    assert wilson(images * 9 // 10, images) == pytest.approx(ends, abs=5e-5)
+
+
+def test_tp_05_the_cumulative_weight_follows_the_improvement_since_the_stop():
+    accuracies = [0.60, 0.64, 0.70, 0.69, 0.75]
+    changes = [after - before for before, after in zip(accuracies, accuracies[1:], strict=False)]
+    weights = [decay(changes[: n + 1], 5.0, "cumulative") for n in range(len(changes))]
+    assert weights == pytest.approx([math.exp(-5 * gain) for gain in (0.04, 0.10, 0.10, 0.16)])
+    assert [decay(changes[: n + 1], 5.0, "literal") for n in range(len(changes))] == pytest.approx(
+        [math.exp(-5 * gain) for gain in (0.04, 0.06, 0.0, 0.06)]
+    )
+
+
+def test_tp_06_what_the_paper_asks_of_three_epochs():
+    assert should_freeze([0.88, 0.90, 0.91], [0.14, 0.12, 0.13])
+    assert not should_freeze([0.87, 0.90, 0.91], [0.14, 0.12, 0.13])
+    assert not should_freeze([0.88, 0.90, 0.91], [0.14, 0.16, 0.13])

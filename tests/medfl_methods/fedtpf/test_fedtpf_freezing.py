@@ -1,0 +1,206 @@
+"""FedTPF's first stage: who freezes, what frozen sites count (TP-05, TP-06), and when it ends (TP-07)."""
+
+import itertools
+import math
+import statistics
+
+import pytest
+import torch
+from fedtpf_toys import (
+    SCRIPT,
+    STOPS,
+    Log,
+    Scripted,
+    federate,
+    recorded,
+    run,
+    small_sites,
+    unlike_sites,
+    weighted_mean,
+    without_validation,
+)
+
+from medfl.contract import Reply
+from medfl.testing.cohort import make_site
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedtpf.method import FedTPF
+
+# ---- freezing, by a plain re-computation on scripted sites
+
+RATE = 5.0
+
+
+def alpha(mode, changes):
+    """The three readings of TP-05, for the changes from the stop to now."""
+    gains = [max(0.0, change) for change in changes]
+    paces = [min(1.0, max(0.0, (0.05 - abs(change)) / 0.03)) for change in changes]
+    exponent = {"cumulative": sum(gains), "literal": (gains or [0.0])[-1], "text": sum(paces), "none": 0.0}[mode]
+    return math.exp(-RATE * exponent)
+
+
+@pytest.mark.parametrize("mode", ["cumulative", "literal", "text", "none"])
+def test_frozen_sites_count_with_what_they_had_and_ever_less(tmp_path, mode):
+    """Three of four sites in each of 7 rounds; two freeze. All weights and means are computed again from the messages.
+
+    A frozen site's last part counts with n_k alpha_k whenever it takes part, alpha by equations 8 and 9 with the
+    change p(t-1) - p(t-2) of the sites that take part and are active in round t (TP-05, A4.9).
+    """
+    log, sizes = Log(), {"site-1": 7, "site-2": 4, "site-3": 5, "site-4": 6}
+    factory = recorded(log, Scripted, distil_rounds=7, decay=mode)
+    data = {name: make_site(n, name) for name, n in sizes.items()}
+    server = list(federate(factory, tmp_path, data, rounds=7, fraction=0.75))[-1]
+    known, kept, changes = server.state.meta, {}, {}
+    for round_ in range(1, 8):
+        work = log.of("distil", round_)
+        (fold,) = [one for one in log.folds if (one.round, one.stage) == (round_, "distil")]
+        before, after = (select(state, "kept/distiller/") for state in (fold.before, fold.after))
+        active = [name for name in work if name not in kept]
+        for name, one in work.items():
+            got = select(one.given, "distiller/")
+            assert bool(got) == bool(select(one.sent, "distiller/")) == (name in active)
+            assert not got or tensors_equal(got, before)
+        gains = [SCRIPT[name][round_ - 2] - SCRIPT[name][round_ - 3] for name in active] if round_ > 2 else []
+        change = statistics.fmean(gains) if gains else 0.0
+        parts = {name: after_update(before, work[name].sent) for name in active}
+        kept |= {name: parts[name] for name in active if round_ >= STOPS.get(name, 99)}
+        for name in kept:
+            changes.setdefault(name, []).append(change)
+        alphas = {name: alpha(mode, changes.get(name, [])) for name in work}
+        entry = known["history"][round_ - 1]
+        assert entry["weights"] == pytest.approx(alphas)
+        assert entry["active"] == active
+        standing = {name: kept.get(name) or parts[name] for name in work}
+        for key, mean in weighted_mean(standing, {name: sizes[name] * alphas[name] for name in work}).items():
+            torch.testing.assert_close(after[key].double(), mean, atol=1e-6, rtol=1e-5)
+    assert set(known["frozen"]) == set(STOPS)
+    for name in STOPS:
+        values = [entry["weights"][name] for entry in known["history"] if name in entry["weights"]]
+        late = [
+            entry["round"] for entry in known["history"] if name in entry["weights"] and name not in entry["active"]
+        ]
+        assert late
+        assert mode == "none" or values[0] == 1.0
+        if mode == "cumulative":
+            assert values == sorted(values, reverse=True)
+            assert values[-1] < 1.0
+
+
+def after_update(before, sent):
+    """Generator and classifier as a site has them after its training."""
+    return {key: before[key] + update for key, update in select(sent, "distiller/").items()}
+
+
+# ---- freezing, for real
+
+EASY = {"accuracy": 0.0, "tolerance": 0.0, "cosine": 2.0, "window": 2, "fluctuation": 2.0, "distil_rounds": 4}
+"""Whoever has two epochs behind it freezes."""
+
+
+@pytest.fixture(scope="module")
+def freezing(tmp_path_factory):
+    """Site 1 freezes in round 2, site 2, away in round 1, in round 3; site 3 can't. A judge that never answers keeps
+    the first stage from ending, as the accuracy asked for is 0."""
+    log, folder = Log(), tmp_path_factory.mktemp("freezing")
+    options = {"sites": unlike_sites() | {"site-9": make_site(0, "judge")}, "rounds": 5}
+    options["absent"] = lambda site, step: site == "site-9" or (site, step) == ("site-2", 1)
+    return log, run(folder, args=EASY, make_method=recorded(log, FedTPF, **EASY), **options), folder
+
+
+def test_a_frozen_site_trains_the_task_only(freezing):
+    log, result, _ = freezing
+    facts = result.outcome.findings.meta["sharing"]
+    assert facts["frozen"] == {"site-1": 2, "site-2": 3}
+    assert facts["stage1"] == {"rounds": 4, "ended": "round limit", "threshold": 0.0}
+    assert [entry["active"] for entry in facts["history"]] == [
+        ["site-1", "site-3"],
+        ["site-1", "site-2", "site-3"],
+        ["site-2", "site-3"],
+        ["site-3"],
+    ]
+    for one in log.work:
+        if one.op != "distil":
+            continue
+        frozen = one.round > facts["frozen"].get(one.site, 99)
+        assert any(name.startswith("distiller/") for name in one.given) is not frozen
+        assert any(name.startswith("distiller/") for name in one.sent) is not frozen
+        assert any(tensor.abs().max() > 0 for name, tensor in one.sent.items() if name.startswith("model/"))
+        assert one.meta["frozen"] == (facts["frozen"].get(one.site) == one.round)
+    assert not any(name.startswith("kept/") for name in log.of("distil", 4)["site-1"].kept), "nothing to go on with"
+
+
+def test_a_frozen_sites_part_stays_in_the_mean(freezing):
+    """In the last round of the stage: site 1 as it was in round 2, site 2 in round 3, site 3 as it is."""
+    log, result, _ = freezing
+    folds = {one.round: one for one in log.folds if one.stage == "distil"}
+    weights = result.outcome.findings.meta["sharing"]["history"][3]["weights"]
+    assert weights["site-3"] == 1.0
+    parts = {}
+    for name, round_ in (("site-1", 2), ("site-2", 3), ("site-3", 4)):
+        before = select(folds[round_].before, "kept/distiller/")
+        parts[name] = after_update(before, log.of("distil", round_)[name].sent)
+    sizes = {"site-1": 7, "site-2": 6, "site-3": 5}
+    expected = weighted_mean(parts, {name: sizes[name] * weights[name] for name in sizes})
+    for key, mean in expected.items():
+        found = folds[4].after[f"kept/distiller/{key}"].double()
+        torch.testing.assert_close(found, mean, atol=1e-6, rtol=1e-5)
+    accuracies = [entry["accuracy"] for entry in result.outcome.findings.meta["sharing"]["history"]]
+    gain = max(0.0, accuracies[1]["site-2"] - accuracies[0]["site-2"])  # p(2) - p(1) of the active site that judges
+    assert weights["site-1"] == weights["site-2"] == pytest.approx(math.exp(-RATE * gain))
+
+
+def test_a_frozen_site_still_assesses_and_shares(freezing):
+    log, result, _ = freezing
+    assert {one.site for one in log.work if (one.op, one.round) == ("assess", 4)} == {"site-1", "site-2"}
+    assert set(log.of("share")) == {"site-1", "site-2", "site-3"}
+    assert result.outcome.findings.meta["sharing"]["items"] == {"site-1": 7, "site-2": 6, "site-3": 5}
+
+
+# ---- the end of the first stage
+
+
+def test_accuracy_at_all_sites_ends_the_first_stage(tmp_path):
+    """Here in round 1 of 3, without the tolerance of freezing (TP-07); sites without validation images have no say."""
+    args = {"accuracy": 0.10, "tolerance": 0.02, "distil_rounds": 3, "width": 2}
+    for low, ended in ((0.10, {"rounds": 1, "ended": "accuracy"}), (0.09, {"rounds": 3, "ended": "round limit"})):
+
+        class Judged(Scripted):
+            def work(self, site, order, low=low):
+                reply = super().work(site, order)
+                if order.op == "assess":
+                    reply.meta["accuracy"] = low if site.name == "site-1" else 0.9
+                return reply
+
+        data = unlike_sites()
+        *_, server = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), data, rounds=3)
+        assert set(server.state.meta["history"][0]["accuracy"]) == {"site-1", "site-2"}
+        assert Judged(**args).findings(server).meta["sharing"]["stage1"] == ended | {"threshold": pytest.approx(0.1)}
+        assert server.state.meta["stage"] == ("train" if low == 0.10 else "share")
+
+
+def test_the_papers_preset_is_the_paper(tmp_path):
+    """No clip, the stage ends at 0.90, sites freeze from 0.88 on, and the weight is that of equation 8 as printed."""
+    paper = FedTPF(**FedTPF.presets["paper"])
+    assert (paper.clip, paper.decay, paper.accuracy, paper.tolerance) == (None, "literal", 0.9, 0.02)
+    args = FedTPF.presets["paper"] | {"distil_rounds": 3, "width": 2}
+    for low, stage in ((0.90, "share"), (0.89, "distil")):
+
+        class Judged(Scripted):
+            def work(self, site, order, low=low):
+                told = Reply(meta={"accuracy": low, "judged": 50})
+                return told if order.op == "assess" else super().work(site, order)
+
+        steps = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), small_sites(), rounds=9)
+        *_, server = itertools.islice(steps, 2)
+        assert server.state.meta["stage"] == stage
+
+
+def test_where_nobody_can_judge_the_round_limit_ends_it(tmp_path):
+    """No site with validation images: nobody freezes, no step of assessing, the rest goes its way."""
+    log, data = Log(), {name: without_validation(splits) for name, splits in small_sites().items()}
+    factory = recorded(log, FedTPF, **(EASY | {"distil_rounds": 1, "window": 1}))
+    result = run(tmp_path, make_method=factory, sites=data, rounds=2)
+    facts = result.outcome.findings.meta["sharing"]
+    assert (result.outcome.status, result.outcome.rounds) == ("finished", 2)
+    assert [one.op for one in log.work if one.site == "site-1"] == ["distil", "share", "train"]
+    assert facts["stage1"]["ended"] == "round limit"
+    assert (facts["frozen"], facts["history"][0]["accuracy"]) == ({}, {})

@@ -1,0 +1,239 @@
+"""Limit cases of FedTPF (O-TP-10), and what it does about bad input and unlike data and settings."""
+
+import math
+
+import pytest
+import torch
+from fedtpf_toys import (
+    TINY,
+    Log,
+    distiller_at,
+    recorded,
+    run,
+    server_of,
+    shared_at,
+    site_of,
+    small_sites,
+    state_of,
+    weighted_mean,
+)
+from torch import nn
+
+from medfl.contract import Order
+from medfl.core.site import Splits
+from medfl.data.pooled import TensorData
+from medfl.errors import RefusedError, SettingsError
+from medfl.runs.simulation import Run, simulate
+from medfl.settings import Settings
+from medfl.task import Scale
+from medfl.testing.cohort import SmallNet, bits, make_data, make_site, make_task
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedfed.method import FedFed
+from medfl_methods.fedtpf.method import FedTPF
+
+# ---- limit cases (O-TP-10)
+
+PLAIN = {"freeze": False, "decay": "none", "noise": "none", "clip": None, "prototype": "none", "adversarial": 0.0}
+FEDFED = {
+    "curriculum": False,
+    "site_weights": False,
+    "noise_std": (0.15,),
+    "noise": "none",
+    "mixup": 0.0,
+    "mosaic": False,
+    "distil_decay": 0.0,
+}
+
+
+def test_tp_10_without_what_is_its_own_the_first_stage_is_fedfeds(tmp_path):
+    """Bit for bit, over two rounds: the same generator and classifier; only the task's network is trained beside it."""
+    for name, args in (("fedtpf", PLAIN), ("fedfed", FEDFED)):
+        run(tmp_path / name, name, args | {"distil_rounds": 2}, rounds=2)
+    expected, found = distiller_at(tmp_path / "fedfed"), distiller_at(tmp_path / "fedtpf")
+    assert len(found) > 40
+    assert tensors_equal(found, expected)
+    begun = server_of(FedTPF(width=2, **PLAIN), tmp_path / "begun", task=make_task())
+    assert not tensors_equal(found, select(begun.state.tensors, "kept/distiller/"))
+
+
+class Forgetful(SmallNet):
+    """Its body drops some features in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.body.append(nn.Dropout(0.3))
+
+
+def test_tp_10_also_where_the_tasks_network_draws_numbers(tmp_path):
+    """What the generator draws should not hang on the training before it; both draw from torch's global generator."""
+    task, found = make_task().with_network("norm", Forgetful), []
+    for method in (FedTPF(width=2, **PLAIN), FedFed(width=2, **FEDFED)):
+        server = server_of(method, tmp_path / str(len(found)), task=task)
+        site = site_of(make_data(12, "own"), task=task)
+        torch.manual_seed(1)
+        reply = method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
+        found.append(select(reply.tensors, "distiller/"))
+    assert tensors_equal(*found)
+
+
+def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
+    """Critic, prototypes and noise change the generator; or the test before would say nothing."""
+    runs = {
+        "none": {},
+        "critic": {"adversarial": 0.5},
+        "prototypes": {"prototype": "mean"},
+        "noise": {"noise": "laplace"},
+    }
+    found = {}
+    for name, args in runs.items():
+        made = FedTPF(**({"width": 2} | PLAIN | args))
+        site = site_of(make_data(7, "own"))
+        site.task = make_task()
+        server = server_of(made, tmp_path / name, task=site.task)
+        reply = made.work(site, Order("site-1", "distil", made.publish(server) | made.distiller(server)))
+        found[name] = select(reply.tensors, "distiller/generator")
+    assert all(not tensors_equal(found["none"], found[name]) for name in runs if name != "none")
+
+
+def test_tp_10_where_nothing_is_shared_it_is_fedavg(tmp_path):
+    """Bit for bit, through both stages, with some of the sites in each round, though a site lacks a class."""
+    data = small_sites(site_1=7, site_2=6, site_3=5) | {"site-2": make_site(6, "two", torch.tensor([0, 1, 0, 1, 1, 0]))}
+    options = {"rounds": 3, "fraction": 0.67, "sites": data}
+    tpf = run(tmp_path / "tpf", args={"share_fraction": 0.0, "distil_rounds": 1}, **options)
+    avg = run(tmp_path / "avg", "fedavg", **options)
+    expected, found = bits(avg), bits(tpf)
+    assert expected.keys() == found.keys()
+    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    facts = tpf.outcome.findings.meta["sharing"]
+    assert (facts["items"], facts["statement"]) == ({}, ["Nothing made of images was sent."])
+    assert facts["stage1"]["ended"] == "round limit"
+
+
+# ---- bad input
+
+
+class Wild(FedTPF):
+    """The critic of site 2 takes steps without measure."""
+
+    def adversary(self, site):
+        wild = self.model_copy(update={"critic_lr": 1e30 if site.name == "site-2" else self.critic_lr})
+        return FedTPF.adversary(wild, site)
+
+
+def test_a_diverging_critic_is_refused_where_it_is_and_others_go_on(tmp_path, caplog):
+    result = run(tmp_path, make_method=lambda: Wild(width=2, distil_rounds=1), rounds=1)
+    assert result.outcome.status == "finished"
+    (said,) = [line for line in caplog.messages if "diverged" in line]
+    assert "site-2" in said
+    assert "critic_lr" in said
+    assert result.outcome.findings.meta["sharing"]["history"][0]["active"] == ["site-1"]
+    assert state_of(tmp_path, "site-2").tensors == {}, "it goes on from where it was"
+    assert all(t.isfinite().all() for t in distiller_at(tmp_path).values() if t.is_floating_point())
+
+
+def test_a_generator_that_diverges_is_refused_with_what_to_do(tmp_path):
+    method = FedTPF(width=2, distil_lr=1e30)
+    server = server_of(method, tmp_path)
+    site = site_of(make_data(12, "own"))
+    with pytest.raises(RefusedError, match=r"diverged at site 'site-1'.*distil_lr"):
+        method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
+
+
+@pytest.mark.parametrize("name", ["fedtpf", "fedfed"])
+def test_a_privacy_setting_is_refused(tmp_path, name):
+    """Privacy covers updates only, and these share images; its message says what to do."""
+    for unit in ("site", "sample"):
+        with pytest.raises(SettingsError, match=rf"(?s)method '{name}'.*shared/.*[Cc]hoose a method"):
+            run(tmp_path, name, privacy={"epsilon": 5, "clip": 1, "delta": 1e-2, "unit": unit})
+
+
+# ---- other data, other settings, together
+
+
+class Volumes(nn.Module):
+    """A small network for volumes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten())
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+def volumes(labels, key):
+    """Volumes 1 x 8 x 8 x 8, brighter with the class."""
+    generator = torch.Generator().manual_seed(key)
+    data = [
+        TensorData(torch.rand(len(some), 1, 8, 8, 8, generator=generator) / 2 + some.view(-1, 1, 1, 1, 1) / 2, some)
+        for some in (labels, labels, labels)
+    ]
+    return Splits(*data)
+
+
+def volume_task():
+    return type(make_task())(
+        **{
+            **vars(make_task()),
+            "networks": {"volumes": Volumes},
+            "network": "volumes",
+            "num_classes": 2,
+            "scale": Scale((1, 8, 8, 8)),
+            "_names": {},
+        }
+    )
+
+
+def test_volumes_of_two_classes_at_sites_of_one_class_each(tmp_path):
+    """A two-round run in 3-D, at sites that have one class each: what is shared has both."""
+    labels = {"site-1": torch.zeros(4, dtype=torch.int64), "site-2": torch.ones(3, dtype=torch.int64)}
+    data = {name: volumes(some, key) for key, (name, some) in enumerate(labels.items())}
+    settings, args = Settings(rounds=2, batch_size=4, evaluate_every=9), {"norm": "group", "prototype": "scaled"}
+    run_ = Run("fedtpf", lambda: FedTPF(**(TINY | args)), volume_task(), settings, data, tmp_path)
+    result = simulate(run_)
+    assert (result.outcome.status, result.outcome.rounds) == ("finished", 2)
+    facts = result.outcome.findings
+    assert facts.meta["sharing"]["classes"] == [4, 3]
+    assert facts.tensors["sharing/images"].shape == (4, 1, 8, 8, 8)
+    assert "epsilon 13.76" in " ".join(facts.meta["sharing"]["statement"])
+    assert shared_at(tmp_path)["images/0"].flatten(1).float().std() == pytest.approx(math.sqrt(0.15), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("args", "of"),
+    [
+        ({"generator": "resnet", "noise": "laplace", "decay": "text", "clip": 5.0}, "x_s"),
+        ({"generator": "vae", "norm": "group", "share": "raw+noise", "clip": None}, "raw"),
+    ],
+    ids=["resnet", "vae"],
+)
+def test_other_generators_other_noise_and_quantised_updates(tmp_path, args, of):
+    """Neither kind has a critic; in 8 bits what is shared of images stays as it was noised."""
+    log = Log()
+    result = run(tmp_path, make_method=recorded(log, FedTPF, **args), compression={"bits": 8})
+    facts = result.outcome.findings.meta["sharing"]
+    assert (result.outcome.status, result.outcome.rounds, facts["releases"][0]["of"]) == ("finished", 2, of)
+    assert not any("critic" in name for one in log.work for name in one.kept)
+    sent = [select(one.sent, "shared/") for one in log.of("share").values()]
+    expected = {name: torch.cat([one[name] for one in sent]) for name in ("images/0", "labels")}
+    assert tensors_equal(shared_at(tmp_path), expected)
+    updates = log.of("distil", 1)
+    mean = weighted_mean({n: select(one.sent, "distiller/") for n, one in updates.items()}, {"site-1": 7, "site-2": 6})
+    (fold,) = [one for one in log.folds if one.stage == "distil"]
+    for key, change in mean.items():
+        steps = max(
+            float(one.sent[f"distiller/{key}"].max() - one.sent[f"distiller/{key}"].min()) for one in updates.values()
+        )
+        moved = fold.after[f"kept/distiller/{key}"].double() - fold.before[f"kept/distiller/{key}"].double()
+        torch.testing.assert_close(moved, change, atol=steps / 255 + 1e-6, rtol=0)
+
+
+def test_a_site_with_one_image_and_one_with_none(tmp_path):
+    """No batch for batch norm to learn from, but the one image is shared; who has none is never asked to train."""
+    log, data = Log(), small_sites(site_1=1, site_2=6, site_3=0)
+    result = run(tmp_path, make_method=recorded(log, FedTPF, clip=None), sites=data)
+    facts = result.outcome.findings.meta["sharing"]
+    assert (result.outcome.status, facts["items"]) == ("finished", {"site-1": 1, "site-2": 6})
+    assert {one.op for one in log.work if one.site == "site-3"} == {"assess"}
+    assert all(not t.any() for t in log.of("distil")["site-1"].sent.values())

@@ -1,0 +1,205 @@
+"""FedTPF in whole runs: what moves between whom and when, what stays where it is, interruptions."""
+
+import pytest
+import torch
+from fedtpf_toys import (
+    Log,
+    Scripted,
+    recorded,
+    rows,
+    run,
+    shared_at,
+    state_of,
+    unlike_sites,
+    weighted_mean,
+)
+
+from medfl.errors import ContractError
+from medfl.testing.cohort import SmallNet, bits, make_site, make_task
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedfed.distiller import Distiller
+from medfl_methods.fedfed.generators import build_generator
+from medfl_methods.fedtpf.method import FedTPF
+
+ROUNDS = {"rounds": 4}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two rounds of either stage with all that FedTPF has: its log, its result and its folder."""
+    log, folder = Log(), tmp_path_factory.mktemp("whole")
+    factory = recorded(log, FedTPF, distil_rounds=2, clip=None)
+    return log, run(folder, args=ARGS, make_method=factory, sites=unlike_sites(), **ROUNDS), folder
+
+
+ARGS = {"distil_rounds": 2, "clip": None}
+
+# ---- what moves
+
+
+def test_only_declared_parts_leave_the_server_and_the_sites(whole):
+    """Critic, prototypes and optimisers stay at the sites (A4.2), and a site's part has no name that hides one."""
+    log, _, _ = whole
+    task = make_task()
+    model = {f"model/{name}" for name in task.initial(7)}
+    whole_distiller = Distiller(build_generator("vae", (1, 6, 6), 24, 2), SmallNet(), task.scale)
+    part = {f"distiller/{name}" for name in whole_distiller.state_dict()}
+    shared = {"shared/images/0", "shared/labels"}
+    given = {"distil": [model | part], "assess": [part], "share": [part], "train": [model, model | shared]}
+    sent = {"distil": model | part, "assess": set(), "share": shared, "train": model}
+    told = {"distil": {"size", "frozen"}, "assess": {"accuracy", "judged"}, "train": {"size"}}
+    told["share"] = {"size", "generator_error", "mean_image_error"}
+    for one in log.work:
+        assert set(one.given) in given[one.op], one.op
+        assert (set(one.sent), set(one.meta), one.parcels) == (sent[one.op], told[one.op], 0)
+        assert one.told == ({"holds": True} if one.op == "train" and set(one.given) == model else {})
+    assert {one.op for one in log.work} == set(given)
+    critics = [one for one in log.work if any("critic" in name for name in one.kept)]
+    assert {one.site for one in critics} == {"site-1", "site-2", "site-3"}, "and there are some to hide"
+    assert all(any("optimizer" in name for name in one.kept) for one in log.work if one.op == "distil")
+
+
+def test_server_never_holds_what_stays_at_sites(whole):
+    log, _, folder = whole
+    names = set(state_of(folder).tensors) | {name for one in log.folds for name in one.after}
+    assert all(name.startswith(("kept/distiller/", "body.", "head.")) for name in names)
+    assert not any("critic" in name or "proto" in name or "optim" in name for name in names)
+
+
+class Leaking(FedTPF):
+    """Sends its critic along."""
+
+    def distil(self, site, order):
+        reply = super().distil(site, order)
+        kept = select(site.state.tensors, "kept/")
+        reply.tensors |= {name: tensor for name, tensor in kept.items() if name.startswith("critic/model")}
+        return reply
+
+
+def test_a_reply_with_a_critic_is_refused(tmp_path):
+    with pytest.raises(ContractError, match="may not send the tensor 'critic/model"):
+        run(tmp_path, make_method=lambda: Leaking(width=2), rounds=1)
+
+
+def test_stages_are_the_servers(whole):
+    """Two rounds of distilling and assessing, one step of sharing, then training; the server's meta says which."""
+    log, result, folder = whole
+    stages = [(one.round, one.stage, one.meta["stage"]) for one in log.folds]
+    first = [(1, "distil", "assess"), (1, "assess", "distil"), (2, "distil", "assess"), (2, "assess", "share")]
+    assert stages == [*first, (3, "share", "train"), (3, "train", "train"), (4, "train", "train")]
+    assert state_of(folder).meta["stage"] == "train"
+    assert {one.site for one in log.work if one.op == "assess"} == {"site-1", "site-2"}
+    facts = result.outcome.findings.meta["sharing"]
+    assert facts["stage1"] == {"rounds": 2, "ended": "round limit", "threshold": 0.9}
+    assert (result.outcome.status, result.outcome.rounds) == ("finished", 4)
+    assert facts["items"] == {"site-1": 7, "site-2": 6, "site-3": 5}
+    assert "no differential privacy" in facts["statement"][0]
+    assert [entry["round"] for entry in facts["history"]] == [1, 2]
+    assert facts["history"][1]["weights"] == {f"site-{number}": 1.0 for number in (1, 2, 3)}
+
+
+def test_the_common_generator_is_the_mean_by_images(whole):
+    """And the task's network is, too, in both stages; each from its own updates."""
+    log, _, _ = whole
+    sizes = {"site-1": 7, "site-2": 6, "site-3": 5}
+    for fold in log.folds:
+        work = log.of(fold.stage, fold.round)
+        prefixes = {"distil": ("model/", "distiller/"), "train": ("model/",)}.get(fold.stage, ())
+        moved = set()
+        for prefix in prefixes:
+            means = weighted_mean({name: select(one.sent, prefix) for name, one in work.items()}, sizes)
+            own = "kept/distiller/" if prefix == "distiller/" else ""
+            for key, mean in means.items():
+                expected = fold.before[own + key].double() + mean
+                torch.testing.assert_close(fold.after[own + key].double(), expected, atol=1e-7, rtol=1e-6)
+                moved.add(own + key)
+        same = {name: tensor for name, tensor in fold.before.items() if name not in moved and "num_b" not in name}
+        assert all(torch.equal(fold.after[name], tensor) for name, tensor in same.items()), fold.stage
+        assert not prefixes or any(not torch.equal(fold.after[name], fold.before[name]) for name in moved)
+
+
+def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
+    """p of A4.3 step 7, with z = mu and no noise, by hand; and equal bits would be no accident: both rounds."""
+    log, result, _ = whole
+    task, data = make_task(), unlike_sites()
+    history = result.outcome.findings.meta["sharing"]["history"]
+    for fold, entry in zip([one for one in log.folds if one.stage == "distil"], history, strict=True):
+        model = Distiller(build_generator("vae", (1, 6, 6), 24, 2), SmallNet(), task.scale)
+        model.load_state_dict(select(fold.after, "kept/distiller/"))
+        model.eval()
+        for name, accuracy in entry["accuracy"].items():
+            x = data[name].val.images * 0.5 + 0.5
+            logits = model.classifier((x - model.generator(x).images) / 0.5)
+            assert accuracy == pytest.approx(float((logits.argmax(1) == data[name].val.labels).double().mean()))
+
+
+def test_everyone_gets_the_shared_set_once(whole):
+    log, _, folder = whole
+    carrying = [one for one in log.work if any(name.startswith("shared/") for name in one.given)]
+    assert [(one.site, one.round, one.op) for one in carrying] == [(f"site-{n}", 3, "train") for n in (1, 2, 3)]
+    expected = shared_at(folder)
+    assert expected["images/0"].shape == (18, 1, 6, 6)
+    for name in ("site-1", "site-2", "site-3"):
+        assert tensors_equal(shared_at(folder, name), expected)
+
+
+def test_optimisers_and_critics_go_on_from_round_to_round(whole):
+    """Adam counts its steps: 2 batches a round at a site of 7 images in batches of 5."""
+    _, _, folder = whole
+    kept = state_of(folder, "site-1").tensors
+    for part in ("kept/optimizer/", "kept/critic/optimizer/"):
+        steps = {int(tensor) for name, tensor in kept.items() if name.startswith(part) and name.endswith("/step")}
+        assert steps == {4}, part
+
+
+# ---- interruptions
+
+
+def test_a_run_that_loses_all_sites_in_the_share_step_goes_on(whole, tmp_path):
+    """Nothing is shared while nobody answers, and the run says so; then it ends in the bits of an unbroken run."""
+    _, unbroken, folder = whole
+    factory = recorded(Log(), FedTPF, **ARGS)
+    ended = run(
+        tmp_path, args=ARGS, make_method=factory, sites=unlike_sites(), absent=lambda site, step: step == 5, **ROUNDS
+    )
+    assert (ended.outcome.status, ended.outcome.rounds) == ("incomplete", 2)
+    log = Log()
+    again = run(tmp_path, args=ARGS, make_method=recorded(log, FedTPF, **ARGS), sites=unlike_sites(), **ROUNDS)
+    assert {one.op for one in log.work} == {"share", "train"}, "nothing is distilled twice"
+    assert tensors_equal(shared_at(tmp_path), shared_at(folder)), "with the same noise"
+    assert tensors_equal(state_of(tmp_path).tensors, state_of(folder).tensors)
+    assert state_of(tmp_path).meta == state_of(folder).meta
+    expected, found = bits(unbroken), bits(again)
+    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+
+
+# ---- who takes part when
+
+
+def test_a_late_site_gets_the_shared_set_then_and_nobody_twice(tmp_path):
+    """One of four sites a round: the set travels with a site's first training order, in whichever round that is."""
+    log, data = Log(), {f"site-{n}": make_site(4, str(n)) for n in (1, 2, 3, 4)}
+    run(tmp_path, make_method=recorded(log, Scripted), sites=data, rounds=12, fraction=0.25)
+    training = {name: [one for one in log.work if (one.site, one.op) == (name, "train")] for name in data}
+    assert max(works[0].round for works in training.values() if works) >= 5
+    assert max(len(works) for works in training.values()) >= 3
+    down = rows(tmp_path, "bytes_down")
+    size = 16 * (36 * 2 + 8)  # 16 images in half precision, and labels
+    model = sum(tensor.numel() * tensor.element_size() for tensor in make_task().initial(7).values())
+    for name, works in training.items():
+        brought = ["shared/images/0" in one.given for one in works]
+        assert brought == [True] * (len(works) > 0) + [False] * (len(works) - 1)
+        for one, first in zip(works, brought, strict=True):
+            assert down[one.round, name][-1] == model + size * first
+        assert (shared_at(tmp_path, name) is not None) == bool(works)
+
+
+def test_a_site_that_is_away_when_all_share(tmp_path):
+    """Its images are not in the set, and it trains on those of the others."""
+    log = Log()
+    away = {"absent": lambda site, step: (site, step) == ("site-1", 3)}
+    result = run(tmp_path, make_method=recorded(log, Scripted), rounds=3, **away)
+    facts = result.outcome.findings.meta["sharing"]
+    assert (result.outcome.status, facts["items"]) == ("finished", {"site-2": 6})
+    assert shared_at(tmp_path)["images/0"].shape[0] == sum(facts["classes"]) == 6
+    assert tensors_equal(shared_at(tmp_path, "site-1"), shared_at(tmp_path))

@@ -1,0 +1,152 @@
+"""SHAP values of images: exact for linear models, class-balanced samples, and what is handed to the report."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from medfl.data.pooled import TensorData
+from medfl.errors import SettingsError
+from medfl.testing.cohort import SmallNet, make_data
+from medfl_methods.pfedcdp.explanations import BACKGROUND, Explained, balanced_rows, check_installed, explain
+
+pytest.importorskip("shap")
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+class Linear(nn.Module):
+    """Logits w x + b of two channels of 3 x 4 pixels."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, 3, 4, generator=rng(seed)))
+
+    def forward(self, images):
+        return torch.einsum("kcij,ncij->nk", self.weight, images) + torch.arange(3.0)
+
+
+class Colours(TensorData):
+    def __init__(self, n, seed=5, alike=False):
+        images = torch.randn(n, 2, 3, 4, generator=rng(seed))
+        super().__init__(images[:1].repeat(n, 1, 1, 1) if alike else images, torch.arange(n) % 3)
+
+
+def test_values_of_a_linear_model_are_exact_against_one_background(monkeypatch):
+    """w (x - background), of the logit of the image's own label, summed over the channels."""
+    data = Colours(9)
+    background = torch.randn(2, 3, 4, generator=rng(9))
+    batch = data.batch
+
+    def first_then_background(rows):
+        images, labels = batch(rows)
+        return (images if len(rows) == 6 else background[None]), labels
+
+    monkeypatch.setattr(data, "batch", first_then_background)
+    model = Linear()
+    found = explain({"it": model}, data, 2, rng())
+    apart = found.images - background
+    expected = (model.weight[found.labels] * apart).sum(1).detach()
+    assert found.maps["it"].shape == (6, 3, 4)
+    torch.testing.assert_close(found.maps["it"], expected, atol=1e-5, rtol=1e-4)
+    whole = model(found.images) - model(background[None])  # efficiency: values sum to what the image adds
+    torch.testing.assert_close(found.maps["it"].sum((1, 2)), whole[torch.arange(6), found.labels].detach())
+
+
+def test_values_of_a_linear_model_against_many():
+    """Expected gradients of a linear model: w (x - mean of the draws), and draws are near the background's mean."""
+    data, model = Colours(40), Linear()
+    found = explain({"it": model}, data, 3, rng())
+    apart = found.images - data.images.mean(0)
+    expected = (model.weight[found.labels] * apart).sum(1).detach()
+    assert (found.maps["it"] - expected).abs().mean() < 0.15 * expected.abs().mean()
+
+
+def test_images_like_the_background_have_no_values():
+    found = explain({"it": Linear()}, Colours(6, alike=True), 1, rng())
+    assert found.maps["it"].abs().max() == 0
+    assert found.mean_size == 0
+
+
+class Blind(nn.Module):
+    """It looks at the upper half alone, through batch norm, ReLU and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop = SmallNet(), nn.Dropout(0.5)
+
+    def forward(self, images):
+        upper = images * (torch.arange(6)[:, None] < 3)
+        return self.inner(self.drop(upper))
+
+
+def test_pixels_that_a_model_does_not_see_have_no_values():
+    torch.manual_seed(0)
+    model, data = Blind().train(), make_data(30, "public")
+    found = explain({"it": model}, data, 2, rng())
+    assert not any(module.training for module in model.modules())
+    assert found.maps["it"][:, 3:].abs().max() == 0
+    assert found.maps["it"][:, :3].abs().mean() > 1e-4
+
+
+def test_the_same_stream_gives_the_same_values_whatever_numpy_has_drawn():
+    models, data = {"a": Linear(1), "b": SmallLike()}, Colours(30)
+    one = explain(models, data, 2, rng(4))
+    np.random.rand(3)  # noqa: NPY002
+    two = explain(models, data, 2, rng(4))
+    other = explain(models, data, 2, rng(5))
+    assert all(torch.equal(one.maps[name], two.maps[name]) for name in models)
+    assert torch.equal(one.images, two.images)
+    assert not torch.equal(one.images, other.images)
+    alone = explain({"b": models["b"]}, data, 2, rng(4))
+    assert torch.equal(alone.maps["b"], one.maps["b"])
+
+
+class SmallLike(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+def test_no_more_than_a_few_images_are_the_background(monkeypatch):
+    data, sizes = Colours(BACKGROUND + 30), []
+    batch = data.batch
+    monkeypatch.setattr(data, "batch", lambda rows: sizes.append(len(rows)) or batch(rows))
+    explain({"it": Linear()}, data, 1, rng())
+    assert sizes == [3, BACKGROUND]
+
+
+# ---- which images
+
+
+def test_as_many_images_of_each_class_or_all_there_are():
+    labels = torch.tensor([2, 0, 0, 2, 0, 5, 0, 2])
+    rows = balanced_rows(labels, 2, rng())
+    assert labels[rows].tolist() == [0, 0, 2, 2, 5]
+    assert len(set(rows.tolist())) == 5
+    drawn = {tuple(balanced_rows(labels, 2, rng(seed)).tolist()) for seed in range(20)}
+    assert len(drawn) > 5
+
+
+def test_what_the_report_gets():
+    found = Explained(
+        torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), {"a": -torch.ones(2, 2, 2), "b": torch.zeros(2, 2, 2)}
+    )
+    assert found.mean_size == 0.5
+    assert set(found.tensors()) == {"explained/images", "explained/labels", "explained/maps/a", "explained/maps/b"}
+
+
+def test_without_shap(monkeypatch):
+    monkeypatch.setitem(sys.modules, "shap", None)
+    with pytest.raises(SettingsError, match=r"explaining models needs shap: `pip install 'medfl\[explain\]'`"):
+        check_installed()
+    with pytest.raises(SettingsError, match="needs shap"):
+        explain({"it": Linear()}, Colours(6), 1, rng())

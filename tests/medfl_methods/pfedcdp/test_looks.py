@@ -1,0 +1,169 @@
+"""SHAP maps on the page: tiles read back into numbers, one scale for all teachers, and a bounded page."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from make_runs import make_run
+from read_page import Page, render_section, section
+
+from medfl.contract import Findings
+from medfl.report.groups import group_runs
+from medfl.report.page import write_report
+from medfl.report.rasters import (
+    AGAINST,
+    FOR,
+    GREYS,
+    SIDE,
+    STEPS,
+    balanced,
+    colour_layer,
+    grey_layer,
+    plane,
+    shades,
+    strengths,
+)
+from medfl.runs.findings import read_findings
+from medfl.runs.records import read_run
+from medfl_methods.pfedcdp.report_explanations import MOST, looks_section
+
+TEACHERS = ("cnn_a", "cnn_b")
+
+
+def drawn(layer, shape, worth):
+    """A layer read back: each path's cells get what `worth` says of its attributes; the ground covers all."""
+    found = np.zeros(shape)
+    for attributes, path in re.findall(r'<path ([^>]*?)d="([^"]*)"[^>]*/>', layer):
+        for x, y, n in re.findall(r"M(\d+) (\d+)h(\d+)", path):
+            if not path.endswith("z"):
+                found[int(y), int(x) : int(x) + int(n)] = worth(attributes)
+    return found
+
+
+def explained(spatial=(12, 12), channels=1, per_class=2, classes=3):
+    rng = torch.Generator().manual_seed(0)
+    count = per_class * classes
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    images = torch.randn(count, channels, *spatial, generator=rng)
+    maps = {f"explained/maps/{name}": torch.randn(count, *spatial, generator=rng) for name in TEACHERS}
+    teachers = {name: {"value": 0.1, "weight": 0.5} for name in TEACHERS}
+    meta = {"teachers": teachers, "groups": {"": 0.5}, "weighed_on": 9, "how": "equal", "losses": {}}
+    return Findings(meta, {"explained/images": images, "explained/labels": labels} | maps)
+
+
+def test_an_image_is_drawn_cell_by_cell():
+    levels = shades(np.random.default_rng(0).normal(size=(9, 7)))
+    layer = grey_layer(levels)
+    ground = np.bincount(levels.ravel()).argmax()
+
+    def grey(attributes):
+        value = int(re.search(r'stroke="#(..)', attributes)[1], 16)
+        return round(value * (GREYS - 1) / 255) - ground
+
+    np.testing.assert_array_equal(drawn(layer, levels.shape, grey) + ground, levels)
+
+
+def test_values_are_drawn_with_sign_and_strength():
+    levels = strengths(np.random.default_rng(1).normal(size=(8, 11)), 1.5)
+
+    def strength(attributes):
+        sign = {FOR: 1, AGAINST: -1}[re.search(r'stroke="(#\w+)"', attributes)[1]]
+        return sign * round(float(re.search(r'opacity="([\d.]+)"', attributes)[1]) / 0.8 * STEPS)
+
+    np.testing.assert_array_equal(drawn(colour_layer(levels), levels.shape, strength), levels)
+
+
+def test_strengths_are_centred_at_0_and_know_no_unit():
+    values = np.linspace(-2, 2, 41)
+    found = strengths(values, 1.0)
+    np.testing.assert_array_equal(found, -found[::-1])
+    np.testing.assert_array_equal(strengths(values * 1e-6, 1e-6), found)
+    assert (found.min(), found[20], found.max()) == (-STEPS, 0, STEPS)
+    assert not strengths(np.zeros(3), 0.0).any()
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (224, 224), (100, 33), (20, 30)])
+def test_large_images_are_averaged_down(shape):
+    image = np.random.default_rng(2).normal(size=shape)
+    found = plane(image)
+    assert found.shape == tuple(min(side, SIDE) for side in shape)
+    assert plane(np.full(shape, 3.0)) == pytest.approx(3.0)
+    if all(side % SIDE == 0 for side in shape):
+        blocks = image.reshape(SIDE, shape[0] // SIDE, SIDE, shape[1] // SIDE).mean(axis=(1, 3))
+        np.testing.assert_allclose(found, blocks)
+
+
+def test_of_a_volume_the_middle_slice_is_shown_upright():
+    volume = np.zeros((4, 6, 5))
+    volume[1, 5, 2] = 1.0  # left of the middle, at the front, in the middle slice
+    found = plane(volume)
+    assert found.shape == (6, 4)
+    assert found[0, 1] == 1.0
+
+
+def test_an_even_image_and_silent_teachers_are_drawn():
+    levels = shades(np.full((3, 3), 7.0))
+    assert grey_layer(levels).count("<path") == 1
+    assert colour_layer(np.zeros((3, 3), int)) == ""
+
+
+def test_images_are_chosen_evenly_over_the_classes():
+    labels = [0] * 9 + [1] * 9 + [2]
+    chosen = balanced(labels, MOST)
+    assert chosen == sorted(chosen)
+    assert len(chosen) == MOST
+    assert [sum(labels[place] == one for place in chosen) for one in range(3)] == [4, 3, 1]
+
+
+@pytest.mark.parametrize(("spatial", "channels"), [((12, 12), 3), ((10, 12, 9), 1)])
+def test_the_page_has_a_tile_for_each_image_and_teacher(tmp_path, spatial, channels):
+    run = make_run(tmp_path / "run", "pfedcdp", findings=explained(spatial, channels))
+    html = write_report([run]).read_text()
+    found = Page(html)
+    tiles = [given for tag, given in found.tags if tag == "svg" and given.get("class") == "tile"]
+    assert len(tiles) == 6 * (1 + len(TEACHERS))
+    assert tiles[0]["aria-label"] == "Public image 1 of the class basophil"
+    assert tiles[2]["aria-label"].startswith("SHAP values of cnn_b over public image 1 of the class basophil: ")
+    ids = {given["id"] for tag, given in found.tags if tag == "g" and "id" in given}
+    used = [given["href"].removeprefix("#") for tag, given in found.tags if tag == "use" and "href" in given]
+    looks = [one for one in used if one.startswith("look")]
+    assert len(looks) == 6 * len(TEACHERS)
+    assert set(looks) <= ids
+    assert ("the middle slice is drawn" in found.sections["looks"]) == (len(spatial) == 3)
+    assert not re.search(r"<image|data:", html)
+
+
+def alone(folders):
+    """The section of some runs."""
+    groups = group_runs([read_run(folder) for folder in folders])
+    return looks_section(groups, {str(folder): read_findings(folder) for folder in folders})
+
+
+def test_one_scale_for_all_teachers_of_an_image(tmp_path):
+    found = explained(per_class=1)
+    loud = found.tensors["explained/maps/cnn_a"]
+    found.tensors["explained/maps/cnn_b"] = loud * 1e-3
+    rows = section("looks", alone([make_run(tmp_path / "run", findings=found)]))
+    shares = [given["aria-label"] for tag, given in rows.tags if "over public image" in given.get("aria-label", "")]
+    quiet = [label for label in shares if "cnn_b" in label]
+    assert len(quiet) == 3
+    nothing = ": 0% of the area for the class, 0% against it."
+    assert all(label.endswith(nothing) for label in quiet)
+    assert not any(label.endswith(nothing) for label in shares if label not in quiet)
+
+
+def test_many_large_images_of_many_runs_stay_small(tmp_path):
+    found = explained((64, 64), per_class=4)
+    options = {"images": 5, "findings": found, "state": False, "bundles": False}
+    looks = alone([make_run(tmp_path / f"run{n}", f"method{n}", **options) for n in range(5)])
+    assert len(render_section("looks", looks)) < 700_000
+    text = section("looks", looks).sections["looks"]
+    assert "8 of the 12 images that were explained" in text
+    assert "Left out to keep the page small: method4." in text
+
+
+def test_a_run_without_explanations_has_no_section(tmp_path):
+    assert alone([make_run(tmp_path / "run")]) is None

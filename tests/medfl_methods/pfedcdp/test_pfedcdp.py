@@ -1,0 +1,276 @@
+"""PFedCDP, piece by piece: its loss (O-PF-6), how bodies are mixed (O-PF-4), its phases, its settings.
+
+Fisher information (O-PF-3), the contrastive loss (O-PF-7) and Shapley values (O-PF-10) have tests of their own. Whole
+runs are in test_pfedcdp_runs.py.
+"""
+
+import pytest
+import torch
+from pfedcdp_toys import REGISTRY
+from torch import nn
+from torch.nn import functional as F
+
+import medfl_methods.pfedcdp.method as module
+from medfl.contract import Server, Site, State
+from medfl.core.checks import warn_of_preset
+from medfl.data.pooled import TensorData
+from medfl.errors import SettingsError
+from medfl.methods.fit import Fit
+from medfl.methods.rounds import budget, two_phases
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.testing.cohort import make_data, make_task
+from medfl.training.loop import Batch
+from medfl.utils.wire import tensors_equal
+from medfl_methods.pfedcdp.method import PFedCDP
+from medfl_methods.pfedcdp.refinement import Refinement
+
+STUDENT, TEACHER, LABEL = [[2.0, 0.0]], [[0.0, 1.0]], [0]
+
+# ---- the loss (O-PF-6)
+
+
+class Table(nn.Module):
+    """Logits looked up: an image holds the number of its row."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = nn.Parameter(rows)
+
+    def forward(self, images):
+        return self.rows[images.flatten().long()]
+
+
+def loss_of(student, teacher, labels, loss=None, **args):
+    """The method's loss on all rows, and its gradient."""
+    student, labels = torch.tensor(student), torch.tensor(labels)
+    data = TensorData(torch.arange(len(labels)).float().reshape(-1, 1, 1, 1), labels)
+    task = Task({}, "", loss or nn.CrossEntropyLoss(), torch.optim.SGD, student.shape[1])
+    site = Site("a", 1, State(), task, Settings(rounds=1), train=data)
+    extra = {} if teacher is None else {"teacher": lambda batch: torch.tensor(teacher)[batch.rows]}
+    fit = Fit(site, Table(student), {}, extra)
+    rows = torch.arange(len(labels))
+    value = PFedCDP(refine=None, **args).loss(fit, Batch(*data.batch(rows), rows))
+    value.backward()
+    return value.item(), fit.model.rows.grad
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({}, 0.4217633480),
+        ({"lam": 1.0}, 9 * 0.1233013853),
+        ({"lam": 1e-9}, 0.1269280110),
+        ({"lam": 0.5}, 0.5 * 0.1269280110 + 4.5 * 0.1233013853),
+    ],
+)
+def test_pf_6_loss(args, expected):
+    assert loss_of(STUDENT, TEACHER, LABEL, **args)[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_pf_6_limits():
+    assert loss_of(STUDENT, None, LABEL, lam=0.0)[0] == pytest.approx(0.1269280110, abs=1e-7)
+    assert loss_of(STUDENT, STUDENT, LABEL)[0] == pytest.approx(0.7 * 0.1269280110, abs=1e-7)
+
+
+def test_pf_6_is_a_mean_over_the_batch():
+    one, other = loss_of(STUDENT, TEACHER, LABEL)[0], loss_of([[0.5, 1.0]], [[2.0, 0.0]], [1])[0]
+    both, _ = loss_of([*STUDENT, [0.5, 1.0]], [*TEACHER, [2.0, 0.0]], [0, 1])
+    assert both == pytest.approx((one + other) / 2, abs=1e-6)
+
+
+def test_pf_6_gradient():
+    """[(1 - lam) (p - onehot) + lam tau (softened p - softened teacher)] / B."""
+    student, teacher = torch.tensor([[2.0, 0, 1], [0, 1, -1]]), torch.tensor([[0.0, 1, 0], [3, 0, 0]])
+    _, found = loss_of(student.tolist(), teacher.tolist(), [2, 1], lam=0.3, tau=3.0)
+    hard = student.softmax(1) - torch.eye(3)[[2, 1]]
+    soft = (student / 3).softmax(1) - (teacher / 3).softmax(1)
+    torch.testing.assert_close(found, (0.7 * hard + 0.9 * soft) / 2)
+
+
+def test_class_weights_of_the_task_weigh_its_own_term_alone():
+    weights = torch.tensor([0.2, 3.0])
+    student, teacher, labels = [[2.0, 0.0], [0.3, 0.5]], [[0.0, 1.0], [1.0, 0.0]], [0, 1]
+    plain, _ = loss_of(student, teacher, labels)
+    found, _ = loss_of(student, teacher, labels, nn.CrossEntropyLoss(weights))
+    hard = [F.cross_entropy(torch.tensor(student), torch.tensor(labels), w).item() for w in (weights, None)]
+    assert found - plain == pytest.approx(0.7 * (hard[0] - hard[1]), abs=1e-6)
+
+
+# ---- mixing (O-PF-4)
+
+
+def site_of(own, network="norm", n=12, round_=2, **settings):
+    settings = Settings(**({"rounds": 5, "seed": 7} | settings))
+    return Site("site-1", round_, State(own), make_task(network), settings, train=make_data(n, "site-1"))
+
+
+def bodies(network="norm"):
+    """A site's own model, and a cluster's body with other numbers everywhere."""
+    own = make_task().initial(1, network)
+    received = {name: tensor + 1 for name, tensor in make_task().initial(2, network).items() if name.startswith("body")}
+    return own, received
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_pf_4_each_coordinate_is_the_own_or_the_received_one(share):
+    own, received = bodies()
+    mixed = PFedCDP(personal_share=share).mixed(site_of(own), received)
+    assert mixed.keys() == own.keys()
+    names = ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"]
+    kept, total = 0, 0
+    for name in names:
+        mine, theirs = mixed[name] == own[name], mixed[name] == received[name]
+        assert bool((mine ^ theirs).all())
+        kept, total = kept + int(mine.sum()), total + mine.numel()
+    assert kept == share * total
+    for name in set(received) - set(names):
+        assert torch.equal(mixed[name], received[name])  # running statistics are the cluster's
+    assert torch.equal(mixed["head.weight"], own["head.weight"])
+
+
+def test_pf_4_the_own_ones_have_the_largest_information():
+    own, received = bodies("plain")
+    site = site_of(own, "plain")
+    mixed = PFedCDP(personal_share=0.1).mixed(site, received)
+    model = site.task.load(own, "plain").eval()
+    sums = {name: torch.zeros_like(tensor) for name, tensor in received.items()}
+    for x, y in zip(site.train.images, site.train.labels, strict=True):
+        gradients = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), model.body.parameters())
+        for name, gradient in zip(sums, gradients, strict=True):
+            sums[name] += gradient**2
+    values = torch.cat([total.flatten() for total in sums.values()])
+    mine = torch.cat([(mixed[name] == own[name]).flatten() for name in sums])
+    assert int(mine.sum()) == 6
+    assert values[mine].min() > values[~mine].max()
+
+
+def test_the_first_time_all_of_the_body_is_the_clusters():
+    _, received = bodies()
+    mixed = PFedCDP(personal_share=1.0).mixed(site_of({}), received)
+    assert tensors_equal({name: mixed[name] for name in received}, received)
+    first = make_task().initial(7, "norm")
+    assert torch.equal(mixed["head.weight"], first["head.weight"])
+
+
+def test_information_is_from_so_many_images_drawn_anew_each_round(monkeypatch):
+    seen = []
+
+    def watched(model, names, images, labels, estimator, batch_size):
+        seen.append((images, labels, estimator, batch_size))
+        return {name: torch.zeros_like(dict(model.named_parameters())[name]) for name in names}
+
+    monkeypatch.setattr(module, "fisher", watched)
+    own, received = bodies()
+    for round_ in (2, 2, 3):
+        PFedCDP(fisher_samples=5, estimator="per_batch").mixed(site_of(own, round_=round_, batch_size=4), received)
+    PFedCDP().mixed(site_of(own), received)
+    assert [(len(images), *rest) for images, _, *rest in seen] == [(5, "per_batch", 4)] * 3 + [(12, "per_sample", 32)]
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert not torch.equal(seen[0][0], seen[2][0])
+    assert len(seen[0][0].flatten(1).unique(dim=0)) == 5
+    data = make_data(12, "site-1")
+    for image, label in zip(*seen[0][:2], strict=True):
+        assert label == data.labels[(data.images == image).flatten(1).all(1)]
+
+
+# ---- the phases
+
+
+@pytest.mark.parametrize(
+    ("share", "total", "expected"),
+    [
+        (0.5, 20, (10, 10)),
+        (0.5, 3, (1, 2)),
+        (0.5, 1, (1, 0)),
+        (0.9, 2, (1, 1)),
+        (0.0, 4, (4, 0)),
+        (1.0, 4, (0, 4)),
+        (1.0, 1, (0, 1)),
+        (0.01, 5, (5, 0)),
+        (0.5, 0, (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_the_phases_share_a_rounds_budget(unit, share, total, expected):
+    """What is neither 0 nor 1 leaves at least one epoch for the whole model."""
+    settings = {unit: total} if total or unit == "epochs" else {"epochs": 0}
+    whole, head = two_phases(site_of({}, **settings), share)
+    assert (budget(whole), budget(head)) == expected
+    assert (whole.settings.norm_sync, head.settings.norm_sync) == ("all", "frozen")
+    assert (whole.name, whole.round, whole.train.labels.tolist()) == (head.name, head.round, head.train.labels.tolist())
+
+
+def test_where_the_classifier_is_alone_the_body_is_frozen():
+    site = site_of({})
+    for alone in (True, False):
+        model = site.task.build()
+        fit = Fit(site, model, {}, {"alone": alone})
+        PFedCDP().before_fit(fit)
+        assert [name for name, p in model.named_parameters() if p.requires_grad][0].startswith("head") == alone
+        assert all(parameter.requires_grad for parameter in model.head.parameters())
+
+
+# ---- settings
+
+
+def test_presets():
+    made = {name: REGISTRY.make_method("pfedcdp", {"preset": name}) for name in ("paper", "medfl")}
+    plain = made["medfl"].model_dump()
+    assert made["medfl"] == REGISTRY.make_method("pfedcdp", {}) == PFedCDP()
+    assert made["paper"].model_dump() == plain | {"refine": Refinement(teachers="literal").model_dump()}
+    card = (plain["lam"], plain["tau"], plain["personal_share"], plain["fisher_samples"], plain["head_share"])
+    assert card == (0.3, 3.0, 0.2, 1000, 0.5)
+    how = made["medfl"].refine
+    assert (how.alpha, how.tau, how.contrast_tau, how.epochs, how.batch_size, how.lr) == (0.5, 4.0, 0.1, 50, 64, 1e-3)
+
+
+AS_PRINTED = {
+    "rounds": 20,
+    "epochs": 20,
+    "privacy": {"epsilon": 5.0, "clip": 2.5, "adjacency": "add_remove", "delta": 1e-6},
+    "compression": {"bits": 8},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"privacy": None}, ["privacy.epsilon = 5.0, got None", "privacy.clip = 2.5, got None"]),
+        ({"privacy": AS_PRINTED["privacy"] | {"epsilon": 8.0}}, ["expected privacy.epsilon = 5.0, got 8.0. Give"]),
+        ({"privacy": AS_PRINTED["privacy"] | {"adjacency": "replace"}}, ["adjacency = add_remove, got replace"]),
+        ({"compression": {"bits": 4}}, ["expected compression.bits = 8, got 4"]),
+        ({"compression": None, "rounds": 5}, ["expected rounds = 20, got 5; expected compression.bits = 8, got None"]),
+    ],
+)
+def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, said):
+    """Also at the start of a run, see test_pfedcdp_refused.py."""
+    method, settings = REGISTRY.make_method("pfedcdp", {"preset": "paper"}), Settings(**(AS_PRINTED | changes))
+    warn_of_preset("pfedcdp", method, {"preset": "paper"}, settings)
+    assert bool(caplog.records) == bool(said)
+    for words in said:
+        assert words in caplog.text
+    caplog.clear()
+    warn_of_preset("pfedcdp", method, {"preset": "medfl"}, settings)
+    warn_of_preset("pfedcdp", method, {}, settings)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"lam": 1.1}, {"lam": -0.1}, {"tau": 0.0}, {"personal_share": 1.5}, {"fisher_samples": 0}, {"head_share": -1}]
+    + [{"estimator": "exact"}, {"server_classifier": "best"}, {"server_epochs": 0}, {"refine": "kd"}],
+)
+def test_settings_that_mean_nothing_are_refused(args):
+    with pytest.raises(SettingsError, match=next(iter(args))):
+        REGISTRY.make_method("pfedcdp", args)
+
+
+def test_without_a_server_classifier_nothing_is_reported_but_personal_models():
+    method = PFedCDP(server_classifier="none", lam=0.0, refine=None)
+    server = Server("server", 0, State(), make_task(), Settings(rounds=2), sites=["a"])
+    method.setup(server)
+    assert method.models(server) == method.publish(server) == {}
+    assert method.findings(server).meta == {}
+    assert method.models(site_of({})).keys() == {"personal"}

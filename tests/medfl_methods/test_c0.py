@@ -1,0 +1,230 @@
+"""Numbers with known answers for the whole framework: closed forms, byte counts, and what must be learned."""
+
+import pandas as pd
+import pytest
+import torch
+from quadratic_toys import quadratic
+from torch import nn
+
+from medfl.contract import Holder, Server, State
+from medfl.core.site import Splits
+from medfl.data.pooled import Empty
+from medfl.methods import lending as circulating
+from medfl.methods.aggregation import sample
+from medfl.methods.transfer import route
+from medfl.plugins import load_plugins
+from medfl.runs.simulation import Run, simulate
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.testing.cohort import Case, TensorData, bits, make_site, make_sites, make_task
+from medfl.utils.rng import make_generator
+from medfl.utils.wire import tensors_equal
+from medfl_methods.fedcross import relay
+from medfl_methods.fedprox import FedProx, squared_distance
+
+REGISTRY = load_plugins()
+METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper", "fedcross", "fedcross_star", "fedskd"]
+ARGS = {
+    "fedcross": {"test": "owner"},  # a site is scored with one model, as with the other methods
+    "fedcross_star": {"p2p_scale": 1},
+    "fedskd": {"skd": ("batch",), "p2p_scale": 1},  # vectors have no places to compare
+}
+
+# ---- one parameter, three quadratic losses: the closed form
+
+
+class WithoutTheHalf(FedProx):
+    """FedProx as it is often written wrongly."""
+
+    def loss(self, fit, batch):
+        return fit.ce(batch) + self.mu * squared_distance(fit)
+
+
+def method(name, **args):
+    return lambda: REGISTRY.make_method(name, args)
+
+
+@pytest.mark.parametrize(
+    ("make_method", "expected"),
+    [
+        (method("fedavg"), [0.9213975, 1.4654735098, 1.7867449528]),
+        (method("fedavg", weights="uniform"), [0.6825166667, 1.0855359332, 1.3235147798]),
+        (method("fedprox", mu=1.0), [0.75636, 1.2584620224, 1.591777429]),
+        (method("fedprox", preset="paper"), [0.75636, 1.2584620224, 1.591777429]),
+        (method("fedprox", mu=0.0), [0.9213975, 1.4654735098, 1.7867449528]),
+        (lambda: WithoutTheHalf(mu=1.0), [0.6239475, 1.0748681188, 1.4007439408]),  # the row that must not match
+    ],
+    ids=["fedavg", "fedavg-uniform", "fedprox", "fedprox-paper", "fedprox-zero", "fedprox-wrong"],
+)
+def test_quadratic_federation(tmp_path, make_method, expected):
+    found = [quadratic(tmp_path, make_method, rounds) for rounds in (1, 2, 3)]  # each continues the one before
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_fixed_point_is_the_optimum_of_the_weighted_loss(tmp_path):
+    assert quadratic(tmp_path, method("fedavg"), 60) == pytest.approx(2.25, abs=1e-9)
+
+
+# ---- invariances
+
+
+def carried_along(new, old, hosts, held, *how):
+    """The route of the sites' old names, in their new ones; models are named after sites."""
+    before = {old[model]: old[holder] for model, holder in held.items()}
+    return {new[host]: new[model] for host, model in route(sorted(old[host] for host in hosts), before, *how).items()}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_relabelled_sites_end_alike(tmp_path, monkeypatch, name):
+    other = {"site-1": "site-3", "site-2": "site-1", "site-3": "site-2"}
+    sites, case = make_sites(), Case(REGISTRY, name, ARGS.get(name, {}))
+    before = bits(case.run(tmp_path / "before", batch_size=64 if name == "centralized" else 5))
+    key_of = {new: old for old, new in other.items()}
+    monkeypatch.setattr(
+        Holder, "rng", lambda self, label: make_generator(7, key_of.get(self.name, self.name), self.round, label)
+    )
+    for module in (circulating, relay):  # the server draws over sorted names: the draw is carried along, too
+        monkeypatch.setattr(module, "route", lambda hosts, held, *how: carried_along(other, key_of, hosts, held, *how))
+    renamed = {other[site]: data for site, data in sites.items()}
+    after = bits(case.run(tmp_path / "after", sites=renamed, batch_size=64 if name == "centralized" else 5))
+    assert before.keys() == after.keys()
+    for key, tensors in before.items():
+        site, kind = key.split("/")
+        for tensor_name, tensor in tensors.items():
+            torch.testing.assert_close(
+                after[f"{other.get(site, site)}/{kind}"][tensor_name], tensor, atol=1e-5, rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedbn"])
+def test_the_mean_of_equal_models_is_that_model(name, weights):
+    task, rng = make_task(), torch.Generator().manual_seed(0)
+    server = Server("server", 1, State(), task, Settings(rounds=1), sites=["a", "b", "c"])
+    toy = REGISTRY.make_method(name, {"weights": weights})
+    toy.setup(server)
+    start = dict(server.state.tensors)
+    trained = {
+        name: t + torch.randn(t.shape, generator=rng) if t.is_floating_point() else t + 5 for name, t in start.items()
+    }
+    update = {"model/" + name: trained[name] - tensor for name, tensor in start.items()}
+
+    class Replies:
+        meta = {"a": {"size": 3}, "b": {"size": 5}, "c": {"size": 11}}
+        missing = []
+
+        def __iter__(self):
+            return iter([(site, dict(update)) for site in self.meta])
+
+        def __len__(self):
+            return 3
+
+    toy.fold(server, Replies())
+    assert server.state.tensors.keys() == trained.keys()
+    for key, tensor in trained.items():
+        assert server.state.tensors[key].dtype == tensor.dtype
+        torch.testing.assert_close(server.state.tensors[key], tensor, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("network", ["norm", "plain"])
+def test_with_one_site_fedavg_is_centralized(tmp_path, network):
+    kept = [
+        Case(REGISTRY, name).run(
+            tmp_path / name, sites={"only": make_site(17, "only")}, task=make_task(network), epochs=2
+        )
+        for name in ("fedavg", "centralized")
+    ]
+    left, right = (result.outcome.models["global"].tensors for result in kept)
+    assert tensors_equal(left, right)
+    assert not tensors_equal(left, make_task(network).initial(7))
+
+
+# ---- who takes part
+
+
+def test_sites_take_part_equally_often():
+    names = [f"site-{index:02}" for index in range(20)]
+    rounds = [sample(names, 0.1, make_generator(3, "participation", t)) for t in range(2000)]
+    assert all(len(set(chosen)) == len(chosen) == 2 for chosen in rounds)
+    for name in names:
+        assert sum(name in chosen for chosen in rounds) / 2000 == pytest.approx(0.1, abs=0.027)
+
+
+def test_all_methods_share_one_schedule_and_seeds_do_not():
+    names = [f"site-{index:02}" for index in range(20)]
+
+    def schedule(name, seed):
+        settings = Settings(rounds=12, fraction=0.1, seed=seed)
+        server = Server("server", 0, State(), make_task(), settings, sites=names)
+        toy = REGISTRY.make_method(name, {})
+        toy.setup(server)
+        chosen = []
+        for server.round in range(1, 13):
+            chosen.append([order.to for order in toy.plan(server).orders])
+        return chosen
+
+    assert schedule("fedavg", 0) == schedule("fedprox", 0) == schedule("fedbn", 0) != schedule("fedavg", 1)
+    assert schedule("local", 0) == [names] * 12
+
+
+# ---- bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "network"), [("fedavg", "norm"), ("fedavg", "plain"), ("fedbn", "norm"), ("local", "norm")]
+)
+def test_bytes_are_four_for_each_shared_number(tmp_path, name, network):
+    case = Case(REGISTRY, name)
+    case.run(tmp_path, task=make_task(network))
+    parameters = 6 * 9 + 6 + 24 * 3 + 3
+    norms = {"norm": {"fedavg": 4 * (2 * 6 + 2 * 6) + 8}}.get(network, {}).get(name, 0)  # affine, statistics, counter
+    expected = 0 if name == "local" else 4 * parameters + norms
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    for metric in ("bytes_up", "bytes_down"):
+        rows = table[table["metric"] == metric]
+        assert len(rows) == 9
+        assert set(rows["value"]) == {expected}
+    assert set(table[table["metric"] == "bytes_to_peers"]["value"]) == {0}
+
+
+# ---- learning
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 2)
+        self.feature_layers = [self.body]
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+GAUSSIANS = Task(
+    {"two": TwoLayers}, "two", nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, lr=0.05), 2, ("accuracy",)
+)
+
+
+def gaussian_sites(random_labels):
+    """Two classes in 8 dimensions, four deviations apart."""
+    rng = torch.Generator().manual_seed(5)
+
+    def split(n):
+        labels = torch.randint(2, (n,), generator=rng)
+        images = torch.randn(n, 8, 1, 1, generator=rng)
+        images[:, 3, 0, 0] += 4.0 * labels - 2.0
+        return TensorData(images, torch.randint(2, (n,), generator=rng) if random_labels else labels)
+
+    return {f"site-{index}": Splits(split(200), Empty(), split(100)) for index in range(4)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("random_labels", [False, True], ids=["separable", "random"])
+def test_what_can_be_learned_is_and_nothing_else(tmp_path, name, random_labels):
+    rounds = 3 if random_labels else 8  # 20 are allowed
+    settings = Settings(rounds=rounds, evaluate_every=rounds)
+    run = Run(name, method(name, **ARGS.get(name, {})), GAUSSIANS, settings, gaussian_sites(random_labels), tmp_path)
+    (scores,) = simulate(run).summary["scores"].values()
+    accuracy = scores["test"]["accuracy"]["mean"]
+    assert abs(accuracy - 0.5) <= 0.08 if random_labels else accuracy >= 0.95

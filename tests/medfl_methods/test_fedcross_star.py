@@ -1,0 +1,189 @@
+"""FedCross* and the single model of FedCross against plain loops; what a broken site does, and what the server sees."""
+
+import dataclasses
+
+import pandas as pd
+import pytest
+import torch
+from peer_toys import (
+    NAMES,
+    REGISTRY,
+    adam,
+    owners,
+    parameters,
+    run,
+    states,
+)
+from torch.nn import functional as F
+
+from medfl.core.store import Store
+from medfl.errors import SettingsError
+from medfl.settings import Privacy
+from medfl.testing.cohort import TensorData, bits, make_sites, make_task
+from medfl.utils.rng import make_generator
+from medfl.utils.wire import payload_bytes, tensors_equal
+
+
+def visit(model, optimizer, site, round_, epochs=1):
+    """A training at a site, as a plain loop over its batches."""
+    data = make_sites()[site].train
+    generator = make_generator(7, site, round_, "batches")
+    smallest = 2 if any(isinstance(module, torch.nn.BatchNorm2d) for module in model.train().modules()) else 1
+    for _ in range(epochs):
+        for rows in torch.randperm(len(data), generator=generator).split(5):
+            if len(rows) >= smallest:
+                optimizer.zero_grad()
+                F.cross_entropy(model(data.images[rows]), data.labels[rows]).backward()
+                optimizer.step()
+
+
+def plain_models(task, networks):
+    torch.set_num_threads(1)  # as a run does
+    models = {}
+    for name, network in networks.items():
+        models[name] = task.load(task.initial(7, network), network)
+    return models
+
+
+def assert_models(found, models):
+    for name, model in models.items():
+        for key, tensor in model.state_dict().items():
+            torch.testing.assert_close(found[name][key], tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("state", ["travel", "reset"])
+def test_fedcross_star_is_a_plain_loop_over_unlike_networks(tmp_path, state):
+    """Model O_i is trained on the data of i, three times the epochs for three sites, with one optimiser or new ones."""
+    task, networks = adam(make_task()), {"site-1": "wide", "site-2": "norm", "site-3": "plain"}
+    models = plain_models(task, networks)
+    optimizers = {name: task.optimizer(model.parameters()) for name, model in models.items()}
+    for round_ in (1, 2, 3):
+        for host, owner in zip(NAMES, owners(round_), strict=True):
+            if state == "reset":
+                optimizers[owner] = task.optimizer(models[owner].parameters())
+            visit(models[owner], optimizers[owner], host, round_, epochs=3)
+    assert any(owner != host for round_ in (1, 2, 3) for host, owner in zip(NAMES, owners(round_), strict=True))
+    result = run(tmp_path, "fedcross_star", {"optimizer_state": state}, task=task, networks=networks)
+    assert {name: found["personal"].network for name, found in result.models.items()} == networks
+    assert_models({name: found["personal"].tensors for name, found in result.models.items()}, models)
+
+
+@pytest.mark.parametrize("state", ["travel", "reset"])
+def test_one_model_visits_the_sites_in_turn(tmp_path, state):
+    task = adam(make_task())
+    (model,) = plain_models(task, {"one": "norm"}).values()
+    optimizer, orders = task.optimizer(model.parameters()), []
+    for round_ in (1, 2, 3):
+        orders.append(owners(round_))
+        for host in orders[-1]:
+            if state == "reset":
+                optimizer = task.optimizer(model.parameters())
+            visit(model, optimizer, host, round_)
+    assert orders[0] != orders[1]
+    result = run(tmp_path, "fedcross", {"circulating": "one", "optimizer_state": state}, task=task)
+    assert {frozenset(found) for found in result.models.values()} == {frozenset({"global"})}
+    assert_models({name: found["global"].tensors for name, found in result.models.items()}, dict.fromkeys(NAMES, model))
+
+
+def test_what_comes_home_is_the_optimisers_state_too(tmp_path):
+    run(tmp_path, "fedcross_star", task=adam(make_task()))
+    for name in NAMES:
+        steps = states(tmp_path)[name].tensors["optimizer/head.weight/step"]
+        visits = [NAMES[owners(round_).index(name)] for round_ in (1, 2, 3)]
+        assert steps == sum(3 * {"site-1": 4, "site-2": 3, "site-3": 2}[host] for host in visits)  # 21 = 4 * 5 + 1
+    run(tmp_path / "reset", "fedcross_star", {"optimizer_state": "reset"})
+    assert not any(key.startswith("optimizer/") for name in NAMES for key in states(tmp_path / "reset")[name].tensors)
+
+
+def test_bytes_between_sites_are_those_of_the_models(tmp_path):
+    run(tmp_path, "fedcross_star", {"optimizer_state": "reset"}, networks={"site-1": "wide"}, rounds=2)
+    sizes = {name: payload_bytes(make_task().initial(7, "wide" if name == "site-1" else "norm")) for name in NAMES}
+    expected = dict.fromkeys(NAMES, 0)
+    for round_ in (1, 2):
+        for host, owner in zip(NAMES, owners(round_), strict=True):
+            if host != owner:
+                expected[owner] += sizes[owner]  # there
+                expected[host] += sizes[owner]  # and back
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    spent = table[table["metric"] == "bytes_to_peers"].groupby("site")["value"].sum()
+    assert spent.to_dict() == expected
+    assert set(table[table["metric"] == "bytes_up"]["value"]) == {0}
+
+
+@pytest.mark.parametrize("scale", [0, -1, "M", 1.5])
+def test_a_scale_that_is_none_is_refused(scale):
+    with pytest.raises(SettingsError, match="p2p_scale"):
+        REGISTRY.make_method("fedcross_star", {"p2p_scale": scale})
+
+
+def test_steps_are_scaled_like_epochs(tmp_path):
+    run(
+        tmp_path,
+        "fedcross_star",
+        {"route": "identity", "p2p_scale": 2},
+        task=adam(make_task("plain")),
+        steps=3,
+        rounds=1,
+    )
+    assert {states(tmp_path)[name].tensors["optimizer/head.weight/step"].item() for name in NAMES} == {6}
+
+
+def test_an_owner_that_was_away_takes_its_model_in_later(tmp_path):
+    """Away for the homecoming of round 1, it still sends in round 2 what was trained elsewhere in round 1."""
+    assert owners(1)[1] == "site-3"
+    result = run(tmp_path / "whole", "fedcross_star", rounds=3)
+    late = run(tmp_path / "late", "fedcross_star", rounds=3, absent=lambda site, step: (site, step) == ("site-3", 3))
+    assert bits(late).keys() == bits(result).keys()
+    assert all(tensors_equal(tensors, bits(result)[key]) for key, tensors in bits(late).items())
+
+
+def test_a_visit_that_did_not_happen_leaves_the_model_as_it_was(tmp_path):
+    """site-2 is never there: who would have been its guest stays untrained in that round."""
+    result = run(tmp_path, "fedcross_star", rounds=1, absent=lambda site, step: site == "site-2")
+    start = make_task().initial(7)
+    owner = owners(1)[1]
+    assert tensors_equal(result.models[owner]["personal"].tensors, start)
+    others = [n for n in NAMES if n not in (owner, "site-2")]
+    assert not any(tensors_equal(result.models[name]["personal"].tensors, start) for name in others)
+
+
+@pytest.mark.parametrize("name", ["fedcross", "fedcross_star"])
+def test_a_model_leaves_a_broken_site_as_it_came(tmp_path, caplog, name):
+    """A site whose images are no numbers spoils no model, not even its own."""
+    sites = make_sites()
+    images = torch.full_like(sites["site-2"].train.images, float("nan"))
+    sites["site-2"] = dataclasses.replace(sites["site-2"], train=TensorData(images, sites["site-2"].train.labels))
+    result = run(tmp_path, name, sites=sites, rounds=4)
+    for key, tensors in bits(result).items():
+        assert all(torch.isfinite(t).all() for t in tensors.values()), key
+    assert "a training at site-2 diverged; the model goes on as it came" in caplog.text
+    start = parameters(make_task().initial(7))
+    trained = [m["personal"].tensors for site, m in result.models.items() if site != "site-2"]
+    assert all(not tensors_equal(parameters(tensors), start) for tensors in trained)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("fedcross", {}), ("fedcross", {"circulating": "one"}), ("fedcross", {"test": "owner"}), ("fedcross_star", {})],
+)
+def test_the_server_holds_no_model_and_sees_no_tensor(tmp_path, name, args):
+    run(tmp_path, name, args)
+    folder = tmp_path / "state" / "server"
+    for step in Store(folder).steps():
+        assert Store(folder).load(step).tensors == {}
+    assert not (folder / "inbox").exists()
+    assert not (folder / "blobs").exists()
+    for site in NAMES:
+        for step in Store(tmp_path / "state" / site).steps():
+            record = Store(tmp_path / "state" / site).load(step)
+            assert not any(key.startswith("reply/") for key in record.tensors)
+            assert set(record.meta["reply"]) <= {"trained", "guest"}
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    assert set(table[table["metric"].isin(["bytes_up", "bytes_down"])]["value"]) == {0}
+
+
+@pytest.mark.parametrize("name", ["fedcross", "fedcross_star"])
+def test_privacy_is_refused_before_the_first_step(tmp_path, name):
+    with pytest.raises(SettingsError, match=f"'{name}' would send .*parcels from site to site"):
+        run(tmp_path, name, privacy=Privacy(epsilon=5.0, clip=1.0))
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,174 @@
+"""FedPer: against a plain loop that shares no code with it, what leaves a site, averaged heads and unlike ones."""
+
+import pytest
+import torch
+from pfedcdp_toys import NAMES, plain_loop
+from torch import nn
+
+from medfl.core.store import Store
+from medfl.errors import SettingsError
+from medfl.networks.parts import mlp
+from medfl.plugins import load_plugins
+from medfl.testing.cohort import CLASSES, Case, SmallNet, make_sites, make_task, states
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedper import FedPer
+from medfl_methods.fedrep import FedRep
+
+REGISTRY = load_plugins()
+AVERAGE = {"global_head": "average"}
+
+
+def run(folder, args=None, name="fedper", **options):
+    return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 2, "evaluate_every": 9} | options))
+
+
+def part(tensors, name):
+    return select(tensors, name + ".")
+
+
+def personal(result, site):
+    return result.models[site]["personal"].tensors
+
+
+def sent(folder, site, step):
+    return Store(folder / "state" / site).read(step, "reply/")
+
+
+# ---- the method
+
+
+@pytest.mark.parametrize("network", ["norm", "plain"])
+def test_fedper_is_a_plain_loop(tmp_path, network):
+    """Bit for bit: FedAvg over bodies, with local heads (O-PF-11)."""
+    result = run(tmp_path, task=make_task(network), rounds=3)
+    body, own = plain_loop(make_sites(), dict.fromkeys(NAMES, network), rounds=3)
+    for name in NAMES:
+        assert tensors_equal(part(personal(result, name), "body"), part(body[network], "body"))
+        assert tensors_equal(part(personal(result, name), "head"), part(own[name], "head"))
+
+
+def test_b_13_bodies_are_equal_and_heads_are_not(tmp_path):
+    result = run(tmp_path)
+    assert result.outcome.models == {}
+    one, two, three = (personal(result, name) for name in NAMES)
+    assert tensors_equal(part(one, "body"), part(two, "body"))
+    assert tensors_equal(part(one, "body"), part(three, "body"))
+    heads = [part(model, "head") for model in (one, two, three)]
+    for left, right in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.allclose(heads[left]["weight"], heads[right]["weight"], atol=1e-3)
+
+
+def test_heads_never_leave_and_the_server_has_none(tmp_path):
+    run(tmp_path)
+    body = {f"model/{name}" for name in make_task().names() if name.startswith("body.")}
+    for name in NAMES:
+        for step in (1, 2):
+            assert sent(tmp_path, name, step).keys() == body
+    found = states(tmp_path)
+    assert not [name for name in found["server"] if "head" in name]
+    assert found["site-1"].keys() == {"head.weight", "head.bias"}
+
+
+def test_a_site_that_never_took_part_has_the_body_under_the_first_head(tmp_path):
+    result = run(tmp_path, absent=lambda site, step: site == "site-3")
+    head = part(make_task().initial(7), "head")
+    assert tensors_equal(part(personal(result, "site-3"), "body"), part(personal(result, "site-1"), "body"))
+    assert tensors_equal(part(personal(result, "site-3"), "head"), head)
+    assert not tensors_equal(part(personal(result, "site-1"), "head"), head)
+
+
+# ---- averaged heads
+
+
+@pytest.mark.parametrize("kind", ["fedper", "fedrep"])
+def test_the_global_head_is_the_mean_of_the_last_participants_heads(tmp_path, kind):
+    away = {1: "site-1", 2: "site-2", 3: "site-3"}
+    options = {"name": kind, "rounds": 3, "epochs": 2, "absent": lambda site, step: away.get(step) == site}
+    result = run(tmp_path / "average", AVERAGE, **options)
+    model = result.outcome.models["global"].tensors
+    heads = {name: part(personal(result, name), "head") for name in NAMES}
+    for key, mean in part(model, "head").items():
+        expected = (21 * heads["site-1"][key].double() + 13 * heads["site-2"][key].double()) / 34
+        torch.testing.assert_close(mean.double(), expected, atol=1e-6, rtol=0)
+    plain = run(tmp_path / "none", **options)
+    for name in NAMES:  # no site trains from the mean
+        assert tensors_equal(personal(result, name), personal(plain, name))
+        assert tensors_equal(result.models[name]["global"].tensors, model)
+    assert tensors_equal(part(model, "body"), part(personal(result, "site-1"), "body"))
+
+
+def test_an_averaged_head_is_sent_as_its_distance_from_the_mean(tmp_path):
+    first = run(tmp_path / "one", AVERAGE, rounds=1)
+    mean = part(first.outcome.models["global"].tensors, "head")
+    result = run(tmp_path / "two", AVERAGE, rounds=2)
+    own = part(personal(result, "site-2"), "head")
+    found = select(sent(tmp_path / "two", "site-2", 2), "head/head.")
+    assert tensors_equal(found, {key: own[key] - mean[key] for key in own})
+
+
+def test_under_privacy_body_and_head_are_clipped_together(tmp_path):
+    options = {"task": make_task("plain"), "epochs": 6, "privacy": {"epsilon": 1e7, "clip": 0.05}}
+    result = run(tmp_path, AVERAGE, **options)
+    for name in NAMES:
+        update = sent(tmp_path, name, 2)
+        assert {"head/head.weight", "model/body.0.weight"} <= update.keys()
+        norm = torch.cat([tensor.double().flatten() for tensor in update.values()]).norm()
+        assert float(norm) == pytest.approx(0.05, rel=0.05)
+    assert result.outcome.status == "finished"
+
+
+# ---- unlike heads (O-B20)
+
+
+class Headed(SmallNet):
+    """The small network with another head."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+
+def unlike_task():
+    task = make_task()
+    heads = {
+        "deep": lambda: Headed(mlp(24, (5,), CLASSES)),
+        "deeper": lambda: Headed(mlp(24, (7, 4), CLASSES, norm=False)),
+        "none": lambda: Headed(nn.Identity()),
+    }
+    return task.__class__(**{**vars(task), "networks": task.networks | heads, "_names": {}})
+
+
+def unlike_run(folder, networks, kind=FedPer, **args):
+    return run(folder, make_method=lambda: kind(**args), task=unlike_task(), networks=networks)
+
+
+@pytest.mark.parametrize("kind", [FedPer, FedRep])
+def test_b_20_heads_may_be_unlike(tmp_path, kind):
+    result = unlike_run(tmp_path, {"site-2": "deep", "site-3": "deeper"}, kind)
+    one, two, three = (personal(result, name) for name in NAMES)
+    assert tensors_equal(part(one, "body"), part(two, "body"))
+    assert tensors_equal(part(one, "body"), part(three, "body"))
+    assert [len(part(model, "head")) for model in (one, two, three)] == [2, 9, 6]
+    for name, network in zip(NAMES, ["norm", "deep", "deeper"], strict=True):
+        moved = part(personal(result, name), "head")
+        first = part(unlike_task().initial(7, network), "head")
+        assert not any(torch.equal(moved[key], first[key]) for key in first if first[key].is_floating_point())
+
+
+@pytest.mark.parametrize(
+    ("networks", "args", "message"),
+    [
+        ({"site-2": "wide"}, {}, r"'wide' has another body than 'norm': .* got unlike ones in \['body.0.bias'"),
+        ({"site-2": "plain"}, {}, r"'plain' has another body than 'norm': .* got unlike ones in \['body.1.bias'"),
+        ({"site-2": "none"}, {}, "'none' .* has a `head` without tensors"),
+        ({"site-2": "deep"}, AVERAGE, r"needs the network 'norm' at all sites, got \['deep', 'norm'\]"),
+    ],
+)
+def test_what_can_not_share_a_body_is_refused(tmp_path, networks, args, message):
+    with pytest.raises(SettingsError, match=message):
+        unlike_run(tmp_path, networks, **args)
+
+
+def test_a_body_that_stays_at_home_in_part_has_no_global_model(tmp_path):
+    with pytest.raises(SettingsError, match=r"norm_sync 'none' keeps parts of the body at the sites: \['body.1.bias'"):
+        run(tmp_path, AVERAGE, norm_sync="none")

@@ -1,0 +1,263 @@
+"""What a machine can do: shares, score, clusters, and where profiles come from."""
+
+import collections
+import csv
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from medfl.errors import SettingsError
+from medfl.runs.device_profiles import (
+    ARCHETYPES,
+    CLUSTERS,
+    Capability,
+    Profile,
+    Thresholds,
+    clusters,
+    find_profiles,
+    live,
+    place,
+    read_profiles,
+    score,
+    synthetic,
+)
+from medfl.settings import read_settings
+
+HALF = Profile(1500, 3000, 4, 16, 80, 50, 200)  # shares 1/2, 1/4, 4/5, 3/4
+EQUAL = (0.25, 0.25, 0.25, 0.25)
+NETWORKS = {"high": "a", "medium": "b", "low": "c"}
+
+# ---- shares and score
+
+
+def test_shares():
+    assert HALF.shares == (0.5, 0.25, 0.8, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shares"),
+    [
+        ({"latency_ms": 500}, (0.5, 0.25, 0.8, 0)),  # the paper's would be -1.5
+        ({"cpu_mhz": 4000}, (1, 0.25, 0.8, 0.75)),
+        ({"memory_free_gb": 0, "battery_percent": 0}, (0.5, 0, 0, 0.75)),
+        ({"latency_ms": 0, "battery_percent": 120}, (0.5, 0.25, 1, 1)),
+    ],
+)
+def test_shares_are_clipped(changes, shares):
+    assert HALF._replace(**changes).shares == shares
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [(EQUAL, 2.3 / 4), ((0.3, 0.3, 0.1, 0.3), 0.15 + 0.075 + 0.08 + 0.225), ((0, 0, 1, 0), 0.8)],
+)
+def test_the_score_is_the_weighted_sum(weights, expected):
+    """The second are the paper's for machines whose battery matters less."""
+    assert score(HALF, weights) == pytest.approx(expected, abs=1e-15)
+    assert score(Profile(1, 1, 1, 1, 100, 0, 1), weights) == pytest.approx(1)
+    assert score(Profile(0, 1, 0, 1, 0, 1, 1), weights) == 0
+
+
+# ---- clusters
+
+
+def test_thresholds_belong_to_the_better_cluster():
+    scores = {"a": 0.6, "b": 0.5999, "c": 0.4, "d": 0.3999, "e": 0.0, "f": 1.0}
+    found = clusters(scores, Thresholds())
+    assert found == {"a": "high", "b": "medium", "c": "medium", "d": "low", "e": "low", "f": "high"}
+    assert set(clusters(scores, Thresholds(high=0.0, medium=0.0)).values()) == {"high"}
+    assert clusters({"a": 0.5}, Thresholds(high=0.5, medium=0.5)) == {"a": "high"}
+
+
+def test_thresholds_that_cross_are_refused():
+    asked = {"networks": dict.fromkeys(CLUSTERS, "a"), "thresholds": {"high": 0.3}}
+    with pytest.raises(SettingsError, match="expected high >= medium, got 0.3 and 0.4"):
+        read_settings(Capability, asked, "capability")
+
+
+@pytest.mark.parametrize(
+    ("sites", "sizes"),
+    [(1, (1, 0, 0)), (2, (1, 1, 0)), (3, (1, 1, 1)), (4, (2, 1, 1)), (5, (2, 2, 1)), (10, (4, 3, 3))],
+)
+def test_tertiles(sites, sizes):
+    scores = {f"site-{index:02}": ((7 * index) % 11) / 11 for index in range(sites)}
+    found = clusters(scores, "tertiles")
+    assert tuple(list(found.values()).count(name) for name in CLUSTERS) == sizes
+    ranked = sorted(scores, key=scores.get, reverse=True)
+    assert [CLUSTERS.index(found[site]) for site in ranked] == sorted(CLUSTERS.index(found[site]) for site in ranked)
+
+
+def test_of_equal_scores_the_first_by_name_counts_as_larger():
+    assert clusters({"c": 0.5, "a": 0.5, "b": 0.5}, "tertiles") == {"a": "high", "b": "medium", "c": "low"}
+
+
+def test_sites_are_placed(tmp_path):
+    path = write(tmp_path, [("weak", 100, 3000, 1, 16, 5, 190, 200), ("strong", 3000, 3000, 9, 10, 100, 0, 200)])
+    asked = Capability(profiles=str(path), weights=(0.3, 0.3, 0.1, 0.3), thresholds=Thresholds(), networks=NETWORKS)
+    found = place(["weak", "strong"], asked, seed=0)
+    assert (found["strong"].cluster, found["strong"].network) == ("high", "a")
+    assert (found["weak"].cluster, found["weak"].network) == ("low", "c")
+    assert found["strong"].score == pytest.approx(0.3 + 0.27 + 0.1 + 0.3)
+    assert found["weak"].profile == Profile(100, 3000, 1, 16, 5, 190, 200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": (0.5, 0.5, 0.5, 0.5)}, "four weights >= 0 that sum to 1"),
+        ({"weights": (1.5, -0.5, 0, 0)}, "four weights >= 0 that sum to 1"),
+        ({"weights": (float("nan"), 0.5, 0.25, 0.25)}, "four weights >= 0 that sum to 1"),
+        ({"weights": (0.5, 0.5)}, "weights"),
+        ({"networks": {"high": "a", "low": "c"}}, "expected a network for each of"),
+        ({"networks": NETWORKS | {"middle": "d"}}, "middle"),
+        ({"thresholds": {"high": 2.0}}, "less than or equal to 1"),
+        ({"thresholds": "quartiles"}, "tertiles"),
+        ({"profile": "live"}, "profile"),
+    ],
+)
+def test_settings_that_are_refused(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        Capability(**({"networks": NETWORKS} | changes))
+
+
+# ---- made-up profiles
+
+
+def test_made_up_profiles_depend_on_seed_and_name_alone():
+    names = [f"site-{index:02}" for index in range(40)]
+    found = find_profiles(names, "synthetic", 3)
+    assert find_profiles(names[::-1], "synthetic", 3) == found
+    assert synthetic("site-07", 3) == found["site-07"]
+    assert len(set(found.values())) == 40
+    assert find_profiles(names, "synthetic", 4) != found
+    assert place(names[::-1], Capability(networks=NETWORKS), 3) == place(names, Capability(networks=NETWORKS), 3)
+
+
+def test_made_up_profiles_are_of_all_kinds_and_in_their_ranges():
+    profiles = find_profiles([str(index) for index in range(300)], "synthetic", 0).values()
+    counts = collections.Counter()
+    for profile in profiles:
+        fits = [
+            name
+            for name, ranges in ARCHETYPES.items()
+            if all(low <= value <= high for value, (low, high) in zip(profile, ranges, strict=True))
+        ]
+        counts.update(fits)
+        assert len(fits) == 1
+        assert all(0 <= share <= 1 for share in profile.shares)
+    assert sorted(counts) == sorted(ARCHETYPES)
+    assert min(counts.values()) > 70
+
+
+# ---- profiles in a file
+
+COLUMNS = ("site", *Profile._fields)
+
+
+def write(folder, rows, columns=COLUMNS):
+    path = folder / "profiles.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return path
+
+
+def test_profiles_from_a_file(tmp_path):
+    path = write(tmp_path, [("b", *HALF), ("a", 1, 2, 3, 4, 5, 6, 7), ("more", *HALF)])
+    assert find_profiles(["a", "b"], str(path), 0) == {"a": Profile(1, 2, 3, 4, 5, 6, 7), "b": HALF}
+
+
+def test_columns_may_stand_in_any_order(tmp_path):
+    path = write(tmp_path, [(*HALF[::-1], "a", "note")], (*Profile._fields[::-1], "site", "remark"))
+    assert read_profiles(path) == {"a": HALF}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([("a", *HALF)], "expected a row for every site in .*, got none for \\['b'\\]"),
+        ([("a", *HALF), ("b", *HALF), ("a", *HALF)], "line 4: site 'a' has a profile already. Keep one"),
+        ([("a", *HALF), ("b", "fast", *HALF[1:])], "line 3: expected seven numbers"),
+        ([("a", *HALF), ("b", 1, 2, 3)], "line 3: expected seven numbers"),
+        ([("a", *HALF), ("b", "nan", *HALF[1:])], "line 3: expected finite numbers >= 0"),
+        ([("a", *HALF), ("b", -1, *HALF[1:])], "line 3: expected finite numbers >= 0"),
+        ([("a", *HALF), ("b", *HALF[:3], 0, *HALF[4:])], "cpu_max_mhz, memory_gb and latency_max_ms > 0"),
+    ],
+)
+def test_profiles_that_are_missing_or_impossible(tmp_path, rows, words):
+    with pytest.raises(SettingsError, match=words):
+        find_profiles(["a", "b"], str(write(tmp_path, rows)), 0)
+
+
+def test_a_column_that_is_missing(tmp_path):
+    path = write(tmp_path, [("a", *HALF[:-1])], COLUMNS[:-1])
+    with pytest.raises(SettingsError, match=r"expected the columns site, cpu_mhz, .* got no \['latency_max_ms'\]"):
+        read_profiles(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b'site,"' + b"x" * 200_000])
+def test_a_file_that_is_none(tmp_path, content):
+    path = tmp_path / "profiles.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingsError, match="profiles.csv"):
+        find_profiles(["a"], str(path), 0)
+
+
+# ---- this machine
+
+
+class FakePsutil:
+    """A machine; parts that are None don't exist on its system."""
+
+    Clock = collections.namedtuple("Clock", "current min max")
+    Memory = collections.namedtuple("Memory", "total available")
+    Battery = collections.namedtuple("Battery", "percent")
+
+    def __init__(self, clock, battery):
+        if clock is not None:
+            self.cpu_freq = lambda: self.Clock(*clock) if clock else None
+        if battery is not None:
+            self.sensors_battery = lambda: None if battery == "none" else self.Battery(battery)
+
+    def virtual_memory(self):
+        return self.Memory(16e9, 4e9)
+
+
+@pytest.mark.parametrize(
+    ("clock", "battery", "shares", "assumed"),
+    [
+        ((1500, 0, 3000), 80, (0.5, 0.25, 0.8), "latency"),
+        ((1500, 0, 3000), 0, (0.5, 0.25, 0), "latency"),
+        ((1500, 0, 3000), "none", (0.5, 0.25, 1), "battery, latency"),
+        ((2000, 0.0, 0.0), "none", (1, 0.25, 1), "clock, battery, latency"),  # as virtual machines say
+        ((), None, (1, 0.25, 1), "clock, battery, latency"),
+        (None, None, (1, 0.25, 1), "clock, battery, latency"),
+    ],
+)
+def test_what_a_machine_does_not_tell_is_assumed_with_a_warning(monkeypatch, caplog, clock, battery, shares, assumed):
+    monkeypatch.setitem(sys.modules, "psutil", FakePsutil(clock, battery))
+    found = live()
+    assert found.shares == (*shares, 1)
+    assert caplog.messages == [f"This machine tells no {assumed}: assumed to be at its best."]
+
+
+@pytest.mark.parametrize("latency", [0.0, 50.0])
+def test_a_machine_that_tells_all_warns_of_nothing(monkeypatch, caplog, latency):
+    monkeypatch.setitem(sys.modules, "psutil", FakePsutil((1500, 0, 3000), 80))
+    assert live(latency_ms=latency) == Profile(1500, 3000, 4, 16, 80, latency, 200)
+    assert caplog.messages == []
+
+
+def test_this_machine():
+    pytest.importorskip("psutil")
+    found = find_profiles(["a", "b"], "live", 0)
+    assert found["a"] == found["b"]
+    assert 0 < found["a"].shares[1] <= 1
+    assert found["a"].memory_gb > 0.1
+
+
+def test_without_psutil(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(SettingsError, match=r"needs psutil: `pip install 'medfl\[devices\]'`, or give profiles"):
+        live()

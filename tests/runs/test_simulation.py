@@ -1,0 +1,399 @@
+"""A whole federation: what is refused before it starts, and what its files say when it ends."""
+
+import json
+import logging
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from medfl.core.evaluation import score
+from medfl.core.journal import Journal
+from medfl.core.site import Splits
+from medfl.data.pooled import Empty, Pooled
+from medfl.errors import DataError, PluginError, SettingsError, StoreError
+from medfl.plugins import load_plugins
+from medfl.runs.simulation import Run, simulate
+from medfl.runs.summary import summarise
+from medfl.settings import Settings, read_settings
+from medfl.testing.cohort import Case, bits, make_data, make_site, make_sites, make_task
+from medfl.utils.wire import sealed, tensors_equal
+from medfl_methods.fedavg import FedAvg
+
+REGISTRY = load_plugins()
+PRIVACY = {"epsilon": 5.0, "clip": 1.0}
+
+
+def case(name="fedavg", **args):
+    return Case(REGISTRY, name, args)
+
+
+def rows(folder, **where):
+    table = pd.read_csv(folder / "metrics.csv")
+    for column, value in where.items():
+        table = table[table[column] == value]
+    return table
+
+
+def without_costs(summary):
+    """A summary without measured seconds."""
+    return {name: value for name, value in summary.items() if name != "costs"}
+
+
+def refused(folder, error, text, toy=None, **options):
+    with pytest.raises(error) as caught:
+        (toy or case()).run(folder, **options)
+    assert text in str(caught.value)
+    assert not (folder / "state").exists()
+    return str(caught.value)
+
+
+# ---- refused before step 0
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path):
+    with pytest.raises(PluginError, match=r"Unknown method 'fedporx'\. Did you mean 'fedprox'\? Known: centralized,"):
+        REGISTRY.make_method("fedporx", {})
+    known = r"unknown option 'mue'\. Did you mean 'mu'\? Known: gradient_clip, mu, w"
+    with pytest.raises(SettingsError, match=rf"method 'fedprox'.*\n.*{known}"):
+        REGISTRY.make_method("fedprox", {"mue": 1.0})
+    with pytest.raises(SettingsError, match="'mu': .*greater than or equal to 0; got -1"):
+        REGISTRY.make_method("fedprox", {"mu": -1})
+    with pytest.raises(SettingsError, match="unknown option 'fractoin'. Did you mean 'fraction'"):
+        read_settings(Settings, {"rounds": 1, "fractoin": 1}, "the run")
+    task = make_task()
+    task = type(task)(task.networks, "norm", task.loss, task.optimizer, 3, ("acuracy",))
+    refused(tmp_path, SettingsError, "Unknown metric 'acuracy'. Did you mean 'accuracy'?", task=task)
+
+
+@pytest.mark.parametrize("name", ["server", "global", "pooled", "a/b", ".hidden"])
+def test_names_with_a_meaning_of_their_own_are_refused(tmp_path, name):
+    sites = {name: make_site(6, "a"), "b": make_site(6, "b")}
+    refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites=sites)
+
+
+@pytest.mark.parametrize("name", ["server", "global", "pooled"])
+def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
+    refused(tmp_path, SettingsError, f"A site can't be called '{name}'", sites={name: make_site(6, "a")})
+
+
+@pytest.mark.parametrize("name", ["NA", "null"])
+def test_any_other_name_is_a_name(tmp_path, name):
+    sites = {name: make_site(6, "a"), "b": make_site(6, "b")}
+    found = case().run(tmp_path, sites=sites, rounds=1).summary["scores"]["global"]["test"]["accuracy"]["sites"]
+    assert set(found) == set(sites)
+
+
+def test_networks_are_checked(tmp_path):
+    refused(
+        tmp_path, SettingsError, "'networks' names sites that are not there: ['site-9']", networks={"site-9": "wide"}
+    )
+    text = "Method 'fedavg' needs one architecture at all sites; got ['norm', 'wide']"
+    refused(tmp_path, SettingsError, text, networks={"site-1": "wide"})
+    text = "unknown network 'wyde'. Did you mean 'wide'"
+    refused(tmp_path, SettingsError, text, case("local"), networks={"site-1": "wyde"})
+
+
+def test_local_allows_unlike_networks(tmp_path):
+    models = case("local").run(tmp_path, networks={"site-1": "wide", "site-2": "plain"}, rounds=1).models
+    assert [models[f"site-{n}"]["personal"].network for n in (1, 2, 3)] == ["wide", "plain", "norm"]
+    assert len(models["site-1"]["personal"].tensors["body.0.bias"]) == 9
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize("label", [3, -1])
+def test_labels_out_of_range_are_located(tmp_path, split, label):
+    sites = make_sites()
+    getattr(sites["site-2"], split).labels[1:3] = label
+    text = refused(tmp_path, DataError, f"Site 'site-2', split '{split}': 2 labels are out of range", sites=sites)
+    assert "expected 0 to 2" in text
+    assert str(label) in text
+
+
+def test_nobody_can_train(tmp_path):
+    sites = make_sites({"a": 0, "b": 0})
+    refused(
+        tmp_path, DataError, "No site has training data: expected at least one image at one of ['a', 'b']", sites=sites
+    )
+
+
+def test_privacy_is_refused_where_it_covers_not_everything(tmp_path):
+    class Weights(FedAvg):
+        """It sends weights."""
+
+        sends = {"model/": "weights"}
+
+    run = Run("toy", Weights, make_task(), Settings(rounds=1, privacy=PRIVACY), make_sites(), tmp_path)
+    with pytest.raises(
+        SettingsError, match=r"Privacy covers updates only, and method 'toy' would send 'model/' \(weights\)"
+    ):
+        simulate(run)
+    refused(
+        tmp_path,
+        SettingsError,
+        "method 'centralized' would send the sites' raw data",
+        case("centralized"),
+        privacy=PRIVACY,
+    )
+
+
+def test_privacy_keeps_sizes_at_home(tmp_path):
+    case().run(tmp_path, privacy=PRIVACY, rounds=1, norm_sync="params")
+    assert b'"size"' not in (tmp_path / "state/site-1/step-00000001.safetensors").read_bytes()
+
+
+# ---- warned of
+
+
+def test_a_site_without_training_data_is_named_and_never_asked(tmp_path, caplog):
+    result = case().run(tmp_path, sites=make_sites({"a": 9, "b": 0, "c": 7}))
+    assert "Without training data, never asked to train: b." in caplog.text
+    assert set(rows(tmp_path, metric="loss")["site"]) == {"a", "c"}
+    assert set(rows(tmp_path, metric="accuracy", split="test")["site"]) == {"a", "b", "c", "global"}
+    assert bits(result)["b/global"]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "text"),
+    [
+        ("fedprox", {"mu": 0.0}, "With mu = 0.0, 'fedprox' is 'fedavg'."),
+        (
+            "fedbn",
+            {},
+            " on a network without batch-norm layers, 'fedbn' is 'fedavg' with weights = uniform.",
+        ),
+    ],
+)
+def test_a_method_that_is_another_one_says_so(tmp_path, caplog, name, args, text):
+    case(name, **args).run(tmp_path / "1", task=make_task("plain"), rounds=1)
+    assert text in caplog.text
+    caplog.clear()
+    case(name).run(tmp_path / "2", rounds=1)
+    assert caplog.text == ""
+
+
+# ---- the run folder
+
+
+@pytest.mark.parametrize(
+    ("toy", "options", "text"),
+    [
+        (case("fedprox"), {}, "method was 'fedavg', now 'fedprox'"),
+        (case(weights="uniform"), {}, "method_args.weights was None, now 'uniform'"),
+        (case(), {"seed": 8}, "settings.seed was 7, now 8"),
+        (case(), {"batch_size": 6}, "settings.batch_size was 5, now 6"),
+        (case(), {"privacy": PRIVACY}, "settings.privacy was None, now {"),
+        (case(), {"sites": make_sites({"a": 5})}, "sites was ['site-1', 'site-2', 'site-3'], now ['a']"),
+        (case(), {"task": make_task("plain")}, "task.networks.norm was"),
+        (
+            case(),
+            {"rounds": 1},
+            "was started for 2 rounds, got 1: more are allowed and continue the run, fewer are not",
+        ),
+    ],
+)
+def test_the_folder_of_another_run_is_refused(tmp_path, toy, options, text):
+    before = case().run(tmp_path, rounds=2)
+    csv = (tmp_path / "metrics.csv").read_bytes()
+    with pytest.raises(StoreError) as caught:
+        toy.run(tmp_path, **({"rounds": 2} | options))
+    assert text in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert (tmp_path / "metrics.csv").read_bytes() == csv
+    assert case().run(tmp_path, rounds=2).summary == before.summary
+
+
+def test_a_cleaned_run_is_not_begun_anew(tmp_path):
+    case().run(tmp_path, rounds=2)
+    csv = (tmp_path / "metrics.csv").read_bytes()
+    record = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(sealed(record | {"cleaned": True})))
+    with pytest.raises(StoreError, match="was cleaned"):
+        case().run(tmp_path, rounds=2)
+    assert (tmp_path / "metrics.csv").read_bytes() == csv
+
+
+def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
+    seen = []
+
+    def look(*_):
+        seen.append((tmp_path / "summary.json").exists())
+
+    for rounds in (1, 2):
+        run = Run("fedavg", FedAvg, make_task(), Settings(rounds=rounds), make_sites(), tmp_path)
+        run.on_round = run.take_home = look
+        simulate(run)
+        assert (tmp_path / "summary.json").exists()
+    assert not any(seen)
+    assert len(seen) >= 4
+
+
+# ---- what the files say
+
+
+def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
+    sites = make_sites()
+    result = case().run(tmp_path, sites=sites)
+    table = rows(tmp_path)
+    assert list(table) == ["round", "site", "model", "split", "moment", "metric", "value"]
+    assert not table.duplicated(["round", "site", "model", "split", "moment", "metric"]).any()
+    assert set(table["moment"]) == {"aggregated", "trained"}
+    costs = {"loss", "seconds", "work_seconds", "evaluate_seconds", "bytes_up", "bytes_down", "bytes_to_peers"}
+    assert set(table["metric"]) == costs | {"accuracy"}
+    last = rows(tmp_path, round=3, metric="accuracy", split="test", moment="aggregated").set_index("site")["value"]
+    model = FedAvg().predictor(make_task(), [result.outcome.models["global"]])
+    for name, data in sites.items():
+        assert last[name] == pytest.approx(score(model, data.test, make_task(), Settings(rounds=3))["accuracy"])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary == result.summary
+    assert (summary["method"], summary["status"], summary["rounds"], summary["evaluated_round"]) == (
+        "fedavg",
+        "finished",
+        3,
+        3,
+    )
+    found = summary["scores"]["global"]["test"]["accuracy"]
+    three = [last[name] for name in sites]
+    assert found["sites"] == pytest.approx(dict(zip(sites, three, strict=True)))
+    assert found["mean"] == pytest.approx(sum(three) / 3)
+    assert found["worst"] == pytest.approx(min(three))
+    assert found["global_test"] == pytest.approx(last["global"])
+    assert found["global_test"] == pytest.approx(
+        score(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
+    )
+    assert set(summary["scores"]["global"]) == {"val", "test"}
+
+
+def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
+    sites = make_sites()
+    summary = case().run(tmp_path, sites=sites).summary
+    for name, data in sites.items():
+        spent = rows(tmp_path, site=name).groupby("metric")["value"].sum()
+        for cost in ("bytes_up", "bytes_down", "bytes_to_peers", "evaluate_seconds"):
+            assert summary["costs"][name][cost] == pytest.approx(spent[cost])
+        assert summary["costs"][name]["train_seconds"] == pytest.approx(spent["work_seconds"])
+        held = summary["holdings"]["sites"][name]
+        assert held["training"] == torch.bincount(data.train.labels, minlength=3).tolist()
+        assert sum(held["test"]) == len(data.test)
+    assert summary["holdings"]["classes"] == ["0", "1", "2"]
+
+
+def test_the_summary_of_personal_models(tmp_path):
+    found = case("fedbn").run(tmp_path, rounds=1).summary["scores"]
+    assert set(found) == {"personal"}
+    assert found["personal"]["test"]["accuracy"]["global_test"] is None
+
+
+def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
+    lines = [("a", 0.5), ("b", math.nan), ("c", 0.7)]
+    head = "round,site,model,split,moment,metric,value\n"
+    text = "".join(f"1,{site},global,test,aggregated,auc,{value}\n" for site, value in lines)
+    (tmp_path / "metrics.csv").write_text(head + text)
+    outcome = case().run(tmp_path / "run", rounds=1).outcome
+    found = summarise(tmp_path / "metrics.csv", "fedavg", outcome, Settings(rounds=1), "auc")["scores"]["global"][
+        "test"
+    ]["auc"]
+    assert found["mean"] == pytest.approx(0.6)
+    assert (found["worst"], found["sites"]["b"]) == (0.5, None)
+
+
+# ---- too few replies
+
+
+def test_too_few_replies_end_the_run_as_incomplete_and_it_can_be_taken_up(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    whole = case().run(tmp_path / "whole", min_replies=3)
+    result = case().run(tmp_path / "cut", min_replies=3, absent=lambda site, step: site == "site-2" and step == 2)
+    assert (result.outcome.status, result.outcome.rounds) == ("incomplete", 1)
+    assert "2 of 3 needed replies came." in result.outcome.reason
+    assert "Round 2: no reply from site-2." in caplog.text
+    assert json.loads((tmp_path / "cut" / "summary.json").read_text())["status"] == "incomplete"
+    assert set(rows(tmp_path / "cut", round=2, metric="loss")["site"]) == {"site-1", "site-3"}
+    again = case().run(tmp_path / "cut", min_replies=3)
+    assert without_costs(again.summary) == without_costs(whole.summary)
+
+
+def test_a_run_without_usable_updates_ends_as_diverged(tmp_path, caplog):
+    sites = make_sites()
+    for data in sites.values():
+        data.train.images[:] = math.nan
+    result = case().run(tmp_path, sites=sites)
+    assert (result.outcome.status, result.outcome.rounds) == ("diverged", 0)
+    assert "Site 'site-1' refuses to send" in caplog.text
+    assert all(torch.isfinite(tensor).all() for tensor in result.outcome.models["global"].tensors.values())
+    assert len(rows(tmp_path, round=1, metric="work_seconds")) == 3
+
+
+# ---- models of earlier rounds
+
+
+def test_models_of_named_rounds_are_kept_also_over_a_kill(tmp_path, monkeypatch):
+    """After a kill between a model and the commit of its round the same model is there; other numbers don't change."""
+    early, plain = case().run(tmp_path / "early", rounds=1), case().run(tmp_path / "plain")
+    commit = Journal.commit
+
+    def killed(self, state, now):
+        if now.round == 2:
+            raise KeyboardInterrupt
+        commit(self, state, now)
+
+    monkeypatch.setattr(Journal, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        case().run(tmp_path / "kept", keep_rounds=(1, 2, 3))
+    monkeypatch.undo()
+    journal = Journal(tmp_path / "kept")
+    second = journal.kept_model(2).tensors
+    result = case().run(tmp_path / "kept", keep_rounds=(1, 2, 3))
+    assert journal.kept_rounds() == [1, 2, 3]
+    for round_, expected in ((1, bits(early)["server/global"]), (2, second), (3, bits(plain)["server/global"])):
+        assert tensors_equal(journal.kept_model(round_).tensors, expected)
+    assert all(tensors_equal(bits(result)[name], tensors) for name, tensors in bits(plain).items())
+    with pytest.raises(StoreError, match="round 9 was not kept .* kept are: 1, 2, 3"):
+        journal.kept_model(9)
+    (tmp_path / "kept" / "kept" / "round-1.safetensors").write_bytes(b"x" * 99)
+    with pytest.raises(StoreError, match="can't be read"):
+        journal.kept_model(1)
+
+
+def test_a_run_that_goes_on_may_keep_others_and_says_which_are_gone(tmp_path, caplog):
+    case().run(tmp_path, rounds=2)
+    caplog.set_level(logging.INFO)
+    case().run(tmp_path, rounds=3, keep_rounds=(1, 3))
+    assert Journal(tmp_path).kept_rounds() == [3]
+    assert "their models were not kept: rounds 1." in caplog.text
+    assert "The models of 2 rounds are kept, 0.0 MB each." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "text"),
+    [("local", (1,), "the server has none"), ("fedavg", (2, 9), "names round 9 and the run has 3")],
+)
+def test_models_that_there_will_not_be_are_refused(tmp_path, name, rounds, text):
+    with pytest.raises(SettingsError, match=text):
+        case(name).run(tmp_path, keep_rounds=rounds)
+
+
+# ---- pieces
+
+
+def test_pooled_data_are_the_parts_in_any_order():
+    parts = [make_data(n, str(n)) for n in (4, 0, 3)]
+    pooled = Pooled(parts)
+    assert len(pooled) == 7
+    images, labels = pooled.batch(torch.tensor([6, 0, 3, 4, 0]))
+    everything = torch.cat([part.images for part in parts])
+    assert torch.equal(images, everything[[6, 0, 3, 4, 0]])
+    assert torch.equal(labels, pooled.labels[[6, 0, 3, 4, 0]])
+
+
+def test_a_run_without_anything_to_score_ends_well(tmp_path):
+    sites = {name: Splits(make_data(8, name), Empty(), Empty()) for name in "ab"}
+    outcome = simulate(Run("fedavg", FedAvg, make_task(), Settings(rounds=2), sites, tmp_path))
+    assert (outcome.summary["status"], outcome.summary["evaluated_round"], outcome.summary["scores"]) == (
+        "finished",
+        None,
+        {},
+    )
+    with pytest.raises(IndexError, match="no images"):
+        Empty().batch(torch.tensor([0]))

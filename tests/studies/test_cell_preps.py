@@ -1,0 +1,64 @@
+"""Releases of white blood cells that a study prepares itself."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from cell_maker import ACEVEDO, BODZAS, make_acevedo, make_bodzas, make_matek  # noqa: E402
+from pydantic import TypeAdapter, ValidationError
+
+from medfl.data.datalists import read_datalist
+from medfl.errors import DataError
+from medfl.studies.preps import Prep
+from medfl_datasets.bloodcells.labels import SHIPPED
+
+
+def prep(**values):
+    return TypeAdapter(Prep).validate_python({"size": 8, **values})
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A study's source folder with all releases, each in a folder of its name."""
+    folder = tmp_path / "source"
+    make_acevedo(folder / "acevedo")
+    make_matek(folder / "matek")
+    make_bodzas(folder)
+    return folder
+
+
+def pooled(source, pool, **values):
+    chosen = prep(**values)
+    chosen.find(source)
+    chosen.make(source, pool, lambda _: None)
+    return read_datalist(pool)
+
+
+def test_each_release_is_found_by_its_name_and_prepared(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("medfl.ingest.pipeline.core_count", lambda: 1)
+    paper = pooled(source, tmp_path / "1", dataset="acevedo", preset="paper")
+    assert paper.num_classes == 10
+    eight = pooled(source, tmp_path / "2", dataset="acevedo", labels="class", test_share=0)
+    assert (eight.num_classes, len(eight.splits["training"])) == (8, sum(ACEVEDO.values()))
+    assert pooled(source, tmp_path / "3", dataset="matek").num_classes == 15
+    assert pooled(source, tmp_path / "4", dataset="bodzas").num_classes == 9
+    shutil.copy(SHIPPED, source / "map.yaml")
+    for extra in ({}, {"label_map": "map.yaml"}):
+        some = pooled(source, tmp_path / f"5{len(extra)}", dataset="bloodcells", sources=["bodzas"], **extra)
+        assert (some.num_classes, sum(map(len, some.splits.values()))) == (13, sum(BODZAS.values()))
+    three = prep(dataset="bloodcells")
+    assert three.find(source) == source
+
+
+def test_what_is_not_there_or_not_known_is_told_before_anything_is_made(source):
+    with pytest.raises(DataError, match=r"expected a label map at .*other\.yaml.*Correct 'label_map'"):
+        prep(dataset="bloodcells", label_map="other.yaml").find(source)
+    shutil.rmtree(source / "bodzas")
+    with pytest.raises(DataError, match="expected folders of classes of Bodzas-23"):
+        prep(dataset="bloodcells").find(source)
+    with pytest.raises(DataError, match="expected folders of classes of Acevedo-20"):
+        prep(dataset="acevedo").find(source / "matek")
+    for wrong in ({"dataset": "matek", "preset": "paper"}, {"dataset": "bloodcells", "sources": ["akevedo"]}):
+        with pytest.raises(ValidationError):
+            prep(**wrong)

@@ -1,0 +1,125 @@
+"""What a study file may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medfl.errors import SettingsError
+from medfl.studies.reading import read_study
+from medfl.studies.schema import slug
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"row": {}}, r"unknown option 'row'\. Did you mean 'rows'\?"),
+        ({"data__demo__foldr": "x"}, r"unknown option 'data\.demo\.foldr'\. Did you mean 'folder'\?"),
+        ({"rows__alone__methd": "x"}, r"unknown option 'rows\.alone\.methd'\. Did you mean 'method'\?"),
+        ({"scales__cpu__seed": 1}, r"unknown option 'scales\.cpu\.seed'\. Did you mean 'seeds'\?"),
+        ({"bundle": None}, "'bundle' is required"),
+        ({"rows": {}}, r"the baseline 'alone' is no row of the study"),
+        ({"rows__alone__baseline": "fedprox"}, r"'rows\.alone\.baseline' names 'fedprox', no row of the study"),
+        ({"rows__Alone!": {"method": "fedavg"}}, "'alone' and 'Alone!' would share the folder 'alone'"),
+        ({"rows__!!": {"method": "fedavg"}}, "the name '!!' has neither a letter nor a digit"),
+        ({"data__Demo": {"folder": "cohort"}}, "'demo' and 'Demo' would share the folder 'demo'"),
+        ({"baseline": "alon"}, r"the baseline 'alon' is no row of the study\. Did you mean 'alone'\?"),
+        (
+            {"claims": [{"measure": "balance", "better": "alone", "than": "fedprox"}]},
+            r"'claims' names 'fedprox', no row of the study\. Did you mean 'fedprox mu=0.1'\?",
+        ),
+        (
+            {"claims": [{"measure": "ballance", "better": "alone", "than": "fedprox mu=0.1"}]},
+            r"'claims' names the measure 'ballance', which is no measure to claim\. Did you mean 'balance'\?",
+        ),
+        ({"seeds": 0}, "at least one seed"),
+        ({"seeds": [1, 1]}, "unlike each other"),
+        ({"seeds": [-1]}, "all >= 0"),
+        ({"scales__full": {}}, "a scale of the study .* is called 'full'"),
+        ({"settings__seed": 3}, r"'settings\.seed': the study gives each run its own 'seed'"),
+        ({"data__demo__options": {"output_dir": "x"}}, r"'data\.demo\.options\.output_dir'"),
+        ({"settings__mean": ["$exit()"]}, r"'settings\.mean': expected a plain value, got an expression"),
+        ({"data__demo__prep": {"dataset": "medmnist", "flag": "x"}}, "give either 'prep' or 'folder'"),
+        ({"data": {"a": {"prep": {"dataset": "medmnist", "flag": "x"}}}}, "needs a 'partition'"),
+        ({"data__demo__partition": {"sites": 3}}, "a partition needs a 'scheme'"),
+        (
+            {"data": {"a": {"prep": {"dataset": "mednist", "flag": "x"}}}},
+            "'data.a.prep': Input tag 'mednist' .* expected tags: 'medmnist'",
+        ),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(write, changes: dict, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_study(write(**changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows:\n  a: {method: local}\n  a: {method: fedavg}\n", "the key 'a' stands twice"),
+        ("rows: [", "is no valid YAML"),
+        ("- one\n- two\n", "expected keys and values in the study file .* got list"),
+    ],
+)
+def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        read_study(tmp_path / "study.yaml")
+    with pytest.raises(SettingsError, match="expected a study file at .*: No such file"):
+        read_study(tmp_path / "studie.yaml")
+
+
+def test_numbers_with_an_exponent_are_numbers(write) -> None:
+    file = write()
+    file.write_text(file.read_text().replace("0.125", "1e-3"))
+    assert read_study(file).settings["optimizer#lr"] == 0.001
+
+
+def test_a_scale_replaces_settings_and_seeds(write) -> None:
+    full, small = read_study(write()), read_study(write(), "cpu")
+    assert (full.settings["rounds"], full.seed_list()) == (4, [0, 1])
+    assert (small.settings, small.seed_list()) == ({"rounds": 1, "optimizer#lr": 0.125}, [0])
+    assert read_study(write(seeds=[3, 7])).seed_list() == [3, 7]
+    assert read_study(write(), "cpu", seeds=3).seed_list() == [0, 1, 2]
+    with pytest.raises(SettingsError, match=r"has no scale 'cpuu'\. Did you mean 'cpu'\? Known: cpu, full\."):
+        read_study(write(), "cpuu")
+
+
+def test_one_data_set_may_be_chosen(write) -> None:
+    file = write(data__other={"folder": "elsewhere"})
+    assert list(read_study(file).data) == ["demo", "other"]
+    assert list(read_study(file, data=["other"]).data) == ["other"]
+    with pytest.raises(SettingsError, match=r"has no data set 'othr'\. Did you mean 'other'\?"):
+        read_study(file, data=["othr"])
+
+
+def test_names_become_parts_of_paths() -> None:
+    assert [slug(name) for name in ("FedProx mu=0.1", "a/../b", ".hidden")] == ["fedprox-mu-0.1", "a-..-b", "hidden"]
+
+
+def test_studies_of_the_papers_tables_take_its_pipeline_and_its_widths() -> None:
+    """FedSKD's maps are those of CCS, and its clients have 64, 62, 60 and 58 channels in the order of table 1."""
+    studies = [read_study(path) for path in sorted((ROOT / "studies").glob("fedskd_*.yaml"))]
+    pipelines = {s.name: s.data["abide"].prep.pipeline for s in studies if "abide" in s.data}
+    assert pipelines.pop("fedskd_reho") == "cpac"
+    assert len(pipelines) == 7
+    assert set(pipelines.values()) == {"ccs"}
+    widths = {"US-West": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-East": "resnet10_minus6"}
+    given = [row.settings for s in studies for row in s.rows.values()] + [s.settings for s in studies]
+    found = [one["networks_by_site"] for one in given if "networks_by_site" in one]
+    assert len([one for one in found if one == widths]) + len([one for one in found if "site-02" in one]) == len(found)
+    assert widths in found
+
+
+def test_the_shipped_studies_are_valid() -> None:
+    found = sorted((ROOT / "studies").glob("*.yaml"))
+    assert found
+    for path in found:
+        study = read_study(path)
+        assert study.name == path.stem
+        for scale in yaml.safe_load(path.read_text()).get("scales", {}):
+            assert read_study(path, scale).settings.get("rounds", 0) <= study.settings.get("rounds", 0)

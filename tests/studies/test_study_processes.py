@@ -1,0 +1,112 @@
+"""The processes of a study, and who may write where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medfl.errors import StoreError
+from medfl.studies.jobs import Job
+from medfl.studies.runner import Processes, only_study, run_jobs
+
+
+def job(folder: Path) -> Job:
+    return Job("demo", "row", 0, folder, folder, folder / "run" / "seed-0", {"method": "local"})
+
+
+def test_a_process_leaves_its_words_and_its_status(tmp_path: Path) -> None:
+    log = job(tmp_path).log
+    assert Processes().launch([sys.executable, "-c", "print('hello'); raise SystemExit(3)"], log) == 3
+    assert log.read_text().splitlines()[1:] == ["hello"]
+    assert log.read_text().startswith("$ ")
+
+
+def test_two_studies_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    with only_study(tmp_path), pytest.raises(StoreError, match="Another `medfl study` works in"), only_study(tmp_path):
+        pass
+    with only_study(tmp_path):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="Could not write to the folder"), only_study(tmp_path / "file"):
+        pass
+
+
+def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> None:
+    """Another process holds the run folder, and ends when it is said to be there; then the run is given again."""
+    left, said = job(tmp_path), []
+    left.folder.mkdir(parents=True)
+    hold = (
+        "import fcntl, sys\n"
+        "file = open(sys.argv[1] + '/.lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True); sys.stdin.read(); open(sys.argv[1] + '/ended', 'w').close()\n"
+    )
+    command = [sys.executable, "-c", hold, str(left.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+
+        def say(line: str) -> None:
+            said.append(line)
+            if "another process still writes there" in line:
+                other.stdin.close()  # type: ignore[union-attr] # it ends now
+
+        def start(command: list[str], log: Path) -> int:
+            assert (left.folder / "ended").exists(), "started while another process was writing"
+            return 1
+
+        run_jobs([left], say, lambda outcome, job: None, start)
+    assert sum("another process still writes there" in line for line in said) == 1
+
+
+def script(folder: Path, number: int, code: str) -> Job:
+    """A run that is a Python script."""
+
+    class Script(Job):
+        def command(self) -> list[str]:
+            return [sys.executable, "-c", code]
+
+    return Script("demo", f"row {number}", 0, folder, folder, folder / f"run-{number}" / "seed-0", {})
+
+
+def test_an_interruption_ends_the_processes_too(tmp_path: Path) -> None:
+    """As on Ctrl-C, or when the system ends the study: what runs is ended, what waits is not started."""
+    code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(3600)"
+    jobs = [script(tmp_path, number, code) for number in range(3)]
+
+    def interrupt(*_: object) -> None:
+        if all(job.log.exists() and "ready" in job.log.read_text() for job in jobs[:2]):
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_jobs(jobs, lambda line: None, lambda outcome, job: None, at_once=2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    for job in jobs[:2]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(job.log.read_text().split()[-1]), 0)
+    assert not jobs[2].log.exists()
+
+
+def test_runs_at_once_meet_each_other(tmp_path: Path) -> None:
+    """Each of two waits until the other is there; a third begins when one of them is over."""
+    meet = "import pathlib, time; me, other = map(pathlib.Path, {}); me.touch()\n"
+    meet += "while not other.exists(): time.sleep(0.01)"
+    ways = [str(tmp_path / name) for name in "ab"]
+    codes = [meet.format(ways), meet.format(ways[::-1]), "raise SystemExit(3)"]
+    said: list[str] = []
+    jobs = [script(tmp_path, number, code) for number, code in enumerate(codes)]
+    outcome = run_jobs(jobs, said.append, lambda outcome, job: None, at_once=2)
+    assert [outcome.status[job] for job in jobs] == ["not run", "not run", "failed (3)"]  # they write no summary
+    begun = [line.splitlines()[0] for line in said if line.startswith("run ")]
+    assert begun == [f"run {number + 1} of 3: demo / row {number} / seed 0" for number in range(3)]
+    assert said.index(next(line for line in said if line.startswith("run 3"))) > 2, "the third waits for a place"

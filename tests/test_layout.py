@@ -1,0 +1,70 @@
+"""The shape of the house: few rooms, none too full, and imports that run one way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grimp
+import networkx
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("medfl", "medfl_methods", "medfl_datasets", "medfl_mlflow")
+FOLDERS = {"medfl": ROOT / "medfl", "medfl_datasets": ROOT / "data_prep"}
+FOLDERS |= {name: ROOT / "plugins" / name for name in ("medfl_methods", "medfl_mlflow")}
+
+LOOSE = 11
+"""Modules at the top of `medfl`."""
+
+FULL = 18
+"""Modules in a folder, but where files are named by what users type."""
+
+LONG = 300
+"""Lines of a file; only the contract, which is read whole, has more."""
+
+
+def modules() -> list[Path]:
+    return [path for top in FOLDERS.values() for path in sorted(top.rglob("*.py")) if "bundles" not in path.parts]
+
+
+@pytest.fixture(scope="module")
+def imports() -> networkx.DiGraph:
+    """Who imports whom, within functions and for type checking as well."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None, exclude_type_checking_imports=False)
+    pairs = [(module, used) for module in graph.modules for used in graph.find_modules_directly_imported_by(module)]
+    return networkx.DiGraph(pairs)
+
+
+def test_few_modules_are_loose_and_no_folder_is_full():
+    assert len(list((ROOT / "medfl").glob("*.py"))) <= LOOSE
+    free = {ROOT / "medfl" / "cli", ROOT / "plugins" / "medfl_methods"}
+    counts = {}
+    for path in modules():
+        if path.parent not in free and path.name != "__init__.py":
+            counts[path.parent] = counts.get(path.parent, 0) + 1
+    assert {folder: count for folder, count in counts.items() if count > FULL} == {}
+
+
+def test_no_file_is_long():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
+    assert {path: length for path, length in lengths.items() if length > LONG} == {
+        path: length for path, length in lengths.items() if path == ROOT / "medfl" / "contract.py"
+    }
+
+
+def test_every_folder_says_what_belongs_there():
+    folders = {path.parent for path in modules()}
+    assert [folder for folder in folders if not (folder / "__init__.py").read_text().startswith('"""')] == []
+
+
+def test_no_circle_of_files(imports: networkx.DiGraph):
+    assert [sorted(circle) for circle in networkx.strongly_connected_components(imports) if len(circle) > 1] == []
+
+
+def test_no_circle_of_packages(imports: networkx.DiGraph):
+    packages = networkx.DiGraph()
+    for module, used in imports.edges:
+        pair = [".".join(name.split(".")[:2]) for name in (module, used)]
+        if pair[0] != pair[1] and not any(name.startswith("medfl_datasets") for name in pair):  # no plugins yet
+            packages.add_edge(*pair)
+    assert [sorted(circle) for circle in networkx.strongly_connected_components(packages) if len(circle) > 1] == []

@@ -1,0 +1,267 @@
+"""Every installed method keeps the contract; and the suite notices methods that do not."""
+
+import logging
+import textwrap
+
+import pytest
+
+from medfl.plugins import load_plugins
+from medfl.testing import CHECKS, check_method, suite
+
+SHORTER = {
+    "fedfed": {"distil_rounds": 1, "width": 2},  # of three rounds two train on what was shared
+    "fedskd": {"p2p_scale": 1},  # a limit case and fedcross_star train N times as long
+    "fedtpf": {"distil_rounds": 1, "width": 2},
+    "isfl": {"probe": 3},
+    "pfedcdp": {"refine": {"epochs": 2, "probe_epochs": 1}},
+}
+"""Settings that spare time and leave out no part of a method."""
+
+
+@pytest.mark.parametrize("name", sorted(load_plugins().methods))
+def test_the_contract_is_kept(name):
+    check_method(name, args=SHORTER.get(name))
+
+
+HEAD = """
+import itertools, os, time
+from typing import ClassVar
+import torch
+from pydantic import PrivateAttr
+from medfl.methods.averaging import Averaging
+from medfl.contract import Limit, Reply
+from medfl.plugins import MethodRecord, hookimpl
+
+KNOWN = {}
+
+@hookimpl
+def medfl_methods():
+    return [MethodRecord("toy", f"{__name__}:Toy", "averaging", "", {"model/": "update"}, summary="a toy")]
+
+def scaled(mean, factor):
+    return {k: m * factor if m.is_floating_point() else m for k, m in mean.items()}
+
+def moved(reply, by):
+    tensors = {k: t + by if t.is_floating_point() else t for k, t in reply.tensors.items()}
+    return Reply(tensors, reply.meta, reply.parcels, reply.log, reply.trained)
+
+class Toy(Averaging):
+    '''A method for tests.'''
+"""
+
+SOUND = "weights: str = 'size'"
+
+BROKEN = {
+    "memory on the object": (
+        "it_forgets",
+        "one object for all steps: other bits",
+        """
+        _seen: list = PrivateAttr(default_factory=list)
+
+        def work(self, site, order):
+            self._seen.append(site.name)
+            return moved(super().work(site, order), 1e-3 * len(self._seen))
+        """,
+    ),
+    "memory in the module": (
+        "it_is_deterministic",
+        "the same run twice: other bits",
+        """
+        def work(self, site, order):
+            KNOWN[site.name] = KNOWN.get(site.name, 0) + 1
+            return moved(super().work(site, order), 1e-3 * KNOWN[site.name])
+        """,
+    ),
+    "a counter of steps in this process": (
+        "it_resumes_at_every_step",
+        "stopped in work of step 1: other bits",
+        """
+        def setup(self, server):
+            super().setup(server)
+            KNOWN["steps"] = itertools.count()
+
+        def plan(self, server):
+            plan = super().plan(server)
+            step = next(KNOWN.setdefault("steps", itertools.count()))
+            for order in plan.orders if plan else []:
+                order.meta["step"] = step
+            return plan
+
+        def work(self, site, order):
+            return moved(super().work(site, order), 1e-3 * order.meta["step"])
+        """,
+    ),
+    "momentum of the server in the module": (
+        "two_methods_can_alternate",
+        "other bits",
+        """
+        def setup(self, server):
+            super().setup(server)
+            KNOWN.clear()
+
+        def server_update(self, server, old, mean):
+            for name in server.state.meta["parameters"]:
+                KNOWN[name] = mean[name] + 0.5 * KNOWN.get(name, 0.0)
+            return super().server_update(server, old, mean | KNOWN)
+        """,
+    ),
+    "randomness without a seed": (
+        "it_is_deterministic",
+        "the same run twice: other bits",
+        """
+        def work(self, site, order):
+            return moved(super().work(site, order), 1e-3 * os.urandom(1)[0])
+        """,
+    ),
+    "the time of day": (
+        "it_is_deterministic",
+        "the same run twice: other bits",
+        """
+        def server_update(self, server, old, mean):
+            return super().server_update(server, old, scaled(mean, 1 + 1e-3 * (time.perf_counter() % 1)))
+        """,
+    ),
+    "no use of the seed": (
+        "it_is_deterministic",
+        "the seed changes nothing",
+        """
+        def setup(self, server):
+            super().setup(server)
+            server.state.tensors = {k: torch.zeros_like(t) for k, t in server.state.tensors.items()}
+
+        def work(self, site, order):
+            return Reply({k: torch.ones_like(t) for k, t in order.tensors.items()}, {"size": len(site.train)})
+        """,
+    ),
+    "who worked before in this process": (
+        "order_and_workers_do_not_matter",
+        "two workers: other bits",
+        """
+        def plan(self, server):
+            KNOWN["order"] = 0
+            return super().plan(server)
+
+        def work(self, site, order):
+            KNOWN["order"] = KNOWN.get("order", 0) + 1
+            return moved(super().work(site, order), 1e-3 * KNOWN["order"])
+        """,
+    ),
+    "a size of zero": (
+        "unlike_sites_are_legal",
+        "odd sites: ended as diverged",
+        """
+        def server_update(self, server, old, mean):
+            smallest = min(facts["size"] for facts in server.facts.values())
+            return super().server_update(server, old, scaled(mean, torch.tensor(float(smallest)) / smallest))
+        """,
+    ),
+    "all sites are waited for": (
+        "sites_may_be_absent",
+        "absent sites: ended as incomplete",
+        """
+        def plan(self, server):
+            plan = super().plan(server)
+            if plan:
+                plan.quorum = None
+            return plan
+        """,
+    ),
+    "an undeclared tensor": (
+        "only_what_is_declared_leaves",
+        "may not send the tensor 'images/0'",
+        """
+        def work(self, site, order):
+            reply = super().work(site, order)
+            reply.tensors["images/0"] = site.train.batch(torch.tensor([0]))[0]
+            return reply
+        """,
+    ),
+    "an undeclared fact": (
+        "only_what_is_declared_leaves",
+        "may not send the meta key 'labels'",
+        """
+        def work(self, site, order):
+            reply = super().work(site, order)
+            reply.meta["labels"] = site.train.labels.tolist()
+            return reply
+        """,
+    ),
+    "a limit case that is none": (
+        "limit_cases_hold",
+        "{'mu': 0.0} against fedavg on 'norm': other bits",
+        """
+        limits: ClassVar = (Limit("fedavg", {"mu": 0.0}),)
+        mu: float = 0.5
+
+        def loss(self, fit, batch):
+            return (1.1 + self.mu) * super().loss(fit, batch)
+        """,
+    ),
+    "a record that hides what is sent": (
+        "metadata_is_complete",
+        "record sends {'model/': 'update'}, class {'model/': 'update', 'images/': 'samples'}",
+        """sends: ClassVar = {"model/": "update", "images/": "samples"}""",
+    ),
+    "a preset that is not valid": (
+        "metadata_is_complete",
+        "unknown option 'gradent_clip'. Did you mean 'gradient_clip'",
+        """presets: ClassVar = {"paper": {"gradent_clip": "uniform"}}""",
+    ),
+    "an object that can be changed": (
+        "metadata_is_complete",
+        "the method object can be changed",
+        """model_config = {"frozen": False, "extra": "allow"}""",
+    ),
+    "an average that moves": (
+        "equal_models_average_to_themselves",
+        "no local training: other bits in ['server/global']",
+        """
+        def weight(self, meta):
+            return 1.0
+
+        def server_update(self, server, old, mean):
+            return {k: t + mean[k].to(t.dtype) + (1 if "running_mean" in k else 0) for k, t in old.items()}
+        """,
+    ),
+    "a claim to train unlike networks": (
+        "unlike_networks_are_refused_or_work",
+        "unlike_networks_are_refused_or_work: ",
+        "unlike_networks: ClassVar = True",
+    ),
+}
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    def toy(body, only=None):
+        path = tmp_path / "toy.py"
+        path.write_text(HEAD + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n")
+        if only:
+            monkeypatch.setattr(suite, "CHECKS", {only: CHECKS[only]})
+        check_method("toy", plugins=[path])
+
+    return toy
+
+
+@pytest.mark.parametrize("promise", ["metadata_is_complete", "it_is_deterministic", "it_resumes_at_every_step"])
+def test_a_sound_toy_passes(toy, promise):
+    toy(SOUND, promise)
+
+
+@pytest.mark.parametrize("fault", sorted(BROKEN))
+def test_a_broken_toy_is_noticed(toy, fault):
+    promise, shows_as, body = BROKEN[fault]
+    with pytest.raises(AssertionError) as caught:
+        toy(body, promise)
+    text = str(caught.value)
+    assert text.startswith(f"Method 'toy' breaks 1 promises:\n- {promise}: ")
+    assert shows_as in text
+
+
+def test_the_whole_suite_names_every_broken_promise(toy):
+    level = logging.getLogger("medfl").level
+    with pytest.raises(AssertionError, match="Method 'toy' breaks") as caught:
+        toy(BROKEN["randomness without a seed"][2])
+    for promise in ("it_is_deterministic", "it_resumes_at_every_step", "order_and_workers_do_not_matter"):
+        assert f"\n- {promise}: AssertionError: " in str(caught.value)
+    assert logging.getLogger("medfl").level == level

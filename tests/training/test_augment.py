@@ -1,0 +1,126 @@
+"""Random changes of training images: repeatable, with their regions, in every kind of training."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from monai.transforms import Compose, RandAffined, RandFlipd
+
+from medfl.core.site import Splits
+from medfl.errors import StoreError
+from medfl.plugins import load_plugins
+from medfl.testing.cohort import Case, TensorData, bits, make_sites, make_task
+from medfl.training.augment import Augmentation
+from medfl.utils.wire import tensors_equal
+
+REGISTRY = load_plugins()
+
+
+def flips(prob: float = 0.5) -> Augmentation:
+    return Augmentation(
+        Compose([RandFlipd(keys=["image", "regions"], allow_missing_keys=True, prob=prob, spatial_axis=0)])
+    )
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+IMAGES = torch.arange(16 * 2 * 4 * 4, dtype=torch.float32).reshape(16, 2, 4, 4)
+
+
+def test_a_stream_gives_the_same_images_again_and_another_one_others():
+    first, again, other = (flips()(IMAGES, None, stream(seed))[0] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.dtype == torch.float32
+    assert type(first) is torch.Tensor
+
+
+def test_each_image_is_changed_by_itself():
+    """With p = 1/2 about half of them are flipped, and a flipped one is exactly that."""
+    changed, _ = flips()(IMAGES, None, stream())
+    flipped = [torch.equal(one, before.flip(1)) for one, before in zip(changed, IMAGES, strict=True)]
+    kept = [torch.equal(one, before) for one, before in zip(changed, IMAGES, strict=True)]
+    assert [a != b for a, b in zip(flipped, kept, strict=True)] == [True] * 16
+    assert 3 <= sum(flipped) <= 13
+
+
+def test_regions_move_with_the_image():
+    """Labels that are read off the image are those of the changed image after any rotation, scaling and flip."""
+    regions = torch.zeros(24, 24, dtype=torch.int64)
+    regions[4:11, 5:9], regions[13:20, 12:22] = 1, 3
+    images = regions.float().expand(6, 1, 24, 24)
+    turn = RandAffined(
+        keys=["image", "regions"],
+        prob=1.0,
+        rotate_range=0.5,
+        translate_range=3,
+        scale_range=0.2,
+        mode=["nearest", "nearest"],
+        padding_mode="zeros",
+    )
+    changed, labels = Augmentation(Compose([turn]))(images, regions, stream())
+    assert labels.dtype == torch.int64
+    assert torch.equal(changed[:, 0], labels.float())
+    assert not torch.equal(labels[0], labels[1])
+
+
+def test_nothing_random_leaves_images_as_they_are():
+    assert torch.equal(flips(0.0)(IMAGES, None, stream())[0], IMAGES)
+
+
+def test_facts_tell_unlike_augmentations_apart_and_stay_when_used():
+    one = flips(0.5)
+    before = one.facts
+    one(IMAGES, None, stream())
+    assert one.facts == before == flips(0.5).facts
+    assert one.facts != flips(0.4).facts
+
+
+# ---- in runs
+
+
+def same(one, other) -> bool:
+    left, right = bits(one), bits(other)
+    return left.keys() == right.keys() and all(tensors_equal(left[name], right[name]) for name in left)
+
+
+def upside_down(sites):
+    """The same sites with training images flipped once and for all."""
+    return {
+        name: Splits(TensorData(data.train.images.flip(2), data.train.labels), data.val, data.test)
+        for name, data in sites.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [("fedavg", {}), ("local", {}), ("centralized", {}), ("fedkper", {"lambda_mode": "const", "aggregation": "size"})],
+)
+def test_a_flip_that_always_happens_is_training_on_flipped_images(tmp_path, method, args):
+    """A teacher, too, is asked about the images that its student sees. Test images are never changed."""
+    case, sites = Case(REGISTRY, method, args), make_sites()
+    flipping = dataclasses.replace(make_task(), augmentation=flips(1.0))
+    changed = case.run(tmp_path / "changed", sites=sites, task=flipping)
+    flipped = case.run(tmp_path / "flipped", sites=upside_down(sites))
+    plain = case.run(tmp_path / "plain", sites=sites)
+    assert same(changed, flipped)
+    assert not same(changed, plain)
+
+
+def test_random_changes_are_the_same_with_workers_and_anew_in_each_round(tmp_path):
+    task = dataclasses.replace(make_task(), augmentation=flips())
+    one, two = (Case(REGISTRY, "local").run(tmp_path / str(n), task=task, workers=n) for n in (1, 2))
+    assert same(one, two)
+    seen = [task.augment(stream(seed))(IMAGES)[0] for seed in (1, 2)]
+    assert not torch.equal(*seen)
+
+
+def test_a_run_with_other_changes_is_another_run(tmp_path):
+    case, task = Case(REGISTRY, "local"), dataclasses.replace(make_task(), augmentation=flips(0.5))
+    case.run(tmp_path / "run", task=task)
+    with pytest.raises(StoreError, match=r"augmentation.*prob was '0.5', now '0.4'"):
+        case.run(tmp_path / "run", task=dataclasses.replace(task, augmentation=flips(0.4)))

@@ -1,0 +1,243 @@
+"""The local training loop: which rows are visited, what is skipped, what a precision changes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from torch import nn
+
+from medfl.settings import Settings
+from medfl.testing.cohort import SmallNet, TensorData, make_data
+from medfl.training.loop import autocast, row_batches, train
+from medfl.utils.rng import make_generator, pinned
+
+
+def batches(n, size, epochs, steps=None, seed=0):
+    return [rows.tolist() for rows in row_batches(n, size, torch.Generator().manual_seed(seed), epochs, steps)]
+
+
+@given(n=some.integers(0, 40), size=some.integers(1, 50), epochs=some.integers(0, 4), seed=some.integers(0, 99))
+def test_every_row_is_visited_once_an_epoch(n, size, epochs, seed):
+    found = batches(n, size, epochs, seed=seed)
+    each = math.ceil(n / size)
+    assert len(found) == epochs * each
+    for epoch in range(epochs):
+        part = found[epoch * each : (epoch + 1) * each]
+        assert sorted(row for rows in part for row in rows) == list(range(n))
+        assert all(len(rows) == size for rows in part[:-1])
+
+
+@given(n=some.integers(0, 20), size=some.integers(1, 8), steps=some.integers(1, 30))
+def test_steps_are_the_first_batches_of_as_many_epochs_as_it_takes(n, size, steps):
+    found = batches(n, size, epochs=1, steps=steps)
+    assert len(found) == (steps if n else 0)
+    assert found == batches(n, size, epochs=steps)[:steps]
+
+
+def test_epochs_are_shuffled_unlike_and_by_the_stream_alone():
+    first, second = (sum(part, []) for part in (batches(20, 5, 2)[:4], batches(20, 5, 2)[4:]))
+    assert first != second != list(range(20))
+    assert batches(20, 5, 2) == batches(20, 5, 2) != batches(20, 5, 2, seed=1)
+
+
+def fit(model, data, after_batch=None, **settings):
+    """Train by SGD; returns what was done and the sizes of the batches."""
+    sizes = []
+
+    def loss(batch):
+        sizes.append(len(batch.labels))
+        assert batch.images.dtype == torch.float32
+        assert batch.labels.dtype == torch.int64
+        return nn.functional.cross_entropy(model(batch.images), batch.labels)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    values = Settings(**({"rounds": 1, "batch_size": 5} | settings))
+    done = train(model, data, loss, optimizer, values, make_generator("training"), after_batch=after_batch)
+    return done, sizes
+
+
+def net(norm=True):
+    with pinned("net"):
+        return SmallNet(norm=norm)
+
+
+def copied(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("norm", "norm_sync", "sizes"), [(True, "all", [5, 5]), (True, "frozen", [5, 5, 1]), (False, "all", [5, 5, 1])]
+)
+def test_a_last_batch_of_one_is_skipped_where_batch_norm_would_fail(norm, norm_sync, sizes):
+    done, found = fit(net(norm), make_data(11, "a"), norm_sync=norm_sync)
+    assert found == sizes
+    assert (done.batches, done.samples) == (len(sizes), sum(sizes))
+
+
+def test_a_site_smaller_than_the_batch_still_trains():
+    model = net()
+    before = copied(model)
+    done, sizes = fit(model, make_data(3, "a"), batch_size=64)
+    assert sizes == [3]
+    assert done.batches == 1
+    assert not unchanged(model, before)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_without_a_usable_batch_nothing_changes_and_the_loss_is_undefined(n):
+    model = net()
+    before = copied(model)
+    done, sizes = fit(model, make_data(n, "a"), epochs=3)
+    assert sizes == []
+    assert (done.batches, done.samples) == (0, 0)
+    assert math.isnan(done.loss)
+    assert unchanged(model, before)
+
+
+def test_no_epoch_is_no_training():
+    model = net()
+    before = copied(model)
+    assert fit(model, make_data(9, "a"), epochs=0)[0].batches == 0
+    assert unchanged(model, before)
+
+
+def test_the_loss_is_the_mean_over_images_not_over_batches():
+    model, data = net(norm=False), make_data(7, "a")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = Settings(rounds=1, batch_size=5, epochs=2)
+
+    def loss(batch):
+        return nn.functional.cross_entropy(model(batch.images), batch.labels)
+
+    done = train(model, data, loss, optimizer, settings, make_generator("x"))
+    whole = nn.functional.cross_entropy(model(data.images), data.labels).item()
+    assert done.loss == pytest.approx(whole, rel=1e-5)
+    assert done.samples == 14
+    assert done.seconds > 0
+
+
+def test_frozen_layers_learn_but_keep_their_statistics():
+    model = net()
+    before = copied(model)
+    fit(model, make_data(20, "a"), norm_sync="frozen", epochs=2)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert not {name for name in moved if "running" in name or "num_batches" in name}
+    assert {"body.1.weight", "body.1.bias", "head.weight"} <= moved
+
+
+def test_dropout_is_on_while_batch_norm_is_frozen():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Dropout(0.5), nn.Linear(36, 3)).eval()
+    fit(model, make_data(6, "a"), norm_sync="frozen")
+    assert model.training
+    assert model[2].training
+    assert not model[1].training
+
+
+def test_a_call_after_each_step():
+    calls = []
+    done, _ = fit(net(), make_data(12, "a"), after_batch=lambda: calls.append(1))
+    assert len(calls) == done.batches == 3
+
+
+def test_the_stream_alone_decides_the_result():
+    found = []
+    for disturb in (0, 1):
+        torch.manual_seed(disturb)
+        model = net()
+        fit(model, make_data(20, "a"), epochs=2)
+        found.append(copied(model))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_half_precision_differs_a_little_and_stays_finite():
+    models = {}
+    for precision in ("fp32", "bf16"):
+        models[precision] = net()
+        fit(models[precision], make_data(20, "a"), precision=precision)
+    apart = [
+        (a - b).abs().max().item()
+        for a, b in zip(models["fp32"].parameters(), models["bf16"].parameters(), strict=True)
+    ]
+    assert 0 < max(apart) < 0.05
+    assert all(parameter.dtype == torch.float32 for parameter in models["bf16"].parameters())
+    assert autocast(Settings(rounds=1, precision="bf16"), "cpu")._enabled
+    assert not autocast(Settings(rounds=1), "cpu")._enabled
+
+
+def test_gradients_do_not_run_over_from_batch_to_batch():
+    """With a loss that is linear in the weights each step moves by the same amount."""
+    weight = nn.Parameter(torch.zeros(()))
+    model = nn.Module()
+    model.weight = weight
+    data = TensorData(torch.ones(8, 1, 1, 1), torch.zeros(8, dtype=torch.int64))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    train(model, data, lambda batch: weight, optimizer, Settings(rounds=1, batch_size=2), make_generator("y"))
+    assert weight.item() == -2.0
+
+
+# ---- gradient clipping (O-KP-6)
+
+
+def one_step(gradients, clip):
+    """Minus the gradients that one step of plain descent has used, where the loss is linear in the weights."""
+    weights = [nn.Parameter(torch.zeros(len(part))) for part in gradients]
+    model = nn.ParameterList(weights)
+    data = TensorData(torch.ones(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64))
+
+    def loss(batch):
+        return sum((weight * part).sum() for weight, part in zip(weights, gradients, strict=True))
+
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    train(model, data, loss, optimizer, Settings(rounds=1), make_generator("clip"), gradient_clip=clip)
+    return [weight.detach() for weight in weights]
+
+
+def test_a_long_gradient_is_scaled_over_all_parameters_jointly():
+    gradients = [torch.tensor([2.0, -3.0]), torch.tensor([6.0])]  # norm 7; neither part alone is as long
+    found = one_step(gradients, 5.0)
+    assert math.sqrt(sum(part.square().sum().item() for part in found)) == pytest.approx(5, rel=1e-6)
+    for part, gradient in zip(found, gradients, strict=True):
+        torch.testing.assert_close(part, -5 / 7 * gradient)
+
+
+@pytest.mark.parametrize("clip", [5.0, 1e30, None])
+def test_a_short_gradient_is_left_as_it_is(clip):
+    gradients = [torch.tensor([1.0, -2.0]), torch.tensor([2.0])]  # norm 3
+    assert all(torch.equal(part, -gradient) for part, gradient in zip(one_step(gradients, clip), gradients))
+
+
+def test_every_batch_is_clipped_anew_and_frozen_parameters_are_left_out():
+    """Four steps of a gradient of 10, each cut to 0.5; a parameter without a gradient is none of its business."""
+    model = nn.Module()
+    model.weight, model.frozen = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()), requires_grad=False)
+    data = TensorData(torch.ones(8, 1, 1, 1), torch.zeros(8, dtype=torch.int64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = Settings(rounds=1, batch_size=2)
+    done = train(
+        model, data, lambda batch: 10 * model.weight, optimizer, settings, make_generator("z"), gradient_clip=0.5
+    )
+    assert done.batches == 4
+    assert model.weight.item() == pytest.approx(-2.0, rel=1e-6)
+    assert model.frozen.item() == 1
+
+
+def test_a_batch_knows_its_rows():
+    data, seen = make_data(12, "a"), []
+
+    def loss(batch):
+        images, labels = data.batch(batch.rows)
+        assert torch.equal(batch.images, images)
+        assert torch.equal(batch.labels, labels)
+        seen.extend(batch.rows.tolist())
+        return model(batch.images).sum()
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train(model, data, loss, optimizer, Settings(rounds=1, batch_size=5), make_generator("rows"))
+    assert sorted(seen) == list(range(12)) != seen

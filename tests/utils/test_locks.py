@@ -1,0 +1,50 @@
+"""One holder at a time, whatever happens to the file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+
+from medfl.utils.locks import LOCK, being_written, held
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_one_holder_at_a_time(tmp_path: Path, remove: bool) -> None:
+    path = tmp_path / LOCK
+    with held(path, remove=remove) as first:
+        assert first
+        assert being_written(tmp_path)
+        with held(path, remove=remove) as second:
+            assert not second
+        assert path.exists(), "only the holder removes it"
+        assert being_written(tmp_path)
+    assert path.exists() is not remove
+    assert not being_written(tmp_path)
+    with held(path) as again:
+        assert again
+
+
+def count(path: Path, number: int) -> None:
+    """Add 1 to the number in a file, many times, slowly enough to be caught by another."""
+    for _ in range(number):
+        with held(path.with_name(LOCK), patience=600, remove=True) as alone:
+            assert alone
+            value = int(path.read_text())
+            time.sleep(0.0005)
+            path.write_text(str(value + 1))
+
+
+def test_a_lock_that_is_removed_each_time_never_has_two_holders(tmp_path: Path) -> None:
+    path = tmp_path / "number"
+    path.write_text("0")
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=count, args=(path, 60)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert path.read_text() == "240"
