@@ -16,7 +16,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "medfl", "plugins", "bundles")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "medfl", "plugins", "data_prep", "bundles")
 
 
 def call(command: list[object], folder: Path, **more: object) -> str:
@@ -68,6 +68,10 @@ def test_the_wheel_holds_bundles_templates_and_plugins(wheel):
     templates = [*(ROOT / "medfl/cli/templates").iterdir(), *(ROOT / "medfl/report/templates").glob("*")]
     modules = [*(ROOT / "medfl").rglob("*.py"), *(ROOT / "plugins").rglob("*.py"), ROOT / "medfl/py.typed"]
     wanted = {path.relative_to(ROOT).as_posix().removeprefix("plugins/") for path in [*templates, *modules]}
+    wanted |= {path.relative_to(ROOT / "plugins").as_posix() for path in (ROOT / "plugins").rglob("*.html")}
+    prep = ROOT / "data_prep"
+    parts = [*prep.rglob("*.py"), *prep.rglob("*.yaml")]
+    wanted |= {f"medfl_datasets/{path.relative_to(prep).as_posix()}" for path in parts}
     assert wanted <= names
     assert not [name for name in names if "model.pt" in name or "__pycache__" in name]
 
@@ -88,7 +92,7 @@ def gpu(tmp_path) -> Path:
     """A folder for ``PYTHONPATH`` that lets each process see a GPU, from its very start; ``calls.log`` is in it."""
     folder = tmp_path / "gpu"
     folder.mkdir()
-    shutil.copy(ROOT / "tests" / "cuda_stub.py", folder)
+    shutil.copy(ROOT / "tests" / "helpers" / "cuda_stub.py", folder)
     place = f"import cuda_stub, pathlib; cuda_stub.Gpu(pathlib.Path({str(folder / 'calls.log')!r})).install()\n"
     (folder / "sitecustomize.py").write_text(place)
     return folder

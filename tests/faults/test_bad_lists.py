@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import medfl.core.store
+import medfl.utils.files
 from medfl.cli.main import main
 from medfl.data import folders
 from medfl.data.datalists import FILE
@@ -246,7 +246,7 @@ def test_a_disk_that_fills_while_bundles_are_written(
     cohort: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(medfl.core.store, "open", full, raising=False)
+        patch.setattr(medfl.utils.files, "open", full, raising=False)
         code, error = command(capsys, *run(cohort))
     assert code == 2
     assert "Could not write '" in error

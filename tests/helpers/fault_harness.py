@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-import medfl.core.server
-import medfl.core.store
+import medfl.core.journal
+import medfl.utils.files
 
 PATIENCE = 300.0
 """Seconds after which a process counts as left for ever, also where others keep all cores busy."""
@@ -102,7 +102,7 @@ class Faults:
 
     def install(self) -> None:
         """Patch this process and those that it forks."""
-        for module in (medfl.core.store, medfl.core.server):
+        for module in (medfl.utils.files, medfl.core.journal):
             module.open = self._open  # type: ignore[attr-defined]
         for name in ("fsync", "replace", "unlink"):
             setattr(os, name, self._wrapped(name, getattr(os, name)))
