@@ -66,9 +66,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     paths = [str(folder), str(ROOT / "plugins")]
     command = [sys.executable, "-c", SCRIPT, str(folder / "cohort"), str(folder / "run")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    told = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    return told.stdout + told.stderr, folder / "run"
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout + process.stderr, folder / "run"
 
 
 def test_it_is_in_the_help(done: tuple[str, Path]) -> None:
