@@ -191,8 +191,8 @@ class Holder:
         return make_generator(self.settings.seed, self.name, self.round, label)
 
     def network_of(self, site: str) -> str:
-        """The network that a site trains: its own by ``settings.networks``, otherwise the task's default."""
-        return self.settings.networks.get(site, self.task.network)
+        """The network that a site trains: its own by ``settings.networks_by_site``, otherwise the task's default."""
+        return self.settings.networks_by_site.get(site, self.task.network)
 
     def keep_blob(self, name: str, tensors: Tensors) -> None:
         """Write a large constant once; later steps name it by hash instead of saving it again."""

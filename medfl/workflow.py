@@ -14,6 +14,7 @@ from medfl.deploy.session import Submission, submit
 from medfl.deploy.submit import OPTIONS, read_submission
 from medfl.errors import MedflError, SettingsError
 from medfl.runs.console import end, show_log
+from medfl.runs.setting_ids import to_ids
 from medfl.types import Meta
 
 T = TypeVar("T")
@@ -21,15 +22,16 @@ T = TypeVar("T")
 STOCK_OPTIONS = frozenset(
     {"meta_file", "logging_file", "init_id", "run_id", "final_id", "tracking", "workflow_type", "properties_path"}
 )
-"""Options of MONAI's workflow itself; every other one names an id of the configuration."""
+"""Options of MONAI's workflow itself; every other one names an id of the configuration or a setting."""
 
 
 class FederatedWorkflow(ConfigWorkflow):
     """MONAI's workflow, refusing options that the configuration does not know and configurations that lack something.
 
     Use it as ``python -m monai.bundle run --workflow_name medfl.workflow.FederatedWorkflow ...``. All missing ids come
-    in one message, and so do all unknown options, each with the known ones. With ``--carrier flare`` the run is
-    submitted to other machines (`medfl.deploy`), and followed to its end.
+    in one message, and so do all unknown options, each with the known ones. An option may name any setting of
+    `medfl.settings`, where stock MONAI takes ``--settings#NAME`` for those without an id of their own. With ``--carrier
+    flare`` the run is submitted to other machines (`medfl.deploy`), and followed to its end.
 
     Raises:
         SystemExit: With that message.
@@ -57,7 +59,7 @@ class FederatedWorkflow(ConfigWorkflow):
             check_options(self.parser, overrides, {*tracked, *OPTIONS})
         except SettingsError as error:
             end(f"error: {error}", 2)
-        self.parser.update(pairs={"given_by": "command line"} | overrides)
+        self.parser.update(pairs=to_ids({"given_by": "command line"} | overrides, self.parser.get()))
         if settings:
             self.patch_bundle_tracking(self.parser, settings)
         if overrides.get("carrier") == "flare":

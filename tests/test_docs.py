@@ -14,11 +14,13 @@ from pydantic import Field
 
 from medfl.cli.docs import method_page, write_pages
 from medfl.cli.main import main
+from medfl.cli.run import settings_page
 from medfl.contract import Limit
 from medfl.errors import PluginError
 from medfl.hooks import MethodRecord
 from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
+from medfl.settings import Execution, Privacy, Settings
 from medfl.utils.tells import Tell, count, number
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -113,6 +115,13 @@ def test_nothing_is_written_for_an_unknown_method(own, tmp_path):
     with pytest.raises(PluginError, match="Did you mean 'fedavg'"):
         write_pages(own[0], ["fedprox", "fedavgg"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_of_settings_is_what_the_code_gives_now():
+    committed = (DOCS / "settings.md").read_text(encoding="utf-8")
+    assert committed == settings_page() + "\n", "run: medfl run --help-settings > docs/settings.md"
+    assert all(info.description for kind in (Settings, Execution, Privacy) for info in kind.model_fields.values())
+    assert not re.search(r"^ +[<>]", committed, re.MULTILINE), "Markdown takes such a line for a quotation"
 
 
 # ---- the tutorial

@@ -16,8 +16,8 @@ from warm import warm_commands
 
 ROOT = Path(__file__).parents[1]
 QUICK = {
-    "--rounds 5": "--rounds 1 --steps 1",
-    "--rounds 3": "--rounds 1 --steps 1",
+    "--rounds 5": "--rounds 1 --settings#steps 1",
+    "--rounds 3": "--rounds 1 --settings#steps 1",
     "breastmnist pneumoniamnist adrenalmnist3d": "breastmnist adrenalmnist3d",
 }
 """Fewer rounds, and a data set fewer in a loop over them: the commands are the same."""

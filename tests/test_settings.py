@@ -76,7 +76,9 @@ def test_a_value_out_of_range_is_named_with_what_came(name, value):
 
 
 def test_settings_cannot_be_changed_and_survive_json():
-    settings = Settings(rounds=2, networks={"a": "wide"}, privacy={"epsilon": 1, "clip": 0.5}, moments=("trained",))
+    settings = Settings(
+        rounds=2, networks_by_site={"a": "wide"}, privacy={"epsilon": 1, "clip": 0.5}, moments=("trained",)
+    )
     with pytest.raises(ValueError, match="frozen"):
         settings.rounds = 3
     assert Settings.model_validate(json.loads(json.dumps(settings.model_dump(mode="json")))) == settings

@@ -25,6 +25,7 @@ from medfl.core.store import Store
 from medfl.data.sites import SiteData, load_global, load_sites
 from medfl.errors import DataError, StoreError
 from medfl.plugins import load_plugins
+from medfl.runs.folder import settings_in
 from medfl.runs.records import RunRecord, read_run
 from medfl.settings import Settings, read_settings
 from medfl.task import Scale, Task
@@ -198,7 +199,7 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
         )
     data_folder = _find_data(record, data)
     told = record.run["identity"]
-    settings = read_settings(Settings, told["settings"] | {"rounds": record.run["rounds"]}, f"the run in '{folder}'")
+    settings = read_settings(Settings, settings_in(told, record.run["rounds"]), f"the run in '{folder}'")
     parser, _ = read_bundle(record, data_folder)
     task = rebuild_task(parser, record, settings, data_folder)
     mean, std = (tuple(parser.get_parsed_content(name, default=[0.5])) for name in ("mean", "std"))

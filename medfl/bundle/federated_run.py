@@ -52,8 +52,8 @@ class FederatedRun:
         plugins: Plugin files to load.
         disabled_plugins: Plugins to switch off, by name.
         capability: How sites are put into clusters by what their machines can do, and the network of each cluster
-            (`medfl.runs.device_profiles.Capability`); None leaves that to the setting `networks`, which wins in any
-            case.
+            (`medfl.runs.device_profiles.Capability`); None leaves that to the setting `networks_by_site`, which wins in
+            any case.
         public: Folder with public data, for methods that need them: the server trains on its training images, and its
             test images score the server's model. It may be prepared data elsewhere; a relative path begins at
             `dataset_dir`. None means the folder `medfl.types.PUBLIC` there, if there is one.
@@ -67,10 +67,8 @@ class FederatedRun:
         site_values: Values of the run that go into the configurations of the bundles that sites take home.
         carrier: ``local``; across machines (``flare``) `medfl.workflow.FederatedWorkflow` submits a run and nothing of
             this class runs here.
-        workers: Processes that train sites; several compute on the CPU.
-        threads: Threads of each.
-        device: ``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu`` or ``cuda:N``.
-        settings: Everything else is a setting of the run, see `medfl.settings.Settings`.
+        settings: Name to value, for all that is not a default of `medfl.settings.Settings` and
+            `medfl.settings.Execution`.
     """
 
     def __init__(
@@ -95,10 +93,7 @@ class FederatedRun:
         tracked_config: str | bool | None = None,
         site_values: Meta | None = None,
         carrier: str = "local",
-        workers: int = 1,
-        threads: int = 1,
-        device: str = "auto",
-        **settings: Any,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.task, self.method, self.method_args = task, method, dict(method_args or {})
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
@@ -110,8 +105,9 @@ class FederatedRun:
         self.given_by, self.site_values = given_by, dict(site_values or {})
         self.carrier = carrier
         self.tracking = read_tracking(tracked_config, self.output_dir)
-        self.execution = {"workers": workers, "threads": threads, "device": device}
-        self.settings = settings
+        values = dict(settings or {})
+        self.execution = {name: values.pop(name) for name in Execution.model_fields if name in values}
+        self.settings = values
 
     def run(self) -> None:
         """Run, write the summary and a bundle per site, and print the scores.
@@ -161,7 +157,7 @@ class FederatedRun:
             )
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
-        settings = read_settings(Settings, self.settings, "the run")
+        settings = read_settings(Settings, self.settings, "the run", also=Execution.model_fields)
         device = pick_device(execution.device, execution.workers)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
@@ -171,7 +167,7 @@ class FederatedRun:
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
         placed = place_sites(list(data.sites), self.capability, settings.seed)
         by_machine = {name: spot.network for name, spot in placed.items()}
-        settings = settings.model_copy(update={"networks": by_machine | settings.networks})
+        settings = settings.model_copy(update={"networks_by_site": by_machine | settings.networks_by_site})
         leaks = check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
         record = run_record(
             self.task,

@@ -9,6 +9,7 @@ from monai.bundle import ConfigParser
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.option_checks import check_options
 from medfl.errors import SettingsError
+from medfl.runs.setting_ids import to_ids
 from medfl.types import Meta
 
 
@@ -17,7 +18,7 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
 
     Args:
         root: The bundle. Its ``$`` expressions are evaluated, so it must be one that you trust.
-        values: Id to value; ``optimizer#lr`` names a part.
+        values: Id or setting to value; ``optimizer#lr`` names a part.
 
     Raises:
         SettingsError: If it is no bundle that medfl can run, or an id means nothing to it.
@@ -29,7 +30,7 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     parser = ConfigParser()
     parser.read_config([str(file) for file in files])
     check_options(parser, values)
-    parser.update(pairs=values)
+    parser.update(pairs=to_ids(values, parser.get()))
     run = parser.get_parsed_content("federation")
     if not isinstance(run, FederatedRun):
         raise SettingsError(

@@ -14,6 +14,8 @@ from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
 from medfl.errors import SettingsError, did_you_mean
+from medfl.runs.setting_ids import SETTINGS, bare_name, values_in
+from medfl.settings import run_fields
 from medfl.types import Meta
 from medfl.utils.dotted import texts
 
@@ -25,6 +27,7 @@ FEDERATION = {
     "optimizer": "the optimiser of a site, with one group of parameters",
     "num_classes": "number of classes",
     "task": "medfl.task.Task: networks, loss, optimizer, num_classes, metrics",
+    "settings": "what differs from the defaults of medfl.settings, by name; {} if nothing does",
     "federation": "medfl.bundle.federated_run.FederatedRun, as in medfl's federate.json",
 }
 """Ids that a federation needs beside MONAI's own properties, with what they are."""
@@ -35,15 +38,15 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
 
     Args:
         parser: With the configuration files read.
-        options: Id to value, as given by the user; ``optimizer#lr`` names a part.
+        options: Id or setting to value, as given by the user; ``optimizer#lr`` names a part.
         elsewhere: Ids that are used in another way than by the federation.
 
     Raises:
         SettingsError: With one line for each such option, and the known ones.
     """
-    used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere}
+    used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere, *values_in(parser.get())}
     problems = []
-    for name in (given.replace("::", "#") for given in options):
+    for name in map(bare_name, options):
         if problem := _problem(parser, name):
             problems.append(problem)
         elif name.partition("#")[0] not in used:
@@ -97,15 +100,16 @@ def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]],
 def _problem(parser: ConfigParser, name: str) -> str | None:
     """What is wrong with an option, or None."""
     top, *rest = name.split("#")
-    known = [key for key in parser.get() if not key.startswith("_")]
+    settings = values_in(parser.get())
+    known = [*(key for key in parser.get() if not key.startswith("_")), *settings]
     if top not in known:
         return f"unknown option '--{name}'. {did_you_mean(top, known)}"
-    parent, path = parser[top], top
+    parent, path = settings[top] if top in settings else parser[top], top
     for part in rest:
         if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
             parent = parent[int(part)]
         elif isinstance(parent, Mapping):
-            names = _parts(parent)
+            names = list(run_fields()) if path == SETTINGS else _parts(parent)
             if names is not None and part not in names:
                 return f"unknown option '--{name}': '{path}' has no part '{part}'. {did_you_mean(part, names)}"
             parent = parent.get(part)

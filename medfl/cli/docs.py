@@ -12,16 +12,15 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-from pydantic.fields import FieldInfo
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.contract import Limit
 from medfl.hooks import MethodRecord
 from medfl.plugins import Registry
+from medfl.utils.field_words import default_of, flow, type_of, value_of
 
 KINDS = {
     "update": "what the site's training changed; clipping, noise and quantisation apply to it",
@@ -122,23 +121,18 @@ def read_docstring(kind: type) -> Doc:
         if title == "Attributes":
             doc.attributes = _attributes(rest)
         elif title == "When to use it":
-            doc.when = _flow(rest)
+            doc.when = flow(rest)
         elif title == "Source":
-            doc.source = _flow(rest)
+            doc.source = flow(rest)
         else:
-            doc.text.append(_flow(paragraph))
+            doc.text.append(flow(paragraph))
     return doc
 
 
 def _attributes(text: str) -> dict[str, str]:
     """The lines under ``Attributes:``; a description may go on in deeper lines."""
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
-    return {name: _flow(description) for name, description in entries}
-
-
-def _flow(text: str) -> str:
-    """One line of Markdown."""
-    return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", " ".join(text.split()))
+    return {name: flow(description) for name, description in entries}
 
 
 def _leaves(kind: Any) -> list[str]:
@@ -181,9 +175,9 @@ def _settings(kind: Any) -> list[str]:
         return ["None of its own."]
     own = sorted(kind.model_fields.items(), key=lambda item: item[0] not in kind.__annotations__)
     told = _descriptions(kind)
-    rows = [[f"`{name}`", _type(info), f"`{_default(info)}`", told.get(name, "")] for name, info in own]
+    rows = [[f"`{name}`", type_of(info), f"`{default_of(info)}`", told.get(name, "")] for name, info in own]
     name, info = next((one for one in own if one[1].default is not None), own[0])
-    example = shlex.quote(_default(info))
+    example = shlex.quote(default_of(info))
     parts = [_table(["setting", "type", "default", "meaning"], rows), f"Give one as `--method_args#{name} {example}`."]
     if any(kind.presets.values()):
         parts.append("Presets, as `--method_args#preset NAME`; what is given beside a preset wins over it:")
@@ -191,10 +185,6 @@ def _settings(kind: Any) -> list[str]:
         needed = {name: f"; for runs with {_pairs(values)}" for name, values in kind.preset_settings.items()}
         parts.append(_bullets(f"`{name}`: {values}{needed.get(name, '')}" for name, values in sets.items()))
     return parts
-
-
-def _default(info: FieldInfo) -> str:
-    return "required" if info.is_required() else _value(info.get_default(call_default_factory=True))
 
 
 def _descriptions(kind: type) -> dict[str, str]:
@@ -206,39 +196,8 @@ def _descriptions(kind: type) -> dict[str, str]:
     return found
 
 
-def _type(info: FieldInfo) -> str:
-    """What a setting may be, with its bounds, for example ``number, >= 0``."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    bounds = [
-        f"{sign} {_value(getattr(mark, key))}"
-        for mark in info.metadata
-        for key, sign in signs.items()
-        if hasattr(mark, key)
-    ]
-    return ", ".join([_annotation(info.annotation), *bounds])
-
-
-def _annotation(annotation: Any) -> str:
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return " or ".join(f"`{_value(part)}`" for part in parts)
-    if origin in (Union, UnionType):
-        return " or ".join(_annotation(part) for part in parts)
-    if origin in (tuple, list):
-        return f"list of {_annotation(parts[0])}" if parts else "list"
-    names = {float: "number", int: "whole number", str: "text", bool: "`True` or `False`", NoneType: "`None`"}
-    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
-
-
-def _value(value: Any) -> str:
-    """A value as it is typed on the command line."""
-    if isinstance(value, (tuple, list)):
-        return "[" + ", ".join(repr(part) for part in value) + "]"
-    return str(value)
-
-
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{name} = {_value(value)}`" for name, value in values.items())
+    return ", ".join(f"`{name} = {value_of(value)}`" for name, value in values.items())
 
 
 def _limit(limit: Limit) -> str:
@@ -277,8 +236,6 @@ def command(
 
     Without METHODS it writes the pages of all methods, and README.md with a list of them.
     """
-    pass  # MOVED
-
     registry = load(plugin, no_plugin)
     for path in write_pages(registry, methods or sorted(registry.methods), out, index=not methods):
         typer.echo(f"wrote {path}")

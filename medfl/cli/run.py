@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 import logging
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic.fields import FieldInfo
 
 from medfl.bundle.files import find_bundle
 from medfl.errors import SettingsError
+from medfl.settings import local_fields, model_of, run_fields
+from medfl.utils.field_words import default_of, flow, type_of
+
+HEAD = """\
+# Settings of a run
+
+`medfl run` takes each as an option of its name, as `--fraction 0.1`. A bundle's `federate.json` holds those that differ
+from the defaults in its object `settings`. `python -m monai.bundle run` takes a setting as `--settings#fraction 0.1`;
+what the configuration has an id of its own for (`rounds`, `seed`, `batch_size`, `balance`, `device`) as `--rounds 5`.
+Between machines a server sets what is marked *remote*; the rest is each participant's own affair.
+"""
+
+
+def settings_page() -> str:
+    """All settings as Markdown that is read well in a terminal, too; ``docs/settings.md`` is this."""
+    return "\n".join([HEAD, *_entries(run_fields())])
+
+
+def _entries(fields: Mapping[str, FieldInfo], indent: str = "") -> Iterator[str]:
+    """A list of fields; what they hold in turn is a list within it."""
+    local = local_fields(fields)
+    for name, info in fields.items():
+        default = default_of(info)
+        facts = [type_of(info), default if info.is_required() else f"default `{default}`"]
+        facts += [] if name in local else ["*remote*"]
+        text = f"{'' if indent else '--'}{name}`: {flow(info.description or '')} ({'; '.join(facts)})"
+        text = re.sub(r" ([<>]=?) ", r"\0\1\0", text)  # no line begins with a sign, a quotation in Markdown
+        lines = textwrap.wrap(f"- `{text}", 120 - len(indent), subsequent_indent="  ", break_on_hyphens=False)
+        yield textwrap.indent("\n".join(lines).replace("\0", " "), indent)
+        if model := model_of(info):
+            yield from _entries(model.model_fields, f"{indent}  ")
+
+
+def _help_settings(wanted: bool) -> None:
+    if wanted:
+        typer.echo(settings_page())
+        raise typer.Exit()
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -21,11 +63,14 @@ def command(
     dataset_dir: Annotated[
         Path | None, typer.Option(help="Folder with one folder per site; needed unless the run is for other machines.")
     ] = None,
+    help_settings: Annotated[
+        bool, typer.Option("--help-settings", callback=_help_settings, is_eager=True, help="List all settings.")
+    ] = False,
 ) -> None:
     """Run a federation over a bundle.
 
-    Every other option names an id of the bundle's configuration, as in MONAI: --method fedprox --method_args#mu 0.1
-    --rounds 20 --optimizer#lr 0.05 --workers 2 --output_dir runs/one
+    Every other option names a setting, or an id of the bundle's configuration, as in MONAI: --method fedprox
+    --method_args#mu 0.1 --rounds 20 --optimizer#lr 0.05 --workers 2 --output_dir runs/one
     """
     overrides = parse_overrides(context.args)
     if dataset_dir is None and overrides.get("carrier", "local") == "local":
@@ -38,7 +83,7 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
 
     Args:
         bundle: The bundle's folder, or a name of `medfl list bundles`.
-        options: Id of the bundle's configuration to value.
+        options: Id of the bundle's configuration, or setting, to value.
 
     Raises:
         SettingsError: If it is no bundle.

@@ -49,10 +49,10 @@ def check_plan(
     check_method(method, settings, name)
     if problem := name_problem(names):
         raise SettingsError(problem)
-    unknown = sorted(set(settings.networks) - set(names))
+    unknown = sorted(set(settings.networks_by_site) - set(names))
     if unknown:
-        raise SettingsError(f"'networks' names sites that are not there: {unknown}. Sites: {names}.")
-    used = sorted({settings.networks.get(site, task.network) for site in names})
+        raise SettingsError(f"'networks_by_site' names sites that are not there: {unknown}. Sites: {names}.")
+    used = sorted({settings.networks_by_site.get(site, task.network) for site in names})
     if used != [task.network] and not method.unlike_networks and not method.unlike_heads:
         raise SettingsError(
             f"Method '{name}' needs one architecture at all sites; got {used}. Give all sites the "

@@ -53,7 +53,7 @@ def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta
     Raises:
         RefusedError: If it is not.
     """
-    known = {"classes": task.num_classes, "networks": sorted({task.network, *settings.networks.values()})}
+    known = {"classes": task.num_classes, "networks": sorted({task.network, *settings.networks_by_site.values()})}
     check_told(meta, tells, PARCEL, known, who, settings.privacy is not None)
 
 

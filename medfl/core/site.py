@@ -88,7 +88,7 @@ class SiteHost:
         self.secret = secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._hides_images = settings.privacy is not None and settings.privacy.unit == "sample" and len(data.train) > 0
         if self._hides_images:
-            self.run_id = secret_run_id(run_id, fingerprint(data.train), task, settings.networks.get(name))
+            self.run_id = secret_run_id(run_id, fingerprint(data.train), task, settings.networks_by_site.get(name))
         self.store, self.inbox = Store(folder), Inbox(folder)
         self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
 

@@ -47,16 +47,17 @@ def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console)
         *(
             "--rounds",
             str(rounds),
-            "--epochs",
+            "--settings#epochs",
             "2",
             "--batch_size",
             "8",
             "--width",
             "12",
-            "--networks_by_site",
+            "--settings#networks_by_site",
             str(NETWORKS),
         ),
-        *("--evaluate_every", str(rounds), "--global_test", "True", "--optimizer#lr", "0.001", "--seed", str(seed)),
+        *("--settings#evaluate_every", str(rounds), "--settings#global_test", "True"),
+        *("--optimizer#lr", "0.001", "--seed", str(seed)),
     ]
     runs = [
         run("fmri_asd_classification", method, data, out / "runs" / method, [*options, *own], console)

@@ -42,7 +42,7 @@ def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> P
     """
     data = _prepare(out, images, seed, console)
     options = [
-        *("--rounds", str(rounds), "--epochs", "2", "--batch_size", "8", "--evaluate_every", "2"),
+        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "8", "--settings#evaluate_every", "2"),
         *("--seed", str(seed)),
     ]
     runs = [run("medmnist_classification", method, data, out / "runs" / method, options, console) for method in METHODS]

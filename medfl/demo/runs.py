@@ -40,7 +40,7 @@ def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str],
     words = [
         *("run", "--config_file", str(configs)),
         *("--bundle_root", str(root), "--dataset_dir", str(data.resolve()), "--output_dir", str(out.resolve())),
-        *("--method", method, *options, "--device", "cpu", "--workers", str(min(2, os.cpu_count() or 1))),
+        *("--method", method, *options, "--device", "cpu", "--settings#workers", str(min(2, os.cpu_count() or 1))),
     ]
     console.print(f"\n{shlex.join(['python', '-m', 'monai.bundle', *words])}")
     from monai.bundle import scripts

@@ -22,6 +22,7 @@ from medfl.deploy.overrides import check_overrides
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import Registry, load_plugins
 from medfl.runs.provenance import bundle_values
+from medfl.runs.setting_ids import bare_name
 from medfl.settings import Strict, read_settings
 from medfl.types import Meta
 
@@ -190,7 +191,8 @@ def make_offer(
 
     Args:
         bundle_root: Folder of the bundle; its name is the bundle's name in the files of the participants.
-        overrides: Id to value; ``optimizer::lr`` is taken as ``optimizer#lr``.
+        overrides: Id or setting to value; ``optimizer::lr`` is taken as ``optimizer#lr``, and ``settings#epochs`` as
+            ``epochs``.
         run: Name of the run.
         sites: Names, in any order; none leaves it to whoever submits.
         answer_timeout: Seconds to wait for the answers of a step, >= 1.
@@ -202,7 +204,7 @@ def make_offer(
         SettingsError: If the folder is no bundle.
         PluginError: If the method is unknown.
     """
-    plain = {name.replace("::", "#"): value for name, value in overrides.items()}
+    plain = {bare_name(name): value for name, value in overrides.items()}
     check_overrides(plain, bundle_values(bundle_root))
     here = describe_bundle(bundle_root, registry or load_plugins(), plain)
     facts = {name: getattr(here, name) for name in ("bundle", *WORDS)}

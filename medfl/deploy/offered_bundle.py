@@ -65,7 +65,7 @@ class Opened:
 
     def with_networks(self, networks: dict[str, str]) -> Opened:
         """The same run, knowing the network of each site that has not the task's own."""
-        settings = self.settings.model_copy(update={"networks": self.settings.networks | networks})
+        settings = self.settings.model_copy(update={"networks_by_site": self.settings.networks_by_site | networks})
         return dataclasses.replace(self, settings=settings)
 
 

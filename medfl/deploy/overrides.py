@@ -16,17 +16,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from medfl.errors import RefusedError, did_you_mean
+from medfl.runs.setting_ids import values_in
+from medfl.settings import local_fields, model_of, run_fields
 from medfl.types import Meta
 
-RUN = frozenset(
-    {
-        "method", "method_args", "rounds", "epochs", "steps", "batch_size", "lr_decay", "fraction", "seed",
-        "evaluate_every", "best_round", "patience", "keep_rounds", "min_replies", "moments", "global_test",
-        "shared_test", "balance", "norm_sync", "norm_bound", "networks_by_site", "describe", "privacy", "compression",
-        "precision",
-    }
-)  # fmt: skip
-"""Ids of a run's settings (`medfl.settings.Settings`), and of its method."""
+LOCAL = local_fields(run_fields())
+"""Settings that no server sets at a site."""
+
+RUN = frozenset({"method", "method_args", *run_fields()}) - LOCAL
+"""A run's method, and its settings that `medfl.settings.Remote` marks."""
 
 TASK = frozenset(
     {"num_classes", "in_channels", "size", "spatial_dims", "mean", "std", "metrics", "network_name"}
@@ -36,16 +34,10 @@ TASK = frozenset(
 PARTS = ("optimizer", "networks", "loss")
 """Components of which single numbers may be changed, as ``optimizer#lr``."""
 
-OWN = frozenset(
-    {
-        "bundle_root", "dataset_dir", "output_dir", "ckpt_dir", "public", "weights", "plugins", "disabled_plugins",
-        "device", "workers", "threads", "site",
-    }
-)  # fmt: skip
+OWN = LOCAL | {
+    "bundle_root", "dataset_dir", "output_dir", "ckpt_dir", "public", "weights", "plugins", "disabled_plugins", "site",
+}  # fmt: skip
 """Ids that each participant settles for itself."""
-
-NOT_IN_PRIVACY = ("ledger", "total_epsilon")
-"""Options of privacy that are a site's own account, over all runs."""
 
 MAX_TEXT = 1000
 """Letters of a string."""
@@ -63,7 +55,7 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
     """Refuse overrides that name what a run may not change, or that hold more than JSON scalars.
 
     Args:
-        overrides: Id to value; ``optimizer#lr`` names a part.
+        overrides: Id or setting to value; ``optimizer#lr`` names a part.
         bundle: What the bundle's own files say (`medfl.runs.provenance.bundle_values`).
 
     Raises:
@@ -71,6 +63,7 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
     """
     if not isinstance(overrides, dict):
         raise RefusedError(f"Expected overrides as an object of ids, got {_kind(overrides)}.")
+    bundle = values_in(bundle) | bundle
     count = 0
     for name, value in overrides.items():
         top, *rest = _parts_of(name)
@@ -147,9 +140,10 @@ def _check_setting(name: str, rest: list[str], value: Any, bundle: Meta) -> None
     """An override of a run's or a task's own id, as a whole or of a part."""
     top = name.partition("#")[0]
     _parent(name, [top, *rest], bundle)
-    if top == "privacy":
-        named = [key for key in NOT_IN_PRIVACY if key in rest or isinstance(value, Mapping) and key in value]
-        if named:
+    info = run_fields().get(top)
+    if info is not None and (model := model_of(info)) is not None:
+        parts = {*rest, *(value if isinstance(value, Mapping) else ())}
+        if named := sorted(parts & local_fields(model.model_fields)):
             raise RefusedError(
                 f"The override '{name}' names '{named[0]}', which is the site's own account over all its runs. Leave "
                 "it out; a site writes it into its own file."

@@ -114,7 +114,7 @@ def serve(
     with only_writer(folder, PATIENCE):
         named = _claim(opened, folder)
         forget_summary(folder)
-        carrier.begin(opened.settings.networks, _expected(opened, method))
+        carrier.begin(opened.settings.networks_by_site, _expected(opened, method))
         about = _same_data(carrier)
         _same_shared_test(carrier, data.tests.get(GLOBAL))
         data.meet(tuple(about.get("classes", ())))
@@ -145,7 +145,7 @@ def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: Remote
     """
     settings, task = opened.settings, opened.task
     begun = begun_settings(folder)
-    known = settings.networks if begun is None else begun["networks"]
+    known = settings.networks_by_site if begun is None else begun["networks"]
     agreed = {}
     for site, network in networks.items():
         expected = known.get(site, network if begun is None else task.network)
@@ -155,7 +155,7 @@ def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: Remote
             carrier.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
         else:
             agreed[site] = network
-    return opened.with_networks(agreed if begun is None else known | settings.networks)
+    return opened.with_networks(agreed if begun is None else known | settings.networks_by_site)
 
 
 def _claim(opened: Opened, folder: Path) -> Meta:

@@ -71,17 +71,17 @@ class SiteRun:
         images = {self.name: len(self._data.train)} if len(self._data.train) else {}
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
         check_counts(site_file, len(self._data.train))
-        used = {self.settings.networks.get(site, self.task.network) for site in opened.offer.sites}
+        used = {self.settings.networks_by_site.get(site, self.task.network) for site in opened.offer.sites}
         self._forms = {network: shapes_of(self.task, [network]) for network in sorted(used)}
         self._shapes = {} if method.unlike_heads else shapes_of(self.task, used)
         self._undelivered: list[str] = []
         self._sends, self._tells = method.sends, method.tells
 
     def _check_network(self, own: str | None) -> None:
-        given = self.settings.networks.get(self.name, self.task.network)
+        given = self.settings.networks_by_site.get(self.name, self.task.network)
         if own is not None and given != own:
             raise RefusedError(f"The run wants '{self.name}' to train network '{given}'; its own file says '{own}'.")
-        unknown = sorted({*self.settings.networks.values(), given} - set(self.task.networks))
+        unknown = sorted({*self.settings.networks_by_site.values(), given} - set(self.task.networks))
         if unknown:
             raise RefusedError(f"The run names networks {unknown}; the bundle has {sorted(self.task.networks)}.")
 

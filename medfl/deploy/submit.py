@@ -11,6 +11,7 @@ from medfl.deploy.offer import make_offer
 from medfl.deploy.offered_bundle import FACTS
 from medfl.deploy.session import Submission
 from medfl.errors import SettingsError
+from medfl.runs.setting_ids import bare_name
 from medfl.types import Meta
 
 OPTIONS: Meta = {"kit": None, "answer_timeout": 3600}
@@ -42,7 +43,7 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
             f"carrier 'flare' takes the bundle's own files {list(FILES)}, got {names}: the sites have their own copies "
             "of the bundle. Give what differs as options."
         )
-    given = {name.replace("::", "#"): value for name, value in options.items()}
+    given = {bare_name(name): value for name, value in options.items()}
     if not given.get("kit"):
         raise SettingsError("carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).")
     facts = {

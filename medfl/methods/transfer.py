@@ -77,8 +77,8 @@ def as_host(site: Site, network: str, scale: int = 1) -> Site:
     budget: Meta = {"epochs": settings.epochs * scale}
     if settings.steps is not None:
         budget = {"steps": settings.steps * scale}
-    networks = settings.networks | {site.name: network}
-    return replace(site, settings=settings.model_copy(update=budget | {"networks": networks}))
+    networks = settings.networks_by_site | {site.name: network}
+    return replace(site, settings=settings.model_copy(update=budget | {"networks_by_site": networks}))
 
 
 def is_finite(tensors: Tensors) -> bool:

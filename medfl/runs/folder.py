@@ -22,6 +22,9 @@ from medfl.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
+NAMES = {"networks_by_site": "networks"}
+"""Setting to its name in an `identity`, where that is another one: streams of noise hang on the names there."""
+
 
 def claim(folder: Path, run: Meta, settings: Settings, execution: Meta, record: Meta) -> None:
     """Write run.json into a new folder, or check that the folder holds this run.
@@ -109,12 +112,13 @@ def identity(
     method: str, method_args: Meta, settings: Settings, task: Task, sites: Iterable[str], data_digest: str
 ) -> Meta:
     """What makes two runs the same run; the number of rounds is no part of it, nor which models are kept."""
-    networks = {name: _shape(task, name) for name in sorted({task.network, *settings.networks.values()})}
+    networks = {name: _shape(task, name) for name in sorted({task.network, *settings.networks_by_site.values()})}
     optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
+    values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
     return {
         "method": method,
         "method_args": json.loads(json.dumps(method_args)),
-        "settings": settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"}),
+        "settings": {NAMES.get(name, name): value for name, value in values.items()},
         "sites": sorted(sites),
         "data": data_digest,
         "task": {
@@ -126,6 +130,17 @@ def identity(
             **_inputs(task),
         },
     }
+
+
+def settings_in(named: Meta, rounds: int) -> Meta:
+    """The settings of a run by their own names, from its `identity`.
+
+    Args:
+        named: The identity.
+        rounds: Of the run.
+    """
+    names = {name: field for field, name in NAMES.items()}
+    return {names.get(name, name): value for name, value in named["settings"].items()} | {"rounds": rounds}
 
 
 def run_id_of(named: Meta) -> str:

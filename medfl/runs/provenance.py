@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.settings import Execution, Settings
+from medfl.runs.setting_ids import SETTINGS
+from medfl.settings import Execution, Settings, default_values
 from medfl.task import Task
 from medfl.types import Meta
 
@@ -60,16 +61,17 @@ def run_record(
         method_args: Its settings as given.
     """
     run = settings.model_dump(mode="json") | execution.model_dump()
-    names = {"networks": "networks_by_site"}
-    run = {names.get(name, name): value for name, value in run.items()}
     facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
     facts |= {} if task.weights is None else {"weights": task.weights.path.name}
-    optimizer, written = _optimizer(task, bundle.get("optimizer", {}))
-    own = {name: value for name, value in bundle.items() if not _computed(value)}
+    optimizer, described = _optimizer(task, bundle.get("optimizer", {}))
+    settings_there = bundle.get(SETTINGS)
+    written = (dict(settings_there) if isinstance(settings_there, Mapping) else {}) | bundle
+    own = {name: value for name, value in written.items() if not _computed(value)}
+    defaults = {name: value for name, value in default_values().items() if name not in written}
     own["loss"] = str(own.get("loss", {}).get("_target_", "")).rpartition(".")[2]
     presets: Mapping[str, Meta] = getattr(method, "presets", {})
-    table = origin_table(run | facts, own, given_by, DEFAULT)
-    table |= origin_table(optimizer, written, given_by, "default of torch")
+    table = origin_table(run | facts, own, given_by, DEFAULT, defaults)
+    table |= origin_table(optimizer, described, given_by, "default of torch")
     table |= method_table(method.model_dump(mode="json"), method_args, bundle.get("method_args", {}), presets, given_by)
     return {"settings": table}
 
@@ -84,23 +86,27 @@ def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
     return found, said
 
 
-def origin_table(effective: Meta, bundle: Meta, given_by: str, default: str) -> dict[str, Meta]:
+def origin_table(
+    effective: Meta, bundle: Meta, given_by: str, default: str, defaults: Meta | None = None
+) -> dict[str, Meta]:
     """Name to ``{"value", "origin"}``, for settings that a bundle's files may set.
 
     A value that stands in the bundle's files is the bundle's; one that differs from them was given by the user; one
-    that the files don't name is a default.
+    that the files don't name is a default, unless it is known to differ from it.
 
     Args:
         effective: What the run uses, by dotted name.
         bundle: What the bundle's files say, by the same names.
         given_by: Who gave what differs, for example ``command line``.
         default: What to call a value that the bundle does not name, for example ``default of medfl``.
+        defaults: What the defaults are, by the same names, as far as they are known.
     """
+    known = {name: _plain(value) for name, value in (defaults or {}).items()}
     table = {}
     for name, value in effective.items():
         plain = _plain(value)
         if name not in bundle:
-            origin = default
+            origin = default if known.get(name, plain) == plain else given_by
         elif _plain(bundle[name]) == plain:
             origin = BUNDLE
         else:

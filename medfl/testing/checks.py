@@ -272,7 +272,7 @@ def unlike_networks_are_refused_or_work(case: Case) -> None:
     with folders(1) as (folder,):
         networks = {"site-1": "wide"}
         try:
-            result = case.run(folder, networks=networks)
+            result = case.run(folder, networks_by_site=networks)
         except MedflError as error:
             expect(isinstance(error, SettingsError) and not case.kind.unlike_networks, f"refused: {error}")
             return

@@ -39,7 +39,7 @@ class Centralized(FedAvg):
 
     def networks(self, holder: Holder) -> list[str]:
         """The architectures of the run."""
-        return sorted({holder.task.network, *holder.settings.networks.values()})
+        return sorted({holder.task.network, *holder.settings.networks_by_site.values()})
 
     def setup(self, server: Server) -> None:
         """The initial model, or one of each architecture."""

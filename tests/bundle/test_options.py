@@ -32,6 +32,12 @@ def parser() -> ConfigParser:
         "optimizer::lr",
         "optimizer#nesterov",
         "method_args#anything",
+        "fraction",
+        "workers",
+        "settings#fraction",
+        "settings::fraction",
+        "settings#rounds",
+        "networks_by_site#site-01",
     ],
 )
 def test_known_options_pass(parser: ConfigParser, name: str) -> None:
@@ -47,6 +53,9 @@ def test_known_options_pass(parser: ConfigParser, name: str) -> None:
         ("rounds#deep", "'rounds' has no part 'deep'; it is 20."),
         ("networks#cnn4#in_channel", "'networks#cnn4' has no part 'in_channel'. Did you mean 'in_channels'?"),
         ("train#dataset#splitt", "'train#dataset' has no part 'splitt'. Did you mean 'split'?"),
+        ("settings#fractoin", "'settings' has no part 'fractoin'. Did you mean 'fraction'?"),
+        ("wokers", "unknown option '--wokers'. Did you mean 'workers'?"),
+        ("privacy#epsilon", "'privacy' has no part 'epsilon'; it is None."),
         ("train#handlers#9#name", "'train#handlers' has no part '9'"),
     ],
 )

@@ -55,6 +55,7 @@ def finished(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = (
         *("run", BUNDLE, "--dataset-dir", cohort, "--output_dir", folder, "--method", "fedavg"),
         *("--rounds", 2, "--optimizer#lr", 0.125, "--workers", 2),
+        *("--lr_decay", 0.5),
     )
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
@@ -82,6 +83,8 @@ def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> 
     expected = {
         "rounds": (2, "command line"),
         "workers": (2, "command line"),
+        "lr_decay": (0.5, "command line"),
+        "fraction": (1.0, "default of medfl"),
         "optimizer.lr": (0.125, "command line"),
         "optimizer.momentum": (0.9, "bundle"),
         "optimizer.nesterov": (False, "default of torch"),
@@ -90,7 +93,7 @@ def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> 
     }
     found = {name: tuple(record["settings"][name][key] for key in ("value", "origin")) for name in expected}
     assert found == expected
-    assert set(Settings.model_fields) - {"networks"} <= set(record["settings"])
+    assert set(Settings.model_fields) <= set(record["settings"])
     sites = record["data"]["sites"]
     assert set(sites) == {"site-01", "site-02", "site-03", "global"}
     assert sites["site-02"] == load_site(cohort / "site-02", 4, (0.5,), (0.5,)).digest
@@ -183,6 +186,7 @@ def test_stock_monai_runs_the_same_federation(finished: Path, cohort: Path, tmp_
     words = (
         *("run", "--config_file", CONFIGS, "--bundle_root", BUNDLE, "--dataset_dir", cohort, "--num_classes", 4),
         *("--output_dir", tmp_path / "stock", "--method", "fedavg", "--rounds", 2, "--optimizer#lr", 0.125),
+        *("--settings#lr_decay", 0.5, "--settings#workers", 2),
     )
     command = [sys.executable, "-m", "monai.bundle", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -233,19 +237,33 @@ def test_debug_shows_the_traceback(
     assert "Traceback" in done.err
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--method", "fedavgg"), "Did you mean 'fedavg'?"),
+        (("--settings#fractoin", 0.1), "unknown option 'fractoin'. Did you mean 'fraction'?"),
+        (("--settings#wokers", 2), "unknown option 'wokers'. Did you mean 'workers'?"),
+        (("--settings#fraction", 1.5), "'fraction': Input should be less than or equal to 1; got 1.5"),
+    ],
+)
 def test_stock_monai_shows_no_traceback_either(
-    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cohort: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: tuple[str, object],
+    message: str,
 ) -> None:
     words = (
         *("run", "--config_file", CONFIGS, "--bundle_root", BUNDLE, "--dataset_dir", cohort),
-        *("--output_dir", tmp_path / "run", "--method", "fedavgg"),
+        *("--output_dir", tmp_path / "run", *option),
     )
     monkeypatch.setattr(sys, "argv", ["monai.bundle", *map(str, words)])
     with pytest.raises(SystemExit) as ended:  # any other exception would be shown with its traceback
         runpy.run_module("monai.bundle", run_name="__main__")
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "Did you mean 'fedavg'?" in error
+    assert message in error
     assert "Traceback" not in error
 
 

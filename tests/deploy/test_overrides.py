@@ -13,7 +13,7 @@ from medfl.bundle.files import shipped
 from medfl.deploy.overrides import OWN, PARTS, RUN, TASK, check_overrides
 from medfl.errors import RefusedError
 from medfl.runs.provenance import bundle_values
-from medfl.settings import Settings
+from medfl.settings import Compression, Execution, Privacy, Settings, local_fields
 from medfl.utils.dotted import texts
 
 BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
@@ -122,14 +122,38 @@ def test_of_components_only_single_numbers_are_replaced(name: str, value: Any) -
 
 
 def test_an_id_that_the_bundle_does_not_have_is_refused_rather_than_ignored() -> None:
-    with pytest.raises(RefusedError, match="names nothing in the bundle"):
-        check_overrides({"steps": 3}, {key: value for key, value in BUNDLE.items() if key != "steps"})
+    check_overrides({"steps": 3}, BUNDLE)
+    for name, without in (("mean", "mean"), ("steps", "settings")):
+        with pytest.raises(RefusedError, match="names nothing in the bundle"):
+            check_overrides({name: 3}, {key: value for key, value in BUNDLE.items() if key != without})
 
 
-def test_all_settings_of_a_run_are_listed() -> None:
-    names = {"networks": "networks_by_site"}
-    assert {names.get(name, name) for name in Settings.model_fields} == RUN - {"method", "method_args"}
+def test_what_a_server_may_set_is_what_was_reviewed() -> None:
+    """A setting that is marked or not by mistake shows here; whoever adds one decides it once more."""
+    reviewed = {
+        "rounds", "epochs", "steps", "batch_size", "lr_decay", "fraction", "seed", "evaluate_every", "best_round",
+        "patience", "keep_rounds", "min_replies", "moments", "global_test", "shared_test", "balance", "norm_sync",
+        "norm_bound", "networks_by_site", "describe", "privacy", "compression", "precision",
+    }  # fmt: skip
+    assert set(Settings.model_fields) == RUN - {"method", "method_args"} == reviewed
+    assert set(Execution.model_fields) <= OWN
+    assert local_fields(Privacy.model_fields) == {"ledger", "total_epsilon"}
+    assert not local_fields(Compression.model_fields)
     assert not (RUN | TASK | set(PARTS)) & OWN
+
+
+@pytest.mark.parametrize("name", ["settings", "settings#rounds", "settings#workers", "settings#privacy#ledger"])
+def test_settings_have_one_name_in_a_message(name: str) -> None:
+    with pytest.raises(RefusedError, match=f"The override '{name}' is not allowed"):
+        check_overrides({name: 1}, BUNDLE)
+
+
+@pytest.mark.parametrize("setting", [{"networks_by_site": {"site-01": "cnn4"}}, {}])
+def test_parts_of_a_setting_pass_as_the_whole_does(setting: dict[str, Any]) -> None:
+    bundle = BUNDLE | {"settings": BUNDLE["settings"] | setting}
+    check_overrides({"networks_by_site#site-01": "cnn5"}, bundle)
+    with pytest.raises(RefusedError, match="has no parts"):
+        check_overrides({"steps#deep#er": 1}, bundle)
 
 
 LEAVES = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)

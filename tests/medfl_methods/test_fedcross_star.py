@@ -63,7 +63,7 @@ def test_fedcross_star_is_a_plain_loop_over_unlike_networks(tmp_path, state):
                 optimizers[owner] = task.optimizer(models[owner].parameters())
             visit(models[owner], optimizers[owner], host, round_, epochs=3)
     assert any(owner != host for round_ in (1, 2, 3) for host, owner in zip(NAMES, owners(round_), strict=True))
-    result = run(tmp_path, "fedcross_star", {"optimizer_state": state}, task=task, networks=networks)
+    result = run(tmp_path, "fedcross_star", {"optimizer_state": state}, task=task, networks_by_site=networks)
     assert {name: found["personal"].network for name, found in result.models.items()} == networks
     assert_models({name: found["personal"].tensors for name, found in result.models.items()}, models)
 
@@ -96,7 +96,7 @@ def test_what_comes_home_is_the_optimisers_state_too(tmp_path):
 
 
 def test_bytes_between_sites_are_those_of_the_models(tmp_path):
-    run(tmp_path, "fedcross_star", {"optimizer_state": "reset"}, networks={"site-1": "wide"}, rounds=2)
+    run(tmp_path, "fedcross_star", {"optimizer_state": "reset"}, networks_by_site={"site-1": "wide"}, rounds=2)
     sizes = {name: payload_bytes(make_task().initial(7, "wide" if name == "site-1" else "norm")) for name in NAMES}
     expected = dict.fromkeys(NAMES, 0)
     for round_ in (1, 2):

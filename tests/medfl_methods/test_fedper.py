@@ -139,7 +139,7 @@ def unlike_task():
 
 
 def unlike_run(folder, networks, kind=FedPer, **args):
-    return run(folder, make_method=lambda: kind(**args), task=unlike_task(), networks=networks)
+    return run(folder, make_method=lambda: kind(**args), task=unlike_task(), networks_by_site=networks)
 
 
 @pytest.mark.parametrize("kind", [FedPer, FedRep])

@@ -69,7 +69,7 @@ def test_centralized_is_a_plain_loop_over_the_pooled_images(tmp_path, network):
 
 def test_centralized_trains_each_architecture_on_all_images_as_if_it_were_the_only_one(tmp_path):
     networks = {"site-2": "wide", "site-3": "plain"}
-    result = Case(REGISTRY, "centralized").run(tmp_path / "all", networks=networks)
+    result = Case(REGISTRY, "centralized").run(tmp_path / "all", networks_by_site=networks)
     assert result.outcome.models == {}
     for site, network in ({"site-1": "norm"} | networks).items():
         alone = Case(REGISTRY, "centralized").run(tmp_path / network, task=make_task(network))
@@ -84,7 +84,7 @@ def test_centralized_trains_each_architecture_on_all_images_as_if_it_were_the_on
 
 
 def test_the_global_test_of_pooled_training_has_every_site(tmp_path):
-    result = Case(REGISTRY, "centralized").run(tmp_path, global_test=True, networks={"site-2": "wide"})
+    result = Case(REGISTRY, "centralized").run(tmp_path, global_test=True, networks_by_site={"site-2": "wide"})
     assert result.outcome.status == "finished"
     table = read_metrics(tmp_path / "metrics.csv")
     pairs = table[table["model"].str.contains("@")][["model", "site"]].drop_duplicates()

@@ -193,6 +193,6 @@ def test_sites_with_unlike_clusters_train_each_for_itself(tmp_path):
         name: lambda options=options: ConvNet(1, CLASSES, 6, **options, padding=1) for name, options in CLUSTERS.items()
     }
     task = Task(build, "A", base.loss, base.optimizer, CLASSES, base.metrics)
-    settings: Meta = {"rounds": 1, "epochs": 1, "networks": {"site-2": "B", "site-3": "C"}}
+    settings: Meta = {"rounds": 1, "epochs": 1, "networks_by_site": {"site-2": "B", "site-3": "C"}}
     result = Case(load_plugins(), "local").run(tmp_path, task=task, **settings)
     assert result.outcome.status == "finished"

@@ -87,16 +87,19 @@ def test_any_other_name_is_a_name(tmp_path, name):
 
 def test_networks_are_checked(tmp_path):
     refused(
-        tmp_path, SettingsError, "'networks' names sites that are not there: ['site-9']", networks={"site-9": "wide"}
+        tmp_path,
+        SettingsError,
+        "'networks_by_site' names sites that are not there: ['site-9']",
+        networks_by_site={"site-9": "wide"},
     )
     text = "Method 'fedavg' needs one architecture at all sites; got ['norm', 'wide']"
-    refused(tmp_path, SettingsError, text, networks={"site-1": "wide"})
+    refused(tmp_path, SettingsError, text, networks_by_site={"site-1": "wide"})
     text = "unknown network 'wyde'. Did you mean 'wide'"
-    refused(tmp_path, SettingsError, text, case("local"), networks={"site-1": "wyde"})
+    refused(tmp_path, SettingsError, text, case("local"), networks_by_site={"site-1": "wyde"})
 
 
 def test_local_allows_unlike_networks(tmp_path):
-    models = case("local").run(tmp_path, networks={"site-1": "wide", "site-2": "plain"}, rounds=1).models
+    models = case("local").run(tmp_path, networks_by_site={"site-1": "wide", "site-2": "plain"}, rounds=1).models
     assert [models[f"site-{n}"]["personal"].network for n in (1, 2, 3)] == ["wide", "plain", "norm"]
     assert len(models["site-1"]["personal"].tensors["body.0.bias"]) == 9
 

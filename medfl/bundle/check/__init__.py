@@ -13,7 +13,9 @@ from medfl.bundle.check.metadata import OLD_PACKAGES, SCHEMA, check_metadata
 from medfl.bundle.check.reading import SUFFIXES, inside, macro_file, read_config, walk
 from medfl.bundle.check.references import check_references, missing_properties
 from medfl.bundle.check.report import Code, FileNote, Report
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, did_you_mean
+from medfl.runs.setting_ids import SETTINGS
+from medfl.settings import run_fields
 
 __all__ = ["Code", "FileNote", "Report", "check_bundle"]
 
@@ -120,6 +122,7 @@ def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> N
             configs[short] = content
         else:
             report.errors.append(f"{name}: expected an object of ids, got a {type(content).__name__}")
+    report.errors += [f"configs/{name}: {text}" for name, content in configs.items() for text in _settings(content)]
     stems = {Path(name).stem: name for name in configs}
     if "train" not in stems:
         report.warnings.append("configs/train.json is missing: the bundle can't be trained, nor run as a federation")
@@ -131,3 +134,15 @@ def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> N
     errors, notes = check_references(configs, metadata if isinstance(metadata, dict) else {}, report.root)
     report.errors += [f"configs/{error}" for error in errors]
     report.notes += [f"configs/{note}" for note in notes]
+
+
+def _settings(content: dict[str, Any]) -> list[str]:
+    """What is wrong with the names of a federation's settings; their values may be expressions."""
+    federation, settings = content.get("federation"), content.get(SETTINGS)
+    if not isinstance(federation, dict) or federation.get(SETTINGS) != f"@{SETTINGS}" or settings is None:
+        return []
+    if not isinstance(settings, dict):
+        return [f"expected '{SETTINGS}' as an object of settings by name, got a {type(settings).__name__}"]
+    fields = list(run_fields())
+    unknown = [str(name) for name in settings if name not in fields]
+    return [f"'{SETTINGS}' has an unknown setting '{name}'. {did_you_mean(name, fields)}" for name in unknown]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from damage import edit, put
 
 from medfl.bundle.check import check_bundle
+from medfl.settings import default_values, run_fields
+
+SHIPPED = Path(__file__).parents[3] / "bundles"
 
 # ---- each rule
 
@@ -181,3 +185,42 @@ def test_what_can_not_be_followed_is_an_error(bundle, content, message):
     found = overlay(bundle, **content)
     assert len(found) == 1
     assert message in found[0]
+
+
+# ---- settings of a federation
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": "@rounds", "fractoin": 0.1}, "has an unknown setting 'fractoin'. Did you mean 'fraction'?"),
+        ([1], "expected 'settings' as an object of settings by name, got a list"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_named(bundle, settings, message):
+    edit(bundle, "federate.json", lambda content: content.update(settings=settings))
+    (error,) = check_bundle(bundle).errors
+    assert error.startswith("configs/federate.json: ")
+    assert message in error
+
+
+def test_settings_of_other_bundles_are_their_own_affair(bundle):
+    edit(bundle, "federate.json", lambda content: content["federation"].update(settings=1))
+    edit(bundle, "federate.json", lambda content: content.update(settings={"fractoin": 0.1}))
+    assert check_bundle(bundle).errors == []
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*/configs/federate.json")), ids=lambda p: p.parts[-3])
+def test_shipped_bundles_name_what_differs_from_the_defaults(path):
+    config = json.loads(path.read_text())
+    settings = config["settings"]
+    assert {name for name, value in settings.items() if value == f"@{name}"} == {
+        "rounds",
+        "seed",
+        "batch_size",
+        "balance",
+        "device",
+    }
+    plain = {name: value for name, value in settings.items() if value != f"@{name}"}
+    assert all(default_values()[name] != value for name, value in plain.items())
+    assert not set(run_fields()) & set(config) - {"rounds", "seed", "device"}

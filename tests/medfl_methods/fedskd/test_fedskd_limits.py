@@ -24,7 +24,7 @@ from medfl_methods.fedskd.method import FedSKD
 def test_sk_5_without_gamma_it_is_local_for_unlike_networks_with_dropout(tmp_path, state, balance):
     """Though the guests train beside: their dropout and their batch norm take nothing from the own model."""
     networks = {"drop": Dropping, "wide": lambda: SmallNet(width=9), "plain": lambda: SmallNet(norm=False)}
-    options = {"task": atlas_task(**networks), "networks": {"site-2": "wide", "site-3": "plain"}, "rounds": 3}
+    options = {"task": atlas_task(**networks), "networks_by_site": {"site-2": "wide", "site-3": "plain"}, "rounds": 3}
     options["balance"] = balance
     sites = make_sites({"site-1": 11, "site-2": 13, "site-3": 6, "site-4": 9})  # some batches of one image
     args = {"gamma": 0.0, "p2p_scale": 1, "optimizer_state": state}
@@ -92,10 +92,17 @@ def test_sk_11_before_its_start_it_is_fedcross_star(tmp_path, state):
         return Stepwise(start_fraction=0.5, optimizer_state=state)
 
     case = Case(REGISTRY, "fedskd")
-    case.run(tmp_path / "skd", rounds=4, task=task, networks=WIDTHS, make_method=make_method)
+    case.run(tmp_path / "skd", rounds=4, task=task, networks_by_site=WIDTHS, make_method=make_method)
     star = {"persistent": "travel", "reset": "reset"}[state]
     for rounds in (1, 2, 3):
-        run(tmp_path / "star", "fedcross_star", {"optimizer_state": star}, rounds=rounds, task=task, networks=WIDTHS)
+        run(
+            tmp_path / "star",
+            "fedcross_star",
+            {"optimizer_state": star},
+            rounds=rounds,
+            task=task,
+            networks_by_site=WIDTHS,
+        )
         assert same(after[rounds - 1], tensors_of(tmp_path / "star")) == (rounds <= 2)
 
 
@@ -112,7 +119,10 @@ def test_it_resumes_on_both_sides_of_its_start(tmp_path, stop):
             raise StopError
         return False
 
-    args, options = {"start_fraction": 0.5, "p2p_scale": 1}, {"rounds": 2, "task": atlas_task(), "networks": WIDTHS}
+    args, options = (
+        {"start_fraction": 0.5, "p2p_scale": 1},
+        {"rounds": 2, "task": atlas_task(), "networks_by_site": WIDTHS},
+    )
     run(tmp_path / "whole", "fedskd", args, **options)
     with pytest.raises(StopError):
         run(tmp_path / "parts", "fedskd", args, absent=absent, **options)

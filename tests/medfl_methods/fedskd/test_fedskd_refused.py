@@ -86,14 +86,14 @@ def test_what_can_not_be_compared_is_refused_before_the_first_round(tmp_path, ar
     kinds = {"deep": Deep, "bare": Bare, "headless": Headless}
     task = dataclasses.replace(make_task(), networks=make_task().networks | kinds)
     with pytest.raises(SettingsError, match=re.escape(words)):
-        Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks=networks)
+        Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks_by_site=networks)
     assert not (tmp_path / "state" / "site-1").exists()
 
 
 def test_without_the_loss_and_the_frozen_head_any_network_will_do(tmp_path, caplog):
     task = dataclasses.replace(make_task(), networks={"norm": SmallNet, "bare": Bare})
     args = {"gamma": 0.0, "freeze_ktm_header": False}
-    result = Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks={"site-1": "bare"}, rounds=1)
+    result = Case(REGISTRY, "fedskd", args).run(tmp_path, task=task, networks_by_site={"site-1": "bare"}, rounds=1)
     assert result.outcome.status == "finished"
     assert "With gamma = 0, 'fedskd' is 'local' with p2p_scale times the epochs" in caplog.text
 

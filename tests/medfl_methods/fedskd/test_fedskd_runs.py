@@ -104,7 +104,7 @@ def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
             plain_site(models[host], optimizers[host], guest, sites[host].train, (host, round_), gamma)
     assert met == {True, False}, "there is a self visit, too"
     args = {"gamma": gamma, "skd": ("batch", "pixel", "region"), "layers": (1,), "p2p_scale": 2}
-    result = run(tmp_path, "fedskd", args, task=task, networks=WIDTHS)
+    result = run(tmp_path, "fedskd", args, task=task, networks_by_site=WIDTHS)
     for name, model in models.items():
         found = result.models[name]["personal"]
         assert found.network == WIDTHS[name]
@@ -188,7 +188,7 @@ def test_sending_changes_nothing_at_the_sender(tmp_path):
 
 
 def test_the_server_holds_no_model_and_sees_no_tensor(tmp_path):
-    run(tmp_path, "fedskd", {"start_fraction": 0.4}, task=atlas_task(), networks=WIDTHS)
+    run(tmp_path, "fedskd", {"start_fraction": 0.4}, task=atlas_task(), networks_by_site=WIDTHS)
     folder = tmp_path / "state" / "server"
     assert sorted(path.name[:5] for path in folder.iterdir()) == ["step-", "step-"]
     for step in Store(folder).steps():
@@ -206,7 +206,7 @@ def test_the_server_holds_no_model_and_sees_no_tensor(tmp_path):
 
 def test_a_parcel_is_the_model_with_its_buffers_and_nothing_else(tmp_path):
     """Four bytes for each number of the owner's network; the optimiser's state stays at home."""
-    run(tmp_path, "fedskd", task=atlas_task(), networks=WIDTHS)
+    run(tmp_path, "fedskd", task=atlas_task(), networks_by_site=WIDTHS)
     table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'bytes_to_peers'")
     for round_ in (1, 2, 3):
         sent = {owner for host, owner in host_to_owner(round_).items() if host != owner}
@@ -252,7 +252,7 @@ def test_volumes_residual_networks_of_unlike_widths_and_an_atlas(tmp_path):
     loss, metrics = nn.CrossEntropyLoss(), ("accuracy",)
     task = Task(networks, "width4", loss, lambda p: torch.optim.Adam(p, 1e-3), 2, metrics, regions=atlas)
     sites = {name: Splits(split(4), split(0), split(2)) for name in ("a", "b")}
-    settings = Settings(rounds=1, steps=2, batch_size=2, networks={"b": "width3"})
+    settings = Settings(rounds=1, steps=2, batch_size=2, networks_by_site={"b": "width3"})
 
     def result_of(name, **args):
         make_method = functools.partial(REGISTRY.make_method, name, args | {"init": "own"})

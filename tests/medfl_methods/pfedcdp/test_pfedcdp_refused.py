@@ -88,7 +88,7 @@ def test_a_mistyped_setting_of_the_student():
 def test_networks_that_have_no_parts(tmp_path, networks, refine, words):
     args = {"refine": refine and SHORT | refine}
     with pytest.raises(SettingsError, match=re.escape(words)):
-        run(tmp_path, args, task=TASK, networks=networks)
+        run(tmp_path, args, task=TASK, networks_by_site=networks)
     assert not (tmp_path / "state" / "site-1").exists()
 
 

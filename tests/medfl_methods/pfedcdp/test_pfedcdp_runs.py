@@ -40,7 +40,7 @@ def test_pf_11_one_cluster_without_anything_averages_bodies(tmp_path, network):
 def test_a_run_with_everything_is_a_plain_loop(tmp_path, share):
     """Two clusters, Fisher masks, both phases, and distillation from a server classifier that stays as it began."""
     args = {"server_classifier": "random", "personal_share": share, "lam": 0.4, "tau": 2.0}
-    result = run(tmp_path, args, networks=TWO, rounds=3, epochs=3)
+    result = run(tmp_path, args, networks_by_site=TWO, rounds=3, epochs=3)
     heads = {}
     for network, features in (("norm", 24), ("wide", 36)):
         heads[network] = mlp(features, (2 * features, features), 3, dropout=(0.3, 0.2)).eval()
@@ -89,7 +89,7 @@ def test_pf_5_in_two_phases_bodies_change(tmp_path, epochs, share):
 @pytest.mark.parametrize("kind", ["proxy", "random", "average", "none"])
 def test_the_classifier_stays_at_home(tmp_path, kind):
     args = ALONE if kind == "none" else {"server_classifier": kind, "refine": SHORT}
-    result = run(tmp_path, args, networks=TWO, rounds=2)
+    result = run(tmp_path, args, networks_by_site=TWO, rounds=2)
     assert result.outcome.status == "finished"
     for name in NAMES:
         for step in Store(tmp_path / "state" / name).steps():
@@ -104,7 +104,7 @@ def test_no_site_sees_public_data():
 
 
 def test_only_the_student_is_published(tmp_path):
-    result = run(tmp_path, {"refine": SHORT | {"student": "plain"}}, networks=TWO, rounds=1)
+    result = run(tmp_path, {"refine": SHORT | {"student": "plain"}}, networks_by_site=TWO, rounds=1)
     assert set(result.outcome.published) == {"student/" + name for name in make_task().names("plain")}
     assert result.outcome.models["global"].network == "plain"
     for name in NAMES:
@@ -131,8 +131,8 @@ def test_bytes(tmp_path, bits_, each):
 def test_clusters_do_not_touch_each_other(tmp_path, changed, other):
     sites = make_sites()
     unlike = {n: make_site(SIZES[n], n + "/other") if TWO[n] == changed else data for n, data in sites.items()}
-    one = run(tmp_path / "one", networks=TWO, rounds=2, epochs=2, sites=sites)
-    two = run(tmp_path / "two", networks=TWO, rounds=2, epochs=2, sites=unlike)
+    one = run(tmp_path / "one", networks_by_site=TWO, rounds=2, epochs=2, sites=sites)
+    two = run(tmp_path / "two", networks_by_site=TWO, rounds=2, epochs=2, sites=unlike)
     same = [n for n in NAMES if TWO[n] == other]
     for name in same:
         assert tensors_equal(personal(one, name), personal(two, name))
@@ -145,8 +145,8 @@ def test_a_cluster_that_never_answers_keeps_its_body_and_classifier(tmp_path):
     def quiet(site, step):
         return TWO[site] == "wide"
 
-    absent = run(tmp_path, {"refine": SHORT}, networks=TWO, rounds=2, absent=quiet)
-    run(tmp_path / "shorter", networks=TWO, rounds=1, absent=quiet)
+    absent = run(tmp_path, {"refine": SHORT}, networks_by_site=TWO, rounds=2, absent=quiet)
+    run(tmp_path / "shorter", networks_by_site=TWO, rounds=1, absent=quiet)
     assert tensors_equal(classifier(tmp_path, "wide"), classifier(tmp_path / "shorter", "wide"))
     assert absent.outcome.status == "finished"
     assert tensors_equal(bodies(tmp_path, "wide"), body_of(make_task().initial(7, "wide")))
@@ -158,7 +158,12 @@ def test_a_cluster_that_never_answers_keeps_its_body_and_classifier(tmp_path):
 def test_a_cluster_that_is_away_changes_no_other(tmp_path, quiet):
     networks = {"site-1": "norm", "site-2": "wide", "site-3": "wide" if quiet == "site-1" else "norm"}
     for folder in ("all", "some"):
-        run(tmp_path / folder, networks=networks, rounds=1, absent=lambda s, step, f=folder: f == "some" and s == quiet)
+        run(
+            tmp_path / folder,
+            networks_by_site=networks,
+            rounds=1,
+            absent=lambda s, step, f=folder: f == "some" and s == quiet,
+        )
     other = "wide" if quiet == "site-1" else "norm"
     for look in (bodies, classifier):
         assert tensors_equal(look(tmp_path / "all", other), look(tmp_path / "some", other))
@@ -166,7 +171,7 @@ def test_a_cluster_that_is_away_changes_no_other(tmp_path, quiet):
 
 def test_a_cluster_whose_sites_have_no_data_teaches_nobody(tmp_path):
     sites = make_sites() | {"site-2": make_site(0, "empty")}
-    result = run(tmp_path, {"refine": SHORT | {"teachers": "equal"}}, networks=TWO, rounds=1, sites=sites)
+    result = run(tmp_path, {"refine": SHORT | {"teachers": "equal"}}, networks_by_site=TWO, rounds=1, sites=sites)
     assert result.outcome.findings.meta["teachers"].keys() == {"wide"}
     assert tensors_equal(personal(result, "site-2"), make_task().initial(7, "norm"))
 
@@ -177,10 +182,10 @@ def test_a_cluster_may_have_any_network(tmp_path, name):
     task = make_task()
     task = dataclasses.replace(task, networks=task.networks | {name: task.networks["wide"]})
     networks = {"site-1": name}
-    result = run(tmp_path / "1", {"refine": SHORT}, task=task, networks=networks, rounds=2)
+    result = run(tmp_path / "1", {"refine": SHORT}, task=task, networks_by_site=networks, rounds=2)
     assert set(result.outcome.published) == {"student/" + key for key in task.names("norm")}
     assert bodies(tmp_path / "1", name).keys() == body_of(task.initial(7, name)).keys()
-    result = run(tmp_path / "1", {"refine": SHORT}, task=task, networks=networks, rounds=3)
+    result = run(tmp_path / "1", {"refine": SHORT}, task=task, networks_by_site=networks, rounds=3)
     assert result.outcome.status == "finished"
 
 
@@ -190,9 +195,9 @@ def test_a_cluster_may_have_any_network(tmp_path, name):
 @pytest.mark.parametrize("kind", ["proxy", "average"])
 def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, kind):
     args = {"server_classifier": kind, "refine": SHORT | {"explain": 0}}
-    whole = run(tmp_path / "whole", args, networks=TWO, rounds=3)
-    short = run(tmp_path / "parts", args, networks=TWO, rounds=2)
-    longer = run(tmp_path / "parts", args, networks=TWO, rounds=3)
+    whole = run(tmp_path / "whole", args, networks_by_site=TWO, rounds=3)
+    short = run(tmp_path / "parts", args, networks_by_site=TWO, rounds=2)
+    longer = run(tmp_path / "parts", args, networks_by_site=TWO, rounds=3)
     expected, found = bits(whole), bits(longer)
     assert expected.keys() == found.keys()
     assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())

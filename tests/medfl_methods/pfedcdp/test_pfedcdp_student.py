@@ -181,7 +181,7 @@ def test_the_literal_mode_weighs_equally_and_scales_the_loss():
 def test_what_is_explained_is_for_the_report(tmp_path):
     pytest.importorskip("shap")
     asked = {"epochs": 1, "probe_epochs": 1, "explain": 2}
-    result = run(tmp_path, {"refine": asked}, networks={"site-1": "wide"}, rounds=1)
+    result = run(tmp_path, {"refine": asked}, networks_by_site={"site-1": "wide"}, rounds=1)
     found = read_findings(tmp_path)
     assert found.meta == result.outcome.findings.meta
     assert set(found.meta["teachers"]) == {"norm", "wide"}
@@ -190,7 +190,7 @@ def test_what_is_explained_is_for_the_report(tmp_path):
     assert found.tensors["explained/images"].shape == (6, 1, 6, 6)
     for name in ("norm", "wide"):
         assert found.tensors[f"explained/maps/{name}"].shape == (6, 6, 6)
-    other = run(tmp_path / "without", {"refine": asked | {"explain": 0}}, networks={"site-1": "wide"}, rounds=1)
+    other = run(tmp_path / "without", {"refine": asked | {"explain": 0}}, networks_by_site={"site-1": "wide"}, rounds=1)
     assert read_findings(tmp_path / "without").tensors == {}
     left, right = (one.outcome.models["global"].tensors for one in (result, other))
     assert tensors_equal(left, right)  # explaining changes nothing

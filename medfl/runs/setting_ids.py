@@ -1,0 +1,54 @@
+"""Settings in a bundle's configuration: under their bare names as options, under its id ``settings`` in its files.
+
+What a bundle's ``settings`` leave out has the default of `medfl.settings`. A setting that the configuration has an id
+of its own for, such as ``rounds``, is that id.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from medfl.settings import default_values, run_fields
+from medfl.types import Meta
+
+SETTINGS = "settings"
+"""Id of the settings that differ from their defaults, by name."""
+
+
+def values_in(config: Mapping[str, object]) -> Meta:
+    """What a configuration says of the settings that are no ids of its own: its `SETTINGS`, or else the defaults.
+
+    Args:
+        config: Id to value; without the id `SETTINGS` it has no further settings.
+    """
+    written = config.get(SETTINGS)
+    if not isinstance(written, Mapping):
+        return {}
+    values: Meta = default_values() | dict(written)
+    return {name: values[name] for name in run_fields() if name in values and name not in config}
+
+
+def bare_name(option: str) -> str:
+    """An option with ``#`` between its parts, and a setting without ``settings#`` before its name."""
+    name = option.replace("::", "#")
+    setting = name.removeprefix(f"{SETTINGS}#")
+    return setting if setting.partition("#")[0] in run_fields() else name
+
+
+def to_ids(options: Meta, config: Mapping[str, object]) -> Meta:
+    """Id of a configuration to value, for options that may name a setting by its bare name.
+
+    Args:
+        options: Option to value.
+        config: The configuration before the options.
+    """
+    values = values_in(config)
+    ids: Meta = {}
+    for option, value in options.items():
+        name = bare_name(option)
+        top, _, part = name.partition("#")
+        if part and top in values:  # a part of it needs the whole in its place
+            ids.setdefault(f"{SETTINGS}#{top}", copy.deepcopy(values[top]))
+        ids[f"{SETTINGS}#{name}" if top in values else name] = value
+    return ids
