@@ -83,6 +83,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="Adagrad at the server, on the mean update of the sites",
         ),
         MethodRecord(
+            name="scaffold",
+            target="medfl_methods.scaffold:Scaffold",
+            family="averaging",
+            paper="Karimireddy et al., ICML 2020",
+            sends=UPDATES | {"control/": "update"},
+            summary="FedAvg whose sites correct each step for how unlike their gradients are to those of all",
+        ),
+        MethodRecord(
             name="feddisco",
             target="medfl_methods.feddisco:FedDisco",
             family="averaging",
