@@ -172,6 +172,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="a common body, and at each site a head of its own; first the head is trained, then the body",
         ),
         MethodRecord(
+            name="ditto",
+            target="medfl_methods.ditto:Ditto",
+            family="personal",
+            paper="Li et al., ICML 2021",
+            sends=UPDATES,
+            summary="FedAvg, and at each site a model of its own that is held near the common one",
+        ),
+        MethodRecord(
             name="fedcross",
             target="medfl_methods.fedcross.method:FedCross",
             family="peer to peer",
