@@ -14,7 +14,7 @@ from medfl.contract import Model, Site
 from medfl.errors import ContractError
 from medfl.methods.fit import Fit, Fitted
 from medfl.methods.kept import keep, kept, shared_of
-from medfl.methods.trainings import Training, frozen_modules
+from medfl.methods.trainings import Training, freeze_rest
 from medfl.privacy.samples import PrivateSteps
 from medfl.training.loop import Batch, Steps, train
 from medfl.training.optimizer_state import read_state, write_state
@@ -134,8 +134,7 @@ class LocalTraining(BaseModel):
             optimizer: `Fitted.optimizer` of the training before, or empty, to keep the optimiser's state from one
                 training to the next; None starts anew and keeps nothing (rule G-7).
             extra: For `Fit.extra`.
-            phase: Names the streams of a second training in one round, so that it draws other batches than the first;
-                None leaves that to `training`.
+            phase: Names the random streams, so that a second training draws other batches; None asks `training`.
             training: For `Fit.training`; what it freezes is frozen.
             sent: The order's tensors, for `Fit.received`.
             leaves: Whether `extra_up` is called in the end.
@@ -144,9 +143,7 @@ class LocalTraining(BaseModel):
         phase = training.streams if phase is None else phase
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
         fit = Fit(site, model, start, dict(extra or {}), training=training, sent=sent or {})
-        before, frozen = cpu_state(model), frozen_modules(model, training.part)
-        for parameter in (parameter for module in frozen for parameter in module.parameters(recurse=False)):
-            parameter.requires_grad_(False)
+        before, frozen = cpu_state(model), freeze_rest(model, training.part)
         self.before_fit(fit)
         fit.optimizer = self.make_optimizer(fit)
         write_state(fit.optimizer, model, optimizer or {})

@@ -87,9 +87,12 @@ class Training:
         return {f"{self.label}_{name}" if self.label else name: value for name, value in numbers.items()}
 
 
-def frozen_modules(model: nn.Module, part: Part) -> list[nn.Module]:
-    """The modules that a training of one part leaves alone."""
+def freeze_rest(model: nn.Module, part: Part) -> list[nn.Module]:
+    """Freeze the parameters of all modules that a training of one part leaves alone, and return these."""
     if part == "all":
         return []
     head = set(model.head.modules())  # type: ignore[union-attr]
-    return [module for module in model.modules() if (module in head) != (part == "head")]
+    rest = [module for module in model.modules() if (module in head) != (part == "head")]
+    for parameter in (parameter for module in rest for parameter in module.parameters(recurse=False)):
+        parameter.requires_grad_(False)
+    return rest
