@@ -94,14 +94,15 @@ class Reply:
         meta: Keys as the method's `tells` declares.
         parcels: For other sites; the server gets neither their tensors nor their meta.
         log: Numbers for the metrics file, such as the training loss. Scores only, never data.
-        trained: The model right after local training, for the core to score at the moment ``trained``. It stays here.
+        trained: The models right after local training, by names as in `Method.models`, for the core to score at the
+            moment ``trained``; a single one is ``personal``. They stay here.
     """
 
     tensors: Tensors = field(default_factory=dict)
     meta: Meta = field(default_factory=dict)
     parcels: list[Parcel] = field(default_factory=list)
     log: dict[str, float] = field(default_factory=dict)
-    trained: Model | None = None
+    trained: dict[str, Model] = field(default_factory=dict)
 
 
 @dataclass

@@ -173,7 +173,10 @@ def _logging_restored():
 def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     found = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
-    assert [language for language, _ in found] == ["sh", "python", "python", "sh", "python", "sh", "sh", "python", "sh"]
+    assert [language for language, _ in found] == [
+        *("sh", "python", "python", "sh", "python", "sh", "sh", "python", "sh"),
+        *("python", "sh"),
+    ]
     for language, code in found:
         perform(language, code)
     told = capsys.readouterr().out
@@ -181,6 +184,13 @@ def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     for method in ("fedavg", "own_head"):
         assert len(list(Path("runs", method, "sites").glob("*/models/model.pt"))) == 4
     assert not Path("runs", "own_head", "global").exists(), "each site has a head of its own"
+    for method, models in (("steered", ["global"]), ("beside", ["global", "personal"])):
+        scored = {
+            line.split(",")[2]
+            for line in Path("runs", method, "metrics.csv").read_text().splitlines()
+            if ",test," in line
+        }
+        assert set(models) <= scored, method
     page = Path("pages", "own_head.md").read_text(encoding="utf-8")
     assert "When sites have much the same images but unlike shares of the classes." in page
     report = Path("counts.html").read_text(encoding="utf-8")

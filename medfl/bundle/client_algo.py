@@ -127,8 +127,7 @@ class MedflAlgo(ClientAlgo):
             site=self.site,
             stream_factory=lambda payload: site.secret_rng("noise", payload),  # never called: privacy is refused
         )
-        assert reply.trained is not None
-        after = {name: reply.trained.tensors[name].clone() for name in received}
+        after = {name: reply.trained["personal"].tensors[name].clone() for name in received}
         progress.sent = Sent(after, select(update, MODEL), images.batches, meta["size"])
         progress.state, progress.round = site.state, round_
 

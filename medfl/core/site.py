@@ -220,11 +220,11 @@ class SiteHost:
             "bytes_to_peers": wire.payload_bytes({name: t for name, t in sent.items() if name.startswith("parcel/")}),
         }
         rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
-        if reply.trained is not None and "trained" in self.settings.moments:
-            model = method.predictor(self.task, [reply.trained])
+        for kind, model in reply.trained.items() if "trained" in self.settings.moments else ():
+            predictor = method.predictor(self.task, [model])
             for split in self._scored:
-                scores = score(model, getattr(self.data, split), self.task, self.settings)
-                rows += rows_of(scores, round_, self.name, "personal", split, "trained")
+                scores = score(predictor, getattr(self.data, split), self.task, self.settings)
+                rows += rows_of(scores, round_, self.name, kind, split, "trained")
         return rows
 
     def _view(self, round_: int, state: State, order: str = "") -> Site:

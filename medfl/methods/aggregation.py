@@ -78,28 +78,36 @@ def _usable(weights: dict[str, float]) -> bool:
 
 
 def mean_update(replies: Replies, weights: dict[str, float], prefix: str = MODEL) -> Tensors:
-    """The weighted mean of updates in float64, one reply in memory at a time, in name order.
+    """`mean_updates` under one prefix."""
+    return mean_updates(replies, {prefix: weights})[prefix]
+
+
+def mean_updates(replies: Replies, weights: Mapping[str, Mapping[str, float]]) -> dict[str, Tensors]:
+    """The weighted means of updates in float64, one reply in memory at a time, in name order.
 
     Args:
-        replies: Those of sites that `weights` doesn't name are left out.
-        weights: Sum to 1.
-        prefix: Only tensors under it.
+        replies: Those of sites that a prefix's weights don't name are left out there.
+        weights: Prefix to the weights of the sites, which sum to 1. No other tensors are looked at.
 
     Returns:
-        Name to float64 mean; integer and boolean buffers take the largest value (rule G-2).
+        Prefix to name to float64 mean; integer and boolean buffers take the largest value (rule G-2).
     """
-    mean: Tensors = {}
+    means: dict[str, Tensors] = {prefix: {} for prefix in weights}
     for site, tensors in replies:
-        if site not in weights:
-            continue
-        for name, tensor in select(tensors, prefix).items():
-            if not tensor.is_floating_point():
-                mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
-            elif name in mean:
-                mean[name].add_(tensor.double(), alpha=weights[site])
-            else:
-                mean[name] = tensor.double() * weights[site]
-    return mean
+        for prefix, shares in weights.items():
+            if site in shares:
+                _add(means[prefix], select(tensors, prefix), shares[site])
+    return means
+
+
+def _add(mean: Tensors, tensors: Tensors, weight: float) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
+        elif name in mean:
+            mean[name].add_(tensor.double(), alpha=weight)
+        else:
+            mean[name] = tensor.double() * weight
 
 
 def participants(candidates: int, fraction: float) -> int:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import torch
 from torch import nn
 
-from medfl.contract import Kind, Model, Order, Replies, Reply, Server, Site
+from medfl.contract import Kind, Model, Order, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
-from medfl.methods.averaging import KEPT, Averaging, refuse_noisy_statistics
-from medfl.methods.fit import Fit
+from medfl.methods.aggregation import subtract
+from medfl.methods.averaging import Averaging, refuse_noisy_statistics
+from medfl.methods.kept import KEPT
 from medfl.networks.parts import head_names, without_head
-from medfl.training.loop import Batch
 from medfl.types import MODEL, Tensors
 from medfl.utils.wire import prefixed, select
 
@@ -28,9 +26,6 @@ class BodySharing(Averaging):
     The head is a network's attribute `head`; the body is all the rest, and its normalisation layers follow the run's
     `norm_sync`. All sites begin with the initial tensors of their network. Networks may have unlike heads if the names
     and shapes of their bodies agree.
-
-    A method that trains one part alone gives `fit` ``extra={"part": "head"}``, or ``"body"``: the other part is then
-    frozen and in evaluation mode, so that its buffers stay as well.
 
     Attributes:
         global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the heads leave the
@@ -108,21 +103,10 @@ class BodySharing(Averaging):
         clipping and noise act on is a head's distance from the mean, not from where it began.
         """
         reply = super().work(site, order)
-        assert reply.trained is not None
-        after = reply.trained.tensors
+        after = reply.trained["personal"].tensors
         lent = select(order.tensors, HEAD)
         reply.tensors |= prefixed({name: subtract(after[name], mean) for name, mean in lent.items()}, HEAD)
         return reply
-
-    def fold(self, server: Server, replies: Replies) -> None:
-        """The body as in FedAvg, and the mean head with the same weights."""
-        super().fold(server, replies)
-        if not len(replies) or self.global_head == "none":
-            return
-        weights = normalised(self.weights_of(server, replies.meta), replies.meta)
-        for name, update in mean_update(replies, weights, HEAD).items():
-            key = KEPT + HEAD + name
-            server.state.tensors[key] = add_update(server.state.tensors[key], update)
 
     def models(self, holder: Server | Site) -> dict[str, Model]:
         """A personal model at each site; if heads are averaged, a global one."""
@@ -131,25 +115,3 @@ class BodySharing(Averaging):
         if head := select(published, HEAD):
             found["global"] = Model(holder.task.network, select(published, MODEL) | head)
         return found
-
-    # ---- training one part alone
-
-    def before_fit(self, fit: Fit) -> None:
-        """Freeze the other part, if one is trained alone."""
-        for module in frozen(fit):
-            for parameter in module.parameters(recurse=False):
-                parameter.requires_grad_(False)
-
-    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """The task's loss; a frozen part is in evaluation mode, where the training had put it in training mode."""
-        for module in frozen(fit):
-            module.training = False
-        return super().loss(fit, batch)
-
-
-def frozen(fit: Fit) -> list[nn.Module]:
-    """The modules that a training leaves alone: none, unless one part is trained alone."""
-    if "part" not in fit.extra:
-        return []
-    head = set(fit.model.head.modules())  # type: ignore[union-attr]
-    return [module for module in fit.model.modules() if (module in head) != (fit.extra["part"] == "head")]

@@ -119,7 +119,11 @@ class Circulating(Personal):
         if not is_finite(kept):
             logger.warning("Round %d: a training at %s diverged; the model goes on as it came.", site.round, site.name)
             return Reply(meta={"guest": ""}, log=done.log | {"trained": 0.0})
-        reply = Reply(meta={"guest": owner}, log=done.log | {"trained": 1.0}, trained=Model(guest.network, done.after))
+        reply = Reply(
+            meta={"guest": owner},
+            log=done.log | {"trained": 1.0},
+            trained={"personal": Model(guest.network, done.after)},
+        )
         if owner == site.name:
             site.state.tensors = kept
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from medfl.contract import Site
+from medfl.methods.trainings import Budget
 
 
 def two_phases(site: Site, head_share: float) -> tuple[Site, Site]:
@@ -19,13 +20,11 @@ def two_phases(site: Site, head_share: float) -> tuple[Site, Site]:
     Returns:
         The site for each of the two trainings. In the head's, batch norm stays as it is.
     """
-    settings, total = site.settings, budget(site)
-    unit = "epochs" if settings.steps is None else "steps"
-    alone = total if head_share == 1 else min(int(head_share * total + 0.5), max(total - 1, 0))
-    head = settings.model_copy(update={unit: alone, "norm_sync": "frozen"})
-    return replace(site, settings=settings.model_copy(update={unit: total - alone})), replace(site, settings=head)
+    head, rest = Budget.of(site.settings).split(head_share)
+    alone = head.at(site)
+    return rest.at(site), replace(alone, settings=alone.settings.model_copy(update={"norm_sync": "frozen"}))
 
 
 def budget(site: Site) -> int:
     """Epochs, or steps, of a training."""
-    return site.settings.epochs if site.settings.steps is None else site.settings.steps
+    return Budget.of(site.settings).total

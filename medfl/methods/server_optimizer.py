@@ -15,7 +15,8 @@ from pydantic import Field
 
 from medfl.contract import Server
 from medfl.methods.aggregation import add_update
-from medfl.methods.averaging import KEPT, Averaging
+from medfl.methods.averaging import Averaging
+from medfl.methods.kept import KEPT
 from medfl.types import Tensors
 
 

@@ -48,11 +48,12 @@ def read_trajectory(run: RunRecord, metric: str) -> Trajectory:
     after = tests[(tests["moment"] == "aggregated") & ~tests["model"].str.contains("@")]
     at_server = after[(after["site"] == GLOBAL) & (after["model"] == "global")]
     at_sites = after[~after["site"].isin(NO_SITES)].sort_values("model", kind="stable")  # "personal" is the last one
+    own = tests[(tests["moment"] == "trained") & (tests["model"] == "personal")]
     work = table[(table["split"] == "train") & (table["metric"] == "work_seconds")]
     return Trajectory(
         server=at_server.set_index("round")["value"].sort_index(),
         sites=_by_site(at_sites),
-        trained=_by_site(tests[(tests["moment"] == "trained") & ~tests["site"].isin(NO_SITES)]),
+        trained=_by_site(own[~own["site"].isin(NO_SITES)]),
         participants=_participants(work),
         seconds=work.groupby("round")["value"].sum().cumsum(),
     )

@@ -83,6 +83,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="Adagrad at the server, on the mean update of the sites",
         ),
         MethodRecord(
+            name="scaffold",
+            target="medfl_methods.scaffold:Scaffold",
+            family="averaging",
+            paper="Karimireddy et al., ICML 2020",
+            sends=UPDATES | {"control/": "update"},
+            summary="FedAvg whose sites correct each step for how unlike their gradients are to those of all",
+        ),
+        MethodRecord(
             name="feddisco",
             target="medfl_methods.feddisco:FedDisco",
             family="averaging",
@@ -162,6 +170,14 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Collins et al., ICML 2021",
             sends=UPDATES | {"head/": "update"},
             summary="a common body, and at each site a head of its own; first the head is trained, then the body",
+        ),
+        MethodRecord(
+            name="ditto",
+            target="medfl_methods.ditto:Ditto",
+            family="personal",
+            paper="Li et al., ICML 2021",
+            sends=UPDATES,
+            summary="FedAvg, and at each site a model of its own that is held near the common one",
         ),
         MethodRecord(
             name="fedcross",

@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Limit, Server
-from medfl.methods.averaging import Averaging, Fit
+from medfl.methods.averaging import Averaging
+from medfl.methods.fit import Fit
 from medfl.types import Meta
 from medfl.utils.tells import Tell, count
 

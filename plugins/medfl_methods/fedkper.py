@@ -11,7 +11,8 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from medfl.contract import Limit
-from medfl.methods.averaging import Averaging, Fit
+from medfl.methods.averaging import Averaging
+from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
 from medfl.methods.teacher import Teacher
 from medfl.training.loop import Batch

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
 from medfl.contract import Site
 from medfl.methods.body_sharing import BodySharing
-from medfl.methods.fit import Fitted
-from medfl.methods.rounds import budget, two_phases
-from medfl.types import Meta, Tensors
+from medfl.methods.trainings import Budget, Training
+from medfl.types import Meta
 
 
 class FedRep(BodySharing):
@@ -46,32 +44,14 @@ class FedRep(BodySharing):
 
     head_share: float = Field(0.5, ge=0, le=1)
 
-    def fit(
-        self,
-        site: Site,
-        tensors: Tensors,
-        optimizer: Tensors | None = None,
-        extra: Mapping[str, Any] | None = None,
-        phase: str = "",
-    ) -> Fitted:
-        """Train the head, then the body."""
-        start, log, tells = tensors, {}, {}
-        body, head = self.phases(site)
-        if budget(head):
-            alone = super().fit(head, tensors, optimizer, {**(extra or {}), "part": "head"}, phase + "head")
-            start, tells = alone.after, alone.tells
-            log = {f"head_{name}": value for name, value in alone.log.items()}
-        done = super().fit(body, start, optimizer, {**(extra or {}), "part": "body"}, phase)
-        return Fitted(tensors, done.after, done.log | log, tells | done.tells)
-
-    def phases(self, site: Site) -> tuple[Site, Site]:
-        """The site with the batches of the body's training, and with those of the head's."""
+    def trainings(self, site: Site) -> Sequence[Training]:
+        """The head's, if it has a share, and the body's."""
         settings, share = site.settings, self.head_share
-        total = settings.steps or settings.epochs * math.ceil(len(site.train) / settings.batch_size)
+        images = 0 if site.train is None else len(site.train)
+        total = settings.steps or settings.epochs * math.ceil(images / settings.batch_size)
         if 0 < share < 1 and total:
             total = max(total, 2)
             share = max(share, 1 / total)
-        counted = replace(site, settings=settings.model_copy(update={"steps": total}))
-        body, head = two_phases(counted, share)
-        alone = head.settings.model_copy(update={"norm_sync": settings.norm_sync})  # the head may have norms of its own
-        return body, replace(head, settings=alone)
+        head, body = Budget(steps=total).split(share)
+        last = Training(budget=body, part="body")
+        return (Training("head", head, part="head"), last) if head.total else (last,)

@@ -43,4 +43,4 @@ class Local(Personal):
     def work(self, site: Site, order: Order) -> Reply:
         """Train the own model and keep it."""
         done, site.state.tensors = self.go_on(site, self.own(site))
-        return Reply(log=done.log, trained=Model(site.network, done.after))
+        return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})

@@ -73,7 +73,7 @@ class Ring(Averaging):
         met = site.state.meta.setdefault("met", [])
         met.append([site.round, [guest.sender for guest in site.inbox]])
         meta = {"guests": [guest.sender for guest in site.inbox], "first": int(site.blob("first").keys() == own.keys())}
-        return Reply({}, meta, log=done.log, trained=Model(site.network, done.after))
+        return Reply({}, meta, log=done.log, trained={"personal": Model(site.network, done.after)})
 
     def fold(self, server: Server, replies: Replies) -> None:
         following = {"send": "train", "train": "count" if self.alone else "send", "count": "send"}

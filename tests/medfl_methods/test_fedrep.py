@@ -47,14 +47,14 @@ class Watched(FedRep):
     """Notes each part's hash, buffers included, at every batch and in the end; and what is in training mode."""
 
     def note(self, fit):
-        model, trained = fit.model, fit.extra["part"]
+        model, trained = fit.model, fit.training.part
         SEEN.append((trained, wire.digest(model.body.state_dict()), wire.digest(model.head.state_dict())))
 
     def loss(self, fit, batch):
         self.note(fit)
         value = super().loss(fit, batch)
         for name, part in (("body", fit.model.body), ("head", fit.model.head)):
-            assert {module.training for module in part.modules()} == {name == fit.extra["part"]}
+            assert {module.training for module in part.modules()} == {name == fit.training.part}
         return value
 
     def after_fit(self, fit):
@@ -136,9 +136,8 @@ def phases(share, images, **settings):
     """Batches of the body and of the head."""
     site = Site("a", 1, State(), make_task(), Settings(rounds=1, **({"batch_size": 5} | settings)))
     site.train = make_data(images, "a")
-    body, head = FedRep(head_share=share).phases(site)
-    assert head.settings.norm_sync == body.settings.norm_sync == site.settings.norm_sync
-    return body.settings.steps, head.settings.steps
+    steps = {training.part: training.budget.steps for training in FedRep(head_share=share).trainings(site)}
+    return steps["body"], steps.get("head", 0)
 
 
 @pytest.mark.parametrize(

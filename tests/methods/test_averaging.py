@@ -13,7 +13,8 @@ from torch import nn
 from medfl.contract import Site, State
 from medfl.core.store import Store
 from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
-from medfl.methods.averaging import Averaging, Fit
+from medfl.methods.averaging import Averaging
+from medfl.methods.fit import Fit
 from medfl.plugins import load_plugins
 from medfl.runs.records import read_metrics
 from medfl.settings import Settings

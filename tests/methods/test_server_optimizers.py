@@ -8,7 +8,8 @@ from quadratic_toys import quadratic
 
 from medfl.contract import Server, State
 from medfl.errors import SettingsError
-from medfl.methods.averaging import Averaging, shared_of
+from medfl.methods.averaging import Averaging
+from medfl.methods.kept import shared_of
 from medfl.methods.server_optimizer import momentum_step
 from medfl.plugins import load_plugins
 from medfl.settings import Settings

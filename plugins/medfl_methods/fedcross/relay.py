@@ -161,7 +161,7 @@ class Relay(Personal):
         site.state.meta["resident"] = model
         site.state.meta["holds"] = sorted({*order.meta["holds"], model})
         log = done.log | {"trained": 1.0}
-        return Reply(meta={"trained": model}, log=log, trained=Model(site.network, done.after))
+        return Reply(meta={"trained": model}, log=log, trained={"personal": Model(site.network, done.after)})
 
     def begin(self, site: Site, model: str) -> Tensors:
         """The initial tensors of a model."""

@@ -148,7 +148,7 @@ class FeatureSharing(Dividing):
         if stage == "share":
             self.fold_shared(server, replies)
             return
-        super().fold(server, replies)
+        self.average(server, replies)
         if stage == "distil":
             self.fold_distilled(server, replies)
         else:

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from medfl.contract import Kind, Order, Replies, Server, Site
 from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
-from medfl.methods.averaging import KEPT, Averaging
+from medfl.methods.averaging import Averaging
+from medfl.methods.kept import KEPT
 from medfl.networks.parts import features_of
 from medfl.privacy.release import Noise, Release
 from medfl.task import Task

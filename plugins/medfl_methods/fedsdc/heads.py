@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from medfl.contract import Server
-from medfl.methods.averaging import KEPT, shared_of
+from medfl.methods.kept import KEPT, shared_of
 from medfl.networks.heads import HeadKind, make_head
 from medfl.networks.parts import with_head
 from medfl.task import Task

@@ -13,7 +13,8 @@ from torch import nn
 from medfl.contract import Findings, Holder, Kind, Model, Order, Plan, Replies, Reply, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import add_update, check_updates, participants, sample
-from medfl.methods.averaging import Averaging, shared_of
+from medfl.methods.averaging import Averaging
+from medfl.methods.kept import shared_of
 from medfl.methods.server_optimizer import momentum_step
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import body_and_head, features_of, head_path, without_head
@@ -168,7 +169,7 @@ class FedSDC(Averaging):
                 meta |= {"ranking": rank(found["right"])} if first else {"judged": found}
             meta["judge"] = [server.round, left - 1]
             return
-        super().fold(server, replies)
+        self.average(server, replies)
         heads, dealt = pool(server), self.dealt(server)
         for name, tensors in replies:
             change, slot = select(tensors, HEAD), dealt[name]
@@ -253,8 +254,7 @@ class FedSDC(Averaging):
         reply = super().work(replace(site, task=headed(site.task, site.network, head)), order)
         changes = select(reply.tensors, path)
         body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
-        assert reply.trained is not None
-        trained = Model(site.network, reply.trained.tensors, {"head": head})
+        trained = {kind: Model(site.network, model.tensors, {"head": head}) for kind, model in reply.trained.items()}
         return replace(reply, tensors=body | prefixed(changes, HEAD), trained=trained)
 
     def kind(self, model: nn.Module, head: Tensors) -> HeadKind:

@@ -173,7 +173,9 @@ class FedSKD(Circulating):
         host = as_host(site, site.network, order.meta["scale"])
         done, site.state.tensors = self.go_on(host, self.own(site), {"guest": guest})
         log = done.log | {"guests": float(guest is not None)}
-        return Reply(meta={"guest": guest.owner if guest else ""}, log=log, trained=Model(site.network, done.after))
+        return Reply(
+            meta={"guest": guest.owner if guest else ""}, log=log, trained={"personal": Model(site.network, done.after)}
+        )
 
     def before_fit(self, fit: Fit) -> None:
         """Load the guest, and watch the stages of both models."""

@@ -12,7 +12,7 @@ from torch import nn
 from medfl.contract import Limit, Order, Plan, Replies, Reply, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
-from medfl.methods.averaging import KEPT, shared_of
+from medfl.methods.kept import KEPT, shared_of
 from medfl.methods.prototypes import distance, prototypes, scaled
 from medfl.networks.parts import features_of
 from medfl.privacy.release import Release
@@ -214,9 +214,9 @@ class FedTPF(FeatureSharing):
         reply.meta["frozen"] = False
         if not select(order.tensors, PART):
             return reply
-        assert reply.trained is not None
         distilling, adversary = self.own_distiller(site, order), self.adversary(site)
-        pulled = self.prototypes(site, site.task.load(reply.trained.tensors, site.network)) if self.pulls else None
+        trained = reply.trained["personal"].tensors
+        pulled = self.prototypes(site, site.task.load(trained, site.network)) if self.pulls else None
         past = site.state.meta.setdefault("judged", [])
         for epoch in range(self.distil_epochs):
 

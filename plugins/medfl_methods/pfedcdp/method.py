@@ -232,7 +232,9 @@ class PFedCDP(Averaging):
         update = prefixed({name: subtract(done.after[name], received[name]) for name in received}, MODEL)
         if self.server_classifier == "average":
             update |= self.classifier_update(site, done.after, select(order.tensors, TEACHER))
-        return Reply(update, {"size": len(site.train)}, log=done.log, trained=Model(site.network, done.after))
+        return Reply(
+            update, {"size": len(site.train)}, log=done.log, trained={"personal": Model(site.network, done.after)}
+        )
 
     def mixed(self, site: Site, received: Tensors) -> Tensors:
         """The own model with those coordinates of the received body that are not personal."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Findings, Model, Server
-from medfl.methods.averaging import cpu_state
+from medfl.methods.local_training import cpu_state
 from medfl.training.predict import logits
 from medfl.types import Tensors
 from medfl.utils.rng import make_generator, seed_of

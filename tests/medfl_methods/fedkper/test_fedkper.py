@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import normalised
-from medfl.methods.averaging import Fit
+from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
