@@ -23,7 +23,7 @@ import medfl
 from medfl.errors import MedflError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("medfl.cli.list:command", "List methods, networks, partitions and bundles."),
+    "list": ("medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles."),
     "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
     "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded into data lists."),
     "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
