@@ -1,8 +1,8 @@
-"""Networks, partitions and sections of the report that come with medfl, registered as any plugin registers its own."""
+"""Networks, partitions, report sections and the data set ``folder`` of medfl, registered as any plugin does it."""
 
 from __future__ import annotations
 
-from medfl.plugins import NetworkRecord, PartitionRecord, SectionRecord, hookimpl
+from medfl.plugins import DatasetRecord, NetworkRecord, PartitionRecord, SectionRecord, hookimpl
 
 
 @hookimpl
@@ -47,6 +47,19 @@ def medfl_partitions() -> list[PartitionRecord]:
             "medfl.partition.by_source:by_source",
             "small sites from each value of a column, with a few classes (--column, sites_per_source, min_classes)",
         ),
+    ]
+
+
+@hookimpl
+def medfl_datasets() -> list[DatasetRecord]:
+    """Data sets of `medfl.ingest`: a hospital's own images."""
+    return [
+        DatasetRecord(
+            "folder",
+            "medfl.ingest.own_spec:Folder",
+            summary="Your own image files with a table of labels. No file name and no patient's identifier is kept.",
+            order=900,
+        )
     ]
 
 

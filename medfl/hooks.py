@@ -1,4 +1,4 @@
-"""Hooks: how a plugin brings methods, networks, partitions and sections of the report, and how it watches a run.
+"""Hooks: how a plugin brings methods, networks, data sets, partitions and report sections, and how it watches a run.
 
 A plugin is a module whose functions are marked with `hookimpl`. It is found through an entry point of the group
 ``medfl``, or given as a file (``--plugin FILE``). Hooks return light records whose targets are strings such as
@@ -10,6 +10,7 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_methods() -> list[MethodRecord]
     medfl_networks() -> list[NetworkRecord]
     medfl_partitions() -> list[PartitionRecord]
+    medfl_datasets() -> list[DatasetRecord]
     medfl_report_sections() -> list[SectionRecord]
     medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
@@ -88,6 +89,29 @@ class MethodRecord:
 
 
 @dataclass(frozen=True)
+class DatasetRecord:
+    """A data set that ``medfl prep`` and studies can prepare.
+
+    Attributes:
+        name: What users type.
+        target: ``module:Class``, a `medfl.ingest.spec.DatasetSpec`.
+        modality: What kind of images these are; empty where it is the user who knows.
+        licence: Terms of use; empty where it is the user who knows.
+        summary: One line.
+        phantom: ``module:function`` that writes a made-up release, ``write_release(folder, ..., seed)``; may be empty.
+        order: They are listed in the order of these numbers, then of their names.
+    """
+
+    name: str
+    target: str
+    modality: str = ""
+    licence: str = ""
+    summary: str = ""
+    phantom: str = ""
+    order: int = 100
+
+
+@dataclass(frozen=True)
 class SectionRecord:
     """A section of the report's page.
 
@@ -114,16 +138,17 @@ class SectionRecord:
         return self.id
 
 
-Record = MethodRecord | NetworkRecord | PartitionRecord | SectionRecord
+Record = MethodRecord | NetworkRecord | PartitionRecord | DatasetRecord | SectionRecord
 """What a hook lists."""
 
-Kind = Literal["method", "network", "partition", "report_section"]
+Kind = Literal["method", "network", "partition", "dataset", "report_section"]
 """What a record is of."""
 
 RECORDS: dict[Kind, type[Record]] = {
     "method": MethodRecord,
     "network": NetworkRecord,
     "partition": PartitionRecord,
+    "dataset": DatasetRecord,
     "report_section": SectionRecord,
 }
 """Kind to the class of its records; its hook is ``medfl_<kind>s``."""
@@ -143,6 +168,10 @@ class Hooks:
     @_hookspec
     def medfl_partitions(self) -> list[PartitionRecord]:  # type: ignore[empty-body]
         """Partitions of this plugin."""
+
+    @_hookspec
+    def medfl_datasets(self) -> list[DatasetRecord]:  # type: ignore[empty-body]
+        """Data sets of this plugin."""
 
     @_hookspec
     def medfl_report_sections(self) -> list[SectionRecord]:  # type: ignore[empty-body]

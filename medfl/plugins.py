@@ -12,9 +12,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import logging
-import os
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -24,16 +22,30 @@ import pluggy
 
 from medfl import hooks
 from medfl.errors import PluginError, SettingsError, did_you_mean
-from medfl.hooks import HOOKS, Kind, MethodRecord, NetworkRecord, PartitionRecord, Record, SectionRecord, hookimpl
+from medfl.hooks import (
+    HOOKS,
+    DatasetRecord,
+    Kind,
+    MethodRecord,
+    NetworkRecord,
+    PartitionRecord,
+    Record,
+    SectionRecord,
+    hookimpl,
+)
 from medfl.utils.dotted import merged
+from medfl.utils.plugin_sources import DISABLE, installed, left_out, load_file
 
-__all__ = ["MethodRecord", "NetworkRecord", "PartitionRecord", "Registry", "SectionRecord", "hookimpl", "load_plugins"]
-
-GROUP = "medfl"
-"""The entry-point group of plugins."""
-
-DISABLE = "MEDFL_DISABLE"
-"""Environment variable: names of plugins to leave out, separated by commas."""
+__all__ = [
+    "DatasetRecord",
+    "MethodRecord",
+    "NetworkRecord",
+    "PartitionRecord",
+    "Registry",
+    "SectionRecord",
+    "hookimpl",
+    "load_plugins",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -47,6 +59,7 @@ class Registry:
         methods: Name to record. Names that two plugins claim are left out here and below.
         networks: Name to record.
         partitions: Name to record.
+        datasets: Name to record.
         report_sections: Id to record.
     """
 
@@ -56,6 +69,7 @@ class Registry:
         self.methods: dict[str, MethodRecord] = {}
         self.networks: dict[str, NetworkRecord] = {}
         self.partitions: dict[str, PartitionRecord] = {}
+        self.datasets: dict[str, DatasetRecord] = {}
         self.report_sections: dict[str, SectionRecord] = {}
         self._claims: dict[tuple[Kind, str], list[tuple[str, Record]]] = {}
         self._files: dict[str, ModuleType] = {}
@@ -81,6 +95,23 @@ class Registry:
     def partition(self, name: str) -> Any:
         """The function of a partition. Raises as `method_class` does."""
         return self._resolve("partition", name)
+
+    def dataset(self, name: str) -> Any:
+        """The class of a data set's options. Raises as `method_class` does."""
+        return self._resolve("dataset", name)
+
+    def phantom(self, name: str) -> Any:
+        """The function that writes a made-up release of a data set.
+
+        Raises:
+            PluginError: As `method_class` does, or if the data set has none.
+        """
+        plugin, record = self._claim("dataset", name)
+        assert isinstance(record, DatasetRecord)
+        if not record.phantom:
+            known = (other for other, listed in self.datasets.items() if listed.phantom)
+            raise PluginError(f"The data set '{name}' has no made-up release. {did_you_mean(name, known)}")
+        return self._import(f"made-up release of '{name}'", plugin, record.phantom)
 
     def report_section(self, name: str) -> Any:
         """The class of a section, by its id. Raises as `method_class` does."""
@@ -128,6 +159,11 @@ class Registry:
                 _logger.warning("Plugin '%s' failed in %s; the run goes on: %s", hook.plugin_name, event, _say(error))
 
     def _resolve(self, kind: Kind, name: str) -> Any:
+        plugin, record = self._claim(kind, name)
+        return self._import(f"{kind} '{name}'", plugin, record.target)
+
+    def _claim(self, kind: Kind, name: str) -> tuple[str, Record]:
+        """The plugin that lists a name, and its record."""
         claims = self._claims.get((kind, name), [])
         if not claims:
             known = [other for other_kind, other in self._claims if other_kind == kind]
@@ -135,9 +171,11 @@ class Registry:
             raise PluginError(f"Unknown {kind} '{name}'. {did_you_mean(name, known)}{problems}")
         if len(claims) > 1:
             raise PluginError(_ambiguous(kind, name, self.givers(kind, name)))
-        plugin, record = claims[0]
-        where = f"{kind} '{name}' of plugin '{plugin}' (target '{record.target}')"
-        module_name, _, attribute = record.target.partition(":")
+        return claims[0]
+
+    def _import(self, what: str, plugin: str, target: str) -> Any:
+        where = f"{what} of plugin '{plugin}' (target '{target}')"
+        module_name, _, attribute = target.partition(":")
         try:
             module = self._files.get(module_name) or importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
@@ -202,7 +240,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
         PluginError: If a file does not exist, if two have the same name, or if a disabled name is unknown.
     """
     registry = Registry()
-    found = _installed(registry.problems)
+    found = installed(registry.problems)
     sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in found}
     for path in map(Path, files):
         if path.suffix != ".py" or not path.is_file():
@@ -212,8 +250,8 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
                 f"Plugin file '{path}' has the name of another plugin, '{path.stem}' ({sources[path.stem][0]}). "
                 "Rename the file."
             )
-        sources[path.stem] = (str(path), partial(_load_file, path, registry._files))
-    skipped = _disabled(disabled, sources)
+        sources[path.stem] = (str(path), partial(load_file, path, registry._files))
+    skipped = left_out(disabled, sources)
     for name, (origin, load) in sources.items():
         if name in skipped:
             continue
@@ -225,47 +263,6 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
             registry._add(name, origin, plugin)
     registry._settle()
     return registry
-
-
-def _installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    """Entry points of the group with where they come from, sorted by name; one for each name."""
-    found: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        if point.name not in found:
-            found[point.name] = (origin, point)
-        elif found[point.name][1].value != point.value:
-            problems.append(
-                f"Two installed packages have a plugin '{point.name}': {found[point.name][0]} and {origin}. "
-                "The first is used; uninstall one of them."
-            )
-    return list(found.values())
-
-
-def _load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
-    name = f"medfl_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # the suffix is .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    files[name] = module
-    return module
-
-
-def _disabled(disabled: Iterable[str], known: Collection[str]) -> set[str]:
-    by_environment = {name.strip(): f"named in {DISABLE}" for name in os.environ.get(DISABLE, "").split(",")}
-    names = by_environment | dict.fromkeys(disabled, "to be left out")
-    names.pop("", None)
-    for name, how in names.items():
-        if name not in known:
-            raise PluginError(f"Unknown plugin '{name}' ({how}). {did_you_mean(name, known)}")
-    return set(names)
 
 
 def _look_alikes(name: str, plugin: Any) -> list[str]:

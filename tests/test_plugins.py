@@ -11,6 +11,7 @@ import pytest
 
 from medfl import hooks
 from medfl.errors import PluginError, SettingsError
+from medfl.ingest.spec import DatasetSpec, ImageSpec
 from medfl.plugins import load_plugins
 
 HEAD = """
@@ -104,9 +105,25 @@ def test_the_list_of_methods_says_what_their_classes_do():
         assert kind.pools_data == ("pooled" in record.summary), name
 
 
+def test_the_list_of_data_sets_says_what_their_classes_do():
+    registry = load_plugins()
+    assert {"ham10000", "medmnist", "bloodcells", "folder"} <= set(registry.datasets)
+    for name, record in registry.datasets.items():
+        kind = registry.dataset(name)
+        assert issubclass(kind, DatasetSpec)
+        assert kind.dataset == name
+        assert inspect.getdoc(kind).replace("\n", " ").startswith(record.summary)
+        assert all(field.description for field in kind.model_fields.values()), name
+        assert not issubclass(kind, ImageSpec) or kind.terms == record.licence
+        assert not record.phantom or callable(registry.phantom(name))
+    with pytest.raises(PluginError, match="data set 'folder' has no made-up release"):
+        registry.phantom("folder")
+
+
 def test_loading_plugins_imports_nothing_heavy():
     code = (
-        "import sys, medfl_methods, medfl.builtin; from medfl.plugins import load_plugins; load_plugins();"
+        "import sys, medfl_methods, medfl_datasets, medfl.builtin;"
+        "from medfl.plugins import load_plugins; load_plugins();"
         "print(sorted({'torch', 'monai', 'pydantic', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,1 +1,16 @@
-"""ABIDE: brain maps of the Preprocessed Connectomes Project."""
+"""ABIDE I: functional MRI."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "abide",
+        "medfl_datasets.abide.spec:Abide",
+        modality="functional magnetic resonance imaging at rest, derivative maps",
+        licence="CC BY-NC-SA 3.0, non-commercial research",
+        summary="ABIDE I: maps of functional MRI with autism or without, as the Preprocessed Connectomes Project (PCP) "
+        "has them.",
+        phantom="medfl_datasets.abide.phantom:write_release",
+    ),
+]
+"""What this folder brings."""

@@ -12,8 +12,11 @@ stop the command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
 from medfl.data.folders import check_free, written_whole
@@ -22,16 +25,19 @@ from medfl.data.readers.volumes import Grid, common_grid
 from medfl.data.table import row_list
 from medfl.errors import DataError
 from medfl.ingest.array_file import keep_rows
+from medfl.ingest.options import Words, check_mirror
 from medfl.ingest.own_images import QUARANTINE
+from medfl.ingest.spec import WholeSpec, folder_with
+from medfl_datasets.abide import RECORDS
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
-from medfl_datasets.abide.files import Maps, find_maps, nothing_found
+from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, find_maps, nothing_found
 from medfl_datasets.abide.images import NO_MAP, Failures, Files, check_failures, told, write_images, write_quarantine
 from medfl_datasets.abide.tables import CLASSES, FEDASD, FILE, Cohort, Subject, read_phenotypes
 
 NAME = "abide"
 """Of the data set."""
 
-LICENCE = "CC BY-NC-SA 3.0, non-commercial research"
+LICENCE = RECORDS[0].licence
 CITATION = (
     "Di Martino et al., The autism brain imaging data exchange, Molecular Psychiatry 19, 659 (2014); "
     "Craddock et al., The Neuro Bureau Preprocessing Initiative, Frontiers in Neuroinformatics 7 (2013)"
@@ -199,3 +205,63 @@ def _record(row: int, subject: Subject) -> Record:
         "sex": subject.sex,
         "age": subject.age,
     }
+
+
+class Abide(WholeSpec):
+    """ABIDE I: maps of functional MRI with autism or without, as the Preprocessed Connectomes Project (PCP) has them.
+
+    871 subjects passed its raters. Who lacks a map is left out and listed in quarantine.csv.
+    """
+
+    dataset = "abide"
+    unreadable = "option require_complete"
+    parallel = False
+    item = "map"
+
+    source: Path
+    """The folder with PCP's Outputs, nilearn's ABIDE_pcp, or all files."""
+    derivatives: Words = DEFAULT_DERIVATIVES
+    """The channels, separated by commas."""
+    size: int = 48
+    """Voxels along each edge of an image."""
+    sites: str = FEDASD
+    """fedasd for its four regions, or a column of the phenotypic file, such as SITE_ID."""
+    pipeline: str = "cpac"
+    """ccs, cpac, dparsf or niak."""
+    strategy: str = "filt_noglobal"
+    """filt_global, filt_noglobal, nofilt_..."""
+    atlas: Path | None = None
+    """Labels in MNI152 space (NIfTI), to put on the same grid."""
+    phenotypes: Path | None = None
+    """The phenotypic file, if it is not in --source."""
+    download: bool = False
+    """Download what is not in --source."""
+    url: str | None = None
+    """A mirror: the address below which Outputs lies."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_mirror(self.url, self.download)
+        return self
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """The folder of the phenotypic file: one of its name, or the source folder itself."""
+        return {"source": folder_with(top, cls.dataset, FILE)}
+
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set."""
+        return prepare(
+            self.source,
+            out,
+            maps=Maps(self.derivatives, self.pipeline, self.strategy),
+            size=self.size,
+            sites=self.sites,
+            phenotypes=self.phenotypes,
+            atlas=self.atlas,
+            require_complete=require_complete,
+            fetch=self.download,
+            url=self.url or URL,
+            force=force,
+            say=say,
+        )

@@ -1,1 +1,35 @@
 """Three releases of white blood cells: Acevedo, Matek, Bodzas."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "acevedo",
+        "medfl_datasets.bloodcells.acevedo:Acevedo",
+        modality="blood smear, light microscopy",
+        licence="CC BY 4.0",
+        summary="Acevedo-20: normal white blood cells. Nothing is downloaded.",
+    ),
+    DatasetRecord(
+        "matek",
+        "medfl_datasets.bloodcells.matek:Matek",
+        modality="blood smear, light microscopy",
+        licence="CC BY 3.0",
+        summary="Matek-19: white blood cells with leukaemia and without, in 15 classes. Nothing is downloaded.",
+    ),
+    DatasetRecord(
+        "bodzas",
+        "medfl_datasets.bloodcells.bodzas:Bodzas",
+        modality="blood smear, light microscopy",
+        licence="CC BY 4.0",
+        summary="Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded.",
+    ),
+    DatasetRecord(
+        "bloodcells",
+        "medfl_datasets.bloodcells.spec:BloodCells",
+        modality="blood smear, light microscopy",
+        licence="that of each release",
+        summary="White blood cells of up to three releases, with one set of classes. Nothing is downloaded.",
+    ),
+]
+"""What this folder brings."""

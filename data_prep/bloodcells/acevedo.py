@@ -8,13 +8,17 @@ two classes, and a stray dot file.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 
 from medfl.data.datalists import Datalist
 from medfl.errors import SettingsError, did_you_mean
+from medfl.ingest.options import Choose
 from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
 from medfl_datasets.bloodcells.labels import LabelMap, own_classes
+from medfl_datasets.bloodcells.options import Cells, located
 from medfl_datasets.bloodcells.pool import How, Say, pool_cells
 
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -148,3 +152,34 @@ def prepare(
     how = replace(how or How(), keep_copies=chosen.keep_copies)
     name = RELEASE.name if labels == "class" else f"{RELEASE.name}-{labels}"
     return pool_cells(name, [(RELEASE, source)], LABELS[labels], out, how, complete=True, say=say)
+
+
+class Acevedo(Cells):
+    """Acevedo-20: normal white blood cells. Nothing is downloaded.
+
+    Of byte-identical files one is kept, or none if they are in two classes. What can't be read is left out and listed
+    in quarantine.csv. If interrupted, the same command goes on where it stopped.
+    """
+
+    dataset = "acevedo"
+
+    source: Path
+    """The folder PBC_dataset_normal_DIB, or the one that holds it."""
+    preset: Annotated[str, Choose(PRESETS)] = "medfl"
+    """medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
+    labels: Annotated[str | None, Choose(LABELS)] = None
+    """class (eight) or subclass (ten); by default class, subclass for paper."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """A folder of its name, or the source folder itself."""
+        return located(RELEASE, top)
+
+    def look(self) -> object:
+        """The cells of the release."""
+        return find(self.source)
+
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set."""
+        how = self.how(workers, force)
+        return prepare(self.source, out, how, preset=self.preset, labels=self.labels, say=say)

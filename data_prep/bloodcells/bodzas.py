@@ -8,11 +8,14 @@ other names.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from medfl.data.datalists import Datalist
 from medfl_datasets.bloodcells.files import Listing, Release, read_tree
 from medfl_datasets.bloodcells.labels import own_classes
+from medfl_datasets.bloodcells.options import Cells, located
 from medfl_datasets.bloodcells.pool import How, Say, pool_cells
 
 PUBLISHED = {
@@ -94,3 +97,25 @@ def prepare(source: Path, out: Path, how: How | None = None, *, say: Say = lambd
     """
     labels = own_classes(RELEASE.name, {name: name for name in PUBLISHED})
     return pool_cells(RELEASE.name, [(RELEASE, source)], labels, out, how or How(), complete=True, say=say)
+
+
+class Bodzas(Cells):
+    """Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded."""
+
+    dataset = "bodzas"
+
+    source: Path
+    """The folder that holds one for each class, or the one above."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """A folder of its name, or the source folder itself."""
+        return located(RELEASE, top)
+
+    def look(self) -> object:
+        """The cells of the release."""
+        return find(self.source)
+
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set."""
+        return prepare(self.source, out, self.how(workers, force), say=say)

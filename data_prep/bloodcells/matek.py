@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError, did_you_mean
 from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
 from medfl_datasets.bloodcells.labels import own_classes
+from medfl_datasets.bloodcells.options import Cells, located
 from medfl_datasets.bloodcells.pool import How, Say, pool_cells
 
 FILE = "annotations.dat"
@@ -178,3 +179,29 @@ def prepare(source: Path, out: Path, how: How | None = None, *, say: Say = lambd
     """
     labels = own_classes(RELEASE.name, CODES)
     return pool_cells(RELEASE.name, [(RELEASE, source)], labels, out, how or How(), complete=True, say=say)
+
+
+class Matek(Cells):
+    """Matek-19: white blood cells with leukaemia and without, in 15 classes. Nothing is downloaded.
+
+    Labels are those of annotations.dat; what that and the folders do not agree on is left out and listed in
+    quarantine.csv.
+    """
+
+    dataset = "matek"
+
+    source: Path
+    """The folder AML-Cytomorphology_LMU, or the one that holds it."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """A folder of its name, or the source folder itself."""
+        return located(RELEASE, top)
+
+    def look(self) -> object:
+        """The cells of the release."""
+        return find(self.source)
+
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set."""
+        return prepare(self.source, out, self.how(workers, force), say=say)

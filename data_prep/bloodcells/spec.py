@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from medfl.data.datalists import Datalist
 from medfl.errors import SettingsError, did_you_mean
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
 from medfl_datasets.bloodcells.labels import SHIPPED, read_label_map
+from medfl_datasets.bloodcells.options import Cells, named
 from medfl_datasets.bloodcells.pool import How, Say, pool_cells
 
 RELEASES = {release.name: release for release in (acevedo.RELEASE, matek.RELEASE, bodzas.RELEASE)}
@@ -52,3 +54,40 @@ def prepare(
     labels = read_label_map(label_map or SHIPPED)
     given = [(release, folders[name]) for name, release in RELEASES.items() if name in folders]
     return pool_cells("bloodcells", given, labels, out, how or How(), complete=False, say=say)
+
+
+class BloodCells(Cells):
+    """White blood cells of up to three releases, with one set of classes. Nothing is downloaded.
+
+    The release of each image is kept as 'source': medfl partition --scheme by_site --column source makes a site of
+    each.
+    """
+
+    dataset = "bloodcells"
+
+    acevedo: Path | None = None
+    """The folder of Acevedo-20."""
+    matek: Path | None = None
+    """The folder of Matek-19."""
+    bodzas: Path | None = None
+    """The folder of Bodzas-23."""
+    label_map: Path | None = None
+    """YAML file with the class of each kind of cell; by default medfl's own."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """Folders of all releases, unless the study names some."""
+        return named(top, RELEASES, options)
+
+    def folders(self) -> dict[str, Path]:
+        """The releases that there are, with their folders."""
+        folders = {name: getattr(self, name) for name in RELEASES}
+        return {name: folder for name, folder in folders.items() if folder is not None}
+
+    def look(self) -> object:
+        """The cells of the releases."""
+        return [RELEASES[name].find(folder) for name, folder in self.folders().items()]
+
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set."""
+        return prepare(self.folders(), out, self.how(workers, force), label_map=self.label_map, say=say)

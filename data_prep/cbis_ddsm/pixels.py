@@ -46,6 +46,10 @@ class Film:
     laterality: str
     crop: bool
 
+    def paths(self) -> tuple[Path, ...]:
+        """All that may be read."""
+        return self.files
+
 
 @dataclass(frozen=True)
 class Options:

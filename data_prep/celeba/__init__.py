@@ -1,1 +1,14 @@
 """CelebA: faces."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "celeba",
+        "medfl_datasets.celeba.spec:CelebA",
+        modality="photographs of faces",
+        licence="non-commercial research only; images may not be passed on",
+        summary="CelebA: faces with any of 40 attributes as label. Nothing is downloaded.",
+    ),
+]
+"""What this folder brings."""

@@ -9,23 +9,22 @@ release is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
-import numpy as np
+from pydantic import Field
 
-from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
-from medfl.data.folders import check_free, written_whole
-from medfl.errors import DataError, SettingsError, check_choice
+from medfl.data.datalists import SPLITS, Datalist, Record
+from medfl.errors import DataError
 from medfl.ingest.labels import number_subjects
-from medfl.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
+from medfl.ingest.options import Choose, HeightWidth
+from medfl.ingest.spec import Choice, ImageSpec, Outcome, Say, folder_or_top
+from medfl_datasets.celeba import RECORDS
 from medfl_datasets.celeba.files import ALIGNED, IDENTITY, PARTITION, SIZE, Files, find_files, read_face
 from medfl_datasets.celeba.tables import Attribute, all_of, read_attribute, read_identities, read_splits
-
-LICENCE = "non-commercial research only; images may not be passed on"
-"""Terms of use."""
 
 CITATION = "Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015, arXiv:1411.7766"
 """What users of the data are asked to cite."""
@@ -46,8 +45,6 @@ NO_PERSONS = (
 )
 """Said without the table of persons."""
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class _Release:
@@ -58,78 +55,73 @@ class _Release:
     splits: list[str]
 
 
-def prepare(
-    source: Path,
-    out: Path,
-    *,
-    attribute: str = "Smiling",
-    size: tuple[int, int] = (64, 64),
-    crop: bool = False,
-    split: str = "auto",
-    min_images: int = 1,
-    workers: int | None = None,
-    force: bool = False,
-    say: Say = lambda _: None,
-) -> Datalist:
-    """Turn CelebA into a pooled data set.
+class CelebA(ImageSpec):
+    """CelebA: faces with any of 40 attributes as label. Nothing is downloaded.
 
-    Args:
-        source: The folder of images and tables, however deep they lie in it.
-        out: The folder to write; it is written whole or not at all.
-        attribute: The label: class 1 if the attribute is there, 0 if not.
-        size: Height and width of the images in pixels, each >= 1; without `crop` the aspect ratio is not kept.
-        crop: Whether to cut the largest square out of the middle of each image.
-        split: One of `SPLIT`.
-        min_images: Persons with fewer images, of those whose files are there, are left out; >= 1.
-        workers: Processes that read, >= 1; None means one for each core.
-        force: Whether a data set that is there may be replaced.
-        say: Gets licence, citation, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written.
-
-    Raises:
-        DataError: If a table is wrong or missing, no image of a class is left, or `out` may not be written.
-        SettingsError: If there is no such attribute, or an option is impossible.
+    With identity_CelebA.txt images of a person stay together, and medfl partition --scheme by_site --column identity
+    makes a site of each. What is missing or can't be read is left out and listed in quarantine.csv.
     """
-    check_choice("split", split, SPLIT)
-    if min(size) < 1 or min_images < 1:
-        raise SettingsError(f"expected a size and a number of images >= 1, got {size[0]}, {size[1]} and {min_images}")
-    check_free(out, force, [source])
-    say(f"celeba: licence: {LICENCE}")
-    say(f"Please cite: {CITATION}")
-    files = find_files(source)
-    release = _read_tables(files, attribute, split, min_images)
-    warnings = [] if release.persons else [NO_PERSONS]
-    unlike = _deviations(release)
-    for sentence in [*unlike, *warnings]:
-        say(f"warning: {sentence}")
-    places, reasons = _choose(release, files, min_images, say)
-    with written_whole(out, force) as folder:
-        done = ingest(
-            [files.images[release.attribute.images[place]] for place in places],
-            partial(read_face, size=size, crop=crop),
-            lambda path: [path],
-            folder / "images.npy",
-            (*size, 3),
-            np.uint8,
-            work=work_folder(out),
-            recipe={"data set": "celeba", "size": size, "crop": crop},
-            workers=workers,
-            say=say,
+
+    dataset = "celeba"
+    terms = RECORDS[0].licence
+    citation = CITATION
+
+    source: Path
+    """The folder of img_align_celeba and list_attr_celeba."""
+    attribute: str = "Smiling"
+    """The label, for example Smiling or Eyeglasses."""
+    size: HeightWidth = (64, 64)
+    """Of the images in the array: 64, or 218x178 (HxW)."""
+    crop: bool = False
+    """Cut the largest square out of the middle first."""
+    split: Annotated[str, Choose(SPLIT)] = "auto"
+    """official; none: all in training; auto: official if list_eval_partition is there."""
+    min_images: int = Field(1, ge=1)
+    """Leave out persons with fewer images (needs identity_CelebA.txt)."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """A folder of its name, or the source folder itself."""
+        return {"source": folder_or_top(top, cls.dataset)}
+
+    def find(self) -> Files:
+        """Images and tables."""
+        return find_files(self.source)
+
+    def choose(self, files: Files, say: Say) -> Choice:
+        """All images of the table that have a file, of persons with enough of them."""
+        release = _read_tables(files, self.attribute, self.split, self.min_images)
+        warnings = [] if release.persons else [NO_PERSONS]
+        unlike = _deviations(release)
+        for sentence in [*unlike, *warnings]:
+            say(f"warning: {sentence}")
+        places, missing = _choose(release, files, self.min_images, say)
+        return Choice(
+            items=[files.images[release.attribute.images[place]] for place in places],
+            places=places,
+            files=lambda path: [path],
+            load=partial(read_face, size=self.size, crop=self.crop),
+            shape=(*self.size, 3),
+            recipe={"data set": "celeba", "size": self.size, "crop": self.crop},
+            cells=lambda place: (release.attribute.lines[place],),
+            columns=("table_line",),
+            missing=missing,
+            unlisted=frozenset([FEW]),
+            release=(release, unlike, warnings),
         )
-        reasons |= {places[place]: reason for place, reason in done.failed.items()}
-        lines = release.attribute.lines
-        listed = [(lines[place], reasons[place]) for place in sorted(reasons) if reasons[place] != FEW]
-        write_quarantine(folder / QUARANTINE, ("table_line", "reason"), listed, say)
-        sizes = sum(facts["size"] != SIZE for facts in done.facts.values())
+
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list of what was read."""
+        release, unlike, warnings = outcome.choice.release
+        sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
         if sizes:
-            unlike.append(f"{sizes} of {len(done.kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in CelebA")
+            unlike.append(
+                f"{sizes} of {len(outcome.kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in CelebA"
+            )
             say(f"warning: {unlike[-1]}")
-        datalist = _datalist(release, [places[place] for place in done.kept], Counter(reasons.values()))
+        datalist = _datalist(release, outcome.kept, Counter(outcome.reasons.values()))
         datalist.extra |= {"deviations": unlike, "warnings": warnings}
-        write_datalist(folder, datalist)
-    return datalist
+        return datalist
 
 
 def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _Release:
@@ -211,7 +203,7 @@ def _datalist(release: _Release, kept: Sequence[int], reasons: Mapping[str, int]
         num_classes=len(classes),
         labels={str(label): text for label, text in enumerate(classes)},
         modality="photographs of faces",
-        licence=LICENCE,
+        licence=RECORDS[0].licence,
         splits=splits,
         extra={
             "citation": CITATION,

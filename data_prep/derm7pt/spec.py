@@ -16,18 +16,24 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError, check_choice
 from medfl.ingest import own_images
 from medfl.ingest.labels import Columns
+from medfl.ingest.options import Choose
+from medfl.ingest.spec import WholeSpec, folder_with
+from medfl_datasets.derm7pt import RECORDS
 from medfl_datasets.derm7pt.tables import GROUPS, Release, read_release
 
-LICENCE = "academic research only; the images may not be redistributed (see README.txt of the release)"
+LICENCE = RECORDS[0].licence
 """Terms of use."""
 
 CITATION = (
@@ -168,3 +174,41 @@ def _write_table(path: Path, release: Release, kept: Sequence[int], view: str, s
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
     return Columns("image", "group", "case_num", split="split", keep=("sex", "location"))
+
+
+class Derm7pt(WholeSpec):
+    """Derm7pt: skin lesions in five groups. Nothing is downloaded.
+
+    Sex and location are kept, the aspect ratio is not. Nine cases without a clinical image are not in the view clinic.
+    """
+
+    dataset = "derm7pt"
+    unreadable = "option skip_unreadable"
+    parallel = False
+
+    source: Path
+    """The folder release_v0, as unpacked, or the one that holds it."""
+    size: int = Field(224, ge=1)
+    """Height and width of the images in the array."""
+    view: Annotated[str, Choose(VIEWS)] = "derm"
+    """derm (dermoscopy) or clinic (photograph)."""
+    split: Annotated[str, Choose(SPLITTINGS)] = "official"
+    """official, or none: all cases in training, for folds at each site as FedSKD has them."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """The folder that holds ``release_v0``: one of its name, or the source folder itself."""
+        return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
+
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set."""
+        return prepare(
+            self.source,
+            out,
+            size=self.size,
+            view=self.view,
+            split=self.split,
+            skip_unreadable=not require_complete,
+            force=force,
+            say=say,
+        )

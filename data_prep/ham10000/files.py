@@ -53,6 +53,10 @@ class Part:
     path: Path
     mask: Path | None = None
 
+    def files(self) -> list[Path]:
+        """All that is read."""
+        return [self.path] if self.mask is None else [self.path, self.mask]
+
 
 @dataclass(frozen=True)
 class Files:

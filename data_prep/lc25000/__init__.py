@@ -1,1 +1,14 @@
 """LC25000: histology."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "lc25000",
+        "medfl_datasets.lc25000.spec:LC25000",
+        modality="histology, light microscopy",
+        licence="offered for free download to researchers by its authors; for terms see the release",
+        summary="LC25000: lung and colon tissue, benign or cancer. Nothing is downloaded.",
+    ),
+]
+"""What this folder brings."""

@@ -12,24 +12,23 @@ kept. No name of a file is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from medfl.data.datalists import Datalist, Record, write_datalist
-from medfl.data.folders import check_free, written_whole
-from medfl.errors import DataError, SettingsError, check_choice
+from medfl.data.datalists import Datalist, Record
+from medfl.errors import DataError, check_choice
 from medfl.ingest.labels import number_subjects
-from medfl.ingest.pipeline import QUARANTINE, Ingested, ingest, work_folder, write_quarantine
+from medfl.ingest.options import Choose
+from medfl.ingest.spec import Choice, ImageSpec, Outcome, Say, folder_or_top
+from medfl_datasets.lc25000 import RECORDS
 from medfl_datasets.lc25000.copies import group_copies
-from medfl_datasets.lc25000.files import CLASSES, OFFICIAL, SIZE, find_files, read_tile, thumbnail
-
-LICENCE = "offered for free download to researchers by its authors; for terms see the release"
-"""Terms of use: neither the paper nor the page of the release names a licence."""
+from medfl_datasets.lc25000.files import CLASSES, OFFICIAL, SIZE, Files, find_files, read_tile, thumbnail
 
 CITATION = (
     "Borkowski, Bui, Thomas, Wilson, DeLand and Mastorides, Lung and Colon Cancer Histopathological Image Dataset "
@@ -56,78 +55,76 @@ FOUND = "copies of a tile that the hash does not find may be in training and in 
 NOT_SOUGHT = "copies were not looked for (groups: none), and most test images will have copies in training"
 """What follows for splits."""
 
-Say = Callable[[str], None]
 
+class LC25000(ImageSpec):
+    """LC25000: lung and colon tissue, benign or cancer. Nothing is downloaded.
 
-def prepare(
-    source: Path,
-    out: Path,
-    *,
-    size: int = 224,
-    organ: str = "both",
-    groups: str = "hash",
-    workers: int | None = None,
-    force: bool = False,
-    say: Say = lambda _: None,
-) -> Datalist:
-    """Turn LC25000 into a pooled data set.
-
-    Args:
-        source: ``lung_colon_image_set``, or a folder that holds it.
-        out: The folder to write; it is written whole or not at all.
-        size: Height and width of the images in pixels, >= 1.
-        organ: One of `ORGANS`.
-        groups: One of `GROUPS`. The hash takes about a minute for each class of 5000 images.
-        workers: Processes that read, >= 1; None means one for each core.
-        force: Whether a data set that is there may be replaced.
-        say: Gets licence, citation, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written.
-
-    Raises:
-        DataError: If the release is wrong, no image of a class is left, or `out` may not be written.
-        SettingsError: If an option is impossible.
+    The images are turned and flipped copies of 1250 tiles, and no name says of which. Copies that the hash finds stay
+    together; how many groups there are is told. If interrupted, the same command goes on where it stopped.
     """
-    classes = classes_of(organ)
-    check_choice("groups", groups, GROUPS)
-    if size < 1:
-        raise SettingsError(f"expected a size >= 1, got {size}")
-    check_free(out, force, [source])
-    name = "lc25000" if organ == "both" else f"lc25000-{organ}"
-    say(f"{name}: licence: {LICENCE}")
-    say(f"Please cite: {CITATION}")
-    files = find_files(source, classes)
-    warnings = [COPIES, FOUND if groups == "hash" else NOT_SOUGHT]
-    for sentence in warnings:
-        say(f"warning: {sentence}")
-    if files.surplus:
-        say(f"note: {files.surplus} files are no images of the release: they are passed over")
-    with written_whole(out, force) as folder:
-        done = ingest(
-            files.paths,
-            partial(read_tile, size=size),
-            lambda path: [path],
-            folder / "images.npy",
-            (size, size, 3),
-            np.uint8,
-            work=work_folder(out),
-            recipe={"data set": "lc25000", "size": size},
-            workers=workers,
-            say=say,
+
+    dataset = "lc25000"
+    terms = RECORDS[0].licence
+    citation = CITATION
+
+    source: Path
+    """The folder lung_colon_image_set, or the one that holds it."""
+    size: int = Field(224, ge=1)
+    """Height and width of the images in the array."""
+    organ: Annotated[str, Choose(ORGANS)] = "both"
+    """both (five classes), lung (three) or colon (two)."""
+    groups: Annotated[str, Choose(GROUPS)] = "hash"
+    """What stays together: hash, copies of a tile that a hash finds; none: copies get torn apart."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """A folder of its name, or the source folder itself."""
+        return {"source": folder_or_top(top, cls.dataset)}
+
+    def title(self) -> str:
+        """One organ is a data set of its own."""
+        return "lc25000" if self.organ == "both" else f"lc25000-{self.organ}"
+
+    def find(self) -> Files:
+        """The tiles of the classes."""
+        return find_files(self.source, classes_of(self.organ))
+
+    def choose(self, files: Files, say: Say) -> Choice:
+        """All tiles; what is no tile comes first in the list of what is left out."""
+        warnings = [COPIES, FOUND if self.groups == "hash" else NOT_SOUGHT]
+        for sentence in warnings:
+            say(f"warning: {sentence}")
+        if files.surplus:
+            say(f"note: {files.surplus} files are no images of the release: they are passed over")
+        first = len(files.quarantined)
+        names = [name for name, _ in files.quarantined]
+        names += [f"{folder}/{path.name}" for folder, path in zip(files.folders, files.paths, strict=True)]
+        return Choice(
+            items=files.paths,
+            places=range(first, len(names)),
+            files=lambda path: [path],
+            load=partial(read_tile, size=self.size),
+            shape=(self.size, self.size, 3),
+            recipe={"data set": "lc25000", "size": self.size},
+            cells=lambda place: (names[place],),
+            columns=("image",),
+            missing={place: reason for place, (_, reason) in enumerate(files.quarantined)},
+            release=(files, warnings),
         )
-        failed = [(f"{files.folders[n]}/{files.paths[n].name}", reason) for n, reason in done.failed.items()]
-        quarantined = files.quarantined + failed
-        write_quarantine(folder / QUARANTINE, ("image", "reason"), quarantined, say)
-        kept = [files.folders[place] for place in done.kept]
-        unlike = _deviations(kept, classes, done)
-        numbers, strange = _group(kept, done, groups, say)
+
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list of what was read, with copies of a tile as one subject."""
+        files, warnings = outcome.choice.release
+        classes = classes_of(self.organ)
+        kept = [files.folders[place - len(files.quarantined)] for place in outcome.kept]
+        unlike = _deviations(kept, classes, outcome)
+        groups, strange = _group(kept, outcome, self.groups, say)
         for sentence in [*unlike, *strange]:
             say(f"warning: {sentence}")
-        datalist = _datalist(name, classes, kept, number_subjects(numbers), Counter(why for _, why in quarantined))
-        datalist.extra |= {"groups": groups, "deviations": unlike, "warnings": [*warnings, *strange]}
-        write_datalist(folder, datalist)
-    return datalist
+        reasons = Counter(outcome.reasons.values())
+        datalist = _datalist(self.title(), classes, kept, number_subjects(groups), reasons)
+        datalist.extra |= {"groups": self.groups, "deviations": unlike, "warnings": [*warnings, *strange]}
+        return datalist
 
 
 def classes_of(organ: str) -> list[str]:
@@ -140,7 +137,7 @@ def classes_of(organ: str) -> list[str]:
     return [key for key, tissue in CLASSES.items() if organ in ("both", tissue.organ)]
 
 
-def _deviations(kept: Sequence[str], classes: Sequence[str], done: Ingested) -> list[str]:
+def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
     """How the images differ from the release: sentences, none if they do not."""
     counts = Counter(kept)
     gone = [key for key in classes if not counts[key]]
@@ -150,13 +147,13 @@ def _deviations(kept: Sequence[str], classes: Sequence[str], done: Ingested) -> 
     unlike = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL]
     if unlike:
         found.append(f"LC25000 has {OFFICIAL} images of each class; here are {', '.join(unlike)}")
-    sizes = sum(facts["size"] != SIZE for facts in done.facts.values())
+    sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
     if sizes:
         found.append(f"{sizes} of {len(kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in LC25000")
     return found
 
 
-def _group(kept: Sequence[str], done: Ingested, groups: str, say: Say) -> tuple[list[str], list[str]]:
+def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
     """The group of each row, and warnings."""
     if groups == "none":
         return [str(row) for row in range(len(kept))], []
@@ -164,7 +161,7 @@ def _group(kept: Sequence[str], done: Ingested, groups: str, say: Say) -> tuple[
     for key in sorted(set(kept)):
         rows = [row for row, folder in enumerate(kept) if folder == key]
         say(f"note: looking for copies among {len(rows)} images of {CLASSES[key].text}")
-        found = group_copies(np.stack([thumbnail(done.facts[done.kept[row]]["grey"]) for row in rows]))
+        found = group_copies(np.stack([thumbnail(outcome.facts[row]["grey"]) for row in rows]))
         plain += int(found.plain.sum())
         for row, number in zip(rows, found.numbers.tolist(), strict=True):
             names[row] = f"{key} {number}"
@@ -208,7 +205,7 @@ def _datalist(
         num_classes=len(classes),
         labels={str(label): CLASSES[key].text for label, key in enumerate(classes)},
         modality="histology, light microscopy",
-        licence=LICENCE,
+        licence=RECORDS[0].licence,
         splits={"training": records, "validation": [], "test": []},
         extra=extra,
     )

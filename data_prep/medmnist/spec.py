@@ -9,16 +9,20 @@ Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and check
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from medfl.data.datalists import Datalist, Record, make_records, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.ingest.array_file import tell_need
 from medfl.ingest.download import download
+from medfl.ingest.options import check_mirror
+from medfl.ingest.spec import WholeSpec
 from medfl.utils.progress import progress
 from medfl_datasets.medmnist.files import PARTS, Content, copy_images, read_npz
 from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, Release, find_release, split_flag
@@ -217,3 +221,49 @@ def _one_finding(
             )
     column = findings.index(finding)
     return [labels[:, column] for labels in content.labels], [f"{finding} absent", f"{finding} present"]
+
+
+class MedMNIST(WholeSpec):
+    """MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download."""
+
+    dataset = "medmnist"
+    parallel = False
+
+    source: Path
+    """The folder that holds <flag>.npz, or the file."""
+    flag: str = Field(pattern=r"^\w+$")
+    """Name of the data set: bloodmnist, organmnist3d, bloodmnist_64, ..."""
+    finding: str | None = None
+    """ChestMNIST: the finding to classify, absent or present."""
+    download: bool = False
+    """Download the file if it is not there."""
+    url: str | None = None
+    """A mirror: the address below which <flag>.npz lies."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_mirror(self.url, self.download)
+        return self
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """The folder of the file: ``medmnist/``, or the source folder itself."""
+        nested = top / cls.dataset
+        return {"source": nested if (nested / f"{options.get('flag')}.npz").is_file() else top}
+
+    def look(self) -> object:
+        """The file, unless it may be downloaded."""
+        return None if self.download else find_npz(self.source, self.flag)
+
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set."""
+        return prepare(
+            self.source,
+            self.flag,
+            out,
+            finding=self.finding,
+            fetch=self.download,
+            url=self.url or URL,
+            force=force,
+            say=say,
+        )

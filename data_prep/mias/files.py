@@ -37,6 +37,10 @@ class Part:
     laterality: str
     circle: tuple[int, int, int] | None = None
 
+    def files(self) -> list[Path]:
+        """All that is read."""
+        return [self.path]
+
 
 def find_table(source: Path) -> Path:
     """``Info.txt`` of a release, in small or capital letters.

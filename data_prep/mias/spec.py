@@ -15,26 +15,26 @@ The table and the films are described in `medfl_datasets.mias.tables` and `medfl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Self
 
 import numpy as np
+from pydantic import model_validator
 
-from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
-from medfl.data.folders import check_free, written_whole
+from medfl.data.datalists import SPLITS, Datalist, Record
 from medfl.data.readers.mammogram_image import about_reading
-from medfl.errors import DataError, SettingsError, check_choice
+from medfl.errors import DataError, SettingsError
 from medfl.ingest.labels import number_subjects
-from medfl.ingest.pipeline import QUARANTINE, Ingested, ingest, work_folder, write_quarantine
+from medfl.ingest.options import Choose, HeightWidth
+from medfl.ingest.spec import Choice, ImageSpec, Outcome, Say
 from medfl.partition.holdouts import holdout
 from medfl.utils.rng import seed_of
+from medfl_datasets.mias import RECORDS
 from medfl_datasets.mias.choice import NO_FILE, Chosen, choose
-from medfl_datasets.mias.files import find_films, find_table, read_part
+from medfl_datasets.mias.files import Part, find_films, find_table, read_part
 from medfl_datasets.mias.tables import FILE, FINDINGS, NORMAL, SEVERITIES, TISSUES, Film, deviations, read_films
-
-LICENCE = "research only; no redistribution (see Licence.txt of the release)"
-"""Terms of use."""
 
 CITATION = (
     "Suckling et al., The Mammographic Image Analysis Society Digital Mammogram Database, "
@@ -57,107 +57,115 @@ TEST_SHARE = 0.15
 
 _DIAGNOSES = (NORMAL, *SEVERITIES.values())
 
-Say = Callable[[str], None]
 
+class Mias(ImageSpec):
+    """mini-MIAS: films of the breast, normal, benign or malignant. Nothing is downloaded.
 
-def prepare(
-    source: Path,
-    out: Path,
-    *,
-    size: tuple[int, int] = (224, 224),
-    view: str = "full",
-    labels: str | None = None,
-    test_share: float = TEST_SHARE,
-    seed: int = 0,
-    crop_breast: bool = False,
-    align: bool = False,
-    require_complete: bool = False,
-    workers: int | None = None,
-    force: bool = False,
-    say: Say = lambda _: None,
-) -> Datalist:
-    """Turn mini-MIAS into a pooled data set.
-
-    Args:
-        source: The folder ``all-mias``, or the one that holds it; copies that have the table outside of it, too.
-        out: The folder to write; it is written whole or not at all.
-        size: Height and width of the images in pixels, each >= 1.
-        view: One of `VIEWS`.
-        labels: One of `LABELS`; crops have ``benign-malignant`` only. None means that for crops, and ``three-class``
-            for whole films.
-        test_share: Share of the patients that are in the test set, 0 <= share < 1, alike for each diagnosis; the others
-            are in training. 0 leaves it all to `medfl partition`.
-        seed: Decides which patients are in the test set.
-        crop_breast: Whether to cut the breast out of whole films.
-        align: Whether to mirror right breasts, so that the chest wall is on the left in all images.
-        require_complete: Whether a film that is missing or can't be read stops the command.
-        workers: Processes that read, >= 1; None means one for each core.
-        force: Whether a data set that is there may be replaced.
-        say: Gets licence, citation, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written.
-
-    Raises:
-        DataError: If the release is wrong, no image of a class is left, or `out` may not be written.
-        SettingsError: If an option is impossible.
+    The two films of a patient stay together. A film that is missing or can't be read is left out and listed in
+    quarantine.csv.
     """
-    labels = _check_options(size, view, labels, test_share, crop_breast)
-    check_free(out, force, [source])
-    name = "mias" if view == "full" else "mias-crop"
-    say(f"{name}: licence {LICENCE}")
-    say(f"Please cite: {CITATION}")
-    table = find_table(source)
-    films = read_films(table)
-    unlike = deviations(films)
-    for sentence in unlike:
-        say(f"warning: {sentence}")
-    chosen = choose(films, find_films(table.parent), view, LABELS[labels], say)
-    if chosen.missing and require_complete:
-        raise DataError(f"a complete set of films is required, {len(chosen.missing)} are missing. Unpack it again.")
-    tested = _tested(films, test_share, seed)
-    with written_whole(out, force) as folder:
-        found = ingest(
-            chosen.parts,
-            partial(read_part, size=size, crop_breast=crop_breast, align=align),
-            lambda part: [part.path],
-            folder / "images.npy",
-            size,
-            np.uint16,
-            work=work_folder(out),
-            recipe={"data set": name, "size": size, "crop_breast": crop_breast, "align": align},
-            workers=workers,
-            what="films" if view == "full" else "crops",
-            say=say,
-        )
-        _check(chosen, found, LABELS[labels], require_complete)
-        broken = [(chosen.findings[place].line, reason) for place, reason in found.failed.items()]
-        rows = sorted(broken + [(line, NO_FILE) for line in chosen.missing])
-        write_quarantine(folder / QUARANTINE, ("table_line", "reason"), rows, say)
-        datalist = _datalist(name, LABELS[labels], chosen, found, tested)
-        reading = about_reading({"crop_breast": crop_breast, "align": align})
-        datalist.extra |= {"view": view, "deviations": unlike, **reading}
-        write_datalist(folder, datalist)
-    return datalist
 
+    dataset = "mias"
+    unreadable = "option require_complete"
+    item = "film"
+    terms = RECORDS[0].licence
+    citation = CITATION
 
-def _check_options(size: tuple[int, int], view: str, labels: str | None, test_share: float, crop_breast: bool) -> str:
-    """Refuse what is impossible; which labels are meant."""
-    check_choice("view", view, VIEWS)
-    labels = labels or ("three-class" if view == "full" else "benign-malignant")
-    check_choice("labels", labels, LABELS)
-    if view == "crop" and labels != "benign-malignant":
-        raise SettingsError(
-            f"expected --labels benign-malignant for --view crop, got {labels}: a normal film has no abnormality to "
-            "cut out. Take whole films (--view full) for other labels."
+    source: Path
+    """The folder all-mias, as unpacked, or the one that holds it."""
+    size: HeightWidth = (224, 224)
+    """Of the images in the array: 224, or 448x224 (HxW)."""
+    view: Annotated[str, Choose(VIEWS)] = "full"
+    """full: whole films; crop: abnormalities cut out of them."""
+    labels: Annotated[str | None, Choose(LABELS)] = None
+    """three-class, benign-malignant or malignant-rest; by default the first, the second for crop."""
+    test_share: float = TEST_SHARE
+    """Share of the patients in the test set; 0 leaves it to medfl partition."""
+    seed: int = 0
+    """Decides which patients these are."""
+    crop_breast: bool = False
+    """Cut the breast out of whole mammograms (needs medfl[mammography])."""
+    align: bool = False
+    """Mirror right breasts: the chest wall is on the left."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.view == "crop" and self.told_apart() != "benign-malignant":
+            raise SettingsError(
+                f"expected --labels benign-malignant for --view crop, got {self.told_apart()}: a normal film has no "
+                "abnormality to cut out. Take whole films (--view full) for other labels."
+            )
+        if self.view == "crop" and self.crop_breast:
+            raise SettingsError("--crop-breast is for whole films: leave it out, or take --view full.")
+        if not 0 <= self.test_share < 1:
+            raise SettingsError(f"expected 0 <= test share < 1, got {self.test_share}")
+        return self
+
+    def told_apart(self) -> str:
+        """One of `LABELS`."""
+        return self.labels or ("three-class" if self.view == "full" else "benign-malignant")
+
+    def title(self) -> str:
+        """Crops are a data set of their own."""
+        return "mias" if self.view == "full" else "mias-crop"
+
+    def counted(self) -> str:
+        """Films or crops."""
+        return "films" if self.view == "full" else "crops"
+
+    def find(self) -> Path:
+        """The table; the films lie beside it."""
+        return find_table(self.source)
+
+    def choose(self, files: Path, say: Say) -> Choice:
+        """What the table knows and has a file; a place is the line of the table."""
+        films = read_films(files)
+        unlike = deviations(films)
+        for sentence in unlike:
+            say(f"warning: {sentence}")
+        chosen = choose(films, find_films(files.parent), self.view, LABELS[self.told_apart()], say)
+        return Choice(
+            items=chosen.parts,
+            places=[finding.line for finding in chosen.findings],
+            files=Part.files,
+            load=partial(read_part, size=self.size, crop_breast=self.crop_breast, align=self.align),
+            shape=self.size,
+            dtype=np.uint16,
+            recipe={
+                "data set": self.title(),
+                "size": self.size,
+                "crop_breast": self.crop_breast,
+                "align": self.align,
+            },
+            cells=lambda line: (line,),
+            columns=("table_line",),
+            missing=dict.fromkeys(chosen.missing, NO_FILE),
+            release=(films, chosen, unlike),
         )
-    if view == "crop" and crop_breast:
-        raise SettingsError("--crop-breast is for whole films: leave it out, or take --view full.")
-    if min(size) < 1:
-        raise SettingsError(f"expected a height and a width >= 1, got {size[0]} and {size[1]}")
-    if not 0 <= test_share < 1:
-        raise SettingsError(f"expected 0 <= test share < 1, got {test_share}")
-    return labels
+
+    def incomplete(self, outcome: Outcome) -> str:
+        """How many films are not there, or which lines can't be read."""
+        lines, absent = list(outcome.reasons), len(outcome.choice.missing)
+        if absent:
+            return f"a complete set of films is required, {absent} are missing. Unpack it again."
+        return (
+            f"a complete set of films is required, {len(lines)} can't be read: rows of {FILE} in lines "
+            f"{', '.join(map(str, lines[:10]))}. Unpack it again."
+        )
+
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list of what was read."""
+        films, chosen, unlike = outcome.choice.release
+        place_of = {line: place for place, line in enumerate(outcome.choice.places)}
+        kept = [place_of[line] for line in outcome.kept]
+        classes = LABELS[self.told_apart()]
+        _check_classes(chosen, kept, classes)
+        failed = [reason for line, reason in outcome.reasons.items() if line in place_of]
+        tested = _tested(films, self.test_share, self.seed)
+        datalist = _datalist(self.title(), classes, chosen, kept, failed, tested)
+        reading = about_reading({"crop_breast": self.crop_breast, "align": self.align})
+        datalist.extra |= {"view": self.view, "deviations": unlike, **reading}
+        return datalist
 
 
 def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
@@ -171,25 +179,26 @@ def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
     return set(patients[mask].tolist())
 
 
-def _check(chosen: Chosen, found: Ingested, classes: dict[str, str], require_complete: bool) -> None:
-    """Refuse what is not complete where it must be, and classes without an image."""
-    if found.failed and require_complete:
-        lines = sorted(chosen.findings[place].line for place in found.failed)
-        raise DataError(
-            f"a complete set of films is required, {len(lines)} can't be read: rows of {FILE} in lines "
-            f"{', '.join(map(str, lines[:10]))}. Unpack it again."
-        )
-    left = {chosen.classes[place] for place in found.kept}
+def _check_classes(chosen: Chosen, kept: Sequence[int], classes: dict[str, str]) -> None:
+    """Refuse classes without an image."""
+    left = {chosen.classes[place] for place in kept}
     gone = [f"'{name}'" for name in dict.fromkeys(classes.values()) if name not in left]
     if gone:
         raise DataError(f"no image is left of the classes {', '.join(gone)}. Unpack all-mias.tar.gz whole.")
 
 
-def _datalist(name: str, classes: dict[str, str], chosen: Chosen, found: Ingested, tested: Collection[int]) -> Datalist:
+def _datalist(
+    name: str,
+    classes: dict[str, str],
+    chosen: Chosen,
+    kept: Sequence[int],
+    failed: Sequence[str],
+    tested: Collection[int],
+) -> Datalist:
     names = list(dict.fromkeys(classes.values()))
-    subjects = number_subjects([str(chosen.films[place].patient) for place in found.kept])
+    subjects = number_subjects([str(chosen.films[place].patient) for place in kept])
     splits: dict[str, list[Record]] = {split: [] for split in SPLITS}
-    for row, place in enumerate(found.kept):
+    for row, place in enumerate(kept):
         film, finding = chosen.films[place], chosen.findings[place]
         record: Record = {
             "image": row,
@@ -201,14 +210,14 @@ def _datalist(name: str, classes: dict[str, str], chosen: Chosen, found: Ingeste
             "finding": FINDINGS[finding.kind],
         }
         splits["test" if film.patient in tested else "training"].append(record)
-    reasons = chosen.left_out + Counter(found.failed.values())
+    reasons = chosen.left_out + Counter(failed)
     return Datalist(
         name=name,
         image_array="images.npy",
         num_classes=len(names),
         labels={str(label): text for label, text in enumerate(names)},
         modality="mammography",
-        licence=LICENCE,
+        licence=RECORDS[0].licence,
         splits=splits,
         extra={
             "citation": CITATION,

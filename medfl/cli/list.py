@@ -25,6 +25,7 @@ class Kind(StrEnum):
     methods = "methods"
     networks = "networks"
     partitions = "partitions"
+    datasets = "datasets"
     sections = "sections"
     bundles = "bundles"
 
@@ -34,7 +35,7 @@ def command(
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """List methods, networks, partitions, sections of the report and bundles.
+    """List methods, networks, partitions, data sets, sections of the report and bundles.
 
     For a method the table says what leaves a site, and whether sites may have unlike networks.
     """
@@ -46,6 +47,8 @@ def command(
             console.print(method_table(registry))
         elif wanted is Kind.bundles:
             console.print(bundle_table())
+        elif wanted is Kind.datasets:
+            console.print(dataset_table(registry))
         elif wanted is Kind.sections:
             console.print(section_table(registry))
         else:
@@ -71,6 +74,17 @@ def plain_table(registry: Registry, kind: Kind) -> Table:
         rows = [(name, registry.givers("partition", name)[0], r.summary) for name, r in registry.partitions.items()]
     for row in sorted(rows):
         table.add_row(*row)
+    return table
+
+
+def dataset_table(registry: Registry) -> Table:
+    """Data sets, in the order of their help, each with its modality and its terms of use."""
+    table = _table("Data sets", "name", "plugin", "what it is; modality and licence")
+    for record in sorted(registry.datasets.values(), key=lambda record: (record.order, record.name)):
+        terms = "; ".join(filter(None, [record.modality, record.licence]))
+        table.add_row(
+            record.name, registry.givers("dataset", record.name)[0], "\n".join(filter(None, [record.summary, terms]))
+        )
     return table
 
 

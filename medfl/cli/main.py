@@ -23,7 +23,7 @@ import medfl
 from medfl.errors import MedflError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("medfl.cli.list:command", "List methods, networks, partitions and bundles."),
+    "list": ("medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles."),
     "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
     "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded into data lists."),
     "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "site": ("medfl.cli.site:app", "Check a site's own file before it connects."),
     "check-bundle": ("medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."),
     "docs": ("medfl.cli.docs:command", "Write a page for each method."),
+    "new-dataset": ("medfl.cli.new_dataset:command", "Write a plugin file for a new data set, and its test."),
     "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
 }
 """Name to target and help line. A target is a function, as for `typer.run`, or a `typer.Typer` of any shape."""

@@ -15,6 +15,7 @@ import typer
 
 from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
+from medfl.hooks import Kind
 
 
 def command(
@@ -26,7 +27,7 @@ def command(
 
     What is written works as it stands: FedAvg with a small proximal term, to be replaced by your idea.
     """
-    check_name(name)
+    check_name(name, "method")
     written = write(package_files(name) if package else plugin_files(name), out)
     for path in written:
         typer.echo(f"wrote {path}")
@@ -34,21 +35,21 @@ def command(
     typer.echo(f"Test: pytest {written[-1]}")
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, kind: Kind) -> None:
     """Refuse a name that can't be a module, or that something else has.
 
     Raises:
         SettingsError: If it is no lower-case identifier, or the name of an importable module.
-        PluginError: If a method or a plugin of this name is installed.
+        PluginError: If one of this kind, or a plugin, of this name is installed.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise SettingsError(
-            f"Expected a method name of lower-case letters, digits and single underscores, such as 'my_prox'; "
+            f"Expected a {kind} name of lower-case letters, digits and single underscores, such as 'my_prox'; "
             f"got '{name}'."
         )
     registry = load()
-    if givers := registry.givers("method", name):
-        raise PluginError(f"A method '{name}' is already given by plugin '{givers[0]}'. Choose another name.")
+    if givers := registry.givers(kind, name):
+        raise PluginError(f"A {kind} '{name}' is already given by plugin '{givers[0]}'. Choose another name.")
     if name in registry.plugins:
         raise PluginError(f"A plugin '{name}' is already installed ({registry.plugins[name]}). Choose another name.")
     if name in sys.stdlib_module_names or _installed(name):
@@ -58,8 +59,8 @@ def check_name(name: str) -> None:
 def plugin_files(name: str) -> dict[str, str]:
     """Relative path to text of a plugin of one file, and its test."""
     return {
-        f"{name}.py": _render("plugin_file", name),
-        f"test_{name}.py": _render("test_plugin_file", name),
+        f"{name}.py": render("plugin_file", name),
+        f"test_{name}.py": render("test_plugin_file", name),
     }
 
 
@@ -67,10 +68,10 @@ def package_files(name: str) -> dict[str, str]:
     """Relative path to text of a package. Its hook does not import the method, so that ``medfl list`` stays quick."""
     module = f"{name}/medfl_{name}"
     return {
-        f"{name}/pyproject.toml": _render("pyproject", name),
-        f"{module}/__init__.py": _render("package_init", name, submodule=".method"),
-        f"{module}/method.py": _render("package_method", name),
-        f"{name}/tests/test_{name}.py": _render("test_package", name),
+        f"{name}/pyproject.toml": render("pyproject", name),
+        f"{module}/__init__.py": render("package_init", name, submodule=".method"),
+        f"{module}/method.py": render("package_method", name),
+        f"{name}/tests/test_{name}.py": render("test_package", name),
     }
 
 
@@ -95,7 +96,7 @@ def _installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _render(template: str, name: str, submodule: str = "") -> str:
+def render(template: str, name: str, submodule: str = "") -> str:
     """Fill a template. The pieces ``hook``, ``imports`` and ``class`` are common to both shapes of a plugin."""
     words = {
         "name": name,

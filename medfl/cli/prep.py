@@ -1,40 +1,176 @@
-"""``medfl prep``: a data set as downloaded in, a pooled data set out. One command for each data set.
+"""``medfl prep``: a data set as downloaded in, a pooled data set out. One command for each data set of the plugins.
 
-To add a command, write a function into the module of its modality and name it in ``COMMANDS`` there.
+A command is made from the fields of the data set's spec, see `medfl.ingest.spec`.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
 import typer
+import typer.core
+import typer.main
 
-from medfl.cli import (
-    prep_brain,
-    prep_cells,
-    prep_faces,
-    prep_folder,
-    prep_histology,
-    prep_mammography,
-    prep_medmnist,
-    prep_skin,
-)
+from medfl.cli.plugin_options import Disabled, PluginFiles, load
+from medfl.plugins import Registry
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from medfl.data.datalists import Datalist
+    from medfl.ingest.spec import DatasetSpec
+
+Out = Annotated[Path, typer.Option(help="The folder to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a data set that is there.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default one for each core.")]
+SkipUnreadable = Annotated[
+    bool, typer.Option("--skip-unreadable", help="Leave out images that can't be read; quarantine.csv lists them.")
+]
+
+
+class DatasetCommands(typer.core.TyperGroup):
+    """The data sets of all plugins; what one is made with is imported when it is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        records = self._registry(ctx).datasets.values()
+        return [record.name for record in sorted(records, key=lambda record: (record.order, record.name))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a data set; None if there is none of this name."""
+        registry = self._registry(ctx)
+        if cmd_name not in registry.datasets:
+            return None
+        return _LazyDataset(cmd_name, registry)
+
+    def _registry(self, ctx: Any) -> Registry:
+        if not isinstance(ctx.obj, Registry):
+            ctx.obj = load(ctx.params.get("plugin"), ctx.params.get("no_plugin"))
+        registry: Registry = ctx.obj
+        return registry
+
+
+class _LazyDataset(typer.core.TyperCommand):
+    """Stands for the command of a data set in the help."""
+
+    def __init__(self, name: str, registry: Registry) -> None:
+        super().__init__(name=name, help=registry.datasets[name].summary, rich_markup_mode=None)
+        self.registry = registry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the real command."""
+        assert self.name is not None  # given above
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(self.name)(command_of(self.name, self.registry.dataset(self.name)))
+        return typer.main.get_command(single).make_context(info_name, args, parent=parent, **extra)
+
+
+app = typer.Typer(cls=DatasetCommands, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
-def prep() -> None:
+def prep(plugin: PluginFiles = None, no_plugin: Disabled = None) -> None:
     """Turn a data set as downloaded, or your own images, into one array of images and a data list."""
 
 
-for _module in (
-    prep_medmnist,
-    prep_cells,
-    prep_skin,
-    prep_histology,
-    prep_mammography,
-    prep_brain,
-    prep_faces,
-    prep_folder,
-):
-    for _command in _module.COMMANDS:
-        app.command(_command.__name__)(_command)
+def command_of(name: str, kind: type[DatasetSpec]) -> Callable[..., None]:
+    """A function for `typer.Typer.command`, with a parameter for each field of a spec and for what all of them have."""
+    from medfl.ingest.prepare import prepare
+    from medfl.settings import read_settings
+
+    def command(out: Path, force: bool, **values: Any) -> None:
+        frame: dict[str, Any] = {"force": force, "workers": values.pop("workers", None)}
+        if kind.unreadable == "option skip_unreadable":
+            frame["require_complete"] = not values.pop("skip_unreadable")
+        elif kind.unreadable == "option require_complete":
+            frame["require_complete"] = values.pop("require_complete")
+        spec = read_settings(kind, values, where=f"data set '{name}'")
+        summarise(out, prepare(spec, out, say=to_stderr, **frame))
+
+    command.__doc__ = inspect.getdoc(kind)
+    command.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
+    command.__annotations__ = {
+        key: parameter.annotation for key, parameter in inspect.signature(command).parameters.items()
+    }
+    return command
+
+
+def to_stderr(line: str) -> None:
+    """Show a line of progress or a warning."""
+    typer.echo(line, err=True)
+
+
+def summarise(out: Path, datalist: Datalist) -> None:
+    """Say what was written: images of each split and of each class."""
+    counts = datalist.counts()
+    sizes = ", ".join(f"{len(records)} {split}" for split, records in datalist.splits.items())
+    typer.echo(f"{out}: {sizes} images of {datalist.num_classes} classes")
+    for label, class_name in datalist.labels.items():
+        typer.echo(f"  {label} {class_name}: {sum(split[label] for split in counts.values())}")
+
+
+def _parameters(kind: type[DatasetSpec]) -> list[inspect.Parameter]:
+    """What must be given, then the folder to write, then the rest."""
+    fields = kind.model_fields
+    named = [_parameter(name, field) for name, field in fields.items()]
+    required = [parameter for parameter in named if parameter.default is inspect.Parameter.empty]
+    frame: list[tuple[str, Any, Any]] = []
+    if kind.unreadable == "option require_complete":
+        text = f"Stop if any {kind.item} is missing or can't be read."
+        frame.append(("require_complete", Annotated[bool, typer.Option("--require-complete", help=text)], False))
+    if kind.unreadable == "option skip_unreadable":
+        frame.append(("skip_unreadable", SkipUnreadable, False))
+    if kind.parallel:
+        frame.append(("workers", Workers, None))
+    frame.append(("force", Force, False))
+    optional = [parameter for parameter in named if parameter.default is not inspect.Parameter.empty]
+    out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, annotation=Out)
+    last = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        for name, annotation, default in frame
+    ]
+    return [*required, out, *optional, *last]
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """A parameter of a command for a field of a spec."""
+    from medfl.ingest.options import Positional
+
+    kind, text = _command_type(field), field.description
+    default = inspect.Parameter.empty if field.is_required() else _command_value(field.get_default(), kind)
+    option: Any
+    if any(isinstance(mark, Positional) for mark in field.metadata):
+        option = typer.Argument(help=text)
+    elif kind is bool:
+        option = typer.Option(f"--{name.replace('_', '-')}", help=text)
+    else:
+        least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+        option = typer.Option(help=text, min=least)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option], default=default)
+
+
+def _command_type(field: FieldInfo) -> Any:
+    """The type of a field as the command line reads it: sizes and lists with commas are texts."""
+    from medfl.ingest.options import Commas
+
+    optional = [part for part in get_args(field.annotation) if part is not type(None)]
+    kind = optional[0] if len(optional) == 1 else field.annotation
+    if get_origin(kind) is not tuple:
+        return field.annotation
+    if get_args(kind)[0] is str and not any(isinstance(mark, Commas) for mark in field.metadata):
+        return list[str] | None
+    return str
+
+
+def _command_value(value: Any, kind: Any) -> Any:
+    """A default as the command line shows it."""
+    from medfl.ingest.options import size_text
+
+    if not isinstance(value, tuple):
+        return value
+    if kind is str:
+        return ",".join(value) if value and isinstance(value[0], str) else str(size_text(value))
+    return list(value) or None

@@ -14,12 +14,12 @@ from pathlib import Path
 from rich.console import Console
 
 from medfl.demo.runs import report, run
+from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import Plan
+from medfl.plugins import load_plugins
 from medfl.report.sections.holdings import draw_partition
-from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
-from medfl_datasets.abide.spec import prepare
 
 METHODS = {
     "local": (),
@@ -70,10 +70,12 @@ def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:
     """Release, pooled data set and partition, each made unless it is there."""
     release, pooled, data = out / "release", out / "pooled", out / "data"
     if not data.exists():
-        console.print(f"\nMade-up brain maps, as ABIDE is published: {write_release(release, per_centre, seed=seed)}")
-        atlas = release / ATLAS_FILE
+        registry = load_plugins()
+        registry.phantom("abide")(release, per_centre, seed=seed)
+        console.print(f"\nMade-up brain maps, as ABIDE is published: {release}")
+        atlas = next(release.glob("*atlas.nii.gz"))
         console.print(f"\nmedfl prep abide --source {release} --atlas {atlas} --size {SIZE} --out {pooled}")
-        prepare(release, pooled, size=SIZE, atlas=atlas, force=True)
+        prepare(registry.dataset("abide")(source=release, size=SIZE, atlas=atlas), pooled, force=True)
         console.print(
             f"medfl partition {pooled} --out {data} --scheme by_site --column site --test-fraction {TEST_SHARE} "
             "--global-test none"

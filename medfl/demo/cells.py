@@ -16,12 +16,12 @@ from pathlib import Path
 from rich.console import Console
 
 from medfl.demo.runs import report, run
+from medfl.ingest.prepare import prepare
 from medfl.partition.dirichlet_class import dirichlet_class_balanced
 from medfl.partition.partition import partition
 from medfl.partition.plan import Plan
+from medfl.plugins import load_plugins
 from medfl.report.sections.holdings import draw_partition
-from medfl_datasets.medmnist.phantom import FLAG, write_release
-from medfl_datasets.medmnist.spec import prepare
 
 METHODS = ("local", "fedavg")
 SITES, CLASSES, ALPHA, TEST_SHARE = 4, 8, 2.0, 0.85
@@ -53,10 +53,11 @@ def _prepare(out: Path, images: int, seed: int, console: Console) -> Path:
     """Release, pooled data set and partition, each made unless it is there."""
     downloads, pooled, data = out / "downloads", out / "pooled", out / "data"
     if not data.exists():
-        release = write_release(downloads, SITES * images, classes=CLASSES, seed=seed)
+        registry = load_plugins()
+        release = registry.phantom("medmnist")(downloads, SITES * images, classes=CLASSES, seed=seed)
         console.print(f"Made-up blood cells, as a MedMNIST file: {release}")
-        console.print(f"\nmedfl prep medmnist --source {downloads} --flag {FLAG} --out {pooled}")
-        prepare(downloads, FLAG, pooled, force=True)
+        console.print(f"\nmedfl prep medmnist --source {downloads} --flag {release.stem} --out {pooled}")
+        prepare(registry.dataset("medmnist")(source=downloads, flag=release.stem), pooled, force=True)
         least = images // 3
         console.print(
             f"medfl partition {pooled} --out {data} --scheme dirichlet_class_balanced --alpha {ALPHA} --sites {SITES} "

@@ -124,7 +124,9 @@ def ingest(
         failed = _fill(journal, items, load, workers, what, say)
         if not journal.done:
             shutil.rmtree(work, ignore_errors=True)
-            raise DataError(f"none of the {len(items)} {what} can be read: {told(failed)}. Download them again.")
+            raise DataError(
+                f"none of the {len(items)} {what} can be read: {describe_counts(failed)}. Download them again."
+            )
         kept = sorted(journal.done)
         os.replace(journal.array, target)  # from here on an interruption means to begin anew
         if failed:
@@ -159,7 +161,7 @@ def write_quarantine(
     say(f"warning: {len(rows)} {what} were left out: see {path.name}")
 
 
-def told(failed: Mapping[int, str]) -> str:
+def describe_counts(failed: Mapping[int, str]) -> str:
     """The different reasons, the most frequent first, each with its count."""
     reasons = list(failed.values())
     ordered = sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))

@@ -10,22 +10,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.array_file import ArrayFile
-
-if TYPE_CHECKING:
-    pass  # MOVED
+from medfl.utils.plugin_sources import load_file
 
 
 class Loaded(NamedTuple):
@@ -136,19 +135,38 @@ def _check_start(pool: ProcessPoolExecutor) -> None:
 
 def _pool(workers: int, load: Load, array: Path) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")  # threads of this process and forks don't go together
-    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(load, array))
+    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, _plugin_files()), array))
 
 
 _job: tuple[Load, ArrayFile] | None = None
 """In a worker: how to read an item, and the rows of the array."""
 
 
-def _start(load: Load, array: Path) -> None:
+class _Job:
+    """How an item is read, for a worker process, where the plugin files of this one are imported first."""
+
+    def __init__(self, load: Load | None, plugins: Sequence[Path]) -> None:
+        self.load, self.plugins = load, plugins
+        for path in plugins:
+            if f"medfl_plugin_{path.stem}" not in sys.modules:
+                load_file(path, {})
+
+    def __reduce__(self) -> Any:
+        return _Job, (None, self.plugins), {"load": self.load}  # the files come before what is in them
+
+
+def _plugin_files() -> list[Path]:
+    modules = [module for name, module in sys.modules.items() if name.startswith("medfl_plugin_")]
+    return [Path(module.__file__) for module in modules if module.__file__]
+
+
+def _start(job: _Job, array: Path) -> None:
     """Begin a worker: it ends with the process that started it, however that ends, and leaves Ctrl-C to it."""
     global _job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _job = load, ArrayFile(array)
+    assert job.load is not None  # given in _pool
+    _job = job.load, ArrayFile(array)
 
 
 def _end_with_parent() -> None:

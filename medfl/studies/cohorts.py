@@ -10,6 +10,8 @@ from pathlib import Path
 from medfl.data.datalists import FILE
 from medfl.data.partition_file import PARTITION
 from medfl.errors import DataError, StoreError
+from medfl.ingest.prepare import prepare
+from medfl.ingest.spec import DatasetSpec
 from medfl.partition.partition import partition
 from medfl.partition.plan import Plan
 from medfl.plugins import Registry
@@ -17,7 +19,7 @@ from medfl.report.sections.holdings import draw_partition
 from medfl.runs.records import repetition
 from medfl.studies.checks import SOURCE_VARIABLE, difference, make_plan
 from medfl.studies.jobs import dataset_dir, drops_public, public_dir
-from medfl.studies.preps import Prep
+from medfl.studies.preps import Prep, release_of, sized, stamp_defaults, stamp_of
 from medfl.studies.schema import DataSet, Study, slug
 from medfl.types import Meta
 from medfl.utils.files import write_json
@@ -45,10 +47,10 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry)
                 )
         if data.prep is None:
             _folder(name, data, source)
-        elif not (_pool(out, name) / FILE).is_file():
-            find_release(name, data.prep, source)
-        if data.public is not None and not (public_dir(out, name) / FILE).is_file():
-            find_release(name, data.public, source)
+        else:
+            _check_prep(name, sized(data.prep, data.size, registry), source, _pool(out, name), registry)
+        if data.public is not None:
+            _check_prep(name, sized(data.public, data.size, registry), source, public_dir(out, name), registry)
 
 
 def make_data(study: Study, source: Path | None, out: Path, registry: Registry, say: Say) -> None:
@@ -63,11 +65,11 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
     """
     for name, data in study.data.items():
         if data.public is not None:
-            _prepared(name, data.public, source, public_dir(out, name), say)
+            _prepared(name, sized(data.public, data.size, registry), source, public_dir(out, name), registry, say)
         if data.partition is None:
             continue
         if data.prep is not None:
-            pool = _prepared(name, data.prep, source, _pool(out, name), say)
+            pool = _prepared(name, sized(data.prep, data.size, registry), source, _pool(out, name), registry, say)
         else:
             pool = _folder(name, data, source)
         for seed, fold in study.repetitions(data):
@@ -85,28 +87,45 @@ def _plan(out: Path, name: str, data: DataSet, seed: int, registry: Registry, fo
     return replace(plan, public=str(public_dir(out, name))) if drops_public(data) else plan
 
 
-def find_release(name: str, prep: Prep, source: Path | None) -> Path:
-    """The release of a data set.
+def find_release(name: str, prep: Prep, source: Path | None, registry: Registry) -> DatasetSpec:
+    """A data set with its options and its release.
 
     Raises:
         DataError: If it is not in the source folder, or there is no source folder.
+        PluginError: If there is no such data set.
+        SettingsError: If an option is unknown or impossible.
     """
-    return prep.find(_source(name, source))
+    return release_of(prep, _source(name, source), registry)
 
 
-def _prepared(name: str, prep: Prep, source: Path | None, pool: Path, say: Say) -> Path:
-    """The pooled data set, prepared now if it is not there yet."""
-    asked, stamp = prep.model_dump(mode="json"), pool.with_name(STAMP)
+def _check_prep(name: str, prep: Prep, source: Path | None, pool: Path, registry: Registry) -> None:
+    """Check the options, and look for the release unless the pooled data set is there."""
+    stamp_of(prep, registry)
     if not (pool / FILE).is_file():
-        say(f"prep: {', '.join(f'{key} {value}' for key, value in asked.items() if value is not None)} -> {pool}")
+        find_release(name, prep, source, registry).look()
+
+
+def _prepared(name: str, prep: Prep, source: Path | None, pool: Path, registry: Registry, say: Say) -> Path:
+    """The pooled data set, prepared now if it is not there yet."""
+    wanted, stamp = stamp_of(prep, registry), pool.with_name(STAMP)
+    if not (pool / FILE).is_file():
+        say(f"prep: {', '.join(f'{key} {value}' for key, value in wanted.items() if value is not None)} -> {pool}")
+        spec = find_release(name, prep, source, registry)
         pool.parent.mkdir(parents=True, exist_ok=True)
-        write_json(stamp, asked)
-        prep.make(_source(name, source), pool, say)
-    elif stamp.is_file() and (found := json.loads(stamp.read_text(encoding="utf-8"))) != asked:
-        changed = [key for key in asked if found.get(key) != asked[key]]
-        unlike = ", ".join(f"{key} was {found.get(key)}, now {asked[key]}" for key in changed)
-        raise StoreError(f"'{pool}' was prepared in another way: {unlike}. Give another --out.")
+        write_json(stamp, wanted)
+        prepare(spec, pool, say=say)
+    elif stamp.is_file():
+        _check_stamp(pool, json.loads(stamp.read_text(encoding="utf-8")), wanted, registry.dataset(prep.dataset))
     return pool
+
+
+def _check_stamp(pool: Path, before: Meta, wanted: Meta, kind: type[DatasetSpec]) -> None:
+    """Refuse a pooled data set that was prepared in another way; what its stamp does not name was the default."""
+    defaults = stamp_defaults(kind)
+    changed = [key for key in wanted if before.get(key, defaults.get(key)) != wanted[key]]
+    if changed:
+        unlike = ", ".join(f"{key} was {before.get(key, defaults.get(key))}, now {wanted[key]}" for key in changed)
+        raise StoreError(f"'{pool}' was prepared in another way: {unlike}. Give another --out.")
 
 
 def _pool(out: Path, name: str) -> Path:

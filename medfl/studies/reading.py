@@ -44,7 +44,7 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
         update={
             "settings": study.settings | chosen.settings,
             "seeds": seed_choice if seeds is None else seeds,
-            "data": {name: _sized(one, chosen.size) for name, one in study.data.items() if not data or name in data},
+            "data": {name: _sized(part, chosen.size) for name, part in study.data.items() if not data or name in data},
             "rows": rows,
             "scales": {},
         }
@@ -55,12 +55,8 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
 
 
 def _sized(data: DataSet, size: int | None) -> DataSet:
-    """The data set with images of a scale's size, if it has a size at all."""
-    preps = {"prep": data.prep, "public": data.public}
-    sized = {name: prep for name, prep in preps.items() if prep is not None and "size" in type(prep).model_fields}
-    if size is None:
-        return data
-    return data.model_copy(update={name: prep.model_copy(update={"size": size}) for name, prep in sized.items()})
+    """The data set with images of a scale's size."""
+    return data if size is None else data.model_copy(update={"size": size})
 
 
 def _changed(rows: dict[str, Row], changes: dict[str, Change]) -> dict[str, Row]:

@@ -31,6 +31,7 @@ class DataSet(Strict):
             `medfl.studies.jobs.drops_public`.
         options: Options of the run for this data set, for example ``epochs``.
         rows: Names of the rows that are run on it; none means all.
+        size: Of the images, in place of what `prep` and `public` say; a scale gives it.
     """
 
     prep: Prep | None = None
@@ -39,6 +40,7 @@ class DataSet(Strict):
     partition: dict[str, Any] | None = None
     options: dict[str, Any] = {}
     rows: list[str] = []
+    size: int | None = Field(None, ge=1, exclude=True, repr=False)
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSet:

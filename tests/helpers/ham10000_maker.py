@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from image_makers import picture
+from prepare_specs import prepare_spec
 
 from medfl.data.datalists import Datalist
-from medfl_datasets.ham10000.spec import prepare as prepare_ham10000
+from medfl_datasets.ham10000.spec import HAM10000
 
 HEADER = ("lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization")
 """As on Kaggle; Dataverse adds ``dataset``."""
@@ -89,7 +90,7 @@ def make_release(folder: Path, masks: bool = False) -> tuple[Path, list[dict[str
 
 def prepare(source: Path, out: Path, size: int = 4, **options: object) -> Datalist:
     """Prepare it in this process, small."""
-    return prepare_ham10000(source, out, size=(size, size), **{"workers": 1} | options)
+    return prepare_spec(HAM10000, source, out, size=(size, size), **{"workers": 1} | options)
 
 
 def exclusions(datalist: Datalist) -> dict[str, int]:

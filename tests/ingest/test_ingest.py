@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.pipeline import core_count, ingest, told, work_folder, write_quarantine
+from medfl.ingest.pipeline import core_count, describe_counts, ingest, work_folder, write_quarantine
 from medfl.ingest.workers import CRASHED, Loaded
 from medfl.utils.locks import LOCK, held
 
@@ -287,4 +287,4 @@ def test_the_quarantine_is_written_only_if_there_is_anything(tmp_path):
     write_quarantine(tmp_path / "q.csv", ("image", "reason"), [("a", "no, it is")], said.append)
     assert (tmp_path / "q.csv").read_text().splitlines() == ["image,reason", 'a,"no, it is"']
     assert said == ["warning: 1 images were left out: see q.csv"]
-    assert told({1: "b.", 2: "a.", 5: "b."}) == "2 x b; 1 x a"
+    assert describe_counts({1: "b.", 2: "a.", 5: "b."}) == "2 x b; 1 x a"

@@ -6,16 +6,12 @@ import shutil
 
 import pytest
 from cell_maker import ACEVEDO, BODZAS, make_acevedo, make_bodzas, make_matek  # noqa: E402
-from pydantic import TypeAdapter, ValidationError
+from prepare_specs import study_release
 
 from medfl.data.datalists import read_datalist
-from medfl.errors import DataError
-from medfl.studies.preps import Prep
+from medfl.errors import DataError, SettingsError
+from medfl.ingest.prepare import prepare
 from medfl_datasets.bloodcells.labels import SHIPPED
-
-
-def prep(**values):
-    return TypeAdapter(Prep).validate_python({"size": 8, **values})
 
 
 @pytest.fixture
@@ -29,9 +25,7 @@ def source(tmp_path):
 
 
 def pooled(source, pool, **values):
-    chosen = prep(**values)
-    chosen.find(source)
-    chosen.make(source, pool, lambda _: None)
+    prepare(study_release(source, size=8, **values), pool)
     return read_datalist(pool)
 
 
@@ -45,20 +39,20 @@ def test_each_release_is_found_by_its_name_and_prepared(source, tmp_path, monkey
     assert pooled(source, tmp_path / "4", dataset="bodzas").num_classes == 9
     shutil.copy(SHIPPED, source / "map.yaml")
     for extra in ({}, {"label_map": "map.yaml"}):
-        some = pooled(source, tmp_path / f"5{len(extra)}", dataset="bloodcells", sources=["bodzas"], **extra)
+        some = pooled(source, tmp_path / f"5{len(extra)}", dataset="bloodcells", bodzas="bodzas", **extra)
         assert (some.num_classes, sum(map(len, some.splits.values()))) == (13, sum(BODZAS.values()))
-    three = prep(dataset="bloodcells")
-    assert three.find(source) == source
+    three = study_release(source, dataset="bloodcells")
+    assert three.folders() == {name: source / name for name in ("acevedo", "matek", "bodzas")}
 
 
 def test_what_is_not_there_or_not_known_is_told_before_anything_is_made(source):
     with pytest.raises(DataError, match=r"expected a label map at .*other\.yaml.*Correct 'label_map'"):
-        prep(dataset="bloodcells", label_map="other.yaml").find(source)
+        study_release(source, dataset="bloodcells", label_map="other.yaml")
     shutil.rmtree(source / "bodzas")
     with pytest.raises(DataError, match="expected folders of classes of Bodzas-23"):
-        prep(dataset="bloodcells").find(source)
+        study_release(source, dataset="bloodcells")
     with pytest.raises(DataError, match="expected folders of classes of Acevedo-20"):
-        prep(dataset="acevedo").find(source / "matek")
-    for wrong in ({"dataset": "matek", "preset": "paper"}, {"dataset": "bloodcells", "sources": ["akevedo"]}):
-        with pytest.raises(ValidationError):
-            prep(**wrong)
+        study_release(source / "matek", dataset="acevedo")
+    for wrong in ({"dataset": "matek", "preset": "paper"}, {"dataset": "bloodcells", "akevedo": "acevedo"}):
+        with pytest.raises(SettingsError):
+            study_release(source, **wrong)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from medfl.data.datalists import read_datalist
-from medfl.errors import DataError, StoreError
+from medfl.errors import DataError, PluginError, SettingsError, StoreError
 from medfl.plugins import load_plugins
 from medfl.studies.cohorts import check_data, make_data
 from medfl.studies.jobs import expand, public_dir
@@ -80,6 +80,13 @@ def test_a_release_or_an_atlas_that_is_not_there_is_told_before_anything_is_made
     shutil.copytree(source, tmp_path / "other", ignore=shutil.ignore_patterns("*.csv"))
     with pytest.raises(DataError, match="expected 'Phenotypic_V1_0b_preprocessed1.csv' in .* there is none"):
         check_data(read_study(study_file(tmp_path), "full"), tmp_path / "other", tmp_path / "out", REGISTRY)
+
+
+def test_a_data_set_or_an_option_that_is_not_known_is_told_before_anything_is_made(source, tmp_path):
+    with pytest.raises(PluginError, match="Unknown dataset 'abyde'. Did you mean 'abide'"):
+        check_data(read_study(study_file(tmp_path, dataset="abyde")), source, tmp_path / "out", REGISTRY)
+    with pytest.raises(SettingsError, match="unknown option 'derivative'. Did you mean 'derivatives'"):
+        check_data(read_study(study_file(tmp_path, derivative="reho")), source, tmp_path / "out", REGISTRY)
 
 
 def test_public_data_are_prepared_at_the_scales_size_and_given_to_every_run(source, tmp_path):

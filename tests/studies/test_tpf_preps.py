@@ -6,15 +6,11 @@ import celeba_maker  # noqa: E402
 import lc25000_maker  # noqa: E402
 import numpy as np
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from prepare_specs import study_release
 
 from medfl.data.datalists import read_datalist
-from medfl.errors import DataError
-from medfl.studies.preps import Prep
-
-
-def prep(**values):
-    return TypeAdapter(Prep).validate_python({"size": 8, **values})
+from medfl.errors import DataError, SettingsError
+from medfl.ingest.prepare import prepare
 
 
 @pytest.fixture
@@ -32,10 +28,10 @@ def test_both_are_found_by_their_names_and_prepared_as_told(source, tmp_path, mo
         "celeba": {"attribute": "Male", "crop": True, "split": "none", "min_images": 3},
     }
     for name, values in wanted.items():
-        chosen = prep(dataset=name, **values)
-        assert chosen.find(source) == source / name
-        assert chosen.find(source / name) == source / name
-        chosen.make(source, tmp_path / name, lambda _: None)
+        chosen = study_release(source, dataset=name, size=8, **values)
+        assert chosen.source == source / name
+        assert study_release(source / name, dataset=name, size=8, **values) == chosen
+        prepare(chosen, tmp_path / name)
     tissue, faces = (read_datalist(tmp_path / name) for name in wanted)
     assert (tissue.name, tissue.num_classes, tissue.extra["groups"]) == ("lc25000-lung", 3, "none")
     assert (faces.labels["1"], len(faces.splits["training"])) == ("Male", 6)
@@ -44,9 +40,9 @@ def test_both_are_found_by_their_names_and_prepared_as_told(source, tmp_path, mo
 
 def test_what_is_not_there_or_not_known_is_told_before_anything_is_made(source):
     with pytest.raises(DataError, match="lung_scc are missing"):
-        prep(dataset="lc25000").find(source / "celeba")
+        study_release(source / "celeba", dataset="lc25000")
     with pytest.raises(DataError, match="expected the table list_attr_celeba"):
-        prep(dataset="celeba").find(source / "lc25000")
+        study_release(source / "lc25000", dataset="celeba")
     for wrong in ({"dataset": "lc25000", "organ": "liver"}, {"dataset": "celeba", "groups": "hash"}):
-        with pytest.raises(ValidationError):
-            prep(**wrong)
+        with pytest.raises(SettingsError):
+            study_release(source, **wrong)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from cbis_maker import copied, edit, film_pixels, lesions_of, make_tree, mask_pixels, nbia, write_tables
 from dicom_maker import cut, make_dicom, without_preamble
+from prepare_specs import prepare_spec
 from pydicom import dcmread
 
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
 from medfl_datasets.cbis_ddsm.choice import choose
-from medfl_datasets.cbis_ddsm.pixels import Options
-from medfl_datasets.cbis_ddsm.spec import NO_FILE, prepare, read_release
+from medfl_datasets.cbis_ddsm.release import read_release
+from medfl_datasets.cbis_ddsm.spec import NO_FILE, CbisDdsm
 from medfl_datasets.cbis_ddsm.tables import TABLES
 
 
@@ -40,8 +41,8 @@ def films(release, crop=False):
 
 def prepared(release, out, *, check="strip", **more):
     said: list[str] = []
-    options = Options((6, 4), check=check)
-    datalist = prepare(release, out, options=options, workers=1, say=said.append, **more)
+    options = {"size": (6, 4), "deidentify_check": check, **more}
+    datalist = prepare_spec(CbisDdsm, release, out, workers=1, say=said.append, **options)
     return datalist, said
 
 

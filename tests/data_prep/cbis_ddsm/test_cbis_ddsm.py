@@ -23,18 +23,19 @@ from cbis_maker import (
     write_tables,
 )
 from dicom_maker import COMPRESSED
+from prepare_specs import prepare_spec
 from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
 from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import breast_box, to_row
 from medfl_datasets.cbis_ddsm.choice import LEAKING, choose
-from medfl_datasets.cbis_ddsm.pixels import Options
-from medfl_datasets.cbis_ddsm.spec import prepare, read_release
+from medfl_datasets.cbis_ddsm.release import read_release
+from medfl_datasets.cbis_ddsm.spec import CbisDdsm
 from medfl_datasets.cbis_ddsm.tables import KINDS
 
 SYNTAXES = (ExplicitVRLittleEndian, ImplicitVRLittleEndian, *COMPRESSED)
-SMALL = Options((18, 12))
+SMALL = {"size": (18, 12)}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def release(made, tmp_path):
 
 
 def prepared(top, out, *, tables=None, options=SMALL, workers=1, **more):
-    datalist = prepare(top, out, tables=tables, options=options, workers=workers, **more)
+    datalist = prepare_spec(CbisDdsm, top, out, tables=tables, workers=workers, **options, **more)
     return np.load(out / "images.npy"), datalist
 
 
@@ -165,7 +166,7 @@ def test_three_classes_and_one_kind_of_lesion(made, tmp_path):
 
 def test_right_breasts_are_mirrored_on_request(made, tmp_path):
     plain, datalist = prepared(made[0], tmp_path / "P")
-    aligned, other = prepared(made[0], tmp_path / "Q", options=Options((18, 12), align=True))
+    aligned, other = prepared(made[0], tmp_path / "Q", options=SMALL | {"align": True})
     for row, record in records(datalist).items():
         expected = plain[row][:, ::-1] if record["laterality"] == "right" else plain[row]
         np.testing.assert_array_equal(aligned[row], expected)
@@ -174,7 +175,7 @@ def test_right_breasts_are_mirrored_on_request(made, tmp_path):
 
 def test_the_breast_is_cut_out_of_whole_images_only(made, tmp_path):
     pytest.importorskip("skimage")
-    cropping = Options((18, 12), crop_breast=True)
+    cropping = SMALL | {"crop_breast": True}
     images, _ = prepared(made[0], tmp_path / "P", options=cropping)
     pixels = film_pixels(0)
     rows, columns = breast_box(pixels)

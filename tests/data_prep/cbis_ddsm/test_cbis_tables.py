@@ -11,7 +11,7 @@ from cbis_maker import LAYOUTS, ROWS, lesions_of, write_headers, write_tables
 
 from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.choice import choose
-from medfl_datasets.cbis_ddsm.spec import find_films, read_release
+from medfl_datasets.cbis_ddsm.release import find_films, read_release
 from medfl_datasets.cbis_ddsm.tables import OFFICIAL, TABLES, deviations, read_tables
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "cbis_ddsm")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from celeba_maker import NAMES, PERSONS, SPLITS, colour_of, file_name, make_kaggle, make_release, value, write_images
 from PIL import Image
+from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
@@ -16,7 +17,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.by_site import by_site
 from medfl.partition.plan import Plan
-from medfl_datasets.celeba.spec import prepare as prepare_celeba
+from medfl_datasets.celeba.spec import CelebA
 from medfl_datasets.celeba.tables import read_attribute
 
 SPLIT_NAMES = ("training", "validation", "test")
@@ -34,7 +35,7 @@ def release(made, tmp_path):
 
 
 def prepare(source, out, **options):
-    return prepare_celeba(source, out, **{"size": (8, 8), "workers": 1} | options)
+    return prepare_spec(CelebA, source, out, **{"size": (8, 8), "workers": 1} | options)
 
 
 def records(datalist):
@@ -47,7 +48,7 @@ def test_the_whole_way(made, tmp_path):
     said: list[str] = []
     datalist = prepare(made, tmp_path / "P", say=said.append)
     assert datalist == read_datalist(tmp_path / "P")
-    assert said[0] == "celeba: licence: non-commercial research only; images may not be passed on"
+    assert said[0] == "celeba: licence non-commercial research only; images may not be passed on"
     assert said[1].startswith("Please cite: Liu")
     assert datalist.labels == {"0": "no Smiling", "1": "Smiling"}
     found = records(datalist)
@@ -200,8 +201,8 @@ def test_a_class_without_images_and_tables_of_one_name(release, tmp_path):
     [
         ({"attribute": "Smilling"}, "unknown attribute 'Smilling'. Did you mean 'Smiling'"),
         ({"split": "offical"}, "Did you mean 'official'"),
-        ({"size": (0, 4)}, "expected a size and a number of images >= 1, got 0, 4 and 1"),
-        ({"min_images": 0}, "got 8, 8 and 0"),
+        ({"size": (0, 4)}, "expected a height and a width >= 1, got 0 and 4"),
+        ({"min_images": 0}, "'min_images': Input should be greater than or equal to 1; got 0"),
     ],
 )
 def test_impossible_options(made, tmp_path, option, message):

@@ -23,13 +23,14 @@ from ham10000_maker import (
     write_table,
 )
 from PIL import Image
+from prepare_specs import study_release
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError
+from medfl.ingest.prepare import prepare as prepare_dataset
 from medfl.partition.assign import distribute
 from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.plan import Plan
-from medfl.studies.preps import Ham10000
 from medfl_datasets.ham10000.files import crop_box
 from medfl_datasets.ham10000.spec import make_datalist
 from medfl_datasets.ham10000.tables import read_metadata
@@ -255,8 +256,8 @@ def test_masks_that_are_missing_or_wrong_leave_images_out(release, rows, tmp_pat
 def test_a_study_prepares_it(release, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.ingest.pipeline.core_count", lambda: 1)
     release.rename(tmp_path / "ham10000")
-    prep = Ham10000(dataset="ham10000", size=5, preset="paper", crop_lesion=True)
-    prep.make(tmp_path, tmp_path / "P", lambda _: None)
+    spec = study_release(tmp_path, dataset="ham10000", size=5, preset="paper", crop_lesion=True)
+    prepare_dataset(spec, tmp_path / "P")
     datalist = read_datalist(tmp_path / "P")
     assert (datalist.name, datalist.extra["groups"]) == ("ham10000-crop", "image")
     assert np.load(tmp_path / "P" / "images.npy").shape == (21, 5, 5, 3)

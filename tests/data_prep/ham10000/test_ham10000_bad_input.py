@@ -46,7 +46,10 @@ def test_images_that_are_missing_or_broken_are_left_out(release, rows, tmp_path)
     left = [row for place, row in enumerate(rows) if place not in (3, 12)]
     assert [CLASSES[record["label"]] for record in datalist.splits["training"]] == [row["dx"] for row in left]
     assert len(np.load(tmp_path / "P" / "images.npy")) == 19
-    with pytest.raises(DataError, match=r"all images of HAM10000_metadata\.csv are required, 2 of 21 are missing or"):
+    with pytest.raises(DataError, match=r"all images of HAM10000_metadata\.csv are required, 1 of 21 are missing or"):
+        prepare(release, tmp_path / "Q", require_complete=True)
+    shutil.copy(path[rows[4]["image_id"]], path[rows[3]["image_id"]])
+    with pytest.raises(DataError, match="1 of 21 are missing or can't be read: 1 x the image file is damaged"):
         prepare(release, tmp_path / "Q", require_complete=True)
     assert not (tmp_path / "Q").exists()
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lc25000_maker import COPIES, TILES, make_release
 from PIL import Image
+from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
@@ -17,7 +18,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.iid import iid
 from medfl.partition.plan import Plan
-from medfl_datasets.lc25000.spec import prepare as prepare_lc25000
+from medfl_datasets.lc25000.spec import LC25000
 
 CLASSES = ["colon_aca", "colon_n", "lung_aca", "lung_n", "lung_scc"]
 
@@ -34,7 +35,7 @@ def release(made, tmp_path):
 
 
 def prepare(source, out, **options):
-    return prepare_lc25000(source, out, **{"size": 8, "workers": 1} | options)
+    return prepare_spec(LC25000, source, out, **{"size": 8, "workers": 1} | options)
 
 
 def groups_of(datalist):
@@ -50,7 +51,7 @@ def test_the_whole_way(made, tmp_path):
     said: list[str] = []
     datalist = prepare(made.parent, tmp_path / "P", say=said.append)
     assert datalist == read_datalist(tmp_path / "P")
-    assert said[0].startswith("lc25000: licence: offered for free download")
+    assert said[0].startswith("lc25000: licence offered for free download")
     assert said[1].startswith("Please cite: Borkowski")
     assert (datalist.name, datalist.num_classes) == ("lc25000", 5)
     assert datalist.labels["4"] == "lung squamous cell carcinoma"
@@ -135,7 +136,10 @@ def test_folders_that_are_wrong(release, tmp_path):
 
 @pytest.mark.parametrize("option", [{"organ": "lungs"}, {"groups": "name"}, {"size": 0}])
 def test_impossible_options(made, tmp_path, option):
-    with pytest.raises(SettingsError, match="Did you mean 'lung'|Known: hash, none|expected a size >= 1, got 0"):
+    with pytest.raises(
+        SettingsError,
+        match="Did you mean 'lung'|Known: hash, none|'size': Input should be greater than or equal to 1; got 0",
+    ):
         prepare(made, tmp_path / "P", **option)
 
 

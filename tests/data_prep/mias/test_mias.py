@@ -18,6 +18,7 @@ from mias_maker import (
     write_film,
     write_table,
 )
+from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
@@ -25,12 +26,12 @@ from medfl.data.readers.mammograms import to_row
 from medfl.data.readers.pgm import read_pgm
 from medfl_datasets.mias.choice import choose
 from medfl_datasets.mias.files import crop_box
-from medfl_datasets.mias.spec import prepare as prepare_mias
+from medfl_datasets.mias.spec import Mias
 from medfl_datasets.mias.tables import deviations, read_films
 
 
 def prepare(source, out, size=8, **options):
-    return prepare_mias(source, out, size=(size, size), **{"workers": 1} | options)
+    return prepare_spec(Mias, source, out, size=(size, size), **{"workers": 1} | options)
 
 
 def records(datalist):

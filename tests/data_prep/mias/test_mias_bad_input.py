@@ -8,13 +8,14 @@ import shutil
 import numpy as np
 import pytest
 from mias_maker import SOME, SOME_ROWS, make_release, write_film
+from prepare_specs import prepare_spec
 
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.mias.spec import prepare as prepare_mias
+from medfl_datasets.mias.spec import Mias
 
 
 def prepare(source, out, size=8, **options):
-    return prepare_mias(source, out, size=(size, size), **{"workers": 1} | options)
+    return prepare_spec(Mias, source, out, size=(size, size), **{"workers": 1} | options)
 
 
 @pytest.fixture

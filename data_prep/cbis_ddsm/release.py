@@ -1,0 +1,99 @@
+"""CBIS-DDSM as a whole: its tables are read and its files listed, and each image gets its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from medfl.errors import DataError
+from medfl_datasets.cbis_ddsm import files as cbis_files
+from medfl_datasets.cbis_ddsm.choice import Image
+from medfl_datasets.cbis_ddsm.pixels import Film
+from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, read_tables
+
+ABNORMALITIES = {"both": ("mass", "calc"), "mass": ("mass",), "calc": ("calc",)}
+"""Kinds of lesions, as users call them, to the beginnings of the tables' names."""
+
+SHOWN = 5
+"""Names that a message gives at most."""
+
+Say = Callable[[str], None]
+
+
+def read_release(
+    source: Path, tables: Path | None = None, abnormality: str = "both"
+) -> tuple[cbis_files.Tree, list[Lesion]]:
+    """List the files of a release and read its tables; no image is opened.
+
+    Args:
+        source: The folder of the images, in any layout of the release.
+        tables: The folder of the four case descriptions; None means they lie somewhere in `source`.
+        abnormality: One of `ABNORMALITIES`; other tables are read, too, if they are there.
+
+    Raises:
+        DataError: If tables are missing or wrong.
+    """
+    tree = cbis_files.look_through(source)
+    there = cbis_files.look_through(tables).tables if tables else tree.tables
+    needed = {key: name for key, name in TABLES.items() if key[0] in ABNORMALITIES[abnormality]}
+    missing = [name for key, name in needed.items() if key not in there]
+    if missing:
+        raise DataError(
+            f"expected the case descriptions of CBIS-DDSM in {tables or source}, missing: {', '.join(missing)}. The "
+            "Cancer Imaging Archive has them beside the images: download them into this folder, or give theirs as "
+            "--tables."
+        )
+    return tree, read_tables({key: there[key] for key in TABLES if key in there})
+
+
+def find_films(tree: cbis_files.Tree, images: Sequence[Image]) -> dict[int, Film]:
+    """The files of images.
+
+    Returns:
+        Place in `images` to its files, for those that have any.
+
+    Raises:
+        DataError: If no image has one.
+    """
+    films = {place: film for place, image in enumerate(images) if (film := _film(tree, image)).files}
+    if not films:
+        raise DataError(
+            f"none of the {len(images)} images of the tables is in {tree.top}, which holds {tree.count()} image files. "
+            "Expected CBIS-DDSM as downloaded, for example CBIS-DDSM/Mass-Training_P_00001_LEFT_CC/<date>-DDSM-NA-<5 "
+            "digits>/1.000000-full mammogram images-<5 digits>/1-1.dcm, or folders called by the UIDs of series, as "
+            "in jpeg/<series UID>/1-001.jpg. Give the folder that holds these."
+        )
+    return films
+
+
+def _film(tree: cbis_files.Tree, image: Image) -> Film:
+    """What is to be read for an image; of two copies of a film the first one that is there."""
+    first = image.lesions[0]
+    if image.crop:
+        wanted = list(dict.fromkeys((first.crop, first.mask)))
+        files = [file for series in wanted for file in tree.find(series)]
+    else:
+        copies = list(dict.fromkeys(lesion.image for lesion in image.lesions))
+        held = {series: tree.find(series) for series in copies}
+        wanted = [next((series for series in copies if held[series]), copies[0])]
+        files = held[wanted[0]]
+    names = (first.patient, *(series.subject for series in wanted))
+    uids = tuple(series.series for series in wanted)
+    return Film(tuple(files), uids, names, first.side.lower(), image.crop)
+
+
+def say_files(
+    tree: cbis_files.Tree, lesions: Sequence[Lesion], films: Mapping[int, Film], wanted: int, say: Say
+) -> None:
+    """Say what has no file, and which files are of no use."""
+    if wanted > len(films):
+        say(f"warning: {wanted - len(films)} of {wanted} images of the tables have no file")
+    for lesion in lesions:
+        for series in (lesion.image, lesion.crop, lesion.mask):
+            tree.find(series)
+    unused = tree.unused()
+    if unused:
+        names = sorted(name for name in unused if name)
+        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "") + "; " * bool(names)
+        others = f"{unused['']} in other folders; " if unused.get("") else ""
+        say(f"note: {sum(unused.values())} image files are in no row of the tables ({(shown + others)[:-2]})")

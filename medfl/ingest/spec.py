@@ -1,0 +1,252 @@
+"""What a data set is made with: its options, as one frozen model, and what is read for it.
+
+The command ``medfl prep NAME``, the keys of a study file (``prep: {dataset: NAME, ...}``) and the Python call
+``prepare(HAM10000(source=...), out)`` all come from the fields of a `DatasetSpec`. A field is an option: its type, its
+default and its bounds are those of the option, and the docstring below it is the help. `medfl.ingest.prepare` does what
+is the same for all data sets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+from medfl.data.datalists import Datalist
+from medfl.errors import DataError
+from medfl.ingest.pipeline import Ingested, describe_counts
+from medfl.ingest.workers import Loaded
+
+Say = Callable[[str], None]
+"""Gets a line for people."""
+
+
+class DatasetSpec(BaseModel, ABC):
+    """The options of a data set; its docstring is the help of its command. `ImageSpec` or `WholeSpec` is the base.
+
+    Class attributes:
+        dataset: What users type.
+        unreadable: What is done about images that are missing or can't be read. ``leave out``: always listed in
+            ``quarantine.csv``. ``option require_complete``: that, unless the user wants all. ``option
+            skip_unreadable``: they stop the work, unless the user wants to leave them out.
+        parallel: Whether several processes read.
+        item: What one of the things that are read is called.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    dataset: ClassVar[str]
+    unreadable: ClassVar[Literal["leave out", "option require_complete", "option skip_unreadable"]] = "leave out"
+    parallel: ClassVar[bool] = True
+    item: ClassVar[str] = "image"
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """Where a release lies in the source folder of a study.
+
+        Args:
+            top: The source folder.
+            options: What the study says; fields that are paths are relative to `top`.
+
+        Returns:
+            Values for fields that are paths and that the study does not name.
+
+        Raises:
+            DataError: If it is not there.
+        """
+        return {"source": folder_of(top, cls.dataset)}
+
+    def inputs(self) -> list[Path]:
+        """What is read and must not be replaced by what is written: by default all fields that are paths."""
+        return [value for name in path_fields(type(self)) if (value := getattr(self, name)) is not None]
+
+    def look(self) -> object:
+        """List the files of the release, so that what is missing is said before anything is made.
+
+        Raises:
+            DataError: If the release is not as expected.
+        """
+        return None
+
+
+class WholeSpec(DatasetSpec):
+    """A data set that is made in a way of its own, without reading a file for each of its images."""
+
+    @abstractmethod
+    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
+        """Write the pooled data set; the arguments are those of `medfl.ingest.prepare.prepare`."""
+
+
+@dataclass
+class Choice:
+    """What is read for a data set, and what is left out.
+
+    Each image of the release has a place: first come, first numbered.
+
+    Attributes:
+        items: What is read, one for each row of the array; see `medfl.ingest.pipeline.ingest`.
+        places: For each of the items its place.
+        files: The files of an item.
+        load: Reads one of the items in a worker process, so it must be importable.
+        shape: Of a row of the array.
+        recipe: Whatever decides the pixels of all items, as JSON.
+        cells: What ``quarantine.csv`` says of a place, under `columns`; nothing that identifies a patient.
+        columns: Names of these cells.
+        missing: Place to reason, of what is not read.
+        unlisted: Reasons that are counted, but not listed in ``quarantine.csv``.
+        dtype: Of the array.
+        release: What else `ImageSpec.datalist` needs to know.
+    """
+
+    items: Sequence[Any]
+    places: Sequence[int]
+    files: Callable[[Any], Sequence[Path]]
+    load: Callable[[Any], Loaded]
+    shape: tuple[int, ...]
+    recipe: Mapping[str, Any]
+    cells: Callable[[int], tuple[str | int, ...]]
+    columns: tuple[str, ...]
+    missing: dict[int, str] = field(default_factory=dict)
+    unlisted: frozenset[str] = frozenset()
+    dtype: type = np.uint8
+    release: Any = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of all images.
+
+    Attributes:
+        choice: What was to be read.
+        kept: For each row of the array its place.
+        facts: For each row of the array what `medfl.ingest.workers.Loaded.facts` said.
+        reasons: Place to reason, of what is left out: first what is missing, then what can't be read.
+    """
+
+    choice: Choice
+    kept: list[int]
+    facts: list[dict[str, Any]]
+    reasons: dict[int, str]
+
+
+class ImageSpec(DatasetSpec):
+    """A data set whose images are read from files: in parallel, resumable, with bad files left out and named.
+
+    Class attributes:
+        terms: Terms of use.
+        citation: What users of the data are asked to cite.
+    """
+
+    terms: ClassVar[str]
+    citation: ClassVar[str]
+
+    def title(self) -> str:
+        """The name of the data set that is made with these options."""
+        return self.dataset
+
+    def counted(self) -> str:
+        """What is read, for progress."""
+        return f"{self.item}s"
+
+    @abstractmethod
+    def find(self) -> Any:
+        """The files of the release.
+
+        Raises:
+            DataError: If they are not as expected.
+        """
+
+    def look(self) -> object:
+        """List the files."""
+        return self.find()
+
+    @abstractmethod
+    def choose(self, files: Any, say: Say) -> Choice:
+        """Read the tables and choose what is read; whatever users should know first is said here.
+
+        Args:
+            files: What `find` gave.
+            say: Gets warnings and notes.
+
+        Raises:
+            DataError: If a table is wrong, or nothing can be read.
+        """
+
+    @abstractmethod
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list of what was read.
+
+        Args:
+            outcome: What became of all images.
+            say: Gets warnings.
+
+        Raises:
+            DataError: If no image of a class is left.
+        """
+
+    def incomplete(self, outcome: Outcome) -> str:
+        """What to say where all images are required and some are left out; it is said before any is read if it can."""
+        total = len(outcome.choice.items) + len(outcome.choice.missing)
+        return (
+            f"all {self.item}s are required, {len(outcome.reasons)} of {total} are missing or can't be read: "
+            f"{describe_counts(outcome.reasons)}. Unpack the release again."
+        )
+
+
+def as_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
+    """What became of all images, by their places; before anything is read without `done`."""
+    if done is None:
+        return Outcome(choice, [], [], dict(choice.missing))
+    return Outcome(
+        choice,
+        [choice.places[number] for number in done.kept],
+        [done.facts[number] for number in done.kept],
+        choice.missing | {choice.places[number]: done.failed[number] for number in sorted(done.failed)},
+    )
+
+
+def path_fields(kind: type[DatasetSpec]) -> list[str]:
+    """The fields of a data set that are paths, in their order."""
+    return [name for name, option in kind.model_fields.items() if is_path(option)]
+
+
+def is_path(option: FieldInfo) -> bool:
+    """Whether a field is a path, or a path that may be left out."""
+    return option.annotation in (Path, Path | None)
+
+
+def folder_of(top: Path, name: str) -> Path:
+    """A folder in the source folder of a study.
+
+    Raises:
+        DataError: If it is not there.
+    """
+    if not (top / name).is_dir():
+        raise DataError(f"expected the folder '{top / name}', there is none. Put the release there.")
+    return top / name
+
+
+def folder_or_top(top: Path, name: str) -> Path:
+    """A folder in the source folder of a study, or that itself if there is none."""
+    return top / name if (top / name).is_dir() else top
+
+
+def folder_with(top: Path, name: str, file: str) -> Path:
+    """A folder in the source folder of a study, or that itself: the first one that holds a file.
+
+    Raises:
+        DataError: If none does.
+    """
+    for folder in (top / name, top):
+        if (folder / file).is_file():
+            return folder
+    raise DataError(
+        f"expected '{file}' in '{top / name}' or '{top}', there is none. Put the release there, or give another "
+        "--source."
+    )

@@ -1,0 +1,92 @@
+"""``medfl new-dataset``: what it writes works as it stands, and from one spec come the command and the study."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medfl.cli.main import main
+from medfl.data.datalists import read_datalist
+from medfl.plugins import load_plugins
+from medfl.studies.cohorts import check_data, make_data
+from medfl.studies.reading import read_study
+from medfl.testing.datasets import check_dataset
+
+
+@pytest.fixture
+def medfl(capsys):
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def plugin(medfl, tmp_path) -> Path:
+    assert medfl("new-dataset", "toy", "--out", tmp_path / "own")[0] == 0
+    return tmp_path / "own" / "toy.py"
+
+
+@pytest.fixture
+def source(plugin, tmp_path) -> Path:
+    return load_plugins([plugin]).phantom("toy")(tmp_path / "data" / "toy")
+
+
+def test_its_test_passes_as_it_is_written(plugin, tmp_path):
+    test = runpy.run_path(str(plugin.with_name("test_toy.py")))
+    test["test_it_keeps_what_data_sets_promise"](tmp_path / "check")
+
+
+def test_it_is_listed_and_prepared_by_the_command(medfl, plugin, source, tmp_path):
+    code, out, _ = medfl("list", "datasets", "--plugin", plugin)
+    assert (code, "toy: say in one line" in out) == (0, True)
+    code, out, _ = medfl("prep", "--plugin", plugin, "toy", "--help")
+    assert (code, "32, or 32x48 (HxW)" in out, "[default: 32]" in out) == (0, True, True)
+    words = ("prep", "--plugin", plugin, "toy", "--source", source, "--out", tmp_path / "P", "--size", "6x4")
+    code, out, err = medfl(*words, "--workers", 2)
+    assert code == 0, err
+    assert "8 training, 0 validation, 0 test images of 2 classes" in out
+    assert err.startswith("toy: licence say who may use it")
+    assert len(read_datalist(tmp_path / "P").splits["training"]) == 8
+
+
+def test_a_study_prepares_it(plugin, source, tmp_path):
+    content = {
+        "name": "toys",
+        "bundle": "medmnist_classification",
+        "data": {"toy": {"prep": {"dataset": "toy", "size": 12}, "partition": {"scheme": "iid", "sites": 2}}},
+        "rows": {"local": {"method": "local"}},
+        "seeds": 1,
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content))
+    study, registry = read_study(tmp_path / "study.yaml"), load_plugins([plugin])
+    check_data(study, source.parent, tmp_path / "out", registry)
+    make_data(study, source.parent, tmp_path / "out", registry, lambda _: None)
+    assert read_datalist(tmp_path / "out" / "data" / "toy" / "pooled").name == "toy"
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "message"),
+    [
+        ('f"subject-{row + 1}"', 'f"{outcome.choice.items[0].stem} {row}"', "holds 1 names of files"),
+        ("return Loaded(", "return Loaded(np.random.randint(9) + ", "with two processes there are other bytes"),
+    ],
+)
+def test_a_promise_that_is_broken_is_named(plugin, tmp_path, line, other, message):
+    text = plugin.read_text()
+    assert line in text
+    plugin.write_text(text.replace(line, other))
+    with pytest.raises(AssertionError, match=message.replace("with two processes ", "")):
+        check_dataset("toy", tmp_path / "check", plugins=[plugin], size=8)
+
+
+def test_names_that_are_refused(medfl, tmp_path):
+    code, _, err = medfl("new-dataset", "ham10000", "--out", tmp_path)
+    assert (code, "A dataset 'ham10000' is already given by plugin 'medfl_datasets'" in err) == (2, True)
+    code, _, err = medfl("new-dataset", "My-Data", "--out", tmp_path)
+    assert (code, "Expected a dataset name of lower-case letters" in err) == (2, True)
