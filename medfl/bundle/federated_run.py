@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from medfl.bundle.handlers import read_tracking, warn_of_handlers
+from medfl.bundle.option_checks import check_passed_over
 from medfl.core.evaluation import Row
 from medfl.core.site import Splits
 from medfl.data.cohort import load_cohort
@@ -116,6 +118,7 @@ class FederatedRun:
         """
         show_log()
         try:
+            check_passed_over(sys.argv, sorted(self.bundle_root.glob("configs/*.json")))
             result = self.simulate()
         except MedflError as error:
             end(f"error: {error}", 2)

@@ -6,7 +6,9 @@ MONAI takes any option silently and stops at the first missing id; a mistyped ``
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from monai.bundle import ConfigParser, ReferenceResolver
@@ -58,6 +60,26 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
         problems.append(f"Unknown network '{name}'. {did_you_mean(str(name), list(networks))}")
     if problems:
         raise SettingsError("\n  ".join(problems))
+
+
+def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
+    """Refuse a setting by its bare name where MONAI's own command would pass it over without a word.
+
+    Args:
+        command: The words of the process, as in ``sys.argv``; of any other program nothing is said.
+        configs: The bundle's configuration files in JSON.
+
+    Raises:
+        SettingsError: Naming each such option as MONAI takes it.
+    """
+    if not command or Path(command[0]).parts[-3:] != ("monai", "bundle", "__main__.py"):
+        return
+    names = [word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")]
+    ids = {name for path in configs for name in json.loads(path.read_text(encoding="utf-8"))}
+    settings = [name for name in names if name.partition("#")[0] in run_fields() and name.partition("#")[0] not in ids]
+    if settings:
+        lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)
+        raise SettingsError(f"MONAI's own command passes over ids that a bundle lacks: give {lines}; or use medfl run.")
 
 
 def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 from monai.bundle import ConfigParser
 
 from medfl.bundle.handlers import warn_of_handlers
-from medfl.bundle.option_checks import check_options
+from medfl.bundle.option_checks import check_options, check_passed_over
 from medfl.errors import SettingsError
 from medfl.workflow import FederatedWorkflow
 
@@ -104,3 +104,19 @@ def test_handlers_that_a_federation_does_not_run_are_named(caplog: pytest.LogCap
     bundle["validate"]["handlers"].append({"_target_": "my_package.Alarm"})
     warn_of_handlers(bundle)
     assert "not run: EarlyStopHandler, my_package.Alarm." in caplog.text
+
+
+STOCK = ["/somewhere/site-packages/monai/bundle/__main__.py", "run", "--rounds", "2"]
+
+
+@pytest.mark.parametrize("words", [["--epochs", "5"], ["--epochs=5"], ["--privacy#epsilon", "1"]])
+def test_a_bare_setting_is_not_passed_over_by_monais_command(words: list[str]) -> None:
+    name = words[0].removeprefix("--").partition("=")[0]
+    with pytest.raises(SettingsError, match=f"--settings#{name} in place of --{name};"):
+        check_passed_over([*STOCK, *words], sorted(BUNDLE.glob("configs/*.json")))
+
+
+def test_ids_of_the_bundle_and_other_programs_pass() -> None:
+    configs = sorted(BUNDLE.glob("configs/*.json"))
+    check_passed_over([*STOCK, "--settings#epochs", "5", "--optimizer#lr", "0.1"], configs)
+    check_passed_over(["/somewhere/bin/medfl", "run", "--epochs", "5"], configs)
