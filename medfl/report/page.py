@@ -37,6 +37,7 @@ class MadeSection:
         html: What stands below; None for no section.
         notices: For the top of the page.
         sources: For its end.
+        style: Its CSS.
     """
 
     id: str
@@ -44,6 +45,7 @@ class MadeSection:
     html: Markup | None
     notices: tuple[Notice, ...]
     sources: tuple[str, ...]
+    style: str = ""
 
 
 def write_report(
@@ -122,6 +124,7 @@ def render(
         sentence=notices.summary_sentence(runs),
         notices=notices.make_notices(groups, [notice for section in sections for notice in section.notices]),
         sections=[section for section in sections if section.html is not None],
+        style=Markup("".join(section.style for section in sections)),  # noqa: S704  (of installed plugins)
         runs=runs,
         folders=short_folders([run for _, run in runs]),
         sources=listed([source for section in sections for source in section.sources]),
@@ -148,7 +151,7 @@ def _made(registry: Registry, record: SectionRecord, data: ReportData) -> MadeSe
         html, texts = escape(section.render(data)), tuple(section.notices(data))
         if not all(isinstance(notice, Notice) for notice in texts):
             raise TypeError(f"expected each notice to be a Notice, got {texts!r}")
-        return MadeSection(record.id, record.title, html, texts, tuple(section.sources(data)))
+        return MadeSection(record.id, record.title, html, texts, tuple(section.sources(data)), section.style())
     except (Exception, SystemExit) as error:
         (plugin,) = registry.givers("report_section", record.id)
         why = f"{type(error).__name__} in plugin '{plugin}'"  # its own text may hold a path, or a patient's data

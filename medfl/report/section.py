@@ -92,15 +92,21 @@ class Section(ABC):
         """What the section was made from beside the files of the run folders, for the end of the page."""
         return []
 
+    def style(self) -> str:
+        """CSS of its own, for the head of the page, after medfl's; by default nothing."""
+        return ""
+
 
 class TemplateSection(Section):
     """A section with a template.
 
     Attributes:
         template: Name of the file, beside the module of the class; see `render_template`.
+        stylesheet: Name of a CSS file beside it, if the section has classes of its own.
     """
 
     template: ClassVar[str]
+    stylesheet: ClassVar[str | None] = None
 
     _seen: ReportData | None = None
     _values: Meta | None = None
@@ -123,6 +129,10 @@ class TemplateSection(Section):
     def render(self, data: ReportData) -> Markup:
         """The template, filled."""
         return render_template(inspect.getfile(type(self)), self.template, **(self.values(data) or {}))
+
+    def style(self) -> str:
+        """The style sheet, if there is one."""
+        return "" if self.stylesheet is None else str(render_template(inspect.getfile(type(self)), self.stylesheet))
 
 
 def render_template(beside: str, name: str, **values: Any) -> Markup:

@@ -86,6 +86,28 @@ def test_the_sections_of_medfl_stand_in_this_order():
     assert [record.id for record in records] == list(ORDER)
 
 
+def test_a_section_brings_its_own_style_and_leaves_it_out_where_it_does_not_apply(html):
+    styled = """
+    stylesheet = None
+
+    def style(self):
+        return ".own > b { color: red; }"
+"""
+    page = html(mine=PLUGIN + styled)
+    assert page.count(".own > b { color: red; }") == 1
+    assert page.index(".own > b") < page.index("</style>") < page.index("<body>")
+    hidden = html(mine=PLUGIN + styled + "    def applies(self, data):\n        return False\n")
+    assert ".own" not in hidden
+
+
+def test_every_class_that_only_a_method_uses_is_in_the_style_of_its_section(html):
+    names = {"looks": ".looks td", "heads": ".held .names"}
+    registry = load_plugins()
+    styles = {name: registry.report_section(name)().style() for name in names}
+    assert all(names[name] in style for name, style in styles.items())
+    assert not any(rule in html() for rule in names.values())
+
+
 def test_every_section_of_medfl_can_be_made():
     registry = load_plugins()
     for name in registry.report_sections:

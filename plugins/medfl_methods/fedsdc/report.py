@@ -42,6 +42,7 @@ class HeadsSection(TemplateSection):
     """Who held which head."""
 
     template = "heads.html"
+    stylesheet = "heads.css"
 
     def content(self, data: ReportData) -> Meta | None:
         """The pools, where a run had one."""

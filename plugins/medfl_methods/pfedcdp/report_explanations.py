@@ -37,6 +37,7 @@ class LooksSection(TemplateSection):
     """What the teachers of a student look at."""
 
     template = "looks.html"
+    stylesheet = "looks.css"
 
     def content(self, data: ReportData) -> Meta | None:
         """Public images with maps, where a run explained its teachers."""
