@@ -1,6 +1,7 @@
 # make demo   small federations on made-up images, in a few minutes, without data and without a network
 # make test   everything that must hold before a change lands, with JOBS test files at a time
 # make test-flare   of that, a federation of NVIDIA FLARE's processes on this machine
+# make mutants   put known faults into a copy, one at a time: each must be noticed by a test (an hour and more)
 #
 # Both set up what they need in $(VENV). torch comes first and is pinned; name another index where you like, e.g.
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu     (a machine without a GPU need not download CUDA)
@@ -20,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Freed memory is kept for the next step of training: no large array is mapped and cleared anew.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-.PHONY: demo test suite test-flare lint style types compiled clean
+.PHONY: demo test suite test-flare mutants lint style types compiled clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
@@ -33,6 +34,9 @@ suite: compiled style
 
 test-flare: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -m flare tests/flare
+
+mutants: $(VENV)/.ready-dev
+	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python tests/mutants/run.py
 
 lint: style types
 
