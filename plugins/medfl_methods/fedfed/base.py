@@ -217,7 +217,7 @@ class FeatureSharing(Dividing):
 
     def train_task(self, site: Site, order: Order) -> Reply:
         """The task's network, on own images and, where the site has them, shared ones."""
-        return super().work(site, order)
+        return super().train(site, order)
 
     def send_shared(self, site: Site, order: Order) -> Reply:
         """Clipped and noised parts of the site's images, with noise that only this site knows.

@@ -16,8 +16,8 @@ from medfl.methods.averaging import Averaging, refuse_noisy_statistics
 from medfl.methods.fisher import Estimator, fisher, split_mask
 from medfl.methods.fit import Fit, Fitted
 from medfl.methods.losses import distillation
-from medfl.methods.rounds import budget, two_phases
 from medfl.methods.teacher import Teacher
+from medfl.methods.trainings import budget, two_phases
 from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors

@@ -16,7 +16,7 @@ from medfl.core.checks import warn_of_preset
 from medfl.data.pooled import TensorData
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
-from medfl.methods.rounds import budget, two_phases
+from medfl.methods.trainings import budget, two_phases
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_data, make_task
