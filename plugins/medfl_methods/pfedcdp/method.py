@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Kind, Limit, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Findings, Kind, Limit, Model, Order, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, mean_update, normalised, sample, subtract
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
 from medfl.methods.fisher import Estimator, fisher, split_mask
 from medfl.methods.fit import Fit, Fitted
 from medfl.methods.losses import distillation
+from medfl.methods.rounds import Due, Step
 from medfl.methods.teacher import Teacher
 from medfl.methods.trainings import budget, two_phases
 from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
@@ -148,28 +149,29 @@ class PFedCDP(Averaging):
             server.state.tensors |= prefixed(classifier, f"{CLUSTER}{network}/{TEACHER}")
             self.teach_classifier(server, network)
 
-    def plan(self, server: Server) -> Plan | None:
-        """This round's participants train; after the last round the server alone makes the student."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        if server.state.meta.get("refine_in") == server.round:
-            return Plan(server.round, [])
+    def round_steps(self) -> tuple[Step, ...]:
+        """Participants train; the server alone makes the student."""
+        return (
+            Step("fit", self.orders, self.train, self.aggregate),
+            Step("refine", fold=self.make_student),
+        )
+
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """The student is made after the last round's training."""
+        names = ("fit", "refine") if self.refines(server) else ("fit",)
+        return [Due(name) for name in names[len(done) :]]
+
+    def orders(self, server: Server) -> list[Order]:
+        """To this round's participants, each with its cluster's body and classifier."""
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: select(server.state.tensors, f"{CLUSTER}{network}/") for network in networks(server)}
-        orders = [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
-        quorum = min(server.settings.min_replies, max(len(orders), 1))
-        return Plan(server.round, orders, ends_round=not self.refines(server), quorum=quorum)
+        return [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
-    def fold(self, server: Server, replies: Replies) -> None:
-        """The mean update of each cluster, and the server's classifier for its new body; or the student."""
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """The mean update of each cluster, and the server's classifier for its new body."""
         state = server.state
-        if state.meta.pop("refine_in", None) == server.round:
-            self.make_student(server)
-            return
         for name in [name for name in state.tensors if name.startswith((STUDENT, FINDINGS))]:
             del state.tensors[name]  # of a run that had ended and goes on
-        if self.refines(server):
-            state.meta["refine_in"] = server.round
         for network in networks(server):
             metas = {name: meta for name, meta in replies.meta.items() if server.network_of(name) == network}
             if metas:
@@ -189,7 +191,7 @@ class PFedCDP(Averaging):
             learned = learn(server, network, self.teacher(server, network), self.server_epochs)
             server.state.tensors |= prefixed(learned, f"{CLUSTER}{network}/{TEACHER}")
 
-    def make_student(self, server: Server) -> None:
+    def make_student(self, server: Server, replies: Replies) -> None:
         """Train the student on public data."""
         assert self.refine is not None
         teachers = {network: self.teacher(server, network) for network in networks(server)}
@@ -217,7 +219,7 @@ class PFedCDP(Averaging):
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, order: Order) -> Reply:
         """Mix the own body with the received one, train, and reply with the body's change."""
         received = select(order.tensors, MODEL)
         extra = {"teacher": Teacher(self.teacher(site, site.network, order.tensors), site)} if self.lam else {}
