@@ -65,12 +65,21 @@ class Training:
         apart: Whether it trains a model of the site's own, which is kept under the label, begins as `Averaging.start`
             says, is never sent, and is scored as the ``personal`` one. It draws the numbers of a training that is
             alone in its round, and takes none from the others.
+        frozen_norms: Whether batch norm stays as it is, as with the run's `norm_sync` ``frozen``.
     """
 
     label: str = ""
     budget: Budget = Budget()
     part: Part = "all"
     apart: bool = False
+    frozen_norms: bool = False
+
+    def at(self, site: Site) -> Site:
+        """The site with this training's budget, and with batch norm frozen if it says so."""
+        site = self.budget.at(site)
+        if not self.frozen_norms:
+            return site
+        return replace(site, settings=site.settings.model_copy(update={"norm_sync": "frozen"}))
 
     @property
     def streams(self) -> str:
@@ -96,25 +105,3 @@ def freeze_rest(model: nn.Module, part: Part) -> list[nn.Module]:
     for parameter in (parameter for module in rest for parameter in module.parameters(recurse=False)):
         parameter.requires_grad_(False)
     return rest
-
-
-def two_phases(site: Site, head_share: float) -> tuple[Site, Site]:
-    """A site with what a round's epochs (or steps) leave for all but the head, and with those for the head alone.
-
-    So a method that trains in two phases has the budget of one that doesn't.
-
-    Args:
-        site: With the settings of the run.
-        head_share: Share for the head, in [0, 1]; below 1 at least one epoch (or step) is left for the rest.
-
-    Returns:
-        The site for each of the two trainings. In the head's, batch norm stays as it is.
-    """
-    head, rest = Budget.of(site.settings).split(head_share)
-    alone = head.at(site)
-    return rest.at(site), replace(alone, settings=alone.settings.model_copy(update={"norm_sync": "frozen"}))
-
-
-def budget(site: Site) -> int:
-    """Epochs, or steps, of a training."""
-    return Budget.of(site.settings).total

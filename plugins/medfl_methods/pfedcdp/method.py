@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -11,14 +11,14 @@ from torch import nn
 
 from medfl.contract import Findings, Kind, Limit, Model, Order, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import add_update, mean_update, normalised, sample, subtract
+from medfl.methods.aggregation import add_update, mean_update, normalised, sample
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
 from medfl.methods.fisher import Estimator, fisher, split_mask
-from medfl.methods.fit import Fit, Fitted
+from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
 from medfl.methods.rounds import Due, Step
 from medfl.methods.teacher import Teacher
-from medfl.methods.trainings import budget, two_phases
+from medfl.methods.trainings import Budget, Training
 from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
@@ -32,6 +32,9 @@ CLUSTER = "cluster/"
 TEACHER = "teacher/"
 STUDENT = "student/"
 FINDINGS = "findings/"
+
+HEAD = "head"
+"""The label of the training of the classifier alone."""
 
 
 class PFedCDP(Averaging):
@@ -220,25 +223,24 @@ class PFedCDP(Averaging):
     # ---- a site
 
     def train(self, site: Site, order: Order) -> Reply:
-        """Mix the own body with the received one, train, and reply with the body's change."""
-        received = select(order.tensors, MODEL)
-        extra = {"teacher": Teacher(self.teacher(site, site.network, order.tensors), site)} if self.lam else {}
-        start = self.mixed(site, received)
-        whole, head = two_phases(site, self.head_share)
-        done = self.fit(whole, start, extra=extra)
-        if budget(head):
-            alone = self.fit(head, done.after, extra=extra | {"alone": True}, phase="head")
-            log = done.log | {f"head_{name}": value for name, value in alone.log.items()}
-            done = Fitted(done.before, alone.after, log, done.tells)
-        site.state.tensors = done.after
-        update = prefixed({name: subtract(done.after[name], received[name]) for name in received}, MODEL)
+        """As in `Averaging`, with classifiers where these are averaged; the site keeps all of its model."""
+        reply = super().train(site, order)
+        site.state.tensors = reply.trained["personal"].tensors
         if self.server_classifier == "average":
-            update |= self.classifier_update(site, done.after, select(order.tensors, TEACHER))
-        return Reply(
-            update, {"size": len(site.train)}, log=done.log, trained={"personal": Model(site.network, done.after)}
-        )
+            reply.tensors |= self.classifier_update(site, site.state.tensors, select(order.tensors, TEACHER))
+        return reply
 
-    def mixed(self, site: Site, received: Tensors) -> Tensors:
+    def trainings(self, site: Site) -> Sequence[Training]:
+        """The whole model's and, if it has a share, the classifier's alone, in which batch norm stays as it is."""
+        head, rest = Budget.of(site.settings).split(self.head_share)
+        whole = Training(budget=rest)
+        return (whole, Training(HEAD, head, frozen_norms=True)) if head.total else (whole,)
+
+    def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
+        """The teacher, if there is one."""
+        return {"teacher": Teacher(self.teacher(site, site.network, sent), site)} if self.lam else {}
+
+    def start(self, site: Site, received: Tensors) -> Tensors:
         """The own model with those coordinates of the received body that are not personal."""
         own = site.state.tensors
         if not own:
@@ -257,7 +259,7 @@ class PFedCDP(Averaging):
 
     def before_fit(self, fit: Fit) -> None:
         """Freeze the body where the classifier is trained alone."""
-        if fit.extra.get("alone"):
+        if fit.training.label == HEAD:
             body_and_head(fit.model)[0].requires_grad_(False)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
