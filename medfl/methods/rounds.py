@@ -130,9 +130,9 @@ def _done(server: Server) -> list[Due]:
     return [Due(name, turn) for name, turn in server.state.meta.get(DONE, [])]
 
 
-def _quorum(server: Server, step: Step, orders: int) -> int:
+def _quorum(server: Server, step: Step, orders: int) -> int | None:
     if step.orders is None:
-        return 0
+        return None
     if step.quorum is None:
         return min(server.settings.min_replies, max(orders, 1))
     return step.quorum if isinstance(step.quorum, int) else step.quorum(server)
