@@ -30,7 +30,7 @@ ONE = "one"
 """The name of the model where there is but one; otherwise a model has the name of the site for which it began."""
 
 AFTER = -1
-"""The turn of the steps that close a round."""
+"""Stands for a turn in the orders of the steps that close a round."""
 
 HELD = "held/"
 """What names of models begin with in a site's state: ``held/MODEL/TENSOR``."""
@@ -92,35 +92,37 @@ class Relay(Personal):
         """Turn after turn, and the closing steps; a turn in which no model moves needs no ``send``."""
         turns = range(len(self.turns(server)))
         dues = [Due(name, turn) for turn in turns for name in ("send", "train")]
-        dues += [Due(name, AFTER) for name in self.closing(server)]
+        dues += [Due(name) for name in self.closing(server)]
         begun = [dues.index(due) for due in done if due in dues]
         left = dues[max(begun, default=-1) + 1 :]
         return left[1:] if left and left[0].name == "send" and not self._moves(server, left[0].turn) else left
 
     def send_orders(self, server: Server) -> list[Order]:
         """To those who hold a model that moves in this turn."""
-        moves = self._moves(server, self.due(server).turn)
-        return [self.order(server, site, "send", {"posts": posts}) for site, posts in moves.items()]
+        turn = self.due(server).turn
+        moves = self._moves(server, turn)
+        return [self.order(server, turn, site, "send", {"posts": posts}) for site, posts in moves.items()]
 
     def orders(self, server: Server) -> list[Order]:
         """To the hosts of this turn, to train."""
-        at, pairs = server.state.meta["at"], self.turns(server)[self.due(server).turn].items()
-        return [self.order(server, host, "train", {"model": model, "from": at.get(model)}) for host, model in pairs]
+        at, turn = server.state.meta["at"], self.due(server).turn
+        models = {host: {"model": model, "from": at.get(model)} for host, model in self.turns(server)[turn].items()}
+        return [self.order(server, turn, host, "train", meta) for host, meta in models.items()]
 
     def to_all(self, op: str, server: Server) -> list[Order]:
         """To all sites, which the meta names."""
-        return [self.order(server, site, op, {"sites": server.sites}) for site in server.sites]
+        return [self.order(server, AFTER, site, op, {"sites": server.sites}) for site in server.sites]
 
-    def order(self, server: Server, to: str, op: str, meta: Meta) -> Order:
-        """An order that says which models the site holds, and what parcels of this turn are stamped with."""
+    def order(self, server: Server, turn: int, to: str, op: str, meta: Meta) -> Order:
+        """An order that says which models the site holds, and what parcels of the turn are stamped with."""
         at = server.state.meta["at"]
         holds = sorted(model for model in at if at[model] == to)
-        return Order(to, op, meta=meta | {"stamp": [server.round, self.due(server).turn], "holds": holds})
+        return Order(to, op, meta=meta | {"stamp": [server.round, turn], "holds": holds})
 
     def aggregate(self, server: Server, replies: Replies) -> None:
         """Note who holds what now, and how many have replied in this round."""
         meta, first = server.state.meta, self.due(server).turn == 0
-        meta["at"] |= {told["trained"]: host for host, told in replies.meta.items() if told["trained"]}
+        meta["at"] |= {reply["trained"]: host for host, reply in replies.meta.items() if reply["trained"]}
         meta["answered"] = len(replies) + (0 if first else meta["answered"])
 
     def needed(self, server: Server) -> int:
