@@ -175,7 +175,7 @@ def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     found = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
     assert [language for language, _ in found] == [
         *("sh", "python", "python", "sh", "python", "sh", "sh", "python", "sh"),
-        *("python", "sh"),
+        *("python", "sh", "python", "sh"),
     ]
     for language, code in found:
         perform(language, code)
@@ -191,6 +191,8 @@ def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
             if ",test," in line
         }
         assert set(models) <= scored, method
+    looks = [line for line in Path("runs", "second_look", "metrics.csv").read_text().splitlines() if "right_af" in line]
+    assert len(looks) == 4, "each site had a second look in one of two rounds"
     page = Path("pages", "own_head.md").read_text(encoding="utf-8")
     assert "When sites have much the same images but unlike shares of the classes." in page
     report = Path("counts.html").read_text(encoding="utf-8")

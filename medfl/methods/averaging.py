@@ -1,8 +1,9 @@
 """The base of most methods: sites train from the server's model and reply with updates; the server averages them.
 
 A method overrides what it changes: at a site what `medfl.methods.local_training` lists, such as `loss`; here `shared`
-(what is exchanged), `weight`, `weights_of`, `server_update`, and for tensors beside the model `extra_down`,
-`extra_weights` and `extra_fold`. As it stands this is FedAvg (McMahan et al., AISTATS 2017).
+(what is exchanged), `weight`, `weights_of`, `server_update`, for tensors beside the model `extra_down`, `extra_weights`
+and `extra_fold`, and for rounds of several steps `round_steps` and `schedule` (`medfl.methods.rounds`). As it stands
+this is FedAvg (McMahan et al., AISTATS 2017).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import ClassVar
 
 from torch import nn
 
-from medfl.contract import Findings, Kind, Limit, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Findings, Kind, Limit, Model, Order, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, check_updates, mean_updates, normalised, sample, subtract
 from medfl.methods.kept import KEPT, add_to_kept, shared_of
 from medfl.methods.local_training import LocalTraining, own_model
+from medfl.methods.rounds import Rounds, Step
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.task import Task
 from medfl.types import MODEL, Meta, Tensors
@@ -24,7 +26,7 @@ from medfl.utils.tells import Tell, count
 from medfl.utils.wire import prefixed, select
 
 
-class Averaging(LocalTraining):
+class Averaging(Rounds, LocalTraining):
     """Averaging of the updates of participating sites, each weighted by its number of training images.
 
     Under a privacy setting sizes stay at home and the weights are uniform.
@@ -94,6 +96,31 @@ class Averaging(LocalTraining):
         """
         add_to_kept(server, prefix, mean)
 
+    # ---- the step of a round
+
+    def round_steps(self) -> tuple[Step, ...]:
+        """One: this round's participants train, and their updates are averaged."""
+        return (Step("fit", self.orders, self.train, self.aggregate),)
+
+    def orders(self, server: Server) -> list[Order]:
+        """To this round's participants, with the server's model."""
+        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        tensors = self.publish(server) | self.extra_down(server)
+        return [Order(name, "fit", tensors) for name in chosen]
+
+    def train(self, site: Site, order: Order) -> Reply:
+        """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
+        received = select(order.tensors, MODEL)
+        done, models = self.train_in_turn(site, order.tensors, self.start(site, received))
+        personal = {name: done.after[name] for name in done.after if name not in received}
+        site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
+        update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL)
+        return Reply(update | done.extra, {"size": len(site.train)} | done.tells, log=done.log, trained=models)
+
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """Weighted mean of the updates, then `server_update`; then the means of what came beside them."""
+        self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL])
+
     # ---- the contract
 
     def setup(self, server: Server) -> None:
@@ -107,31 +134,9 @@ class Averaging(LocalTraining):
         server.state.meta["parameters"] = [name for name, _ in model.named_parameters() if name in set(names)]
         server.state.meta["complete"] = len(names) == len(tensors)
 
-    def plan(self, server: Server) -> Plan | None:
-        """A round is one step: this round's participants train from the server's model."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
-        tensors = self.publish(server) | self.extra_down(server)
-        orders = [Order(name, "fit", tensors) for name in chosen]
-        return Plan(server.round, orders, quorum=min(server.settings.min_replies, max(len(orders), 1)))
-
-    def work(self, site: Site, order: Order) -> Reply:
-        """Train from the received tensors, keep the personal ones, reply with the update of the shared ones."""
-        received = select(order.tensors, MODEL)
-        done, models = self.train_in_turn(site, order.tensors, self.start(site, received))
-        personal = {name: done.after[name] for name in done.after if name not in received}
-        site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
-        update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL)
-        return Reply(update | done.extra, {"size": len(site.train)} | done.tells, log=done.log, trained=models)
-
     def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
         """Updates are of the order's tensors."""
         check_updates(tensors, order.tensors, self.sends)
-
-    def fold(self, server: Server, replies: Replies) -> None:
-        """Weighted mean of the updates, then `server_update`; then the means of what came beside them."""
-        self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL])
 
     def publish(self, server: Server) -> Tensors:
         """The shared tensors."""

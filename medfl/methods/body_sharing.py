@@ -96,13 +96,13 @@ class BodySharing(Averaging):
         """The body, and the mean head if there is one."""
         return super().publish(server) | prefixed(select(server.state.tensors, KEPT + HEAD), HEAD)
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, order: Order) -> Reply:
         """Train the received body with the own head; if heads are averaged, reply with the own head less the mean one.
 
         So the server's mean head plus the mean of the replies is the mean of the heads, whoever takes part, and what
         clipping and noise act on is a head's distance from the mean, not from where it began.
         """
-        reply = super().work(site, order)
+        reply = super().train(site, order)
         after = reply.trained["personal"].tensors
         lent = select(order.tensors, HEAD)
         reply.tensors |= prefixed({name: subtract(after[name], mean) for name, mean in lent.items()}, HEAD)

@@ -8,14 +8,16 @@ route and holds no model. This base trains the guest itself and returns it; a me
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from medfl.contract import Kind, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Kind, Model, Order, Reply, Server, Site
 from medfl.methods.aggregation import sample
 from medfl.methods.personal import Personal
+from medfl.methods.rounds import Due, Step
 from medfl.methods.transfer import SENDS, TELLS, Traveller, arrived, as_host, is_finite, pack, route, unpack
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import Tell, one_of
@@ -50,54 +52,51 @@ class Circulating(Personal):
         """Whether in this round hosts train their guests and return them."""
         return True
 
-    # ---- the server
+    # ---- the steps of a round
 
-    def setup(self, server: Server) -> None:
-        """The first step of a round comes next."""
-        server.state.meta = {"next": 0}
+    def round_steps(self) -> tuple[Step, ...]:
+        """Models are sent, trained and brought home."""
+        return (
+            Step("send", partial(self.to_owners, "send"), self.send, quorum=0),
+            Step("train", self.orders, self.train),
+            Step("home", partial(self.to_owners, "home"), quorum=0),
+        )
+
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """Where no model travels only ``train``; ``home`` where guests return."""
+        if all(host == owner for host, owner in self.owner_of(server).items()):
+            names = ["train"]
+        else:
+            names = ["send", "train", "home"] if self.guests_return(server) else ["send", "train"]
+        return [Due(name) for name in names[len(done) :]]
 
     def owner_of(self, server: Server) -> dict[str, str]:
         """This round's participants, each with the owner of the model that it gets; all methods share this route."""
         hosts = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         return route(hosts, {host: host for host in hosts}, self.route, server.shared_rng("route"))
 
-    def stages(self, server: Server) -> list[str]:
-        """The steps of this round."""
-        if all(host == owner for host, owner in self.owner_of(server).items()):
-            return ["train"]
-        return ["send", "train", "home"] if self.guests_return(server) else ["send", "train"]
+    def orders(self, server: Server) -> list[Order]:
+        """To the hosts, to train."""
+        scale = len(server.trainable()) if self.p2p_scale == "N" else self.p2p_scale
+        meta: Meta = {"scale": scale, "returns": self.guests_return(server)}
+        return [Order(host, "train", meta=meta | {"owner": owner}) for host, owner in self.owner_of(server).items()]
 
-    def plan(self, server: Server) -> Plan | None:
-        """The next step of the round."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        stages, number = self.stages(server), server.state.meta["next"]
-        orders = self.orders(server, stages[number])
-        quorum = min(server.settings.min_replies, max(len(orders), 1)) if stages[number] == "train" else 0
-        return Plan(server.round, orders, ends_round=number == len(stages) - 1, quorum=quorum)
-
-    def orders(self, server: Server, stage: str) -> list[Order]:
-        """The orders of a step: to the hosts for `train`, otherwise to the owners of the models that travel."""
+    def to_owners(self, op: str, server: Server) -> list[Order]:
+        """To the owners of the models that travel."""
         pairs, returns = self.owner_of(server).items(), self.guests_return(server)
-        if stage == "train":
-            scale = len(server.trainable()) if self.p2p_scale == "N" else self.p2p_scale
-            meta: Meta = {"scale": scale, "returns": returns}
-            return [Order(host, stage, meta=meta | {"owner": owner}) for host, owner in pairs]
-        return [Order(owner, stage, meta={"to": host, "returns": returns}) for host, owner in pairs if host != owner]
-
-    def fold(self, server: Server, replies: Replies) -> None:
-        """Nothing but which step comes next."""
-        server.state.meta["next"] = (server.state.meta["next"] + 1) % len(self.stages(server))
+        return [Order(owner, op, meta={"to": host, "returns": returns}) for host, owner in pairs if host != owner]
 
     # ---- a site
 
     def work(self, site: Site, order: Order) -> Reply:
         """Take in the own model if it came home, then do what is asked."""
         self.take_in(site)
-        if order.op == "send":
-            mine = Traveller(site.name, site.network, self.lent(site, order))
-            return Reply(parcels=[pack(order.meta["to"], mine, [site.round])])
-        return self.train(site, order) if order.op == "train" else Reply()
+        return super().work(site, order)
+
+    def send(self, site: Site, order: Order) -> Reply:
+        """Post a copy of the own model to its host."""
+        mine = Traveller(site.name, site.network, self.lent(site, order))
+        return Reply(parcels=[pack(order.meta["to"], mine, [site.round])])
 
     def lent(self, site: Site, order: Order) -> Tensors:
         """What of the own model is sent to its host."""

@@ -47,6 +47,15 @@ class LocalTraining(BaseModel):
         """
         return (Training(),)
 
+    def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
+        """Called once per order, before its first training: what all its trainings find in `Fit.extra`.
+
+        Args:
+            site: As it begins.
+            sent: The order's tensors.
+        """
+        return {}
+
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
         """What takes the steps of a training, anew each time; made after `before_fit`."""
         return fit.site.task.optimizer(parameter for _, parameter in fit.parameters())
@@ -100,12 +109,14 @@ class LocalTraining(BaseModel):
         """
         trainings, plain, labelled = self.trainings(site), dict[str, float](), dict[str, float]()
         refuse_several(site, trainings)
+        extra = self.before_trainings(site, sent)
         leaving, own = Fitted(start, start, {}, {}), dict[str, Model]()
         last = max((number for number, training in enumerate(trainings) if not training.apart), default=None)
         for number, training in enumerate(trainings):
             begin = own_model(site, training, start) if training.apart else leaving.after
             with torch.random.fork_rng(gpus_of(site), enabled=training.apart):
-                done = self.fit(training.budget.at(site), begin, training=training, sent=sent, leaves=number == last)
+                here, leaves = training.at(site), number == last
+                done = self.fit(here, begin, extra=extra, training=training, sent=sent, leaves=leaves)
             (labelled if training.label else plain).update(training.log(done.log))
             if training.apart:
                 keep(site, training.place, done.after)

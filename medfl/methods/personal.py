@@ -43,8 +43,8 @@ class Personal(Averaging):
     def setup(self, server: Server) -> None:
         """Nothing: the server has no model."""
 
-    def fold(self, server: Server, replies: Replies) -> None:
-        """Nothing to fold."""
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """Nothing to average."""
 
     def publish(self, server: Server) -> Tensors:
         """Nothing to publish."""

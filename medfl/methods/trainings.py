@@ -65,12 +65,21 @@ class Training:
         apart: Whether it trains a model of the site's own, which is kept under the label, begins as `Averaging.start`
             says, is never sent, and is scored as the ``personal`` one. It draws the numbers of a training that is
             alone in its round, and takes none from the others.
+        frozen_norms: Whether batch norm stays as it is, as with the run's `norm_sync` ``frozen``.
     """
 
     label: str = ""
     budget: Budget = Budget()
     part: Part = "all"
     apart: bool = False
+    frozen_norms: bool = False
+
+    def at(self, site: Site) -> Site:
+        """The site with this training's budget, and with batch norm frozen if it says so."""
+        site = self.budget.at(site)
+        if not self.frozen_norms:
+            return site
+        return replace(site, settings=site.settings.model_copy(update={"norm_sync": "frozen"}))
 
     @property
     def streams(self) -> str:

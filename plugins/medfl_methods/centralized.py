@@ -49,10 +49,10 @@ class Centralized(FedAvg):
             server.state.tensors = {f"{name}/{key}": t for name, found in initial.items() for key, t in found.items()}
             server.state.meta["complete"] = False
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, order: Order) -> Reply:
         """Train on the pooled data, one architecture after the other."""
         if len(names := self.networks(site)) == 1:
-            return super().work(site, order)
+            return super().train(site, order)
         received = select(order.tensors, MODEL)
         trained = {name: self.fit(as_host(site, name), select(received, f"{name}/")) for name in names}
         reply = Reply(meta={"size": len(site.train)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from medfl.contract import Model, Order, Plan, Reply, Server, Site
+from medfl.contract import Model, Order, Reply, Server, Site
 from medfl.methods.personal import Personal
 
 
@@ -33,14 +33,11 @@ class Local(Personal):
         """Whether the optimiser goes on."""
         return self.optimizer_state == "persistent"
 
-    def plan(self, server: Server) -> Plan | None:
-        """Every site with data trains."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        orders = [Order(name, "fit") for name in server.trainable()]
-        return Plan(server.round, orders, quorum=min(server.settings.min_replies, max(len(orders), 1)))
+    def orders(self, server: Server) -> list[Order]:
+        """To every site with data."""
+        return [Order(name, "fit") for name in server.trainable()]
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, order: Order) -> Reply:
         """Train the own model and keep it."""
         done, site.state.tensors = self.go_on(site, self.own(site))
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})

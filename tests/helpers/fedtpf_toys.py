@@ -109,10 +109,11 @@ class Work:
 
 @dataclass
 class Fold:
-    """A fold: the server's state before and after."""
+    """A fold: its step and the next one, the server's state before and after."""
 
     round: int
     stage: str
+    following: str
     before: dict
     after: dict
     meta: dict
@@ -143,10 +144,10 @@ def recorded(log, kind, **args):
             return reply
 
         def fold(self, server, replies):
-            stage, before = server.state.meta["stage"], _copy(server.state.tensors)
+            stage, before = self.due(server).name, _copy(server.state.tensors)
             super().fold(server, replies)
-            after = _copy(server.state.tensors)
-            log.folds.append(Fold(server.round, stage, before, after, dict(server.state.meta)))
+            after, following = _copy(server.state.tensors), self.due(server).name
+            log.folds.append(Fold(server.round, stage, following, before, after, dict(server.state.meta)))
 
     return lambda: Recorded(**(TINY | args))
 

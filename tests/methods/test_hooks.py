@@ -190,6 +190,34 @@ def test_trainings_follow_each_other_with_their_own_budget_part_and_log(tmp_path
     assert {"loss", "head_loss"} <= logged
 
 
+class Still(Averaging):
+    """Trains twice, the second time with batch norm as it is; both trainings hear of one and the same object."""
+
+    def before_trainings(self, site, sent):
+        assert select(sent, MODEL).keys() == make_task().initial(0).keys()
+        return {"shared": object()}
+
+    def trainings(self, site):
+        return Training(), Training("still", frozen_norms=True)
+
+    def before_fit(self, fit):
+        fit.extra["before"] = fit.model.body[1].running_mean.clone()
+
+    def after_fit(self, fit):
+        moved = not torch.equal(fit.model.body[1].running_mean, fit.extra["before"])
+        NOTES.append((fit.site.name, fit.training.label, moved, fit.extra["shared"]))
+
+
+def test_a_training_may_leave_batch_norm_as_it_is_and_all_trainings_of_an_order_share_what_they_need(tmp_path):
+    run(tmp_path, Still, rounds=1)
+    names = sorted(make_sites())
+    assert [note[:3] for note in NOTES] == [
+        part for name in names for part in ((name, "", True), (name, "still", False))
+    ]
+    assert len({id(note[3]) for note in NOTES}) == len(names), "one object for each order"
+    assert all(first[3] is second[3] for first, second in zip(NOTES[::2], NOTES[1::2], strict=True))
+
+
 def test_budgets_are_shared_out():
     assert Budget.of(Settings(rounds=1, epochs=5)).split(0.4) == (Budget(2), Budget(3))
     assert Budget.of(Settings(rounds=1, epochs=5, steps=9)).split(0.99) == (Budget(steps=8), Budget(steps=1))
@@ -208,4 +236,4 @@ def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
 
 
 def test_the_hooks_of_a_site_are_in_one_file():
-    assert {"start", "trainings", "make_optimizer", "extra_up"} <= vars(LocalTraining).keys()
+    assert {"start", "trainings", "before_trainings", "make_optimizer", "extra_up"} <= vars(LocalTraining).keys()

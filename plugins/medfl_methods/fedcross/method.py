@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, Literal
 
 from torch import nn
 
 from medfl.contract import Limit, Model, Order, Parcel, Reply, Server, Site
+from medfl.methods.rounds import Step
 from medfl.methods.transfer import MODEL
 from medfl.task import Task
 from medfl.training.optimizer_state import split
@@ -73,10 +75,20 @@ class FedCross(Relay):
         """Copies are shared after a round that is evaluated."""
         return ["share", "keep"] if server.settings.due(server.round) else []
 
-    def close(self, site: Site, order: Order) -> Reply:
-        """Post copies of the models that this site holds, or keep the copies that came."""
-        if order.op == "share":
-            return Reply(parcels=self.copies(site, order.meta["sites"]))
+    def round_steps(self) -> tuple[Step, ...]:
+        """Models are sent and trained; then copies are shared and kept."""
+        return (
+            *super().round_steps(),
+            Step("share", partial(self.to_all, "share"), self.share, quorum=0),
+            Step("keep", partial(self.to_all, "keep"), self.keep, quorum=0),
+        )
+
+    def share(self, site: Site, order: Order) -> Reply:
+        """Post copies of the models that this site holds."""
+        return Reply(parcels=self.copies(site, order.meta["sites"]))
+
+    def keep(self, site: Site, order: Order) -> Reply:
+        """Keep the copies that came."""
         came = [parcel.tensors for parcel in site.inbox if parcel.meta["stamp"] == [site.round]]
         site.state.tensors = {name: t for name, t in site.state.tensors.items() if name.startswith(HELD)}
         for tensors in came:

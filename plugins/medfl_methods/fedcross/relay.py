@@ -9,17 +9,18 @@ model itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 
-from medfl.contract import Kind, Model, Order, Parcel, Plan, Replies, Reply, Server, Site
+from medfl.contract import Kind, Model, Order, Parcel, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
 from medfl.methods.aggregation import sample
 from medfl.methods.personal import Personal
+from medfl.methods.rounds import Due, Step
 from medfl.methods.transfer import SENDS, TELLS, Traveller, arrived, is_finite, pack, route
-from medfl.types import Tensors
+from medfl.types import Meta, Tensors
 from medfl.utils.tells import Tell, one_of
 from medfl.utils.wire import prefixed, select
 
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 ONE = "one"
 """The name of the model where there is but one; otherwise a model has the name of the site for which it began."""
+
+AFTER = -1
+"""Stands for a turn in the orders of the steps that close a round."""
 
 HELD = "held/"
 """What names of models begin with in a site's state: ``held/MODEL/TENSOR``."""
@@ -57,18 +61,14 @@ class Relay(Personal):
     route: Literal["random_permutation", "derangement", "ring"] = "random_permutation"
 
     def closing(self, server: Server) -> list[str]:
-        """Further steps of this round, which all sites take part in; a method's `close` carries them out."""
+        """Names of further steps of this round; a method adds them to `round_steps`, with orders `to_all`."""
         return []
-
-    def close(self, site: Site, order: Order) -> Reply:
-        """What a site does in a closing step; the order's meta names all ``sites``."""
-        raise NotImplementedError
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
         """Nobody holds a model yet: its first host makes the initial one."""
-        server.state.meta = {"at": {}, "next": 0, "answered": 0}
+        server.state.meta = {"at": {}, "answered": 0}
 
     def turns(self, server: Server) -> list[dict[str, str]]:
         """Host to model, for each turn of this round."""
@@ -81,46 +81,57 @@ class Relay(Personal):
             hosts = [hosts[index] for index in order.tolist()]
         return [{host: ONE} for host in hosts]
 
-    def steps(self, server: Server) -> list[tuple[str, int]]:
-        """Op and turn of each step of this round."""
+    def round_steps(self) -> tuple[Step, ...]:
+        """Models are sent and trained."""
+        return (
+            Step("send", self.send_orders, self.send, quorum=0),
+            Step("train", self.orders, self.train, self.aggregate, self.needed),
+        )
+
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """Turn after turn, and the closing steps; a turn in which no model moves needs no ``send``."""
         turns = range(len(self.turns(server)))
-        return [(op, turn) for turn in turns for op in ("send", "train")] + [(op, -1) for op in self.closing(server)]
+        dues = [Due(name, turn) for turn in turns for name in ("send", "train")]
+        dues += [Due(name) for name in self.closing(server)]
+        begun = [dues.index(due) for due in done if due in dues]
+        left = dues[max(begun, default=-1) + 1 :]
+        return left[1:] if left and left[0].name == "send" and not self._moves(server, left[0].turn) else left
 
-    def now(self, server: Server) -> int:
-        """The number of the next step in `steps`; a turn in which no model moves needs no ``send``."""
-        number: int = server.state.meta["next"]
-        op, turn = self.steps(server)[number]
-        return number + 1 if op == "send" and not self._moves(server, turn) else number
+    def send_orders(self, server: Server) -> list[Order]:
+        """To those who hold a model that moves in this turn."""
+        turn = self.due(server).turn
+        moves = self._moves(server, turn)
+        return [self.order(server, turn, site, "send", {"posts": posts}) for site, posts in moves.items()]
 
-    def plan(self, server: Server) -> Plan | None:
-        """The next step of the round."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        at, number, steps = server.state.meta["at"], self.now(server), self.steps(server)
-        op, turn = steps[number]
-        quorum = 0
-        if op == "send":
-            orders = [Order(site, op, meta={"posts": posts}) for site, posts in self._moves(server, turn).items()]
-        elif op == "train":
-            pairs = self.turns(server)[turn].items()
-            orders = [Order(host, op, meta={"model": model, "from": at.get(model)}) for host, model in pairs]
-            quorum = self._quorum(server) if turn == len(self.turns(server)) - 1 else 0
-        else:
-            orders = [Order(site, op, meta={"sites": server.sites}) for site in server.sites]
-        for order in orders:
-            holds = sorted(model for model in at if at[model] == order.to)
-            order.meta |= {"stamp": [server.round, turn], "holds": holds}
-        return Plan(server.round, orders, ends_round=number == len(steps) - 1, quorum=quorum)
+    def orders(self, server: Server) -> list[Order]:
+        """To the hosts of this turn, to train."""
+        at, turn = server.state.meta["at"], self.due(server).turn
+        models = {host: {"model": model, "from": at.get(model)} for host, model in self.turns(server)[turn].items()}
+        return [self.order(server, turn, host, "train", meta) for host, meta in models.items()]
 
-    def fold(self, server: Server, replies: Replies) -> None:
-        """Note who holds what now, and which step comes next."""
-        meta, number, steps = server.state.meta, self.now(server), self.steps(server)
-        if steps[number][0] == "train":
-            meta["at"] |= {told["trained"]: host for host, told in replies.meta.items() if told["trained"]}
-            meta["answered"] += len(replies)
-        meta["next"] = (number + 1) % len(steps)
-        if meta["next"] == 0:
-            meta["answered"] = 0
+    def to_all(self, op: str, server: Server) -> list[Order]:
+        """To all sites, which the meta names."""
+        return [self.order(server, AFTER, site, op, {"sites": server.sites}) for site in server.sites]
+
+    def order(self, server: Server, turn: int, to: str, op: str, meta: Meta) -> Order:
+        """An order that says which models the site holds, and what parcels of the turn are stamped with."""
+        at = server.state.meta["at"]
+        holds = sorted(model for model in at if at[model] == to)
+        return Order(to, op, meta=meta | {"stamp": [server.round, turn], "holds": holds})
+
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """Note who holds what now, and how many have replied in this round."""
+        meta, first = server.state.meta, self.due(server).turn == 0
+        meta["at"] |= {reply["trained"]: host for host, reply in replies.meta.items() if reply["trained"]}
+        meta["answered"] = len(replies) + (0 if first else meta["answered"])
+
+    def needed(self, server: Server) -> int:
+        """Replies that are still needed in the last turn, so that the round has as many as the run asks for."""
+        turns, turn = self.turns(server), self.due(server).turn
+        if turn < len(turns) - 1:
+            return 0
+        visits, answered = sum(len(pairs) for pairs in turns), server.state.meta["answered"] if turn else 0
+        return max(0, min(server.settings.min_replies, visits) - int(answered))
 
     def _moves(self, server: Server, turn: int) -> dict[str, dict[str, str]]:
         """Holder to the models that it has to send in a turn, each with its next host."""
@@ -130,21 +141,18 @@ class Relay(Personal):
                 moves.setdefault(at[model], {})[model] = host
         return moves
 
-    def _quorum(self, server: Server) -> int:
-        """Replies that are still needed in the last turn, so that the round has as many as the run asks for."""
-        visits = sum(len(turn) for turn in self.turns(server))
-        return max(0, min(server.settings.min_replies, visits) - int(server.state.meta["answered"]))
-
     # ---- a site
 
     def work(self, site: Site, order: Order) -> Reply:
         """Do what is asked, after forgetting the models that were trained elsewhere since."""
-        asked = order.meta
-        site.state.meta["holds"] = asked["holds"]
-        forget(site, {*asked["holds"], site.state.meta.get("resident", "")})
-        if order.op == "send":
-            return Reply(parcels=[_post(site, model, to, asked["stamp"]) for model, to in asked["posts"].items()])
-        return self.train(site, order) if order.op == "train" else self.close(site, order)
+        site.state.meta["holds"] = order.meta["holds"]
+        forget(site, {*order.meta["holds"], site.state.meta.get("resident", "")})
+        return super().work(site, order)
+
+    def send(self, site: Site, order: Order) -> Reply:
+        """Post models to their next hosts."""
+        posts, stamp = order.meta["posts"], order.meta["stamp"]
+        return Reply(parcels=[_post(site, model, to, stamp) for model, to in posts.items()])
 
     def train(self, site: Site, order: Order) -> Reply:
         """Train the model that is here for this turn, and hold it."""

@@ -8,17 +8,18 @@ own images and on what all have sent. The server orders each step, so a site nev
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from medfl.contract import Findings, Kind, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Findings, Kind, Order, Replies, Reply, Server, Site
 from medfl.data.sampling import stratified_share
-from medfl.errors import ContractError, RefusedError, SettingsError
+from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import sample
 from medfl.methods.fit import Fit
+from medfl.methods.rounds import Due, Step
 from medfl.privacy.release import sentences
 from medfl.privacy.released import Released, as_seen
 from medfl.task import Task
@@ -77,10 +78,6 @@ class FeatureSharing(Dividing):
         """What a site does in a round of the first stage."""
         raise NotImplementedError
 
-    def distil_ends_round(self, server: Server) -> bool:
-        """Whether a round of the first stage is over when its replies are folded."""
-        return True
-
     # ---- the server
 
     def setup(self, server: Server) -> None:
@@ -96,7 +93,7 @@ class FeatureSharing(Dividing):
                 "shared images are there for just these. Choose balance 'sampling' or 'none'."
             )
         super().setup(server)
-        server.state.meta |= {"stage": "distil", "holders": []}
+        server.state.meta["holders"] = []
         if self.share_fraction and server.settings.rounds <= self.distil_rounds:
             logger.warning(
                 "The run has %d rounds and the first stage up to %d: nothing will be shared unless it ends early. "
@@ -107,33 +104,38 @@ class FeatureSharing(Dividing):
         if self.share_fraction:
             logger.info("%s", " ".join(sentences(self.releases())))
 
-    def plan(self, server: Server) -> Plan | None:
-        """The next step of the stage that the run is in."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        stage = server.state.meta["stage"]
-        if stage == "share":
-            tensors = self.distiller(server)
-            return self.step(server, [Order(name, "share", tensors) for name in server.trainable()], False)
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
-        if stage == "distil":
-            return self.step(server, self.distil_orders(server, chosen), self.distil_ends_round(server))
-        return self.step(server, self.train_orders(server, chosen), True)
+    def round_steps(self) -> tuple[Step, ...]:
+        """A round of the first stage, sharing, a round of the second stage."""
+        return (
+            Step("distil", self.distil_orders, self.distil, self.fold_distilled),
+            Step("share", self.share_orders, self.send_shared, self.fold_shared),
+            Step("train", self.orders, self.train, self.aggregate),
+        )
 
-    def step(self, server: Server, orders: list[Order], ends_round: bool) -> Plan:
-        """A step with the run's quorum."""
-        quorum = min(server.settings.min_replies, max(len(orders), 1))
-        return Plan(server.round, orders, ends_round=ends_round, quorum=quorum)
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """The first stage until it has ended; all share before the second stage's first round."""
+        known = server.state.meta
+        if "ended" not in known:
+            return [Due("distil")]
+        return [Due("share"), Due("train")] if self.share_fraction and "items" not in known else [Due("train")]
 
-    def distil_orders(self, server: Server, chosen: list[str]) -> list[Order]:
+    def chosen(self, server: Server) -> list[str]:
+        """This round's participants."""
+        return sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+
+    def distil_orders(self, server: Server) -> list[Order]:
         """A round of the first stage."""
         tensors = self.distiller(server)
-        return [Order(name, "distil", tensors) for name in chosen]
+        return [Order(name, "distil", tensors) for name in self.chosen(server)]
 
-    def train_orders(self, server: Server, chosen: list[str]) -> list[Order]:
+    def share_orders(self, server: Server) -> list[Order]:
+        """To all sites that have images, with generator and classifier."""
+        tensors = self.distiller(server)
+        return [Order(name, "share", tensors) for name in server.trainable()]
+
+    def orders(self, server: Server) -> list[Order]:
         """A round of the second stage; whoever takes part for the first time gets the shared set, once."""
-        model = self.publish(server)
-        holders = set(server.state.meta["holders"])
+        model, chosen, holders = self.publish(server), self.chosen(server), set(server.state.meta["holders"])
         if SHARED not in server.state.blobs:
             return [Order(name, "train", model) for name in chosen]
         whole = model | server.blob(SHARED) if set(chosen) - holders else model
@@ -142,18 +144,11 @@ class FeatureSharing(Dividing):
             for name in chosen
         ]
 
-    def fold(self, server: Server, replies: Replies) -> None:
-        """Take the replies of the stage that the run is in."""
-        stage = server.state.meta["stage"]
-        if stage == "share":
-            self.fold_shared(server, replies)
-            return
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """Take the task's network, and who holds the shared set now."""
         self.average(server, replies)
-        if stage == "distil":
-            self.fold_distilled(server, replies)
-        else:
-            holders = {*server.state.meta["holders"], *replies.meta} - set(replies.missing)
-            server.state.meta["holders"] = sorted(holders)  # whoever is missing may have lost it, and gets it again
+        holders = {*server.state.meta["holders"], *replies.meta} - set(replies.missing)
+        server.state.meta["holders"] = sorted(holders)  # whoever is missing may have lost it, and gets it again
 
     def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
         """Updates of what the order brought, or shared images of the task's shape with labels of its classes."""
@@ -165,7 +160,8 @@ class FeatureSharing(Dividing):
             check_shared(shared, len(self.releases()), scale_of(task).shape, task.num_classes)
 
     def fold_distilled(self, server: Server, replies: Replies) -> None:
-        """Take the generators and classifiers of a round of the first stage."""
+        """Take the networks, generators and classifiers of a round of the first stage."""
+        self.average(server, replies)
         self.average_distillers(server, replies)
         self.check_limit(server)
 
@@ -176,8 +172,7 @@ class FeatureSharing(Dividing):
 
     def end_stage(self, server: Server, why: str) -> None:
         """Go on to sharing, or straight to training where nothing is shared."""
-        server.state.meta |= {"ended": {"rounds": server.round, "ended": why}}
-        server.state.meta["stage"] = "share" if self.share_fraction else "train"
+        server.state.meta["ended"] = {"rounds": server.round, "ended": why}
         logger.info("The first stage ended after round %d (%s).", server.round, why)
 
     def fold_shared(self, server: Server, replies: Replies) -> None:
@@ -186,7 +181,7 @@ class FeatureSharing(Dividing):
         shared = SharedImages.joined(sent)
         if len(shared):
             server.keep_blob(SHARED, prefixed(shared.tensors(), SHARED))
-        server.state.meta |= {"stage": "train", "items": {name: len(part) for name, part in sent.items()}}
+        server.state.meta["items"] = {name: len(part) for name, part in sent.items()}
         told = {name: meta for name, meta in replies.meta.items() if meta.keys() >= {*ERRORS}}
         errors = {name: [float(meta[key]) for key in ERRORS] for name, meta in told.items()}
         server.state.meta["errors"] = errors
@@ -201,14 +196,8 @@ class FeatureSharing(Dividing):
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
-        """What the order says."""
-        if order.op == "distil":
-            return self.distil(site, order)
-        if order.op == "share":
-            return self.send_shared(site, order)
-        if order.op != "train":
-            raise ContractError(f"expected an order distil, share or train, got '{order.op}'")
+    def train(self, site: Site, order: Order) -> Reply:
+        """A round of the second stage, after keeping the shared set if the order brought it."""
         if received := select(order.tensors, SHARED):
             site.keep_blob(SHARED, prefixed(received, SHARED))
         if order.meta.get("holds") and SHARED not in site.state.blobs:
@@ -217,7 +206,7 @@ class FeatureSharing(Dividing):
 
     def train_task(self, site: Site, order: Order) -> Reply:
         """The task's network, on own images and, where the site has them, shared ones."""
-        return super().work(site, order)
+        return super().train(site, order)
 
     def send_shared(self, site: Site, order: Order) -> Reply:
         """Clipped and noised parts of the site's images, with noise that only this site knows.

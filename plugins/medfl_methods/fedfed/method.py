@@ -92,7 +92,7 @@ class FedFed(FeatureSharing):
 
     # ---- the server
 
-    def distil_orders(self, server: Server, chosen: list[str]) -> list[Order]:
+    def distil_orders(self, server: Server) -> list[Order]:
         """All sites take part, and learn how many images a site has on average."""
         tensors, names = self.distiller(server), server.trainable()
         sizes = [float(server.facts[name]["size"]) for name in names if "size" in server.facts[name]]

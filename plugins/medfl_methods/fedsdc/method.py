@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -10,11 +10,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Holder, Kind, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Findings, Holder, Kind, Model, Order, Replies, Reply, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import add_update, check_updates, participants, sample
 from medfl.methods.averaging import Averaging
 from medfl.methods.kept import shared_of
+from medfl.methods.rounds import Due, Step
 from medfl.methods.server_optimizer import momentum_step
 from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
 from medfl.networks.parts import body_and_head, features_of, head_path, without_head
@@ -125,22 +126,30 @@ class FedSDC(Averaging):
             found.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
         return found
 
-    def plan(self, server: Server) -> Plan | None:
-        """This round's participants train with the heads dealt to them; then heads are judged where that is due."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        left = judgements_left(server)
-        if left:
-            slots = range(len(pool(server)))
-            tensors, meta = published(server, slots), {"ranking": server.state.meta.get("ranking"), "heads": len(slots)}
-            orders = [Order(name, "judge", tensors, meta) for name in self.judges(server)]
-            return Plan(server.round, orders, ends_round=left == 1, quorum=int(self.selects))
+    def round_steps(self) -> tuple[Step, ...]:
+        """Participants train with the heads dealt to them; sites judge all heads."""
+        return (
+            Step("fit", self.orders, self.train, self.aggregate),
+            Step("judge", self.judge_orders, self.judge_heads, self.note_judgement, quorum=int(self.selects)),
+        )
+
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """Heads are judged where that is due, once or twice."""
+        judgements = [Due("judge", turn) for turn in range(self.judgements(server))]
+        return [Due("fit"), *judgements][len(done) :]
+
+    def orders(self, server: Server) -> list[Order]:
+        """To this round's participants, each with the body and a head."""
         path = MODEL + head_path(server.task.build(), server.task.network)
         body, heads = prefixed(shared_of(server), MODEL), pool(server)
         lent = {name: body | prefixed(heads[slot], path) for name, slot in self.dealt(server).items()}
-        orders = [Order(name, "fit", tensors, {"head": path}) for name, tensors in lent.items()]
-        quorum = min(server.settings.min_replies, max(len(orders), 1))
-        return Plan(server.round, orders, ends_round=not self.judgements(server), quorum=quorum)
+        return [Order(name, "fit", tensors, {"head": path}) for name, tensors in lent.items()]
+
+    def judge_orders(self, server: Server) -> list[Order]:
+        """To those who compare heads, with all of them."""
+        slots = range(len(pool(server)))
+        tensors, meta = published(server, slots), {"ranking": server.state.meta.get("ranking"), "heads": len(slots)}
+        return [Order(name, "judge", tensors, meta) for name in self.judges(server)]
 
     def dealt(self, server: Server) -> dict[str, int]:
         """Site to head of this round's participants."""
@@ -159,25 +168,23 @@ class FedSDC(Averaging):
         body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD))}
         check_updates(body | heads, order.tensors, self.sends)
 
-    def fold(self, server: Server, replies: Replies) -> None:
-        """The body's step with momentum and each head's change; or what the sites found out about the heads."""
-        meta, left = server.state.meta, judgements_left(server)
-        if left:
-            if len(replies):
-                found = total(told["judged"] for told in replies.meta.values())
-                first = left == self.judgements(server)  # the second looks at the votes by the first one's ranking
-                meta |= {"ranking": rank(found["right"])} if first else {"judged": found}
-            meta["judge"] = [server.round, left - 1]
-            return
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """The body's step with momentum and each head's change."""
         self.average(server, replies)
         heads, dealt = pool(server), self.dealt(server)
         for name, tensors in replies:
             change, slot = select(tensors, HEAD), dealt[name]
             new = {part: add_update(tensor, change[part].double()) for part, tensor in heads[slot].items()}
             server.state.tensors |= prefixed(new, slot_name(slot))
-        meta["judge"] = [server.round, self.judgements(server)]
         if replies.missing:
-            meta.setdefault("away", {})[str(server.round)] = list(replies.missing)
+            server.state.meta.setdefault("away", {})[str(server.round)] = list(replies.missing)
+
+    def note_judgement(self, server: Server, replies: Replies) -> None:
+        """The ranking of the heads; the second time what the votes by that ranking are worth."""
+        if len(replies):
+            counts = total(reply["judged"] for reply in replies.meta.values())
+            first = self.due(server).turn == 0
+            server.state.meta |= {"ranking": rank(counts["right"])} if first else {"judged": counts}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """A step with momentum."""
@@ -239,19 +246,21 @@ class FedSDC(Averaging):
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
-        """Train body and head and reply with the changes of both; or judge all heads."""
-        if order.op == "judge":
-            data = site.val if self.select_on == "validation" else site.train
-            assert data is not None
-            voting = self.voting(site, order.tensors, site.task.build())
-            said = opinions(self.predictor(site.task, [voting]), data, site)
-            return Reply(meta={"judged": judge(said, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")})
+    def judge_heads(self, site: Site, order: Order) -> Reply:
+        """Count how often each head is right, each two agree, and the best ones together are right."""
+        data = site.val if self.select_on == "validation" else site.train
+        assert data is not None
+        voting = self.voting(site, order.tensors, site.task.build())
+        said = opinions(self.predictor(site.task, [voting]), data, site)
+        return Reply(meta={"judged": judge(said, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")})
+
+    def train(self, site: Site, order: Order) -> Reply:
+        """Train body and head and reply with the changes of both."""
         with torch.random.fork_rng(devices=[]):  # a look at networks takes no numbers from the training's dropout
             model = site.task.build(site.network)
             path, features = MODEL + head_path(model, site.network), features_of(model, site.network)
             head = single(self.kind(model, select(order.tensors, path)), features, site.task.num_classes)
-        reply = super().work(replace(site, task=headed(site.task, site.network, head)), order)
+        reply = super().train(replace(site, task=headed(site.task, site.network, head)), order)
         changes = select(reply.tensors, path)
         body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
         trained = {kind: Model(site.network, model.tensors, {"head": head}) for kind, model in reply.trained.items()}
@@ -292,9 +301,3 @@ class FedSDC(Averaging):
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """The network with the model's heads in place of its own."""
         return super().predictor(headed(task, models[0].network, models[0].meta["head"]), models)
-
-
-def judgements_left(server: Server) -> int:
-    """How often heads are still to be judged in this round."""
-    round_, left = server.state.meta.get("judge", (0, 0))
-    return int(left) if round_ == server.round else 0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Limit, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Limit, Order, Replies, Reply, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
 from medfl.methods.kept import KEPT, shared_of
 from medfl.methods.prototypes import distance, prototypes, scaled
+from medfl.methods.rounds import Due, Step
 from medfl.networks.parts import features_of
 from medfl.privacy.release import Release
 from medfl.types import Meta
@@ -138,40 +139,45 @@ class FedTPF(FeatureSharing):
         super().setup(server)
         server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy}
 
-    def plan(self, server: Server) -> Plan | None:
-        """As in `FeatureSharing`; in the first stage all sites judge the new generator and classifier."""
-        if server.state.meta["stage"] == "assess":
-            tensors = self.distiller(server)  # nobody's judgement is needed to go on
-            return Plan(server.round, [Order(name, "assess", tensors) for name in judges(server)], quorum=0)
-        return super().plan(server)
+    def round_steps(self) -> tuple[Step, ...]:
+        """As in `FeatureSharing`; in the first stage sites judge the new generator and classifier.
 
-    def distil_ends_round(self, server: Server) -> bool:
-        """Unless there are sites that can judge what came out."""
-        return not judges(server)
+        Nobody's judgement is needed to go on.
+        """
+        distil, *others = super().round_steps()
+        assess = Step("assess", self.assess_orders, self.assess, self.fold_assessed, quorum=0)
+        return distil, assess, *others
 
-    def distil_orders(self, server: Server, chosen: list[str]) -> list[Order]:
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """In the first stage all who can judge what came out."""
+        left = super().schedule(server, done)
+        return [*left, Due("assess")][len(done) :] if left[0].name == "distil" and judges(server) else left
+
+    def distil_orders(self, server: Server) -> list[Order]:
         """All train the task's network; only sites that are not frozen get generator and classifier."""
         model, frozen = self.publish(server), server.state.meta["frozen"]
         both = model | self.distiller(server)
-        return [Order(name, "distil", model if name in frozen else both) for name in chosen]
+        return [Order(name, "distil", model if name in frozen else both) for name in self.chosen(server)]
 
-    def fold(self, server: Server, replies: Replies) -> None:
-        """Take the replies of the stage that the run is in."""
-        if server.state.meta["stage"] != "assess":
-            super().fold(server, replies)
-            return
-        found = {name: float(meta["accuracy"]) for name, meta in replies.meta.items()}
+    def assess_orders(self, server: Server) -> list[Order]:
+        """To all who can judge generator and classifier."""
+        tensors = self.distiller(server)
+        return [Order(name, "assess", tensors) for name in judges(server)]
+
+    def fold_assessed(self, server: Server, replies: Replies) -> None:
+        """The first stage ends if all are right often enough, or at its limit."""
+        accuracy = {name: float(meta["accuracy"]) for name, meta in replies.meta.items()}
         judged = {name: int(meta["judged"]) for name, meta in replies.meta.items()}
-        server.state.meta["history"][-1] |= {"accuracy": found, "judged": judged}
-        server.state.meta["stage"] = "distil"
+        server.state.meta["history"][-1] |= {"accuracy": accuracy, "judged": judged}
         threshold = server.state.meta["threshold"]
-        if set(found) == set(judges(server)) and min(found.values()) >= threshold - 1e-9:
+        if set(accuracy) == set(judges(server)) and min(accuracy.values()) >= threshold - 1e-9:
             self.end_stage(server, "accuracy")
         else:
             self.check_limit(server)
 
     def fold_distilled(self, server: Server, replies: Replies) -> None:
         """Average; what a site sent last stands for it once it is frozen."""
+        self.average(server, replies)
         known, before = server.state.meta, select(server.state.tensors, KEPT + PART)
         gone = [name for name in replies.meta if name in known["frozen"]]
         active = [name for name in replies.meta if name not in known["frozen"]]
@@ -184,9 +190,7 @@ class FedTPF(FeatureSharing):
         weights = {name: self.trust(server, name) for name in replies.meta}
         known["history"].append({"round": server.round, "accuracy": {}, "weights": weights, "active": active})
         self.average_distillers(server, WithFrozen(replies, server, gone, before, PART))
-        if judges(server):
-            known["stage"] = "assess"
-        else:
+        if not judges(server):
             self.check_limit(server)
 
     def trust(self, server: Server, name: str) -> float:
@@ -200,10 +204,8 @@ class FedTPF(FeatureSharing):
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
-        """What the order says."""
-        if order.op != "assess":
-            return super().work(site, order)
+    def assess(self, site: Site, order: Order) -> Reply:
+        """How often the classifier is right on the site's validation images."""
         model = self.loaded(site.task, select(order.tensors, PART))
         judged = 0 if site.val is None else count_patients(site.val)
         return Reply(meta={"accuracy": self.judge(site, model)[0], "judged": judged})

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Order, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
 from medfl.types import Meta
@@ -95,27 +95,24 @@ class ISFL(FedAvg):
         told = {name: facts[COUNTS] for name, facts in server.facts.items() if COUNTS in facts}
         server.state.meta[COUNTS] = told if self.target == "counts" else {}
 
-    def plan(self, server: Server) -> Plan | None:
-        """As in FedAvg; orders carry the sum of the counts that the server knows."""
-        plan = super().plan(server)
-        known = list(server.state.meta[COUNTS].values())
-        if plan is not None and known:
-            total = [sum(counts) for counts in zip(*known, strict=True)]
-            for order in plan.orders:
-                order.meta[COUNTS] = total
-        return plan
+    def orders(self, server: Server) -> list[Order]:
+        """As in FedAvg, with the sum of the counts that the server knows."""
+        orders, known = super().orders(server), server.state.meta[COUNTS].values()
+        for order in orders if known else []:
+            order.meta[COUNTS] = [sum(counts) for counts in zip(*known, strict=True)]
+        return orders
 
-    def fold(self, server: Server, replies: Replies) -> None:
+    def aggregate(self, server: Server, replies: Replies) -> None:
         """As in FedAvg; counts are kept, by site."""
-        super().fold(server, replies)
+        super().aggregate(server, replies)
         server.state.meta[COUNTS] |= {name: meta[COUNTS] for name, meta in replies.meta.items() if COUNTS in meta}
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
+    def train(self, site: Site, order: Order) -> Reply:
         """As in FedAvg; the counts of the order are kept for the sampling."""
         site.state.meta[COUNTS] = order.meta.get(COUNTS)
-        return super().work(site, order)
+        return super().train(site, order)
 
     def row_weights(self, fit: Fit) -> torch.Tensor:
         """The weight of each image's class."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Kind, Limit, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Findings, Kind, Limit, Model, Order, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import add_update, mean_update, normalised, sample, subtract
+from medfl.methods.aggregation import add_update, mean_update, normalised, sample
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
 from medfl.methods.fisher import Estimator, fisher, split_mask
-from medfl.methods.fit import Fit, Fitted
+from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
-from medfl.methods.rounds import budget, two_phases
+from medfl.methods.rounds import Due, Step
 from medfl.methods.teacher import Teacher
+from medfl.methods.trainings import Budget, Training
 from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
 from medfl.training.loop import Batch
 from medfl.types import MODEL, Meta, Tensors
@@ -31,6 +32,9 @@ CLUSTER = "cluster/"
 TEACHER = "teacher/"
 STUDENT = "student/"
 FINDINGS = "findings/"
+
+HEAD = "head"
+"""The label of the training of the classifier alone."""
 
 
 class PFedCDP(Averaging):
@@ -148,28 +152,29 @@ class PFedCDP(Averaging):
             server.state.tensors |= prefixed(classifier, f"{CLUSTER}{network}/{TEACHER}")
             self.teach_classifier(server, network)
 
-    def plan(self, server: Server) -> Plan | None:
-        """This round's participants train; after the last round the server alone makes the student."""
-        if server.rounds_done >= server.settings.rounds:
-            return None
-        if server.state.meta.get("refine_in") == server.round:
-            return Plan(server.round, [])
+    def round_steps(self) -> tuple[Step, ...]:
+        """Participants train; the server alone makes the student."""
+        return (
+            Step("fit", self.orders, self.train, self.aggregate),
+            Step("refine", fold=self.make_student),
+        )
+
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """The student is made after the last round's training."""
+        names = ("fit", "refine") if self.refines(server) else ("fit",)
+        return [Due(name) for name in names[len(done) :]]
+
+    def orders(self, server: Server) -> list[Order]:
+        """To this round's participants, each with its cluster's body and classifier."""
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: select(server.state.tensors, f"{CLUSTER}{network}/") for network in networks(server)}
-        orders = [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
-        quorum = min(server.settings.min_replies, max(len(orders), 1))
-        return Plan(server.round, orders, ends_round=not self.refines(server), quorum=quorum)
+        return [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
-    def fold(self, server: Server, replies: Replies) -> None:
-        """The mean update of each cluster, and the server's classifier for its new body; or the student."""
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """The mean update of each cluster, and the server's classifier for its new body."""
         state = server.state
-        if state.meta.pop("refine_in", None) == server.round:
-            self.make_student(server)
-            return
         for name in [name for name in state.tensors if name.startswith((STUDENT, FINDINGS))]:
             del state.tensors[name]  # of a run that had ended and goes on
-        if self.refines(server):
-            state.meta["refine_in"] = server.round
         for network in networks(server):
             metas = {name: meta for name, meta in replies.meta.items() if server.network_of(name) == network}
             if metas:
@@ -189,7 +194,7 @@ class PFedCDP(Averaging):
             learned = learn(server, network, self.teacher(server, network), self.server_epochs)
             server.state.tensors |= prefixed(learned, f"{CLUSTER}{network}/{TEACHER}")
 
-    def make_student(self, server: Server) -> None:
+    def make_student(self, server: Server, replies: Replies) -> None:
         """Train the student on public data."""
         assert self.refine is not None
         teachers = {network: self.teacher(server, network) for network in networks(server)}
@@ -217,26 +222,25 @@ class PFedCDP(Averaging):
 
     # ---- a site
 
-    def work(self, site: Site, order: Order) -> Reply:
-        """Mix the own body with the received one, train, and reply with the body's change."""
-        received = select(order.tensors, MODEL)
-        extra = {"teacher": Teacher(self.teacher(site, site.network, order.tensors), site)} if self.lam else {}
-        start = self.mixed(site, received)
-        whole, head = two_phases(site, self.head_share)
-        done = self.fit(whole, start, extra=extra)
-        if budget(head):
-            alone = self.fit(head, done.after, extra=extra | {"alone": True}, phase="head")
-            log = done.log | {f"head_{name}": value for name, value in alone.log.items()}
-            done = Fitted(done.before, alone.after, log, done.tells)
-        site.state.tensors = done.after
-        update = prefixed({name: subtract(done.after[name], received[name]) for name in received}, MODEL)
+    def train(self, site: Site, order: Order) -> Reply:
+        """As in `Averaging`, with classifiers where these are averaged; the site keeps all of its model."""
+        reply = super().train(site, order)
+        site.state.tensors = reply.trained["personal"].tensors
         if self.server_classifier == "average":
-            update |= self.classifier_update(site, done.after, select(order.tensors, TEACHER))
-        return Reply(
-            update, {"size": len(site.train)}, log=done.log, trained={"personal": Model(site.network, done.after)}
-        )
+            reply.tensors |= self.classifier_update(site, site.state.tensors, select(order.tensors, TEACHER))
+        return reply
 
-    def mixed(self, site: Site, received: Tensors) -> Tensors:
+    def trainings(self, site: Site) -> Sequence[Training]:
+        """The whole model's and, if it has a share, the classifier's alone, in which batch norm stays as it is."""
+        head, rest = Budget.of(site.settings).split(self.head_share)
+        whole = Training(budget=rest)
+        return (whole, Training(HEAD, head, frozen_norms=True)) if head.total else (whole,)
+
+    def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
+        """The teacher, if there is one."""
+        return {"teacher": Teacher(self.teacher(site, site.network, sent), site)} if self.lam else {}
+
+    def start(self, site: Site, received: Tensors) -> Tensors:
         """The own model with those coordinates of the received body that are not personal."""
         own = site.state.tensors
         if not own:
@@ -255,7 +259,7 @@ class PFedCDP(Averaging):
 
     def before_fit(self, fit: Fit) -> None:
         """Freeze the body where the classifier is trained alone."""
-        if fit.extra.get("alone"):
+        if fit.training.label == HEAD:
             body_and_head(fit.model)[0].requires_grad_(False)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:

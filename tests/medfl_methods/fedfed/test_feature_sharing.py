@@ -202,7 +202,7 @@ def test_an_empty_shared_set_is_no_set(tmp_path):
     empty = prefixed(nothing.tensors(), "shared/")
     method.fold_shared(server, told({name: Reply(empty) for name in ("site-1", "site-2")}))
     assert method.released(server) is None
-    orders = method.train_orders(server, ["site-1", "site-2"])
+    orders = method.orders(server)
     assert not any(name.startswith("shared") for order in orders for name in order.tensors)
     facts = method.findings(server)
     assert (facts.meta["sharing"]["classes"], facts.tensors) == ([], {})
@@ -252,7 +252,7 @@ def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
     server.round = 3
     method.fold_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
     server.state.meta["holders"] = ["site-1", "site-2"]
-    order = method.train_orders(server, ["site-1", "site-2"])[0]
+    order = method.orders(server)[0]
     with pytest.raises(RefusedError):
         method.work(site_of(make_data(10, "own")), order)
 
@@ -303,7 +303,7 @@ def test_a_generator_worse_than_the_mean_image_is_warned_of(tmp_path, caplog):
             tensors, _ = sent_by(method, site_of(DATA, name=name), server)
             told_ = dict(zip(("generator_error", "mean_image_error"), errors.get(name, ()), strict=False))
             replies[name] = Reply(prefixed(tensors, "shared/"), {"size": 40} | told_)
-        server.state.meta["stage"] = "share"
+        server.state.meta["ended"] = {"rounds": 1, "ended": "round limit"}
         method.fold(server, told(replies))
         facts = method.findings(server).meta["sharing"]["errors"]
         assert facts == {name: list(pair) for name, pair in errors.items()}
@@ -331,7 +331,7 @@ def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
     method, task = tpf(share=share, noise="none", clip=None), with_scale(Scale((1, 6, 6), (0.5,), (0.25,)))
     site, server, seen = site_of(DATA, task), server_of(method, tmp_path, task=task), []
     replies = {"site-1": method.work(site, Order("site-1", "share", method.distiller(server)))}
-    server.state.meta["stage"] = "share"
+    server.state.meta["ended"] = {"rounds": 1, "ended": "round limit"}
     method.fold(server, told(replies))
     fit = Fit(site, lambda images: seen.append(images) or torch.zeros(len(images), 3), {})
     site.blobs, site.state.blobs = server.blobs, server.state.blobs

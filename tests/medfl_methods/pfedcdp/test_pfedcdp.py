@@ -16,7 +16,7 @@ from medfl.core.checks import warn_of_preset
 from medfl.data.pooled import TensorData
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
-from medfl.methods.rounds import budget, two_phases
+from medfl.methods.trainings import Budget, Training
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_data, make_task
@@ -115,7 +115,7 @@ def bodies(network="norm"):
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_pf_4_each_coordinate_is_the_own_or_the_received_one(share):
     own, received = bodies()
-    mixed = PFedCDP(personal_share=share).mixed(site_of(own), received)
+    mixed = PFedCDP(personal_share=share).start(site_of(own), received)
     assert mixed.keys() == own.keys()
     names = ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"]
     kept, total = 0, 0
@@ -132,7 +132,7 @@ def test_pf_4_each_coordinate_is_the_own_or_the_received_one(share):
 def test_pf_4_the_own_ones_have_the_largest_information():
     own, received = bodies("plain")
     site = site_of(own, "plain")
-    mixed = PFedCDP(personal_share=0.1).mixed(site, received)
+    mixed = PFedCDP(personal_share=0.1).start(site, received)
     model = site.task.load(own, "plain").eval()
     sums = {name: torch.zeros_like(tensor) for name, tensor in received.items()}
     for x, y in zip(site.train.images, site.train.labels, strict=True):
@@ -147,7 +147,7 @@ def test_pf_4_the_own_ones_have_the_largest_information():
 
 def test_the_first_time_all_of_the_body_is_the_clusters():
     _, received = bodies()
-    mixed = PFedCDP(personal_share=1.0).mixed(site_of({}), received)
+    mixed = PFedCDP(personal_share=1.0).start(site_of({}), received)
     assert tensors_equal({name: mixed[name] for name in received}, received)
     first = make_task().initial(7, "norm")
     assert torch.equal(mixed["head.weight"], first["head.weight"])
@@ -163,8 +163,8 @@ def test_information_is_from_so_many_images_drawn_anew_each_round(monkeypatch):
     monkeypatch.setattr(module, "fisher", watched)
     own, received = bodies()
     for round_ in (2, 2, 3):
-        PFedCDP(fisher_samples=5, estimator="per_batch").mixed(site_of(own, round_=round_, batch_size=4), received)
-    PFedCDP().mixed(site_of(own), received)
+        PFedCDP(fisher_samples=5, estimator="per_batch").start(site_of(own, round_=round_, batch_size=4), received)
+    PFedCDP().start(site_of(own), received)
     assert [(len(images), *rest) for images, _, *rest in seen] == [(5, "per_batch", 4)] * 3 + [(12, "per_sample", 32)]
     assert torch.equal(seen[0][0], seen[1][0])
     assert not torch.equal(seen[0][0], seen[2][0])
@@ -195,17 +195,25 @@ def test_information_is_from_so_many_images_drawn_anew_each_round(monkeypatch):
 def test_the_phases_share_a_rounds_budget(unit, share, total, expected):
     """What is neither 0 nor 1 leaves at least one epoch for the whole model."""
     settings = {unit: total} if total or unit == "epochs" else {"epochs": 0}
-    whole, head = two_phases(site_of({}, **settings), share)
-    assert (budget(whole), budget(head)) == expected
-    assert (whole.settings.norm_sync, head.settings.norm_sync) == ("all", "frozen")
-    assert (whole.name, whole.round, whole.train.labels.tolist()) == (head.name, head.round, head.train.labels.tolist())
+    site = site_of({}, **settings)
+    sites = {training.label: training.at(site) for training in PFedCDP(head_share=share).trainings(site)}
+    totals = {label: Budget.of(there.settings).total for label, there in sites.items()}
+    assert (totals[""], totals.get("head", 0)) == expected
+    assert sites.keys() == ({"", "head"} if expected[1] else {""}), "without a share there is no second training"
+    assert {label: there.settings.norm_sync for label, there in sites.items()}.items() <= {
+        ("", "all"),
+        ("head", "frozen"),
+    }
+    assert all(
+        (there.name, there.round, there.train) == (site.name, site.round, site.train) for there in sites.values()
+    )
 
 
 def test_where_the_classifier_is_alone_the_body_is_frozen():
     site = site_of({})
     for alone in (True, False):
         model = site.task.build()
-        fit = Fit(site, model, {}, {"alone": alone})
+        fit = Fit(site, model, {}, training=Training("head") if alone else Training())
         PFedCDP().before_fit(fit)
         assert [name for name, p in model.named_parameters() if p.requires_grad][0].startswith("head") == alone
         assert all(parameter.requires_grad for parameter in model.head.parameters())
