@@ -13,7 +13,7 @@ Promises that a method makes (`medfl.testing.check_method` checks each):
 * Random numbers come from `holder.rng(label)`, which depends on (seed, name, round, label) and on nothing else, or from
   torch's global generator, which is pinned in the same way before each step.
 * Only tensors whose name begins with a prefix in `sends`, and only declared meta keys, leave a site.
-* `fold` can use whatever `tells` and `check_tensors` let through: a site that is not honest ends no run.
+* `fold` can use whatever `sends_meta` and `check_tensors` let through: a site that is not honest ends no run.
 
 This module imports torch and the smallest modules of the package, so that a method author can read it on its own.
 """
@@ -91,7 +91,7 @@ class Reply:
 
     Attributes:
         tensors: Named as the method's `sends` declares.
-        meta: Keys as the method's `tells` declares.
+        meta: Keys as the method's `sends_meta` declares.
         parcels: For other sites; the server gets neither their tensors nor their meta.
         log: Numbers for the metrics file, such as the training loss. Scores only, never data.
         trained: The models right after local training, by names as in `Method.models`, for the core to score at the
@@ -138,7 +138,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Limit:
+class ReducesTo:
     """A case in which a method is another one. It stands in the docstring, warns at run time, and is tested bitwise.
 
     Attributes:
@@ -291,7 +291,7 @@ class Method(Protocol):
     sends: ClassVar[Mapping[str, Kind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
 
-    tells: ClassVar[Mapping[str, Tell]]
+    sends_meta: ClassVar[Mapping[str, Tell]]
     """Meta keys that a reply or a parcel may carry: of which type, shape and range, and whether they may leave."""
 
     unlike_networks: ClassVar[bool]
@@ -306,11 +306,31 @@ class Method(Protocol):
     needs_public: ClassVar[bool]
     """Whether the server needs a public data set."""
 
-    limits: ClassVar[tuple[Limit, ...]]
+    reduces_to: ClassVar[tuple[ReducesTo, ...]]
     """Declared limit cases."""
 
     pools_data: ClassVar[bool]
     """Whether the method trains on all sites' raw data at once (`centralized`): possible in a simulation only."""
+
+    presets: ClassVar[Mapping[str, Meta]]
+    """Name to settings of the method that are given together, for example those of its paper."""
+
+    preset_settings: ClassVar[Mapping[str, Meta]]
+    """Preset to the settings of runs that it belongs to. A method can't set them, so a run with others is warned."""
+
+    @property
+    def supports_dp_sgd(self) -> bool:
+        """Whether all that updates hold of a site's data comes in through the losses of single images, in one training.
+
+        DP-SGD makes the gradients of these private and nothing else, so runs that hide single images refuse a method
+        that does not promise this. Each class says it itself: what holds of a parent may not hold of its child.
+        """
+        ...
+
+    @property
+    def gradient_clip(self) -> float | None:
+        """Largest L2 norm of a batch's gradient in a site's training, > 0; None if gradients are not clipped."""
+        ...
 
     def setup(self, server: Server) -> None:
         """Once, before the first step."""
@@ -351,6 +371,10 @@ class Method(Protocol):
 
     def models(self, holder: Holder) -> dict[str, Model]:
         """``global`` at the server; ``personal``, ``global`` and/or ``ensemble`` at a site."""
+        ...
+
+    def model_dump(self, *, mode: str = "python") -> Meta:
+        """The method's settings by name, as every pydantic model gives them."""
         ...
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:

@@ -154,6 +154,32 @@ RECORDS: dict[Kind, type[Record]] = {
 """Kind to the class of its records; its hook is ``medfl_<kind>s``."""
 
 
+METHOD_MEMBERS = (
+    *("sends", "sends_meta", "unlike_networks", "unlike_heads", "posts_parcels", "needs_public", "pools_data"),
+    *("reduces_to", "presets", "preset_settings", "supports_dp_sgd", "gradient_clip", "model_dump", "setup", "plan"),
+    *("work", "check_tensors", "fold", "publish", "findings", "models", "predictor"),
+)
+"""What `medfl.contract.Method` names, here without torch."""
+
+
+def method_problem(name: str, kind: Any) -> str | None:
+    """What keeps the class of a method from being one; None if nothing does.
+
+    `supports_dp_sgd` is a promise of privacy that each class has to make or refuse itself.
+    """
+    if not hasattr(kind, "model_validate"):
+        return f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
+    missing = [member for member in METHOD_MEMBERS if not hasattr(kind, member) and member not in kind.model_fields]
+    if "supports_dp_sgd" not in {*missing, *vars(kind)}:
+        missing.append("supports_dp_sgd (a parent's does not count)")
+    if not missing:
+        return None
+    return (
+        f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks {', '.join(missing)}. "
+        "Add it, or inherit from medfl.methods.averaging.Averaging, where the rest has defaults."
+    )
+
+
 class Hooks:
     """The hooks a plugin may implement, as plain functions of the same name."""
 

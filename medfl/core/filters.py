@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Kind, Parcel
+from medfl.contract import Kind, Method, Parcel
 from medfl.core.quantization import dequantise, pack, quantise, unpack
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.gaussian import clip_by_norm, l2_norm, noise_multiplier
@@ -45,7 +45,7 @@ class Filters:
 
     Args:
         sends: `medfl.contract.Method.sends`.
-        tells: `medfl.contract.Method.tells`.
+        sends_meta: `medfl.contract.Method.sends_meta`.
         settings: The settings of the run.
         releases: How many payloads the site sends at most in the whole run: the privacy budget is spread over them.
 
@@ -56,12 +56,12 @@ class Filters:
     def __init__(
         self,
         sends: Mapping[str, Kind],
-        tells: Mapping[str, Tell],
+        sends_meta: Mapping[str, Tell],
         settings: Settings,
         releases: int,
     ) -> None:
         self._sends = sends
-        self._tells = tells
+        self._sends_meta = sends_meta
         self._privacy = settings.privacy
         self._bits = settings.compression.bits if settings.compression else None
         self._norm_bound = settings.norm_bound
@@ -104,7 +104,7 @@ class Filters:
 
         Args:
             tensors: Of the parcel.
-            meta: Of the parcel; its keys are declared in `tells` as well.
+            meta: Of the parcel; its keys are declared in `sends_meta` as well.
             site: The site's name, for messages.
 
         Raises:
@@ -120,14 +120,14 @@ class Filters:
         """The kind of each tensor, and the meta that may leave."""
         kinds = {name: self._kind(name, site) for name in tensors}
         for key in meta:
-            if key not in self._tells or key == CODEC:
+            if key not in self._sends_meta or key == CODEC:
                 raise ContractError(
-                    f"Site '{site}' may not send the meta key '{key}': the method tells {sorted(self._tells)}. "
-                    "Declare it in `tells`, or leave it out."
+                    f"Site '{site}' may not send the meta key '{key}': the method tells {sorted(self._sends_meta)}. "
+                    "Declare it in `sends_meta`, or leave it out."
                 )
         self._check_numbers(tensors, site)
         return kinds, {
-            key: value for key, value in meta.items() if self._privacy is None or self._tells[key].kind == "public"
+            key: value for key, value in meta.items() if self._privacy is None or self._sends_meta[key].kind == "public"
         }
 
     def _kind(self, name: str, site: str) -> Kind:
@@ -212,11 +212,11 @@ def plain_bytes(tensors: Tensors, meta: Meta) -> int:
     return wire.payload_bytes(kept) + sum(sizes)
 
 
-def check_method(method: Any, settings: Settings, name: str | None = None) -> None:
+def check_method(method: Method | type[Method], settings: Settings, name: str | None = None) -> None:
     """Refuse at the start what the filters would have to refuse later.
 
     Args:
-        method: A method, as class or object.
+        method: A method, as object, or as class where no setting of it changes what is asked here.
         settings: The settings of the run.
         name: What the user calls the method; by default the name of its class.
 
@@ -226,22 +226,22 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
             which none is an update.
     """
     name = name or (method if isinstance(method, type) else type(method)).__name__
-    tells: Mapping[str, Tell] = getattr(method, "tells", {})
-    check_tells(tells, name)
+    check_tells(method.sends_meta, name)
     sends: Mapping[str, Kind] = method.sends
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(sends.items()) if kind != "update"]
-    if getattr(method, "posts_parcels", False):
+    if method.posts_parcels:
         other.append("parcels from site to site")
-    if getattr(method, "pools_data", False):
+    if method.pools_data:
         other.append("the sites' raw data")
-    other += [f"'{fact}' (a fact that it can't do without)" for fact, tell in tells.items() if tell.kind == "needed"]
+    needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
+    other += [f"'{fact}' (a fact that it can't do without)" for fact in needed]
     if settings.privacy is not None and other:
         raise SettingsError(_not_private(f"method '{name}'", ", ".join(other)))
-    if settings.privacy is not None and settings.privacy.unit == "sample" and not _trains_by_sample(method):
+    if settings.privacy is not None and settings.privacy.unit == "sample" and method.supports_dp_sgd is not True:
         raise SettingsError(
             f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
-            f"'{name}' does not say, by `by_sample`, that its updates hold nothing else of the site's data. Choose "
-            "another method or setting of it, or the unit 'site', which covers any update."
+            f"'{name}' does not say, by `supports_dp_sgd`, that its updates hold nothing else of the site's data. "
+            "Choose another method or setting of it, or the unit 'site', which covers any update."
         )
     if settings.compression is not None and sends and "update" not in sends.values():
         raise SettingsError(
@@ -269,12 +269,6 @@ def check_parcels(parcels: Sequence[Parcel], allowed: bool, site: str, peers: Co
             f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "
             f"unless the method says `posts_parcels` (it says {allowed})."
         )
-
-
-def _trains_by_sample(method: Any) -> bool:
-    """Whether the class of a method says `by_sample` itself: what a parent says may not hold for a child."""
-    kind = method if isinstance(method, type) else type(method)
-    return "by_sample" in vars(kind) and bool(method.by_sample)
 
 
 def _not_private(who: str, what: str) -> str:

@@ -154,7 +154,7 @@ class SiteHost:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
         site, before = self._view(round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
-        filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
+        filters = Filters(method.sends, method.sends_meta, self.settings, self.settings.rounds)
         refused: str | None = None
         released: list[str] = []
         reply, tensors = Reply(), Tensors()

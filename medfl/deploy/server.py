@@ -169,7 +169,7 @@ def _claim(opened: Opened, folder: Path) -> Meta:
         offer.given_by,
         settings=opened.settings,
         execution=opened.execution,
-        method=opened.make_method(),  # type: ignore[arg-type]
+        method=opened.make_method(),
         method_args=built.method_args,
     )
     record |= {"offer": offer.to_meta(), "plugins": dict(sorted(opened.registry.plugins.items()))}

@@ -75,7 +75,7 @@ class SiteRun:
         self._forms = {network: shapes_of(self.task, [network]) for network in sorted(used)}
         self._shapes = {} if method.unlike_heads else shapes_of(self.task, used)
         self._undelivered: list[str] = []
-        self._sends, self._tells = method.sends, method.tells
+        self._sends, self._sends_meta = method.sends, method.sends_meta
 
     def _check_network(self, own: str | None) -> None:
         given = self.settings.networks_by_site.get(self.name, self.task.network)
@@ -227,7 +227,7 @@ class SiteRun:
         if guest:
             self._check_exchange()
         self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
-        check_parcel(GUEST if guest else self._tells, self.task, self.settings, meta["meta"], f"site '{sender}'")
+        check_parcel(GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'")
         folder = self.folder / EXCHANGE if guest else self.host.store.folder
         Inbox(folder).post(step, sender, Parcel(self.name, message.tensors, meta["meta"], sender))
 

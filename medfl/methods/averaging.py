@@ -8,11 +8,11 @@ A method overrides what it changes: at a site what `medfl.methods.local_training
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
-from medfl.contract import Findings, Kind, Limit, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Findings, Kind, Model, Order, Plan, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, check_updates, mean_updates, normalised, sample, subtract
 from medfl.methods.kept import KEPT, add_to_kept, shared_of
@@ -29,14 +29,14 @@ class Averaging(LocalTraining):
 
     Under a privacy setting sizes stay at home and the weights are uniform.
 
-    A class that says ``by_sample = True`` itself, not by its parent, promises that all that its updates hold of a
-    site's data comes in through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients
-    private and nothing else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the
-    server's side should think twice.
+    A class that says ``supports_dp_sgd = True`` promises that all that its updates hold of a site's data comes in
+    through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients private and nothing
+    else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the server's side should
+    think twice. It is not inherited: a subclass that says nothing does not promise it.
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update"}
-    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
     unlike_networks: ClassVar[bool] = False
     unlike_heads: ClassVar[bool] = False
     posts_parcels: ClassVar[bool] = False
@@ -44,7 +44,17 @@ class Averaging(LocalTraining):
     pools_data: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     preset_settings: ClassVar[Mapping[str, Meta]] = {}
-    limits: ClassVar[tuple[Limit, ...]] = ()
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
+
+    @property
+    def supports_dp_sgd(self) -> bool:
+        """Not unless a class says so itself."""
+        return False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "supports_dp_sgd" not in vars(cls):
+            cls.supports_dp_sgd = Averaging.supports_dp_sgd  # type: ignore[method-assign]
 
     # ---- what a method overrides
 
@@ -123,7 +133,7 @@ class Averaging(LocalTraining):
         personal = {name: done.after[name] for name in done.after if name not in received}
         site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
         update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL)
-        return Reply(update | done.extra, {"size": len(site.train)} | done.tells, log=done.log, trained=models)
+        return Reply(update | done.extra, {"size": len(site.train)} | done.meta, log=done.log, trained=models)
 
     def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
         """Updates are of the order's tensors."""

@@ -39,9 +39,9 @@ def metadata_is_complete(case: Case) -> None:
     expect(
         bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing"
     )
-    for preset in getattr(kind, "presets", {}):
+    for preset in kind.presets:
         case.registry.make_method(case.name, {"preset": preset})
-    for limit in kind.limits:
+    for limit in kind.reduces_to:
         expect(limit.equals in case.registry.methods, f"limit case names the unknown method '{limit.equals}'")
     try:
         case.make_method().a_new_attribute = 1  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
             super().fold(server, replies)
 
     def make_method() -> Method:
-        return Stopped(**case.make_method().model_dump())  # type: ignore[attr-defined]
+        return Stopped(**case.make_method().model_dump())
 
     try:
         case.run(folder, absent=absent, make_method=make_method)
@@ -207,7 +207,7 @@ def only_what_is_declared_leaves(case: Case) -> None:
             sent = [name.split("/", 1)[1] for name in record.tensors if name.startswith("reply/")]
             loose = [name for name in sent if not name.startswith(tuple(kind.sends) or ("\0",))]
             expect(not loose, f"undeclared tensors leave a site: {loose}")
-            undeclared = set(record.meta["reply"]) - set(kind.tells)
+            undeclared = set(record.meta["reply"]) - set(kind.sends_meta)
             expect(not undeclared, f"undeclared meta keys leave a site: {sorted(undeclared)}")
 
 
@@ -226,7 +226,7 @@ def test_data_decide_nothing(case: Case) -> None:
 def limit_cases_hold(case: Case) -> None:
     """Each declared limit case gives the bits of the method that it names."""
     others: dict[str, dict[str, Tensors]] = {}  # several cases may name the same run
-    for limit in case.kind.limits:
+    for limit in case.kind.reduces_to:
         for network in ("plain",) if limit.only_without_norms else ("norm", "plain"):
             named = repr((limit.equals, limit.equals_args, limit.equals_settings, network))
             with folders(2) as (mine, theirs):

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from medfl.errors import ContractError, RefusedError
 
-Told = Literal["public", "private", "needed"]
+Visibility = Literal["public", "private", "needed"]
 """What a fact is. Under a privacy setting only ``public`` ones leave a site; a method that can't do without one that is
 not says that it is ``needed``, and is refused then."""
 
@@ -57,7 +57,7 @@ class Tell:
             site may be missing all the same.
     """
 
-    kind: Told
+    kind: Visibility
     form: Form
     after: tuple[str, ...] = ()
 
@@ -151,7 +151,7 @@ def check_tells(tells: Mapping[str, Any], name: str) -> None:
     for key, tell in sorted(tells.items()):
         if not isinstance(tell, Tell):
             raise ContractError(
-                f"Method '{name}' declares '{key}' in `tells` as {tell!r}: expected what it is, too, for example "
+                f"Method '{name}' declares '{key}' in `sends_meta` as {tell!r}: expected what it is, too, for example "
                 'Tell("private", count()). See medfl/utils/tells.py.'
             )
 
@@ -281,7 +281,9 @@ def _shaped(form: Form, shape: tuple[int | str, ...], shorter: bool = False) -> 
 def _length(size: int | str, known: Mapping[str, Any]) -> int:
     length = known.get(size) if isinstance(size, str) else size
     if type(length) is not int:
-        raise ContractError(f"A fact of `tells` is as long as '{size}': expected a number of that name in the order.")
+        raise ContractError(
+            f"A fact of `sends_meta` is as long as '{size}': expected a number of that name in the order."
+        )
     return length
 
 

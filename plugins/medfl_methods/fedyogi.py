@@ -35,7 +35,7 @@ class FedYogi(AdaptiveServer):
         "medfl": {"eta": 0.01, "tau": 1e-3},
     }
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     beta2: float = Field(0.99, ge=0, lt=1)
 

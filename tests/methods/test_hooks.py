@@ -200,7 +200,7 @@ def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
     class Careless(Apart):
         """Says what it may not say."""
 
-        by_sample: ClassVar[bool] = True
+        supports_dp_sgd: ClassVar[bool] = True
 
     privacy = {"unit": "sample", "epsilon": 5.0, "delta": 1e-3, "clip": 1.0}
     with pytest.raises(ContractError, match="Expected one training in a step of site 'site-1', got 2"):

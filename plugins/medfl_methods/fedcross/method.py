@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Limit, Model, Order, Parcel, Reply, Server, Site
+from medfl.contract import Model, Order, Parcel, ReducesTo, Reply, Server, Site
 from medfl.methods.transfer import MODEL
 from medfl.task import Task
 from medfl.training.optimizer_state import split
@@ -52,8 +52,8 @@ class FedCross(Relay):
         "fedskd": {"circulating": "one"},
         "medfl": {},
     }
-    limits: ClassVar[tuple[Limit, ...]] = tuple(
-        Limit(
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = tuple(
+        ReducesTo(
             "fedcross_star",
             {"circulating": "K", "test": "owner", "route": "random_permutation", "optimizer_state": state},
             {"p2p_scale": 1, "optimizer_state": state},

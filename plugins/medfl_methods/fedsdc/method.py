@@ -64,7 +64,7 @@ class FedSDC(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", HEAD: "update"}
-    tells: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "judged": Tell("private", judgement("heads"), after=("judge",)),
     }

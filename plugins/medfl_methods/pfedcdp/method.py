@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Kind, Limit, Model, Order, Plan, Replies, Reply, Server, Site
+from medfl.contract import Findings, Kind, Model, Order, Plan, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, mean_update, normalised, sample, subtract
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
@@ -93,8 +93,8 @@ class PFedCDP(Averaging):
             "compression": {"bits": 8},
         }
     }
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit(
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
+        ReducesTo(
             "local",
             {"personal_share": 1.0, "head_share": 0.0, "lam": 0.0, "refine": None},
             only_without_norms=True,
@@ -227,7 +227,7 @@ class PFedCDP(Averaging):
         if budget(head):
             alone = self.fit(head, done.after, extra=extra | {"alone": True}, phase="head")
             log = done.log | {f"head_{name}": value for name, value in alone.log.items()}
-            done = Fitted(done.before, alone.after, log, done.tells)
+            done = Fitted(done.before, alone.after, log, done.meta)
         site.state.tensors = done.after
         update = prefixed({name: subtract(done.after[name], received[name]) for name in received}, MODEL)
         if self.server_classifier == "average":
