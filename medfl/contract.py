@@ -20,7 +20,7 @@ This module imports torch and the smallest modules of the package, so that a met
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -285,6 +285,48 @@ class Replies(Protocol):
     def __len__(self) -> int: ...
 
 
+class Filter(Protocol):
+    """What a method does to tensors on their way out of a site, and undoes where they arrive: it sends fewer bytes.
+
+    At a site a filter takes all tensors of one kind of a reply at once, after the checks and before clip, noise and
+    bits; where they arrive it is undone before `Method.fold`. It is pure and keeps no state. It may lose what it can't
+    send, as a lower precision does.
+
+    Under privacy with the unit ``site`` clip and noise are of the encoded numbers, so the sensitivity that noise is
+    reckoned with is that of clipped encoded tensors, and decoding is post-processing: the guarantee is the same one.
+    It holds only if nothing but these numbers hangs on the data. A filter whose meta, names, shapes or dtypes do, or
+    that sends whole numbers, such as the places of the largest entries, is refused there. With the unit ``sample`` the
+    noise is in the training, and all that a filter does comes after it.
+    """
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        """Which kinds of tensors it takes, out of those that the method sends; all others pass it by."""
+        ...
+
+    def encode(self, tensors: Tensors, rng: torch.Generator) -> tuple[Tensors, Meta]:
+        """What leaves in place of the tensors.
+
+        Args:
+            tensors: Of one kind, at least one, by name; finite.
+            rng: For whatever it draws; an order that is carried out again draws the same.
+
+        Returns:
+            Finite tensors under any names with prefixes of this kind, and JSON for `decode`.
+        """
+        ...
+
+    def decode(self, tensors: Tensors, meta: Meta) -> Tensors:
+        """The tensors again, of the names, shapes and dtypes that `encode` was given.
+
+        Args:
+            tensors: As `encode` gave them, but for noise and rounding.
+            meta: As `encode` gave it. Both come from another machine: what raises here counts that site as missing, so
+                an index or a size that can't be right should raise rather than take memory.
+        """
+        ...
+
+
 class Method(Protocol):
     """A federated algorithm. Most are a few lines on `medfl.methods.averaging.Averaging`."""
 
@@ -355,6 +397,10 @@ class Method(Protocol):
         Raises:
             RefusedError: If names, shapes or dtypes are not what `fold` expects. The site counts as missing.
         """
+        ...
+
+    def filters(self) -> tuple[Filter, ...]:
+        """What is done to the tensors of replies on their way, in this order; undone in reverse. Most have none."""
         ...
 
     def fold(self, server: Server, replies: Replies) -> None:

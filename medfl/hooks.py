@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pluggy
@@ -74,7 +74,8 @@ class MethodRecord:
         target: ``module:Class``, a frozen pydantic model that fulfils `medfl.contract.Method`.
         family: Methods of a kind are listed together, for example ``averaging`` or ``personal``.
         paper: Where it was published, for example ``McMahan et al., AISTATS 2017``; may be empty.
-        sends: What leaves a site, the same as `medfl.contract.Method.sends`; empty: nothing does.
+        sends: What leaves a site, the same as `medfl.contract.Method.sends`; updates of the model where it is not said,
+            empty: nothing does.
         unlike_networks: Whether sites may have different networks.
         summary: One line.
     """
@@ -83,7 +84,7 @@ class MethodRecord:
     target: str
     family: str
     paper: str
-    sends: Mapping[str, str]
+    sends: Mapping[str, str] = field(default_factory=lambda: {"model/": "update"})
     unlike_networks: bool = False
     summary: str = ""
 
@@ -157,7 +158,7 @@ RECORDS: dict[Kind, type[Record]] = {
 METHOD_MEMBERS = (
     *("sends", "sends_meta", "unlike_networks", "unlike_heads", "posts_parcels", "needs_public", "pools_data"),
     *("reduces_to", "presets", "preset_settings", "supports_dp_sgd", "gradient_clip", "model_dump", "setup", "plan"),
-    *("work", "check_tensors", "fold", "publish", "findings", "models", "predictor"),
+    *("work", "check_tensors", "filters", "fold", "publish", "findings", "models", "predictor"),
 )
 """What `medfl.contract.Method` names, here without torch."""
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Method, ReducesTo
+from medfl.core.encoding import check_filters
 from medfl.core.filters import check_method
 from medfl.core.site import Splits
 from medfl.data.sites import name_problem
@@ -47,6 +48,7 @@ def check_plan(
     names = sorted(sites)
     check_metrics(task.metrics)
     check_method(method, settings, name)
+    check_filters(method, name)
     if problem := name_problem(names):
         raise SettingsError(problem)
     unknown = sorted(set(settings.networks_by_site) - set(names))

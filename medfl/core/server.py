@@ -18,6 +18,7 @@ from medfl.contract import Plan, Server, State
 from medfl.core.carrier import Carrier, Evaluation, MethodFactory
 from medfl.core.evaluation import Best, Row, watcher
 from medfl.core.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal, Outcome
+from medfl.core.replies import DecodedReplies
 from medfl.errors import ContractError
 from medfl.settings import Settings
 from medfl.task import Task
@@ -117,7 +118,7 @@ class Federation:
         method = self._make_method()
         server.watch = watcher(method, self._tests, self._task, self._settings, plan.round, rows)
         with self._pinned(server):
-            method.fold(server, self._carrier.replies(accepted, missing))
+            method.fold(server, DecodedReplies(method, self._carrier.replies(accepted, missing)))
         server.rounds_done = now.rounds_done
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)

@@ -17,6 +17,7 @@ import torch
 
 from medfl.contract import Method, Model, Order, Parcel, Reply, Site, State
 from medfl.core.carrier import Answer, MethodFactory
+from medfl.core.encoding import Encoder
 from medfl.core.evaluation import Row, rows_of, score
 from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
@@ -154,7 +155,8 @@ class SiteHost:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
         site, before = self._view(round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
-        filters = Filters(method.sends, method.sends_meta, self.settings, self.settings.rounds)
+        encoder = Encoder(method.filters(), method.sends, site.rng)
+        filters = Filters(method.sends, method.sends_meta, self.settings, self.settings.rounds, encoder)
         refused: str | None = None
         released: list[str] = []
         reply, tensors = Reply(), Tensors()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from medfl.contract import Findings, Kind, Model, Order, Plan, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Filter, Findings, Kind, Model, Order, Plan, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, check_updates, mean_updates, normalised, sample, subtract
 from medfl.methods.kept import KEPT, add_to_kept, shared_of
@@ -105,6 +105,10 @@ class Averaging(LocalTraining):
         add_to_kept(server, prefix, mean)
 
     # ---- the contract
+
+    def filters(self) -> tuple[Filter, ...]:
+        """Updates leave as they are."""
+        return ()
 
     def setup(self, server: Server) -> None:
         """The common initial model."""

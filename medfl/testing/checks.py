@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from medfl.contract import Method
+from medfl.core.encoding import FILTERED
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.errors import MedflError, SettingsError
@@ -207,7 +208,7 @@ def only_what_is_declared_leaves(case: Case) -> None:
             sent = [name.split("/", 1)[1] for name in record.tensors if name.startswith("reply/")]
             loose = [name for name in sent if not name.startswith(tuple(kind.sends) or ("\0",))]
             expect(not loose, f"undeclared tensors leave a site: {loose}")
-            undeclared = set(record.meta["reply"]) - set(kind.sends_meta)
+            undeclared = set(record.meta["reply"]) - set(kind.sends_meta) - {FILTERED}
             expect(not undeclared, f"undeclared meta keys leave a site: {sorted(undeclared)}")
 
 
