@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
@@ -64,7 +64,7 @@ class Parcel:
 class Model:
     """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it.
 
-    The fact ``head`` is the head that stands in place of the network's own (`medfl_methods.fedsdc.heads`).
+    The facts are the method's own: `Method.predictor` and `Method.network_config` read them.
     """
 
     network: str
@@ -421,6 +421,27 @@ class Method(Protocol):
 
     def model_dump(self, *, mode: str = "python") -> Meta:
         """The method's settings by name, as every pydantic model gives them."""
+        ...
+
+    def task_of(self, task: Task) -> Task:
+        """The task with the method's own networks or heads in place of the run's; most methods leave it as it is.
+
+        Pure: it depends on the method's settings alone. Wherever a method gets a task, in a holder, in `check_tensors`
+        or in `predictor`, it is one that this has made.
+        """
+        ...
+
+    def network_config(self, model: Model, network_def: Any) -> Any:
+        """What a bundle that takes a model home builds, if the run's own network is not it.
+
+        Args:
+            model: One of `models`.
+            network_def: What builds the run's network of this name, JSON as in MONAI's configurations.
+
+        Returns:
+            The same for a network that takes `Model.tensors`, with the same logits as `predictor`. Most methods return
+            `network_def`.
+        """
         ...
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:

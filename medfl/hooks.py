@@ -158,7 +158,18 @@ RECORDS: dict[Kind, type[Record]] = {
 METHOD_MEMBERS = (
     *("sends", "sends_meta", "unlike_networks", "unlike_heads", "posts_parcels", "needs_public", "pools_data"),
     *("reduces_to", "presets", "preset_settings", "supports_dp_sgd", "gradient_clip", "model_dump", "setup", "plan"),
-    *("work", "check_tensors", "filters", "fold", "publish", "findings", "models", "predictor"),
+    *(
+        "work",
+        "check_tensors",
+        "filters",
+        "fold",
+        "publish",
+        "findings",
+        "models",
+        "task_of",
+        "network_config",
+        "predictor",
+    ),
 )
 """What `medfl.contract.Method` names, here without torch."""
 

@@ -66,7 +66,7 @@ def check_plan(
     if method.needs_public and not has_public:
         raise SettingsError(f"Method '{name}' needs public data; name their folder with --public.")
     _check_weights(task, used)
-    networks = [task.build(network) for network in used]
+    networks = [method.task_of(task).build(network) for network in used]
     _warn_of_limits(name, method, networks)
     return networks
 

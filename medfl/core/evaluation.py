@@ -54,6 +54,11 @@ def csv_lines(rows: list[Row], header: bool = False) -> str:
     return text.getvalue()
 
 
+def predictor_of(method: Method, task: Task, model: Model) -> nn.Module:
+    """What a model predicts with, in a run with this task."""
+    return method.predictor(method.task_of(task), [model])
+
+
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
     """The task's metrics of a model on a data set; empty for an empty one."""
     if not len(data):
@@ -122,7 +127,7 @@ def watcher(
         return None
 
     def watch(model: Model, epoch: int) -> None:
-        predictor = method.predictor(task, [model])
+        predictor = predictor_of(method, task, model)
         for name, data in tests.items():
             scores = score(predictor, data, task, settings)
             rows.extend(rows_of(scores, round_, name, "global", "test", f"epoch {epoch}"))

@@ -37,7 +37,7 @@ def check_reply(
         RefusedError: If it is not what the method declares.
     """
     check_told(meta, method.sends_meta, order.op, {"classes": task.num_classes} | order.meta, who, private)
-    method.check_tensors(task, order, tensors)
+    method.check_tensors(method.task_of(task), order, tensors)
 
 
 def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta: Any, who: str) -> None:

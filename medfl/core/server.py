@@ -205,7 +205,7 @@ class Federation:
             SERVER,
             last.round,
             state,
-            self._task,
+            self._make_method().task_of(self._task),
             self._settings,
             self._journal.store,
             sites=self._carrier.sites,

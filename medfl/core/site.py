@@ -18,7 +18,7 @@ import torch
 from medfl.contract import Method, Model, Order, Parcel, Reply, Site, State
 from medfl.core.carrier import Answer, MethodFactory
 from medfl.core.encoding import Encoder
-from medfl.core.evaluation import Row, rows_of, score
+from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
@@ -153,7 +153,7 @@ class SiteHost:
 
     def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str, keep: Steps) -> Record:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
-        site, before = self._view(round_, last.state(), digest), copied(last.state())
+        site, before = self._view(method, round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
         encoder = Encoder(method.filters(), method.sends, site.rng)
         filters = Filters(method.sends, method.sends_meta, self.settings, self.settings.rounds, encoder)
@@ -223,15 +223,15 @@ class SiteHost:
         }
         rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
         for kind, model in reply.trained.items() if "trained" in self.settings.moments else ():
-            predictor = method.predictor(self.task, [model])
+            predictor = predictor_of(method, self.task, model)
             for split in self._scored:
                 scores = score(predictor, getattr(self.data, split), self.task, self.settings)
                 rows += rows_of(scores, round_, self.name, kind, split, "trained")
         return rows
 
-    def _view(self, round_: int, state: State, order: str = "") -> Site:
+    def _view(self, method: Method, round_: int, state: State, order: str = "") -> Site:
         """The method's view of this site with a given state."""
-        task = self.task.in_round(round_, self.settings.lr_decay)
+        task = method.task_of(self.task).in_round(round_, self.settings.lr_decay)
         site = Site(self.name, round_, state, task, self.settings, self.store)
         if self._hides_images:
             site = SecretSite(self.name, round_, state, task, self.settings, self.store, order=order)
@@ -272,13 +272,13 @@ class SiteHost:
             if kind == "global" and kind in cache:
                 predictors[kind] = cache[kind]
                 continue
-            predictors[kind] = method.predictor(self.task, [model])
+            predictors[kind] = predictor_of(method, self.task, model)
             if kind == "global":
                 cache[kind] = predictors[kind]
         return predictors
 
     def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
         """The site's models after `step`, given what the server published after it."""
-        site = self._view(round_, self.store.peek(before=step + 1))
+        site = self._view(method, round_, self.store.peek(before=step + 1))
         site.published = published
         return method.models(site)

@@ -169,6 +169,14 @@ class Averaging(LocalTraining):
                 models["personal"] = Model(holder.network, own_model(holder, training, tensors))
         return models
 
+    def task_of(self, task: Task) -> Task:
+        """The run's networks as they are."""
+        return task
+
+    def network_config(self, model: Model, network_def: Any) -> Any:
+        """The run's network as it is."""
+        return network_def
+
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """The first model as it is."""
         return task.load(models[0].tensors, models[0].network).eval()

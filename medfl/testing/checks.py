@@ -13,6 +13,7 @@ from medfl.core.encoding import FILTERED
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.errors import MedflError, SettingsError
+from medfl.networks.parts import without_head
 from medfl.testing.cohort import (
     Case,
     TensorData,
@@ -242,16 +243,20 @@ def limit_cases_hold(case: Case) -> None:
 def equal_models_average_to_themselves(case: Case) -> None:
     """Without local training every global model stays the initial one, buffers included (rule G-2).
 
-    It may not where the server itself trains one, on public data. Where a method puts another head on the body, this
-    is about the body.
+    It may not where the server itself trains one, on public data. Where a method takes home another network than the
+    run's, with another head, this is about the body.
     """
     with folders(1) as (still,):
-        start = make_task().initial(case.settings_of().seed)
+        method = case.make_method()
+        task = method.task_of(make_task())
+        start = task.initial(case.settings_of().seed)
+        body = without_head(task.build(), list(start))
         result = case.run(still, epochs=0)
         for holder, found in {"server": result.outcome.models, **result.models}.items():
             if "global" in found and not case.kind.needs_public:
                 model, key = found["global"], f"{holder}/global"
-                begun = {n: t for n, t in start.items() if "head" not in model.meta or not n.startswith("head.")}
+                names = start if method.network_config(model, {}) == {} else body
+                begun = {name: start[name] for name in names}
                 kept = {n: t for n, t in model.tensors.items() if n in begun}
                 same({key: kept}, {key: begun}, "no local training")
     for key, tensors in bits(case.reference[0]).items():
