@@ -242,8 +242,8 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
         PluginError: If a file does not exist, if two have the same name, or if a disabled name is unknown.
     """
     registry = Registry()
-    found = installed(registry.problems)
-    sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in found}
+    points = installed(registry.problems)
+    sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in points}
     for path in map(Path, files):
         if path.suffix != ".py" or not path.is_file():
             raise PluginError(f"Expected a plugin file that ends in .py; there is none at '{path}'. Check the path.")

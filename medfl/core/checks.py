@@ -202,16 +202,16 @@ def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Setti
         )
 
 
-def _others(expected: Meta, found: Meta, path: str = "") -> list[str]:
+def _others(expected: Meta, actual: Meta, path: str = "") -> list[str]:
     """What is not as expected, with both values."""
-    told = []
+    unlike = []
     for key, value in expected.items():
-        here = found.get(key)
+        here = actual.get(key)
         if isinstance(value, dict):
-            told += _others(value, here or {}, f"{path}{key}.")
+            unlike += _others(value, here or {}, f"{path}{key}.")
         elif here != value:
-            told.append(f"expected {path}{key} = {value}, got {here}")
-    return told
+            unlike.append(f"expected {path}{key} = {value}, got {here}")
+    return unlike
 
 
 def _warn_of_limits(name: str, method: Method, models: list[nn.Module]) -> None:

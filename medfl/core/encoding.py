@@ -118,7 +118,7 @@ class Encoder:
         if other:
             raise ContractError(
                 f"{_name(own)}.encode makes '{other[0]}' of tensors of the kind '{kind}': expected names with prefixes "
-                f"of this kind, {sorted(prefix for prefix, one in self.sends.items() if one == kind)}."
+                f"of this kind, {sorted(prefix for prefix, other in self.sends.items() if other == kind)}."
             )
         for name, tensor in sorted(encoded.items()):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -92,11 +92,11 @@ class Best:
             rows: Its scores.
             metric: What is compared, in [0, 1]. A site where it is not defined is left out of the mean.
         """
-        found: dict[str, dict[str, float]] = {}
+        scores_by_site: dict[str, dict[str, float]] = {}
         for row in rows:
             if (row.split, row.moment, row.metric) == ("val", "aggregated", metric):
-                found.setdefault(row.site, {})[row.model] = row.value
-        values = [models.get("personal", models.get("global", math.nan)) for models in found.values()]
+                scores_by_site.setdefault(row.site, {})[row.model] = row.value
+        values = [models.get("personal", models.get("global", math.nan)) for models in scores_by_site.values()]
         values = [value for value in values if 0 <= value <= 1]
         score = math.fsum(values) / len(values) if values else math.nan
         better = score < self.score if metric in LOWER_IS_BETTER else score > self.score

@@ -224,10 +224,10 @@ class Federation:
 
     def _resume(self) -> tuple[Server, Committed] | None:
         """The newest commit from which every site can go on; None in a new folder."""
-        found = self._journal.latest()
-        if found is None:
+        newest = self._journal.latest()
+        if newest is None:
             return None
-        state, last = found
+        state, last = newest
         behind = {site: self._carrier.newest(site) for site, step in last.answers.items()}
         behind = {site: step for site, step in behind.items() if step < last.answers[site]}
         if any(last.answers[site] == last.step for site in behind) and self._journal.can_go_back(last):
@@ -237,8 +237,8 @@ class Federation:
             return self._resume()
         for site in sorted(behind):
             logger.warning("%s goes on from its step %d: an older one was damaged.", site, behind[site])
-        told = self._carrier.describe()  # of sites that were away at the start nothing is known yet
-        last.facts |= {site: facts for site, facts in told.items() if not last.facts.get(site)}
+        facts_now = self._carrier.describe()  # of sites that were away at the start nothing is known yet
+        last.facts |= {site: facts for site, facts in facts_now.items() if not last.facts.get(site)}
         self._journal.reconcile(last)
         logger.info("Continuing after step %d (%d rounds done).", last.step, last.rounds_done)
         return self._server(state, last), last

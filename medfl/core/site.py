@@ -101,7 +101,9 @@ class SiteHost:
         """
         if self.account is not None:
             records = [self.store.latest(before=step + 1) for step in self.store.steps()]
-            self.account.check_holds({one for record in records if record for one in record.meta.get("released", [])})
+            self.account.check_holds(
+                {release for record in records if record for release in record.meta.get("released", [])}
+            )
 
     def describe(self) -> Meta:
         """What this site tells about itself: ``trainable``, ``validates``, and what the run's `describe` lists."""
@@ -161,10 +163,10 @@ class SiteHost:
         released: list[str] = []
         reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
-        given = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
+        as_sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
         try:
             reply = self._work(method, site, order, digest, released)
-            check_sent(method, self.task, self.settings, given, reply, f"site '{self.name}'")
+            check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
             noise = partial(self._noise, site, released)
             sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}

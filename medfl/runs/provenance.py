@@ -79,11 +79,11 @@ def run_record(
 def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
     """The optimiser's options in use, and what the bundle says of them, both named ``optimizer.NAME``."""
     built = task.optimizer([nn.Parameter(torch.zeros(1))])
-    found = {"optimizer.name": type(built).__name__}
-    found |= {f"optimizer.{name}": value for name, value in built.defaults.items() if name not in IMPLEMENTATION}
-    said = {f"optimizer.{name}": value for name, value in written.items() if not _computed(value)}
-    said["optimizer.name"] = str(written.get("_target_", "")).rpartition(".")[2]
-    return found, said
+    in_use = {"optimizer.name": type(built).__name__}
+    in_use |= {f"optimizer.{name}": value for name, value in built.defaults.items() if name not in IMPLEMENTATION}
+    stated = {f"optimizer.{name}": value for name, value in written.items() if not _computed(value)}
+    stated["optimizer.name"] = str(written.get("_target_", "")).rpartition(".")[2]
+    return in_use, stated
 
 
 def origin_table(

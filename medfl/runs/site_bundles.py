@@ -74,10 +74,10 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
         StoreError: If one can't be written.
     """
     written, method = [], run.make_method()
-    for site, found in sorted(result.models.items()):
-        if found:
+    for site, models in sorted(result.models.items()):
+        if models:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
-            model = export_site(target, home, site, found, method)
+            model = export_site(target, home, site, models, method)
             predictor = predictor_of(method, run.task, model)
             write_predictions(target, predictor, run.sites[site].test, run.settings, run.task.device, facts)
             written.append(target)
@@ -207,9 +207,9 @@ def _csv(probabilities: torch.Tensor, labels: torch.Tensor, facts: Facts) -> str
     """Row, label and probabilities of each image, and the facts that are known of any."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    told = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1])), *told])
+    known = {name: entries for name, entries in facts.items() if any(entries)}
+    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1])), *known])
     for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
-        last = [entries[row] or "" for entries in told.values()]
+        last = [entries[row] or "" for entries in known.values()]
         writer.writerow([row, label, *(f"{value:.9g}" for value in values), *last])
     return text.getvalue()

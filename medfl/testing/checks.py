@@ -56,12 +56,12 @@ def metadata_is_complete(case: Case) -> None:
 def it_is_deterministic(case: Case) -> None:
     """The same run twice gives the same bits and scores; another seed gives others."""
     with folders(2) as (second, third):
-        one, first = case.reference
-        same(bits(one), bits(case.run(second)), "the same run twice")
+        result, first = case.reference
+        same(bits(result), bits(case.run(second)), "the same run twice")
         expect(scores(first) == scores(second), "the same run twice has other scores")
         other = bits(case.run(third, seed=8))
-        expect(any(not tensors_equal(m, other[k]) for k, m in bits(one).items()), "the seed changes nothing")
-        expect(one.outcome.status == "finished" and one.outcome.rounds == 3, f"ended as {one.outcome}")
+        expect(any(not tensors_equal(m, other[k]) for k, m in bits(result).items()), "the seed changes nothing")
+        expect(result.outcome.status == "finished" and result.outcome.rounds == 3, f"ended as {result.outcome}")
 
 
 @promise
@@ -252,9 +252,9 @@ def equal_models_average_to_themselves(case: Case) -> None:
         start = task.initial(case.settings_of().seed)
         body = without_head(task.build(), list(start))
         result = case.run(still, epochs=0)
-        for holder, found in {"server": result.outcome.models, **result.models}.items():
-            if "global" in found and not case.kind.needs_public:
-                model, key = found["global"], f"{holder}/global"
+        for holder, models in {"server": result.outcome.models, **result.models}.items():
+            if "global" in models and not case.kind.needs_public:
+                model, key = models["global"], f"{holder}/global"
                 names = start if method.network_config(model, {}) == {} else body
                 begun = {name: start[name] for name in names}
                 kept = {n: t for n, t in model.tensors.items() if n in begun}
