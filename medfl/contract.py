@@ -13,16 +13,16 @@ Promises that a method makes (`medfl.testing.check_method` checks each):
 * Random numbers come from `holder.rng(label)`, which depends on (seed, name, round, label) and on nothing else, or from
   torch's global generator, which is pinned in the same way before each step.
 * Only tensors whose name begins with a prefix in `sends`, and only declared meta keys, leave a site.
-* `fold` can use whatever `tells` and `check_tensors` let through: a site that is not honest ends no run.
+* `fold` can use whatever `sends_meta` and `check_tensors` let through: a site that is not honest ends no run.
 
 This module imports torch and the smallest modules of the package, so that a method author can read it on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
@@ -64,7 +64,7 @@ class Parcel:
 class Model:
     """Enough to rebuild a predictor anywhere: the network's name in the task, its tensors, and facts about it.
 
-    The fact ``head`` is the head that stands in place of the network's own (`medfl_methods.fedsdc.heads`).
+    The facts are the method's own: `Method.predictor` and `Method.network_config` read them.
     """
 
     network: str
@@ -91,7 +91,7 @@ class Reply:
 
     Attributes:
         tensors: Named as the method's `sends` declares.
-        meta: Keys as the method's `tells` declares.
+        meta: Keys as the method's `sends_meta` declares.
         parcels: For other sites; the server gets neither their tensors nor their meta.
         log: Numbers for the metrics file, such as the training loss. Scores only, never data.
         trained: The models right after local training, by names as in `Method.models`, for the core to score at the
@@ -138,7 +138,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Limit:
+class ReducesTo:
     """A case in which a method is another one. It stands in the docstring, warns at run time, and is tested bitwise.
 
     Attributes:
@@ -285,13 +285,55 @@ class Replies(Protocol):
     def __len__(self) -> int: ...
 
 
+class Filter(Protocol):
+    """What a method does to tensors on their way out of a site, and undoes where they arrive: it sends fewer bytes.
+
+    At a site a filter takes all tensors of one kind of a reply at once, after the checks and before clip, noise and
+    bits; where they arrive it is undone before `Method.fold`. It is pure and keeps no state. It may lose what it can't
+    send, as a lower precision does.
+
+    Under privacy with the unit ``site`` clip and noise are of the encoded numbers, so the sensitivity that noise is
+    reckoned with is that of clipped encoded tensors, and decoding is post-processing: the guarantee is the same one.
+    It holds only if nothing but these numbers hangs on the data. A filter whose meta, names, shapes or dtypes do, or
+    that sends whole numbers, such as the places of the largest entries, is refused there. With the unit ``sample`` the
+    noise is in the training, and all that a filter does comes after it.
+    """
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        """Which kinds of tensors it takes, out of those that the method sends; all others pass it by."""
+        ...
+
+    def encode(self, tensors: Tensors, rng: torch.Generator) -> tuple[Tensors, Meta]:
+        """What leaves in place of the tensors.
+
+        Args:
+            tensors: Of one kind, at least one, by name; finite.
+            rng: For whatever it draws; an order that is carried out again draws the same.
+
+        Returns:
+            Finite tensors under any names with prefixes of this kind, and JSON for `decode`.
+        """
+        ...
+
+    def decode(self, tensors: Tensors, meta: Meta) -> Tensors:
+        """The tensors again, of the names, shapes and dtypes that `encode` was given.
+
+        Args:
+            tensors: As `encode` gave them, but for noise and rounding.
+            meta: As `encode` gave it. Both come from another machine: what raises here counts that site as missing, so
+                an index or a size that can't be right should raise rather than take memory.
+        """
+        ...
+
+
 class Method(Protocol):
     """A federated algorithm. Most are a few lines on `medfl.methods.averaging.Averaging`."""
 
     sends: ClassVar[Mapping[str, Kind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
 
-    tells: ClassVar[Mapping[str, Tell]]
+    sends_meta: ClassVar[Mapping[str, Tell]]
     """Meta keys that a reply or a parcel may carry: of which type, shape and range, and whether they may leave."""
 
     unlike_networks: ClassVar[bool]
@@ -306,11 +348,31 @@ class Method(Protocol):
     needs_public: ClassVar[bool]
     """Whether the server needs a public data set."""
 
-    limits: ClassVar[tuple[Limit, ...]]
+    reduces_to: ClassVar[tuple[ReducesTo, ...]]
     """Declared limit cases."""
 
     pools_data: ClassVar[bool]
     """Whether the method trains on all sites' raw data at once (`centralized`): possible in a simulation only."""
+
+    presets: ClassVar[Mapping[str, Meta]]
+    """Name to settings of the method that are given together, for example those of its paper."""
+
+    preset_settings: ClassVar[Mapping[str, Meta]]
+    """Preset to the settings of runs that it belongs to. A method can't set them, so a run with others is warned."""
+
+    @property
+    def supports_dp_sgd(self) -> bool:
+        """Whether all that updates hold of a site's data comes in through the losses of single images, in one training.
+
+        DP-SGD makes the gradients of these private and nothing else, so runs that hide single images refuse a method
+        that does not promise this. Each class says it itself: what holds of a parent may not hold of its child.
+        """
+        ...
+
+    @property
+    def gradient_clip(self) -> float | None:
+        """Largest L2 norm of a batch's gradient in a site's training, > 0; None if gradients are not clipped."""
+        ...
 
     def setup(self, server: Server) -> None:
         """Once, before the first step."""
@@ -337,6 +399,10 @@ class Method(Protocol):
         """
         ...
 
+    def filters(self) -> tuple[Filter, ...]:
+        """What is done to the tensors of replies on their way, in this order; undone in reverse. Most have none."""
+        ...
+
     def fold(self, server: Server, replies: Replies) -> None:
         """Take the replies of the step into the server's state."""
         ...
@@ -351,6 +417,31 @@ class Method(Protocol):
 
     def models(self, holder: Holder) -> dict[str, Model]:
         """``global`` at the server; ``personal``, ``global`` and/or ``ensemble`` at a site."""
+        ...
+
+    def model_dump(self, *, mode: str = "python") -> Meta:
+        """The method's settings by name, as every pydantic model gives them."""
+        ...
+
+    def task_of(self, task: Task) -> Task:
+        """The task with the method's own networks or heads in place of the run's; most methods leave it as it is.
+
+        Pure: it depends on the method's settings alone. Wherever a method gets a task, in a holder, in `check_tensors`
+        or in `predictor`, it is one that this has made.
+        """
+        ...
+
+    def network_config(self, model: Model, network_def: Any) -> Any:
+        """What a bundle that takes a model home builds, if the run's own network is not it.
+
+        Args:
+            model: One of `models`.
+            network_def: What builds the run's network of this name, JSON as in MONAI's configurations.
+
+        Returns:
+            The same for a network that takes `Model.tensors`, with the same logits as `predictor`. Most methods return
+            `network_def`.
+        """
         ...
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:

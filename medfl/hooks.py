@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pluggy
@@ -74,7 +74,8 @@ class MethodRecord:
         target: ``module:Class``, a frozen pydantic model that fulfils `medfl.contract.Method`.
         family: Methods of a kind are listed together, for example ``averaging`` or ``personal``.
         paper: Where it was published, for example ``McMahan et al., AISTATS 2017``; may be empty.
-        sends: What leaves a site, the same as `medfl.contract.Method.sends`; empty: nothing does.
+        sends: What leaves a site, the same as `medfl.contract.Method.sends`; updates of the model where it is not said,
+            empty: nothing does.
         unlike_networks: Whether sites may have different networks.
         summary: One line.
     """
@@ -83,7 +84,7 @@ class MethodRecord:
     target: str
     family: str
     paper: str
-    sends: Mapping[str, str]
+    sends: Mapping[str, str] = field(default_factory=lambda: {"model/": "update"})
     unlike_networks: bool = False
     summary: str = ""
 
@@ -152,6 +153,43 @@ RECORDS: dict[Kind, type[Record]] = {
     "report_section": SectionRecord,
 }
 """Kind to the class of its records; its hook is ``medfl_<kind>s``."""
+
+
+METHOD_MEMBERS = (
+    *("sends", "sends_meta", "unlike_networks", "unlike_heads", "posts_parcels", "needs_public", "pools_data"),
+    *("reduces_to", "presets", "preset_settings", "supports_dp_sgd", "gradient_clip", "model_dump", "setup", "plan"),
+    *(
+        "work",
+        "check_tensors",
+        "filters",
+        "fold",
+        "publish",
+        "findings",
+        "models",
+        "task_of",
+        "network_config",
+        "predictor",
+    ),
+)
+"""What `medfl.contract.Method` names, here without torch."""
+
+
+def method_problem(name: str, kind: Any) -> str | None:
+    """What keeps the class of a method from being one; None if nothing does.
+
+    `supports_dp_sgd` is a promise of privacy that each class has to make or refuse itself.
+    """
+    if not hasattr(kind, "model_validate"):
+        return f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
+    missing = [member for member in METHOD_MEMBERS if not hasattr(kind, member) and member not in kind.model_fields]
+    if "supports_dp_sgd" not in {*missing, *vars(kind)}:
+        missing.append("supports_dp_sgd (a parent's does not count)")
+    if not missing:
+        return None
+    return (
+        f"Expected method '{name}' to have all that medfl.contract.Method names; {kind!r} lacks {', '.join(missing)}. "
+        "Add it, or inherit from medfl.methods.averaging.Averaging, where the rest has defaults."
+    )
 
 
 class Hooks:

@@ -84,27 +84,34 @@ class Registry:
         """The class of a method.
 
         Raises:
-            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported or is no method.
         """
-        return self._resolve("method", name)
+        kind = self._resolve("method", name)
+        if problem := hooks.method_problem(name, kind):
+            raise PluginError(problem)
+        return kind
 
     def network(self, name: str) -> Any:
-        """The class of a network. Raises as `method_class` does."""
+        """The class of a network.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("network", name)
 
     def partition(self, name: str) -> Any:
-        """The function of a partition. Raises as `method_class` does."""
+        """The function of a partition. Raises as `network` does."""
         return self._resolve("partition", name)
 
     def dataset(self, name: str) -> Any:
-        """The class of a data set's options. Raises as `method_class` does."""
+        """The class of a data set's options. Raises as `network` does."""
         return self._resolve("dataset", name)
 
     def phantom(self, name: str) -> Any:
         """The function that writes a made-up release of a data set.
 
         Raises:
-            PluginError: As `method_class` does, or if the data set has none.
+            PluginError: As `network` does, or if the data set has none.
         """
         plugin, record = self._claim("dataset", name)
         assert isinstance(record, DatasetRecord)
@@ -114,7 +121,7 @@ class Registry:
         return self._import(f"made-up release of '{name}'", plugin, record.phantom)
 
     def report_section(self, name: str) -> Any:
-        """The class of a section, by its id. Raises as `method_class` does."""
+        """The class of a section, by its id. Raises as `network` does."""
         return self._resolve("report_section", name)
 
     def make_method(self, name: str, args: Mapping[str, Any]) -> Any:
@@ -132,17 +139,12 @@ class Registry:
         from medfl.settings import read_settings
 
         kind, values = self.method_class(name), dict(args)
-        if not hasattr(kind, "model_validate"):
-            raise PluginError(
-                f"Expected method '{name}' to be a frozen pydantic model such as Averaging; got {kind!r}."
-            )
         preset = values.pop("preset", None)
         if preset is not None:
-            presets = getattr(kind, "presets", {})
-            if preset not in list(presets):
-                hint = did_you_mean(str(preset), presets)
+            if preset not in list(kind.presets):
+                hint = did_you_mean(str(preset), kind.presets)
                 raise SettingsError(f"Method '{name}' has no preset {preset!r} (option 'preset'). {hint}")
-            values = merged(presets[preset], values)
+            values = merged(kind.presets[preset], values)
         return read_settings(kind, values, where=f"method '{name}'")
 
     def notify(self, event: str, **facts: Any) -> None:
@@ -240,8 +242,8 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
         PluginError: If a file does not exist, if two have the same name, or if a disabled name is unknown.
     """
     registry = Registry()
-    found = installed(registry.problems)
-    sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in found}
+    points = installed(registry.problems)
+    sources: dict[str, tuple[str, Any]] = {point.name: (origin, point.load) for origin, point in points}
     for path in map(Path, files):
         if path.suffix != ".py" or not path.is_file():
             raise PluginError(f"Expected a plugin file that ends in .py; there is none at '{path}'. Check the path.")

@@ -15,7 +15,7 @@ from pydantic import Field
 from medfl.cli.docs import method_page, write_pages
 from medfl.cli.main import main
 from medfl.cli.run import settings_page
-from medfl.contract import Limit
+from medfl.contract import ReducesTo
 from medfl.errors import PluginError
 from medfl.hooks import MethodRecord
 from medfl.methods.averaging import Averaging
@@ -68,12 +68,12 @@ class Talkative(Averaging):
     """
 
     sends: ClassVar = {"proto/": "statistic", "images/": "samples"}
-    tells: ClassVar = {"count": Tell("public", number(0, 1, "classes")), "size": Tell("private", count())}
+    sends_meta: ClassVar = {"count": Tell("public", number(0, 1, "classes")), "size": Tell("private", count())}
     unlike_networks: ClassVar = True
     posts_parcels: ClassVar = True
     needs_public: ClassVar = True
     presets: ClassVar = {"paper": {"rate": 2.0}, "medfl": {}}
-    limits: ClassVar = (Limit("fedavg", {"rate": 0.0}, {"weights": "uniform"}, {"norm_sync": "none"}),)
+    reduces_to: ClassVar = (ReducesTo("fedavg", {"rate": 0.0}, {"weights": "uniform"}, {"norm_sync": "none"}),)
 
     rate: float | None = Field(None, gt=0, le=5)
     kinds: tuple[Literal["a", "b"], ...] = ("a",)

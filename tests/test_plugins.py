@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from medfl import hooks
+from medfl.contract import Method
 from medfl.errors import PluginError, SettingsError
 from medfl.ingest.spec import DatasetSpec, ImageSpec
 from medfl.plugins import load_plugins
@@ -20,10 +21,9 @@ from medfl.plugins import MethodRecord, NetworkRecord, PartitionRecord, hookimpl
 """
 
 METHOD = """
-from pydantic import BaseModel, ConfigDict
+from medfl.methods.averaging import Averaging
 
-class Toy(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Toy(Averaging):
     presets: ClassVar[dict] = {"paper": {"mu": 0.5, "tau": 2.0}}
     mu: float = 0.1
     tau: float = 1.0
@@ -355,6 +355,44 @@ def test_a_method_that_is_no_model_of_settings_is_refused(write):
     text = "@hookimpl\ndef medfl_methods(): return [MethodRecord('bad', 'builtins:dict', '', '', {})]\n"
     with pytest.raises(PluginError, match="method 'bad' to be a frozen pydantic model.*class 'dict'"):
         load_plugins([write("mine", text)]).make_method("bad", {})
+
+
+OWN = """
+from pydantic import BaseModel, ConfigDict
+
+class Own(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    gradient_clip: float | None = None
+    def plan(self, server): ...
+
+class Heir(Own): pass
+
+@hookimpl
+def medfl_methods(): return [MethodRecord(name.lower(), f"{__name__}:{name}", "", "", {}) for name in ("Own", "Heir")]
+
+"""
+
+
+def test_a_method_without_the_toolkit_is_told_all_that_it_lacks(write):
+    """Not what it has: a field, a function, or what every pydantic model has."""
+    with pytest.raises(PluginError, match=r"medfl.contract.Method names; <class '.*Own'> lacks sends,.*") as caught:
+        load_plugins([write("mine", OWN)]).make_method("own", {})
+    lacks = str(caught.value).partition(" lacks ")[2].partition(". ")[0].split(", ")
+    assert set(lacks) == set(hooks.METHOD_MEMBERS) - {"gradient_clip", "plan", "model_dump"}
+
+
+def test_a_method_says_itself_whether_it_supports_dp_sgd(write):
+    rest = "".join(f"setattr(Own, {name!r}, None)\n" for name in hooks.METHOD_MEMBERS)
+    registry = load_plugins([write("mine", OWN, rest)])
+    assert registry.method_class("own").supports_dp_sgd is None
+    with pytest.raises(PluginError, match=r"lacks supports_dp_sgd \(a parent's does not count\)\. "):
+        registry.method_class("heir")
+
+
+def test_what_is_asked_of_methods_is_what_the_contract_names():
+    named = {name for name in vars(Method) if not name.startswith("_")} | set(Method.__annotations__)
+    assert named == set(hooks.METHOD_MEMBERS)
+    assert len(hooks.METHOD_MEMBERS) == len(named)
 
 
 # ---- observing

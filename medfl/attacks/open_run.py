@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from medfl.attacks.rebuild_task import CONFIG, read_bundle, rebuild_task
+from medfl.attacks.rebuild_task import CONFIG, bundle_network, read_bundle, rebuild_task
 from medfl.contract import Method, Model, Server, Site, State
 from medfl.core.journal import Committed, Journal
 from medfl.core.site import Splits
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from medfl.privacy.released import Released
 
 
+@dataclass(kw_only=True)
+class HomeModel(Model):
+    """A model from a bundle that was taken home, which says itself how its network is built."""
+
+    build: Callable[[], nn.Module]
+
+
 @dataclass
 class OpenedRun:
     """A run and all that an attack needs of it. Made by `open_run`, or by hand for a run without a bundle.
@@ -44,7 +51,8 @@ class OpenedRun:
         folder: The run folder.
         name: Name of the method.
         method: The method, with the run's settings for it.
-        task: The learning problem; its `device` is that of the attack. A site's own loss: `site_task`.
+        task: The learning problem, as the method sees it; its `device` is that of the attack. A site's own loss:
+            `site_task`.
         settings: The run's settings.
         sites: Site to its data; `test` too.
         global_test: The test set that the server holds, or None.
@@ -136,7 +144,11 @@ class OpenedRun:
     def predictor(self, model: Model, name: str = "") -> nn.Module:
         """A model of this run as a network in evaluation mode; kept under a name."""
         if name not in self._predictors:
-            self._predictors[name] = self.method.predictor(self.task, [model]).eval()
+            if isinstance(model, HomeModel):
+                task = self.task.with_network(model.network, model.build)
+                self._predictors[name] = task.load(model.tensors, model.network).eval()
+            else:
+                self._predictors[name] = self.method.predictor(self.task, [model]).eval()
         return self._predictors[name]
 
     def site_task(self, name: str) -> Task:
@@ -209,11 +221,12 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
     first = next(iter(sites.values()))
     task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
     files = [origin for origin in record.run.get("plugins", {}).values() if origin.endswith(".py")]
+    method = load_plugins(files=files).make_method(record.method, told["method_args"])
     return OpenedRun(
         folder,
         record.method,
-        load_plugins(files=files).make_method(record.method, told["method_args"]),
-        task,
+        method,
+        method.task_of(task),
         settings,
         {name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()},
         server.test if server is not None and len(server.test) else None,
@@ -249,15 +262,14 @@ def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
         )
 
 
-def _taken_home(home: Path) -> Model | None:
+def _taken_home(home: Path) -> HomeModel | None:
     """The model in a bundle, or None without one."""
     weights = home / "models" / "model.pt"
     if not weights.is_file():
         return None
     try:
         config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
-        head = config["network_def"].get("head") if isinstance(config.get("network_def"), dict) else None
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
-        return Model(config["network_name"], tensors, {} if head is None else {"head": head})
+        return HomeModel(config["network_name"], tensors, build=partial(bundle_network, home))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(f"expected a model in '{home}': {error}. Put the bundle back, or run again.") from None

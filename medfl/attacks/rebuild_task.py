@@ -60,6 +60,15 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
     return parser, found[0]
 
 
+def bundle_network(home: Path) -> nn.Module:
+    """A new network as a bundle builds it, which its model's tensors fit."""
+    parser = ConfigParser()
+    parser.read_config(str(home / CONFIG))
+    parser.update(pairs={"bundle_root": str(home)})
+    network: nn.Module = parser.get_parsed_content("network_def")
+    return network
+
+
 def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, data_folder: Path) -> Task:
     """The task of a run.
 

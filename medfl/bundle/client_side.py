@@ -143,7 +143,7 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
     task = task.weighted(data.train.labels) if settings.balance == "loss" else task
-    filters = Filters(method.sends, method.tells, settings, settings.rounds)
+    filters = Filters(method.sends, method.sends_meta, settings, settings.rounds)
     return Side(site, method, task, settings, data, filters, {name: start[name] for name in shared})
 
 

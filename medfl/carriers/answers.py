@@ -15,6 +15,7 @@ from medfl.carriers.messages import (
 from medfl.carriers.remote_messages import UNDELIVERED, names, rows_from_json
 from medfl.contract import Method, Order
 from medfl.core.carrier import Answer
+from medfl.core.encoding import decode_filtered
 from medfl.core.evaluation import Row
 from medfl.core.filters import decode
 from medfl.core.reply_checks import check_reply
@@ -86,7 +87,7 @@ def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: 
     if not isinstance(meta, dict):
         raise RefusedError(f"expected facts by name beside the reply of {who}")
     check_codec(tensors, meta, limits)
-    plain, facts = decode(tensors, meta)
     method = expected.method
+    plain, facts = decode_filtered(method, *decode(tensors, meta))
     check_tensors(plain, prefixes=tuple(method.sends), shapes={}, norm_bound=expected.norm_bound, who=who)
     check_reply(method, expected.task, order, plain, facts, who, expected.private)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
-from medfl.contract import Limit
+from medfl.contract import ReducesTo
 from medfl.hooks import MethodRecord
 from medfl.plugins import Registry
 from medfl.utils.field_words import default_of, flow, type_of, value_of
@@ -108,8 +108,8 @@ def method_page(record: MethodRecord, kind: Any) -> str:
         parts += ["## When to use it", doc.when]
     parts += ["## What leaves a site", *_leaves(kind), "## What it needs", _bullets(_needs(kind))]
     parts += ["## Settings", *_settings(kind)]
-    if kind.limits:
-        parts += ["## Limit cases", LIMITS, _bullets(map(_limit, kind.limits))]
+    if kind.reduces_to:
+        parts += ["## Limit cases", LIMITS, _bullets(map(_limit, kind.reduces_to))]
     return "\n\n".join(parts) + f"\n\n{_made_by(record.name)}"
 
 
@@ -142,9 +142,9 @@ def _leaves(kind: Any) -> list[str]:
         rows = [[f"`{prefix}...`", sort, KINDS[sort]] for prefix, sort in sorted(kind.sends.items())]
         receiver = "To the server, or in parcels past it to other sites," if kind.posts_parcels else "To the server"
         parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
-    if kind.tells:
+    if kind.sends_meta:
         notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
-        facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.tells.items())]
+        facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.sends_meta.items())]
         parts += ["Facts that go beside them, and nothing else:", _table(["name", "what it is"], facts)]
     if kind.posts_parcels:
         parts.append("Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.")
@@ -155,7 +155,7 @@ def _leaves(kind: Any) -> list[str]:
 
 def _needs(kind: Any) -> list[str]:
     private = not kind.pools_data and not kind.posts_parcels and set(kind.sends.values()) <= {"update"}
-    private = private and all(tell.kind != "needed" for tell in kind.tells.values())
+    private = private and all(tell.kind != "needed" for tell in kind.sends_meta.values())
     return [
         f"Networks: {_networks(kind)}",
         "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),
@@ -200,7 +200,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name} = {value_of(value)}`" for name, value in values.items())
 
 
-def _limit(limit: Limit) -> str:
+def _limit(limit: ReducesTo) -> str:
     """A limit case as a sentence."""
     here = [f"with {_pairs(limit.args)}"] if limit.args else []
     here += ["on a network without batch-norm layers"] if limit.only_without_norms else []

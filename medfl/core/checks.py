@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from medfl.contract import Limit, Method
+from medfl.contract import Method, ReducesTo
+from medfl.core.encoding import check_filters
 from medfl.core.filters import check_method
 from medfl.core.site import Splits
 from medfl.data.sites import name_problem
@@ -47,6 +48,7 @@ def check_plan(
     names = sorted(sites)
     check_metrics(task.metrics)
     check_method(method, settings, name)
+    check_filters(method, name)
     if problem := name_problem(names):
         raise SettingsError(problem)
     unknown = sorted(set(settings.networks_by_site) - set(names))
@@ -64,7 +66,7 @@ def check_plan(
     if method.needs_public and not has_public:
         raise SettingsError(f"Method '{name}' needs public data; name their folder with --public.")
     _check_weights(task, used)
-    networks = [task.build(network) for network in used]
+    networks = [method.task_of(task).build(network) for network in used]
     _warn_of_limits(name, method, networks)
     return networks
 
@@ -120,7 +122,7 @@ def check_privacy(
     else:
         check_delta(privacy, sites, "a federation")
     logger.info("%s", describe(privacy, settings.rounds))
-    if private := sorted(key for key, tell in method.tells.items() if tell.kind == "private"):
+    if private := sorted(key for key, tell in method.sends_meta.items() if tell.kind == "private"):
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 
 
@@ -185,13 +187,12 @@ def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Setti
 
     Args:
         name: The method's.
-        method: It; its class may say what belongs to a preset (`medfl.methods.averaging.Averaging.preset_settings`).
+        method: It; its `preset_settings` say what belongs to a preset.
         method_args: Its settings as given.
         settings: The run's.
     """
     preset = method_args.get("preset")
-    needed: Mapping[str, Meta] = getattr(method, "preset_settings", {})
-    if other := _others(needed.get(str(preset), {}), settings.model_dump()):
+    if other := _others(method.preset_settings.get(str(preset), {}), settings.model_dump()):
         logger.warning(
             "The preset '%s' of '%s' belongs to runs with other settings than this one: %s. Give these, or leave the "
             "preset out.",
@@ -201,21 +202,21 @@ def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Setti
         )
 
 
-def _others(expected: Meta, found: Meta, path: str = "") -> list[str]:
+def _others(expected: Meta, actual: Meta, path: str = "") -> list[str]:
     """What is not as expected, with both values."""
-    told = []
+    unlike = []
     for key, value in expected.items():
-        here = found.get(key)
+        here = actual.get(key)
         if isinstance(value, dict):
-            told += _others(value, here or {}, f"{path}{key}.")
+            unlike += _others(value, here or {}, f"{path}{key}.")
         elif here != value:
-            told.append(f"expected {path}{key} = {value}, got {here}")
-    return told
+            unlike.append(f"expected {path}{key} = {value}, got {here}")
+    return unlike
 
 
 def _warn_of_limits(name: str, method: Method, models: list[nn.Module]) -> None:
     plain = not any(has_batch_norm(model) for model in models)
-    for limit in method.limits:
+    for limit in method.reduces_to:
         if not limit.equals_settings and _reached(limit, method) and (plain or not limit.only_without_norms):
             why = ", ".join(f"{k} = {v}" for k, v in limit.args.items())
             why += " on a network without batch-norm layers" if limit.only_without_norms else ""
@@ -223,5 +224,5 @@ def _warn_of_limits(name: str, method: Method, models: list[nn.Module]) -> None:
             logger.warning("With %s, '%s' is '%s'%s.", why, name, limit.equals, but)
 
 
-def _reached(limit: Limit, method: Method) -> bool:
+def _reached(limit: ReducesTo, method: Method) -> bool:
     return all(getattr(method, name) == value for name, value in limit.args.items())

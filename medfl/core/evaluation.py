@@ -54,6 +54,11 @@ def csv_lines(rows: list[Row], header: bool = False) -> str:
     return text.getvalue()
 
 
+def predictor_of(method: Method, task: Task, model: Model) -> nn.Module:
+    """What a model predicts with, in a run with this task."""
+    return method.predictor(method.task_of(task), [model])
+
+
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
     """The task's metrics of a model on a data set; empty for an empty one."""
     if not len(data):
@@ -87,11 +92,11 @@ class Best:
             rows: Its scores.
             metric: What is compared, in [0, 1]. A site where it is not defined is left out of the mean.
         """
-        found: dict[str, dict[str, float]] = {}
+        scores_by_site: dict[str, dict[str, float]] = {}
         for row in rows:
             if (row.split, row.moment, row.metric) == ("val", "aggregated", metric):
-                found.setdefault(row.site, {})[row.model] = row.value
-        values = [models.get("personal", models.get("global", math.nan)) for models in found.values()]
+                scores_by_site.setdefault(row.site, {})[row.model] = row.value
+        values = [models.get("personal", models.get("global", math.nan)) for models in scores_by_site.values()]
         values = [value for value in values if 0 <= value <= 1]
         score = math.fsum(values) / len(values) if values else math.nan
         better = score < self.score if metric in LOWER_IS_BETTER else score > self.score
@@ -122,7 +127,7 @@ def watcher(
         return None
 
     def watch(model: Model, epoch: int) -> None:
-        predictor = method.predictor(task, [model])
+        predictor = predictor_of(method, task, model)
         for name, data in tests.items():
             scores = score(predictor, data, task, settings)
             rows.extend(rows_of(scores, round_, name, "global", "test", f"epoch {epoch}"))

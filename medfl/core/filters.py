@@ -2,11 +2,12 @@
 
 Every reply and parcel passes here before a carrier sees it: names are checked against what the method declares, numbers
 against being finite and against the norm bound. Where the update of a whole site is hidden, the norm bound is left to
-the clip, for a refusal is seen by all. Updates are then clipped, noised and quantised, in this order, as the settings
-say; noise on clipped numbers is what the accountant reckons with, and quantising afterwards can't weaken it. The order
-is not a setting: bits of an update that is noised later would be no post-processing. No method takes part in this, so
-any method that replies with updates runs under any of it. Where the unit of privacy is ``sample``, the noise is in the
-training (`medfl.privacy.samples`) and updates are neither clipped nor noised here.
+the clip, for a refusal is seen by all. A method's own filters come next (`medfl.core.encoding`; most have none).
+Updates are then clipped, noised and quantised, in this order, as the settings say; noise on clipped numbers is what the
+accountant reckons with, and quantising or decoding afterwards can't weaken it. The order is not a setting: bits of an
+update that is noised later would be no post-processing. No method takes part in this, so any method that replies with
+updates runs under any of it. Where the unit of privacy is ``sample``, the noise is in the training
+(`medfl.privacy.samples`) and updates are neither clipped nor noised here.
 
 Under a privacy setting integer and bool tensors of an update, such as a batch counter, stay at the site: they can't be
 noised, and averaging leaves what is absent as it is. Private meta keys stay, too. Parcels are checked but never
@@ -21,7 +22,8 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Kind, Parcel
+from medfl.contract import Kind, Method, Parcel
+from medfl.core.encoding import FILTERED, Encoder, kind_of
 from medfl.core.quantization import dequantise, pack, quantise, unpack
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.gaussian import clip_by_norm, l2_norm, noise_multiplier
@@ -45,9 +47,10 @@ class Filters:
 
     Args:
         sends: `medfl.contract.Method.sends`.
-        tells: `medfl.contract.Method.tells`.
+        sends_meta: `medfl.contract.Method.sends_meta`.
         settings: The settings of the run.
         releases: How many payloads the site sends at most in the whole run: the privacy budget is spread over them.
+        encoder: The method's own filters, if it has any.
 
     Raises:
         SettingsError: If the privacy settings can't be kept.
@@ -56,12 +59,14 @@ class Filters:
     def __init__(
         self,
         sends: Mapping[str, Kind],
-        tells: Mapping[str, Tell],
+        sends_meta: Mapping[str, Tell],
         settings: Settings,
         releases: int,
+        encoder: Encoder | None = None,
     ) -> None:
+        self._encoder = encoder
         self._sends = sends
-        self._tells = tells
+        self._sends_meta = sends_meta
         self._privacy = settings.privacy
         self._bits = settings.compression.bits if settings.compression else None
         self._norm_bound = settings.norm_bound
@@ -82,29 +87,35 @@ class Filters:
                 noise.
 
         Returns:
-            New tensors and new meta, for `decode` at the receiver.
+            New tensors and new meta, for `decode` and then `decode_filtered` at the receiver.
 
         Raises:
-            ContractError: If a tensor or a meta key was not declared by the method.
+            ContractError: If a tensor or a meta key was not declared by the method, or one of its filters breaks a
+                promise.
             RefusedError: If a number is not finite, the norm is above the bound, or privacy forbids the kind.
+            SettingsError: If privacy can't be kept with a filter of the method (`Encoder.encode`).
         """
         kinds, meta = self._checked(tensors, meta, site)
-        update = {name: tensors[name] for name in sorted(tensors) if kinds[name] == "update"}
-        sent = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in update}
         if self._privacy is not None:
-            if sent:
-                raise RefusedError(_not_private(f"site '{site}'", f"'{min(sent)}' ({kinds[min(sent)]})"))
-            update = {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}
-            update = self._noised(update, stream_factory) if update and self._sigma is not None else update
+            if other := sorted(name for name, kind in kinds.items() if kind != "update"):
+                raise RefusedError(_not_private(f"site '{site}'", f"'{other[0]}' ({kinds[other[0]]})"))
+            tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        who, filtered = f"Site '{site}'", Meta()
+        if self._encoder is not None:
+            tensors, filtered = self._encoder.encode(tensors, who, self._sigma is not None)
+        update = {name: tensors[name] for name in sorted(tensors) if kind_of(self._sends, name, who) == "update"}
+        sent = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in update}
+        if update and self._sigma is not None:
+            update = self._noised(update, stream_factory)
         update, codec = _quantised(update, self._bits)
-        return sent | {name: tensor.detach().clone() for name, tensor in update.items()}, meta | codec
+        return sent | {name: tensor.detach().clone() for name, tensor in update.items()}, meta | filtered | codec
 
     def outgoing_parcel(self, tensors: Tensors, meta: Meta, *, site: str) -> tuple[Tensors, Meta]:
         """A parcel as it leaves the site: checked and cloned, otherwise as it is.
 
         Args:
             tensors: Of the parcel.
-            meta: Of the parcel; its keys are declared in `tells` as well.
+            meta: Of the parcel; its keys are declared in `sends_meta` as well.
             site: The site's name, for messages.
 
         Raises:
@@ -118,26 +129,17 @@ class Filters:
 
     def _checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[dict[str, Kind], Meta]:
         """The kind of each tensor, and the meta that may leave."""
-        kinds = {name: self._kind(name, site) for name in tensors}
+        kinds = {name: kind_of(self._sends, name, f"Site '{site}'") for name in tensors}
         for key in meta:
-            if key not in self._tells or key == CODEC:
+            if key not in self._sends_meta or key in (CODEC, FILTERED):
                 raise ContractError(
-                    f"Site '{site}' may not send the meta key '{key}': the method tells {sorted(self._tells)}. "
-                    "Declare it in `tells`, or leave it out."
+                    f"Site '{site}' may not send the meta key '{key}': the method tells {sorted(self._sends_meta)}. "
+                    "Declare it in `sends_meta`, or leave it out."
                 )
         self._check_numbers(tensors, site)
         return kinds, {
-            key: value for key, value in meta.items() if self._privacy is None or self._tells[key].kind == "public"
+            key: value for key, value in meta.items() if self._privacy is None or self._sends_meta[key].kind == "public"
         }
-
-    def _kind(self, name: str, site: str) -> Kind:
-        prefix = max((prefix for prefix in self._sends if name.startswith(prefix)), key=len, default=None)
-        if prefix is None:
-            raise ContractError(
-                f"Site '{site}' may not send the tensor '{name}': the method sends names that begin with "
-                f"{sorted(self._sends)}. Declare its prefix and kind in `sends`, or leave it out."
-            )
-        return self._sends[prefix]
 
     def _check_numbers(self, tensors: Tensors, site: str) -> None:
         for name in sorted(tensors):
@@ -212,11 +214,11 @@ def plain_bytes(tensors: Tensors, meta: Meta) -> int:
     return wire.payload_bytes(kept) + sum(sizes)
 
 
-def check_method(method: Any, settings: Settings, name: str | None = None) -> None:
+def check_method(method: Method | type[Method], settings: Settings, name: str | None = None) -> None:
     """Refuse at the start what the filters would have to refuse later.
 
     Args:
-        method: A method, as class or object.
+        method: A method, as object, or as class where no setting of it changes what is asked here.
         settings: The settings of the run.
         name: What the user calls the method; by default the name of its class.
 
@@ -226,22 +228,22 @@ def check_method(method: Any, settings: Settings, name: str | None = None) -> No
             which none is an update.
     """
     name = name or (method if isinstance(method, type) else type(method)).__name__
-    tells: Mapping[str, Tell] = getattr(method, "tells", {})
-    check_tells(tells, name)
+    check_tells(method.sends_meta, name)
     sends: Mapping[str, Kind] = method.sends
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(sends.items()) if kind != "update"]
-    if getattr(method, "posts_parcels", False):
+    if method.posts_parcels:
         other.append("parcels from site to site")
-    if getattr(method, "pools_data", False):
+    if method.pools_data:
         other.append("the sites' raw data")
-    other += [f"'{fact}' (a fact that it can't do without)" for fact, tell in tells.items() if tell.kind == "needed"]
+    needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
+    other += [f"'{fact}' (a fact that it can't do without)" for fact in needed]
     if settings.privacy is not None and other:
         raise SettingsError(_not_private(f"method '{name}'", ", ".join(other)))
-    if settings.privacy is not None and settings.privacy.unit == "sample" and not _trains_by_sample(method):
+    if settings.privacy is not None and settings.privacy.unit == "sample" and method.supports_dp_sgd is not True:
         raise SettingsError(
             f"Privacy with the unit 'sample' covers what a site learns by the loss of each image alone, and method "
-            f"'{name}' does not say, by `by_sample`, that its updates hold nothing else of the site's data. Choose "
-            "another method or setting of it, or the unit 'site', which covers any update."
+            f"'{name}' does not say, by `supports_dp_sgd`, that its updates hold nothing else of the site's data. "
+            "Choose another method or setting of it, or the unit 'site', which covers any update."
         )
     if settings.compression is not None and sends and "update" not in sends.values():
         raise SettingsError(
@@ -269,12 +271,6 @@ def check_parcels(parcels: Sequence[Parcel], allowed: bool, site: str, peers: Co
             f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "
             f"unless the method says `posts_parcels` (it says {allowed})."
         )
-
-
-def _trains_by_sample(method: Any) -> bool:
-    """Whether the class of a method says `by_sample` itself: what a parent says may not hold for a child."""
-    kind = method if isinstance(method, type) else type(method)
-    return "by_sample" in vars(kind) and bool(method.by_sample)
 
 
 def _not_private(who: str, what: str) -> str:

@@ -147,7 +147,7 @@ class Journal:
             raise SettingsError(
                 f"'keep_rounds' names round {max(rounds)} and the run has {settings.rounds}: name rounds of the run."
             )
-        if gone := sorted({one for one in rounds if one <= rounds_done} - set(self.kept_rounds())):
+        if gone := sorted({round_ for round_ in rounds if round_ <= rounds_done} - set(self.kept_rounds())):
             logger.warning("Over already, and their models were not kept: rounds %s.", ", ".join(map(str, gone)))
         size = sum(tensor.nbytes for tensor in models["global"].tensors.values()) / 1e6
         logger.info("The models of %d rounds are kept, %.1f MB each.", len(set(rounds)), size)
@@ -221,16 +221,16 @@ class Journal:
         Raises:
             StoreError: If rows before them were removed or changed, or it can't be written.
         """
-        found = self._csv.read_bytes()[: last.csv_offset] if self._csv.exists() else b""
-        if len(found) < last.csv_offset:
+        rows = self._csv.read_bytes()[: last.csv_offset] if self._csv.exists() else b""
+        if len(rows) < last.csv_offset:
             raise StoreError(
-                f"'{self._csv}' has {len(found)} bytes where the saved steps account for {last.csv_offset}: rows were "
+                f"'{self._csv}' has {len(rows)} bytes where the saved steps account for {last.csv_offset}: rows were "
                 "removed from it. Put it back, or start the run in a new folder."
             )
-        self._size, self._sha256 = len(found), hashlib.sha256(found)
+        self._size, self._sha256 = len(rows), hashlib.sha256(rows)
         if self._sha256.hexdigest() != last.csv_sha256:
             raise StoreError(
-                f"'{self._csv}' is damaged: its first {len(found)} bytes are not those of the saved steps. It was "
+                f"'{self._csv}' is damaged: its first {len(rows)} bytes are not those of the saved steps. It was "
                 "damaged, or changed by hand. Put it back, or start the run in a new folder."
             )
         self._append(last.rows, last.csv_offset)

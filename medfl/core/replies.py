@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from medfl.contract import Method, Replies
 from medfl.core.carrier import Answer
+from medfl.core.encoding import FILTERED, decode_filtered
 from medfl.core.filters import CODEC, decode
 from medfl.types import Tensors
 
@@ -30,3 +32,25 @@ class StoredReplies:
 
     def __len__(self) -> int:
         return len(self._answers)
+
+
+class DecodedReplies:
+    """Replies as the method's sites sent them: its filters are undone, one reply at a time.
+
+    Args:
+        method: The method.
+        replies: Of a step, as a carrier has them.
+    """
+
+    def __init__(self, method: Method, replies: Replies) -> None:
+        self._method, self._replies, self.missing = method, replies, replies.missing
+        self.meta = {
+            site: {key: value for key, value in meta.items() if key != FILTERED} for site, meta in replies.meta.items()
+        }
+
+    def __iter__(self) -> Iterator[tuple[str, Tensors]]:
+        for site, tensors in self._replies:
+            yield site, decode_filtered(self._method, tensors, self._replies.meta[site])[0]
+
+    def __len__(self) -> int:
+        return len(self._replies)

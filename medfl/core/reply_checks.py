@@ -36,8 +36,8 @@ def check_reply(
     Raises:
         RefusedError: If it is not what the method declares.
     """
-    check_told(meta, method.tells, order.op, {"classes": task.num_classes} | order.meta, who, private)
-    method.check_tensors(task, order, tensors)
+    check_told(meta, method.sends_meta, order.op, {"classes": task.num_classes} | order.meta, who, private)
+    method.check_tensors(method.task_of(task), order, tensors)
 
 
 def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta: Any, who: str) -> None:
@@ -65,8 +65,8 @@ def check_sent(method: Method, task: Task, settings: Settings, order: Order, rep
     """
 
     def declared(meta: Meta) -> Meta:
-        return {key: value for key, value in meta.items() if key in method.tells}
+        return {key: value for key, value in meta.items() if key in method.sends_meta}
 
     check_reply(method, task, order, reply.tensors, declared(reply.meta), who, settings.privacy is not None)
     for parcel in reply.parcels:
-        check_parcel(method.tells, task, settings, declared(parcel.meta), who)
+        check_parcel(method.sends_meta, task, settings, declared(parcel.meta), who)

@@ -18,6 +18,7 @@ from medfl.contract import Plan, Server, State
 from medfl.core.carrier import Carrier, Evaluation, MethodFactory
 from medfl.core.evaluation import Best, Row, watcher
 from medfl.core.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal, Outcome
+from medfl.core.replies import DecodedReplies
 from medfl.errors import ContractError
 from medfl.settings import Settings
 from medfl.task import Task
@@ -117,7 +118,7 @@ class Federation:
         method = self._make_method()
         server.watch = watcher(method, self._tests, self._task, self._settings, plan.round, rows)
         with self._pinned(server):
-            method.fold(server, self._carrier.replies(accepted, missing))
+            method.fold(server, DecodedReplies(method, self._carrier.replies(accepted, missing)))
         server.rounds_done = now.rounds_done
         if (name := _not_finite(server.state.tensors)) is not None:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
@@ -204,7 +205,7 @@ class Federation:
             SERVER,
             last.round,
             state,
-            self._task,
+            self._make_method().task_of(self._task),
             self._settings,
             self._journal.store,
             sites=self._carrier.sites,
@@ -223,10 +224,10 @@ class Federation:
 
     def _resume(self) -> tuple[Server, Committed] | None:
         """The newest commit from which every site can go on; None in a new folder."""
-        found = self._journal.latest()
-        if found is None:
+        newest = self._journal.latest()
+        if newest is None:
             return None
-        state, last = found
+        state, last = newest
         behind = {site: self._carrier.newest(site) for site, step in last.answers.items()}
         behind = {site: step for site, step in behind.items() if step < last.answers[site]}
         if any(last.answers[site] == last.step for site in behind) and self._journal.can_go_back(last):
@@ -236,8 +237,8 @@ class Federation:
             return self._resume()
         for site in sorted(behind):
             logger.warning("%s goes on from its step %d: an older one was damaged.", site, behind[site])
-        told = self._carrier.describe()  # of sites that were away at the start nothing is known yet
-        last.facts |= {site: facts for site, facts in told.items() if not last.facts.get(site)}
+        facts_now = self._carrier.describe()  # of sites that were away at the start nothing is known yet
+        last.facts |= {site: facts for site, facts in facts_now.items() if not last.facts.get(site)}
         self._journal.reconcile(last)
         logger.info("Continuing after step %d (%d rounds done).", last.step, last.rounds_done)
         return self._server(state, last), last

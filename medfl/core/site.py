@@ -17,7 +17,8 @@ import torch
 
 from medfl.contract import Method, Model, Order, Parcel, Reply, Site, State
 from medfl.core.carrier import Answer, MethodFactory
-from medfl.core.evaluation import Row, rows_of, score
+from medfl.core.encoding import Encoder
+from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
@@ -100,7 +101,9 @@ class SiteHost:
         """
         if self.account is not None:
             records = [self.store.latest(before=step + 1) for step in self.store.steps()]
-            self.account.check_holds({one for record in records if record for one in record.meta.get("released", [])})
+            self.account.check_holds(
+                {release for record in records if record for release in record.meta.get("released", [])}
+            )
 
     def describe(self) -> Meta:
         """What this site tells about itself: ``trainable``, ``validates``, and what the run's `describe` lists."""
@@ -152,17 +155,18 @@ class SiteHost:
 
     def _carry_out(self, method: Method, order: Order, step: int, round_: int, digest: str, keep: Steps) -> Record:
         last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
-        site, before = self._view(round_, last.state(), digest), copied(last.state())
+        site, before = self._view(method, round_, last.state(), digest), copied(last.state())
         site.inbox = self.inbox.read(last.step, step)
-        filters = Filters(method.sends, method.tells, self.settings, self.settings.rounds)
+        encoder = Encoder(method.filters(), method.sends, site.rng)
+        filters = Filters(method.sends, method.sends_meta, self.settings, self.settings.rounds, encoder)
         refused: str | None = None
         released: list[str] = []
         reply, tensors = Reply(), Tensors()
         started = time.perf_counter()
-        given = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
+        as_sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
         try:
             reply = self._work(method, site, order, digest, released)
-            check_sent(method, self.task, self.settings, given, reply, f"site '{self.name}'")
+            check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
             noise = partial(self._noise, site, released)
             sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}
@@ -221,15 +225,15 @@ class SiteHost:
         }
         rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
         for kind, model in reply.trained.items() if "trained" in self.settings.moments else ():
-            predictor = method.predictor(self.task, [model])
+            predictor = predictor_of(method, self.task, model)
             for split in self._scored:
                 scores = score(predictor, getattr(self.data, split), self.task, self.settings)
                 rows += rows_of(scores, round_, self.name, kind, split, "trained")
         return rows
 
-    def _view(self, round_: int, state: State, order: str = "") -> Site:
+    def _view(self, method: Method, round_: int, state: State, order: str = "") -> Site:
         """The method's view of this site with a given state."""
-        task = self.task.in_round(round_, self.settings.lr_decay)
+        task = method.task_of(self.task).in_round(round_, self.settings.lr_decay)
         site = Site(self.name, round_, state, task, self.settings, self.store)
         if self._hides_images:
             site = SecretSite(self.name, round_, state, task, self.settings, self.store, order=order)
@@ -270,13 +274,13 @@ class SiteHost:
             if kind == "global" and kind in cache:
                 predictors[kind] = cache[kind]
                 continue
-            predictors[kind] = method.predictor(self.task, [model])
+            predictors[kind] = predictor_of(method, self.task, model)
             if kind == "global":
                 cache[kind] = predictors[kind]
         return predictors
 
     def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
         """The site's models after `step`, given what the server published after it."""
-        site = self._view(round_, self.store.peek(before=step + 1))
+        site = self._view(method, round_, self.store.peek(before=step + 1))
         site.published = published
         return method.models(site)

@@ -171,7 +171,7 @@ def _shared_test(site_file: SiteFile, settings: Settings) -> list[str]:
 
 def _needed(site_file: SiteFile, method: Any) -> list[str]:
     """Facts that the method can't do without and this site does not tell."""
-    needed = [fact for fact, tell in method.tells.items() if tell.kind == "needed"]
+    needed = [fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"]
     facts = [fact for fact in needed if fact not in site_file.describe]
     if site_file.is_server or not facts:
         return []

@@ -169,7 +169,7 @@ def _claim(opened: Opened, folder: Path) -> Meta:
         offer.given_by,
         settings=opened.settings,
         execution=opened.execution,
-        method=opened.make_method(),  # type: ignore[arg-type]
+        method=opened.make_method(),
         method_args=built.method_args,
     )
     record |= {"offer": offer.to_meta(), "plugins": dict(sorted(opened.registry.plugins.items()))}
@@ -220,7 +220,7 @@ def _finish(opened: Opened, carrier: RemoteCarrier, outcome: Outcome, folder: Pa
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
     home = Home(opened.folder, built.site_values, opened.shape, classes, str(about.get("name", "")))
-    export_global(folder, home, outcome.models)
+    export_global(folder, home, outcome.models, opened.make_method())
     metric = opened.task.metrics[0]
     summary = summarise(folder / "metrics.csv", opened.offer.method, outcome, opened.settings, metric)
     summary |= {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}

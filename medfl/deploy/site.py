@@ -11,7 +11,7 @@ from medfl.carriers.messages import Message, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
 from medfl.contract import Model, Order, Parcel
 from medfl.core.checks import check_labels, check_plan, check_privacy
-from medfl.core.evaluation import Row, rows_of, score
+from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
 from medfl.core.site import SiteHost, Splits
 from medfl.core.store import Inbox, only_writer
@@ -72,10 +72,11 @@ class SiteRun:
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
         check_counts(site_file, len(self._data.train))
         used = {self.settings.networks_by_site.get(site, self.task.network) for site in opened.offer.sites}
-        self._forms = {network: shapes_of(self.task, [network]) for network in sorted(used)}
-        self._shapes = {} if method.unlike_heads else shapes_of(self.task, used)
+        task = method.task_of(self.task)
+        self._forms = {network: shapes_of(task, [network]) for network in sorted(used)}
+        self._shapes = {} if method.unlike_heads else shapes_of(task, used)
         self._undelivered: list[str] = []
-        self._sends, self._tells = method.sends, method.tells
+        self._sends, self._sends_meta = method.sends, method.sends_meta
 
     def _check_network(self, own: str | None) -> None:
         given = self.settings.networks_by_site.get(self.name, self.task.network)
@@ -227,7 +228,7 @@ class SiteRun:
         if guest:
             self._check_exchange()
         self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
-        check_parcel(GUEST if guest else self._tells, self.task, self.settings, meta["meta"], f"site '{sender}'")
+        check_parcel(GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'")
         folder = self.folder / EXCHANGE if guest else self.host.store.folder
         Inbox(folder).post(step, sender, Parcel(self.name, message.tensors, meta["meta"], sender))
 
@@ -279,7 +280,7 @@ class SiteRun:
     def _score(self, model: Model, name: str, round_: int) -> list[Row]:
         if "test" not in tellable(self._file, {"test": len(self._splits.test)}):
             return []
-        predictor = self._opened.make_method().predictor(self.host.task, [model])
+        predictor = predictor_of(self._opened.make_method(), self.host.task, model)
         scores = score(predictor, self._splits.test, self.host.task, self.settings)
         return rows_of(scores, round_, self.name, name, "test", "aggregated")
 
@@ -291,8 +292,8 @@ class SiteRun:
         if models:
             built = self._opened.built
             home = Home(self._opened.folder, built.site_values, data.shape, data.classes, data.source, data.modality)
-            model = export_site(self.folder / "bundle", home, self.name, models)
-            says = (method.predictor(self.task, [model]), data.test, self.settings, self.task.device, data.test_facts)
+            model = export_site(self.folder / "bundle", home, self.name, models, method)
+            says = (predictor_of(method, self.task, model), data.test, self.settings, self.task.device, data.test_facts)
             write_predictions(self.folder / "bundle", *says)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         account = self.host.account

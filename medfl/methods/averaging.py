@@ -9,11 +9,11 @@ this is FedAvg (McMahan et al., AISTATS 2017).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
-from medfl.contract import Findings, Kind, Limit, Model, Order, Replies, Reply, Server, Site
+from medfl.contract import Filter, Findings, Kind, Model, Order, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, check_updates, mean_updates, normalised, sample, subtract
 from medfl.methods.kept import KEPT, add_to_kept, shared_of
@@ -31,14 +31,14 @@ class Averaging(Rounds, LocalTraining):
 
     Under a privacy setting sizes stay at home and the weights are uniform.
 
-    A class that says ``by_sample = True`` itself, not by its parent, promises that all that its updates hold of a
-    site's data comes in through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients
-    private and nothing else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the
-    server's side should think twice.
+    A class that says ``supports_dp_sgd = True`` promises that all that its updates hold of a site's data comes in
+    through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients private and nothing
+    else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the server's side should
+    think twice. It is not inherited: a subclass that says nothing does not promise it.
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update"}
-    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
     unlike_networks: ClassVar[bool] = False
     unlike_heads: ClassVar[bool] = False
     posts_parcels: ClassVar[bool] = False
@@ -46,7 +46,17 @@ class Averaging(Rounds, LocalTraining):
     pools_data: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     preset_settings: ClassVar[Mapping[str, Meta]] = {}
-    limits: ClassVar[tuple[Limit, ...]] = ()
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
+
+    @property
+    def supports_dp_sgd(self) -> bool:
+        """Not unless a class says so itself."""
+        return False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "supports_dp_sgd" not in vars(cls):
+            cls.supports_dp_sgd = Averaging.supports_dp_sgd  # type: ignore[method-assign]
 
     # ---- what a method overrides
 
@@ -115,13 +125,17 @@ class Averaging(Rounds, LocalTraining):
         personal = {name: done.after[name] for name in done.after if name not in received}
         site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
         update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL)
-        return Reply(update | done.extra, {"size": len(site.train)} | done.tells, log=done.log, trained=models)
+        return Reply(update | done.extra, {"size": len(site.train)} | done.meta, log=done.log, trained=models)
 
     def aggregate(self, server: Server, replies: Replies) -> None:
         """Weighted mean of the updates, then `server_update`; then the means of what came beside them."""
         self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL])
 
     # ---- the contract
+
+    def filters(self) -> tuple[Filter, ...]:
+        """Updates leave as they are."""
+        return ()
 
     def setup(self, server: Server) -> None:
         """The common initial model."""
@@ -159,6 +173,14 @@ class Averaging(Rounds, LocalTraining):
             if training.apart:
                 models["personal"] = Model(holder.network, own_model(holder, training, tensors))
         return models
+
+    def task_of(self, task: Task) -> Task:
+        """The run's networks as they are."""
+        return task
+
+    def network_config(self, model: Model, network_def: Any) -> Any:
+        """The run's network as it is."""
+        return network_def
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """The first model as it is."""

@@ -26,7 +26,7 @@ class Fit:
         start: Its trainable parameters when the training began, by name, on the same device, detached copies.
         extra: Whatever `before_fit` wants to hand on to `loss` and `after_fit`. It ends with the training.
         log: Numbers for the metrics file.
-        tells: Facts for the server; keys as the method's `tells` declares.
+        meta: Facts for the server; keys as the method's `sends_meta` declares.
         training: Which of the round's trainings this is.
         sent: The order's tensors, as they came.
         steps: Steps of the optimiser so far.
@@ -38,7 +38,7 @@ class Fit:
     start: Tensors
     extra: dict[str, Any] = field(default_factory=dict)
     log: dict[str, float] = field(default_factory=dict)
-    tells: Meta = field(default_factory=dict)
+    meta: Meta = field(default_factory=dict)
     training: Training = Training()
     sent: Tensors = field(default_factory=dict, repr=False)
     steps: int = 0
@@ -78,7 +78,7 @@ class Fitted:
         before: All tensors of the model when the training began, CPU copies.
         after: The same when it was over.
         log: Numbers for the metrics file, among them the mean ``loss`` and the ``seconds`` of the training.
-        tells: Facts for the server.
+        meta: Facts for the server.
         optimizer: What the optimiser remembers, for the next training; empty unless that was asked for.
         extra: What goes to the server beside the model (`Averaging.extra_up`), CPU copies.
     """
@@ -86,6 +86,6 @@ class Fitted:
     before: Tensors
     after: Tensors
     log: dict[str, float]
-    tells: Meta
+    meta: Meta
     optimizer: Tensors = field(default_factory=dict)
     extra: Tensors = field(default_factory=dict)

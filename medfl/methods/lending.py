@@ -35,7 +35,7 @@ class Circulating(Personal):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = SENDS
-    tells: ClassVar[Mapping[str, Tell]] = {**TELLS, "guest": Tell("public", one_of("owner", none=True))}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {**TELLS, "guest": Tell("public", one_of("owner", none=True))}
     posts_parcels: ClassVar[bool] = True
 
     route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"

@@ -122,7 +122,7 @@ class LocalTraining(BaseModel):
                 keep(site, training.place, done.after)
                 own = {"personal": Model(site.network, done.after)}
             else:
-                leaving = replace(done, before=start, tells=leaving.tells | done.tells)
+                leaving = replace(done, before=start, meta=leaving.meta | done.meta)
         shared = Model(site.network, leaving.after)
         return replace(leaving, log=plain | labelled), {"global": shared} | own if own else {"personal": shared}
 
@@ -186,7 +186,7 @@ class LocalTraining(BaseModel):
         after, log = cpu_state(model), fit.log | {"loss": trained.loss, "seconds": trained.seconds}
         beside = on_cpu(self.extra_up(fit)) if leaves and fit.steps else {}
         memory = {} if optimizer is None else read_state(fit.optimizer, model)
-        return Fitted(before, after, log, fit.tells, memory, beside)
+        return Fitted(before, after, log, fit.meta, memory, beside)
 
     def private_steps(self, model: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> Steps | None:
         """DP-SGD where the run hides single images; None where the plain steps do."""
@@ -205,7 +205,7 @@ def refuse_several(site: Site, trainings: Sequence[Training]) -> None:
     if site.settings.privacy is not None and site.settings.privacy.unit == "sample" and len(trainings) != 1:
         raise ContractError(
             f"Expected one training in a step of site '{site.name}', got {len(trainings)}: with the privacy unit "
-            "'sample' the account reckons with one, so the method may not say `by_sample`."
+            "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`."
         )
 
 

@@ -26,7 +26,7 @@ class Personal(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {}
-    tells: ClassVar[Mapping[str, Tell]] = {}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {}
     unlike_networks: ClassVar[bool] = True
 
     init: Literal["shared", "own"] = "shared"

@@ -29,7 +29,7 @@ TELLS: Mapping[str, Tell] = {
     "network": Tell("public", one_of("networks"), after=(PARCEL,)),
     "stamp": Tell("public", count(2, shorter=True), after=(PARCEL,)),
 }
-"""What stands on it; for a method's `tells`."""
+"""What stands on it; for a method's `sends_meta`."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class SecretSite(Site):
         if self.trainings > 1:
             raise ContractError(
                 f"Expected one training in a step of site '{self.name}', got a second one: with the privacy unit "
-                "'sample' the account reckons with one, so the method may not say `by_sample`."
+                "'sample' the account reckons with one, so the method may not say `supports_dp_sgd`."
             )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 from torch import nn
 
+from medfl.contract import Method
 from medfl.errors import SettingsError
 from medfl.runs.setting_ids import SETTINGS
 from medfl.settings import Execution, Settings, default_values
@@ -46,7 +46,7 @@ def run_record(
     *,
     settings: Settings,
     execution: Execution,
-    method: BaseModel,
+    method: Method,
     method_args: Meta,
 ) -> Meta:
     """The part of ``run.json`` that says each setting's value and origin.
@@ -69,21 +69,21 @@ def run_record(
     own = {name: value for name, value in written.items() if not _computed(value)}
     defaults = {name: value for name, value in default_values().items() if name not in written}
     own["loss"] = str(own.get("loss", {}).get("_target_", "")).rpartition(".")[2]
-    presets: Mapping[str, Meta] = getattr(method, "presets", {})
     table = origin_table(run | facts, own, given_by, DEFAULT, defaults)
     table |= origin_table(optimizer, described, given_by, "default of torch")
-    table |= method_table(method.model_dump(mode="json"), method_args, bundle.get("method_args", {}), presets, given_by)
+    stated = bundle.get("method_args", {})
+    table |= method_table(method.model_dump(mode="json"), method_args, stated, method.presets, given_by)
     return {"settings": table}
 
 
 def _optimizer(task: Task, written: Meta) -> tuple[Meta, Meta]:
     """The optimiser's options in use, and what the bundle says of them, both named ``optimizer.NAME``."""
     built = task.optimizer([nn.Parameter(torch.zeros(1))])
-    found = {"optimizer.name": type(built).__name__}
-    found |= {f"optimizer.{name}": value for name, value in built.defaults.items() if name not in IMPLEMENTATION}
-    said = {f"optimizer.{name}": value for name, value in written.items() if not _computed(value)}
-    said["optimizer.name"] = str(written.get("_target_", "")).rpartition(".")[2]
-    return found, said
+    in_use = {"optimizer.name": type(built).__name__}
+    in_use |= {f"optimizer.{name}": value for name, value in built.defaults.items() if name not in IMPLEMENTATION}
+    stated = {f"optimizer.{name}": value for name, value in written.items() if not _computed(value)}
+    stated["optimizer.name"] = str(written.get("_target_", "")).rpartition(".")[2]
+    return in_use, stated
 
 
 def origin_table(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from medfl.contract import Model
+from medfl.contract import Method, Model
+from medfl.core.evaluation import predictor_of
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
 from medfl.runs.records import PREDICTIONS
@@ -71,18 +73,18 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     Raises:
         StoreError: If one can't be written.
     """
-    written = []
-    for site, found in sorted(result.models.items()):
-        if found:
+    written, method = [], run.make_method()
+    for site, models in sorted(result.models.items()):
+        if models:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
-            model = export_site(target, home, site, found)
-            predictor = run.make_method().predictor(run.task, [model])
+            model = export_site(target, home, site, models, method)
+            predictor = predictor_of(method, run.task, model)
             write_predictions(target, predictor, run.sites[site].test, run.settings, run.task.device, facts)
             written.append(target)
-    return written + export_global(run.folder, home, result.outcome.models)
+    return written + export_global(run.folder, home, result.outcome.models, method)
 
 
-def export_global(folder: Path, home: Home, models: Mapping[str, Model]) -> list[Path]:
+def export_global(folder: Path, home: Home, models: Mapping[str, Model], method: Method) -> list[Path]:
     """Write the server's model to ``global`` in a folder, where there is one; returns the bundles' folders.
 
     Raises:
@@ -90,18 +92,18 @@ def export_global(folder: Path, home: Home, models: Mapping[str, Model]) -> list
     """
     if "global" not in models:
         return []
-    _write(folder / "global", home, models["global"], {})
+    _write(folder / "global", home, models["global"], {}, method)
     return [folder / "global"]
 
 
-def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model]) -> Model:
+def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model], method: Method) -> Model:
     """Write what a site takes home: its personal model if it has one, otherwise the global one; returns the model.
 
     Raises:
         StoreError: If it can't be written.
     """
     model = models.get("personal") or models["global"]
-    _write(target, home, model, {"site": site})
+    _write(target, home, model, {"site": site}, method)
     return model
 
 
@@ -125,14 +127,14 @@ def write_predictions(
         write_atomic(target / PREDICTIONS, _csv(probabilities, test.labels, known).encode())
 
 
-def _write(target: Path, home: Home, model: Model, values: Meta) -> None:
+def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
     """Write a bundle, each of its files whole or not at all."""
     values = home.values | values | {"network_name": model.network}
     for path in _files(home.bundle_root):
         inside = path.relative_to(home.bundle_root)
         content = path.read_bytes()
         if inside.parent == Path("configs") and path.suffix == ".json":
-            content = _settled(content, path.name, home, values, model.meta.get("head"))
+            content = _settled(content, path.name, home, values, partial(method.network_config, model))
         if inside != README:
             write_atomic(target / inside, content)
     write_atomic(target / README, _introduction(home, model).encode())
@@ -159,19 +161,18 @@ def _introduction(home: Home, model: Model) -> str:
     )
 
 
-def _settled(config: bytes, name: str, home: Home, values: Meta, head: Meta | None) -> bytes:
+def _settled(config: bytes, name: str, home: Home, values: Meta, network_of: Callable[[Any], Any]) -> bytes:
     """A configuration with the run's values where it has such ids, so that nobody needs to give them again.
 
-    A head that the model has in place of its network's own stands around the network's definition.
+    What builds the network is as the method says (`medfl.contract.Method.network_config`).
     """
     content = json.loads(config)
     if name == "metadata.json":
         _describe(content, home)
     else:
         content |= {key: value for key, value in values.items() if key in content}
-        if head is not None and "network_def" in content:
-            around = {"_target_": "medfl.networks.parts.with_head", "network": content["network_def"], "head": head}
-            content["network_def"] = around
+        if "network_def" in content:
+            content["network_def"] = network_of(content["network_def"])
     return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
@@ -206,9 +207,9 @@ def _csv(probabilities: torch.Tensor, labels: torch.Tensor, facts: Facts) -> str
     """Row, label and probabilities of each image, and the facts that are known of any."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    told = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1])), *told])
+    known = {name: entries for name, entries in facts.items() if any(entries)}
+    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1])), *known])
     for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
-        last = [entries[row] or "" for entries in told.values()]
+        last = [entries[row] or "" for entries in known.values()]
         writer.writerow([row, label, *(f"{value:.9g}" for value in values), *last])
     return text.getvalue()

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from medfl.contract import Method
+from medfl.core.encoding import FILTERED
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.errors import MedflError, SettingsError
+from medfl.networks.parts import without_head
 from medfl.testing.cohort import (
     Case,
     TensorData,
@@ -39,9 +41,9 @@ def metadata_is_complete(case: Case) -> None:
     expect(
         bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing"
     )
-    for preset in getattr(kind, "presets", {}):
+    for preset in kind.presets:
         case.registry.make_method(case.name, {"preset": preset})
-    for limit in kind.limits:
+    for limit in kind.reduces_to:
         expect(limit.equals in case.registry.methods, f"limit case names the unknown method '{limit.equals}'")
     try:
         case.make_method().a_new_attribute = 1  # type: ignore[attr-defined]
@@ -54,12 +56,12 @@ def metadata_is_complete(case: Case) -> None:
 def it_is_deterministic(case: Case) -> None:
     """The same run twice gives the same bits and scores; another seed gives others."""
     with folders(2) as (second, third):
-        one, first = case.reference
-        same(bits(one), bits(case.run(second)), "the same run twice")
+        result, first = case.reference
+        same(bits(result), bits(case.run(second)), "the same run twice")
         expect(scores(first) == scores(second), "the same run twice has other scores")
         other = bits(case.run(third, seed=8))
-        expect(any(not tensors_equal(m, other[k]) for k, m in bits(one).items()), "the seed changes nothing")
-        expect(one.outcome.status == "finished" and one.outcome.rounds == 3, f"ended as {one.outcome}")
+        expect(any(not tensors_equal(m, other[k]) for k, m in bits(result).items()), "the seed changes nothing")
+        expect(result.outcome.status == "finished" and result.outcome.rounds == 3, f"ended as {result.outcome}")
 
 
 @promise
@@ -113,7 +115,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
             super().fold(server, replies)
 
     def make_method() -> Method:
-        return Stopped(**case.make_method().model_dump())  # type: ignore[attr-defined]
+        return Stopped(**case.make_method().model_dump())
 
     try:
         case.run(folder, absent=absent, make_method=make_method)
@@ -207,7 +209,7 @@ def only_what_is_declared_leaves(case: Case) -> None:
             sent = [name.split("/", 1)[1] for name in record.tensors if name.startswith("reply/")]
             loose = [name for name in sent if not name.startswith(tuple(kind.sends) or ("\0",))]
             expect(not loose, f"undeclared tensors leave a site: {loose}")
-            undeclared = set(record.meta["reply"]) - set(kind.tells)
+            undeclared = set(record.meta["reply"]) - set(kind.sends_meta) - {FILTERED}
             expect(not undeclared, f"undeclared meta keys leave a site: {sorted(undeclared)}")
 
 
@@ -226,7 +228,7 @@ def test_data_decide_nothing(case: Case) -> None:
 def limit_cases_hold(case: Case) -> None:
     """Each declared limit case gives the bits of the method that it names."""
     others: dict[str, dict[str, Tensors]] = {}  # several cases may name the same run
-    for limit in case.kind.limits:
+    for limit in case.kind.reduces_to:
         for network in ("plain",) if limit.only_without_norms else ("norm", "plain"):
             named = repr((limit.equals, limit.equals_args, limit.equals_settings, network))
             with folders(2) as (mine, theirs):
@@ -241,16 +243,20 @@ def limit_cases_hold(case: Case) -> None:
 def equal_models_average_to_themselves(case: Case) -> None:
     """Without local training every global model stays the initial one, buffers included (rule G-2).
 
-    It may not where the server itself trains one, on public data. Where a method puts another head on the body, this
-    is about the body.
+    It may not where the server itself trains one, on public data. Where a method takes home another network than the
+    run's, with another head, this is about the body.
     """
     with folders(1) as (still,):
-        start = make_task().initial(case.settings_of().seed)
+        method = case.make_method()
+        task = method.task_of(make_task())
+        start = task.initial(case.settings_of().seed)
+        body = without_head(task.build(), list(start))
         result = case.run(still, epochs=0)
-        for holder, found in {"server": result.outcome.models, **result.models}.items():
-            if "global" in found and not case.kind.needs_public:
-                model, key = found["global"], f"{holder}/global"
-                begun = {n: t for n, t in start.items() if "head" not in model.meta or not n.startswith("head.")}
+        for holder, models in {"server": result.outcome.models, **result.models}.items():
+            if "global" in models and not case.kind.needs_public:
+                model, key = models["global"], f"{holder}/global"
+                names = start if method.network_config(model, {}) == {} else body
+                begun = {name: start[name] for name in names}
                 kept = {n: t for n, t in model.tensors.items() if n in begun}
                 same({key: kept}, {key: begun}, "no local training")
     for key, tensors in bits(case.reference[0]).items():

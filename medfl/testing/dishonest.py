@@ -49,7 +49,7 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
         def fold(self, server: Server, replies: Replies) -> None:
             told = {site: (tensors, replies.meta[site]) for site, tensors in replies}
             for site in sorted(told)[-1:]:
-                for what, tensors, meta in _lies(*told[site], sorted(self.tells)):
+                for what, tensors, meta in _lies(*told[site], sorted(self.sends_meta)):
                     with contextlib.suppress(RefusedError):
                         check_reply(self, server.task, orders[site], tensors, meta, site)
                         self.suffer(server, _Told(told | {site: (tensors, meta)}, replies.missing), what)
@@ -64,11 +64,11 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
             except Exception as error:
                 raise AssertionError(
                     f"a reply with {what} is not refused and ends the run ({type(error).__name__}: {error}): say more "
-                    "of it in `tells` or `check_tensors`"
+                    "of it in `sends_meta` or `check_tensors`"
                 ) from error
 
     with folders(1) as (folder,):
-        make_method = lambda: Lied(**case.make_method().model_dump())  # type: ignore[attr-defined]  # noqa: E731
+        make_method = lambda: Lied(**case.make_method().model_dump())  # noqa: E731
         result = case.run(folder, make_method=make_method, rounds=2)
         expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")
         finite(bits(result), "beside a dishonest site")

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from medfl.errors import ContractError, RefusedError
 
-Told = Literal["public", "private", "needed"]
+Visibility = Literal["public", "private", "needed"]
 """What a fact is. Under a privacy setting only ``public`` ones leave a site; a method that can't do without one that is
 not says that it is ``needed``, and is refused then."""
 
@@ -57,7 +57,7 @@ class Tell:
             site may be missing all the same.
     """
 
-    kind: Told
+    kind: Visibility
     form: Form
     after: tuple[str, ...] = ()
 
@@ -151,7 +151,7 @@ def check_tells(tells: Mapping[str, Any], name: str) -> None:
     for key, tell in sorted(tells.items()):
         if not isinstance(tell, Tell):
             raise ContractError(
-                f"Method '{name}' declares '{key}' in `tells` as {tell!r}: expected what it is, too, for example "
+                f"Method '{name}' declares '{key}' in `sends_meta` as {tell!r}: expected what it is, too, for example "
                 'Tell("private", count()). See medfl/utils/tells.py.'
             )
 
@@ -194,7 +194,7 @@ class _Lists:
         if not shape:
             return self.form.fits(value, known)
         right = isinstance(value, list) and (len(value) == shape[0] or (self.shorter and len(value) < shape[0]))
-        return right and all(self._within(one, shape[1:], known) for one in value)
+        return right and all(self._within(entry, shape[1:], known) for entry in value)
 
     def words(self) -> str:
         lengths = " x ".join(str(size) for size in self.shape)
@@ -227,12 +227,14 @@ class _OneOf:
     def fits(self, value: Any, known: Mapping[str, Any]) -> bool:
         if not isinstance(value, str):
             return False
-        given = [known.get(name) or () for name in self.names]
-        return (self.none and not value) or any(value == one if isinstance(one, str) else value in one for one in given)
+        allowed = [known.get(name) or () for name in self.names]
+        return (self.none and not value) or any(
+            value == names if isinstance(names, str) else value in names for names in allowed
+        )
 
     def words(self) -> str:
-        given = " or ".join(f"'{name}'" for name in self.names)
-        return f"what the receiver knows as {given}{', or nothing' if self.none else ''}"
+        allowed = " or ".join(f"'{name}'" for name in self.names)
+        return f"what the receiver knows as {allowed}{', or nothing' if self.none else ''}"
 
 
 @dataclass(frozen=True)
@@ -264,9 +266,9 @@ class _Facts:
     def fits(self, value: Any, known: Mapping[str, Any]) -> bool:
         waiting = [value]
         while waiting:
-            one = waiting.pop()
-            waiting += [*one.values()] if isinstance(one, dict) else one if isinstance(one, list) else []
-            if isinstance(one, int | float) and not abs(one) < 2**63:  # nor is NaN below it
+            entry = waiting.pop()
+            waiting += [*entry.values()] if isinstance(entry, dict) else entry if isinstance(entry, list) else []
+            if isinstance(entry, int | float) and not abs(entry) < 2**63:  # nor is NaN below it
                 return False
         return isinstance(value, dict)
 
@@ -281,7 +283,9 @@ def _shaped(form: Form, shape: tuple[int | str, ...], shorter: bool = False) -> 
 def _length(size: int | str, known: Mapping[str, Any]) -> int:
     length = known.get(size) if isinstance(size, str) else size
     if type(length) is not int:
-        raise ContractError(f"A fact of `tells` is as long as '{size}': expected a number of that name in the order.")
+        raise ContractError(
+            f"A fact of `sends_meta` is as long as '{size}': expected a number of that name in the order."
+        )
     return length
 
 

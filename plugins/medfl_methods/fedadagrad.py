@@ -39,7 +39,7 @@ class FedAdagrad(AdaptiveServer):
         "medfl": {"eta": 0.01, "tau": 1e-3},
     }
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     beta1: float = Field(0.0, ge=0, lt=1)
 

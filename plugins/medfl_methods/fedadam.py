@@ -42,7 +42,7 @@ class FedAdam(AdaptiveServer):
         "medfl": {"eta": 0.03, "tau": 1e-3},
     }
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     eta: float = Field(0.03, gt=0, allow_inf_nan=False)
     beta2: float = Field(0.99, ge=0, lt=1)

@@ -25,7 +25,7 @@ class FedAvg(Averaging):
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     weights: Literal["size", "uniform"] = "size"
 

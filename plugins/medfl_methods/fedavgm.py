@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from medfl.contract import Limit, Server
+from medfl.contract import ReducesTo, Server
 from medfl.methods.averaging import Averaging
 from medfl.methods.server_optimizer import momentum_step
 from medfl.types import Meta, Tensors
@@ -37,9 +37,9 @@ class FedAvgM(Averaging):
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 0.9}, "flower": {"beta": 0.0}, "medfl": {"beta": 0.9}}
-    limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"beta": 0.0, "server_lr": 1.0}),)
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"beta": 0.0, "server_lr": 1.0}),)
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     beta: float = Field(0.9, ge=0, lt=1)
     server_lr: float = Field(1.0, gt=0, allow_inf_nan=False)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Limit
+from medfl.contract import ReducesTo
 from medfl.networks.norms import norm_names
 from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
@@ -31,14 +31,14 @@ class FedBN(FedAvg):
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit(
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
+        ReducesTo(
             "fedavg", {"weights": "uniform", "norm_types": ("batch",)}, {"weights": "uniform"}, only_without_norms=True
         ),
-        Limit("fedavg", {"norm_types": ("batch",)}, {"weights": "uniform"}, {"norm_sync": "none"}),
+        ReducesTo("fedavg", {"norm_types": ("batch",)}, {"weights": "uniform"}, {"norm_sync": "none"}),
     )
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     norm_types: tuple[Literal["batch", "group", "layer", "instance"], ...] = ("batch",)
     weights: Literal["size", "uniform"] = "uniform"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from medfl.contract import Limit
+from medfl.contract import ReducesTo
 from medfl.methods.lending import Circulating
 from medfl.types import Meta
 
@@ -34,9 +34,9 @@ class FedCrossStar(Circulating):
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("local", {"route": "identity", "p2p_scale": 1, "optimizer_state": "reset"}),
-        Limit(
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
+        ReducesTo("local", {"route": "identity", "p2p_scale": 1, "optimizer_state": "reset"}),
+        ReducesTo(
             "local",
             {"route": "identity", "p2p_scale": 1, "optimizer_state": "travel"},
             {"optimizer_state": "persistent"},

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Limit, Server
+from medfl.contract import ReducesTo, Server
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.types import Meta
@@ -46,11 +46,11 @@ class FedDisco(Averaging):
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
 
-    tells: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "label_counts": Tell("needed", count("classes"), after=("fit",)),
     }
-    limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"a": 0.0, "b": 0.0}),)
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"a": 0.0, "b": 0.0}),)
 
     a: float = Field(0.5, ge=0, allow_inf_nan=False)
     b: float = Field(0.1, allow_inf_nan=False)
@@ -61,7 +61,7 @@ class FedDisco(Averaging):
     def after_fit(self, fit: Fit) -> None:
         """The site's numbers of images of each class."""
         counts = torch.bincount(fit.site.train.labels, minlength=fit.site.task.num_classes)
-        fit.tells["label_counts"] = counts.tolist()
+        fit.meta["label_counts"] = counts.tolist()
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
         """By size and discrepancy, in images."""

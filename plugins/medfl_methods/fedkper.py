@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from medfl.contract import Limit
+from medfl.contract import ReducesTo
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
@@ -55,14 +55,14 @@ class FedKPer(Averaging):
     Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper is silent, its released code.
     """
 
-    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "score": Tell("private", number(0))}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "score": Tell("private", number(0))}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gradient_clip": None, "score_eps": 1e-6},
         "medfl": {},
     }
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("fedavg", {"distill": False, "aggregation": "size", "gradient_clip": None}),
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
+        ReducesTo("fedavg", {"distill": False, "aggregation": "size", "gradient_clip": None}),
     )
 
     distill: bool = True
@@ -76,7 +76,7 @@ class FedKPer(Averaging):
     gradient_clip: float | None = Field(5.0, gt=0, allow_inf_nan=False)
 
     @property
-    def by_sample(self) -> bool:
+    def supports_dp_sgd(self) -> bool:
         """Where lambda looks at one image alone, if at any."""
         return not self.distill or self.lambda_mode == "const" or self.lambda_scope == "sample"
 
@@ -100,7 +100,7 @@ class FedKPer(Averaging):
             labels, classes = fit.site.train.labels, fit.site.task.num_classes
             accuracy = own_accuracy(fit) if "acc" in self.score else 1.0
             diversity = label_diversity(torch.bincount(labels, minlength=classes).tolist())
-            fit.tells["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
+            fit.meta["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
 
     def weight(self, meta: Meta) -> float:
         """The score, or the size."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Limit
+from medfl.contract import ReducesTo
 from medfl.methods.fit import Fit
 from medfl.training.loop import Batch
 from medfl.types import Meta
@@ -30,9 +30,9 @@ class FedProx(FedAvg):
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 1.0}, "medfl": {"mu": 0.01}}
-    limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"mu": 0.0}),)
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"mu": 0.0}),)
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     mu: float = Field(0.01, ge=0, allow_inf_nan=False)
 

@@ -23,7 +23,7 @@ class Local(Personal):
             methods whose sites keep theirs, such as `fedskd`.
     """
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
     init: Literal["shared", "own"] = "shared"
     optimizer_state: Literal["reset", "persistent"] = "reset"

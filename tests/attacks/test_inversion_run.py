@@ -37,7 +37,7 @@ class Shares:
     """A method whose sites have sent images, as far as an attack looks at it."""
 
     sends = {"model/": "update"}
-    tells = {}
+    sends_meta = {}
     pools_data = False
 
     def __init__(self, *releases, back=0.5):

@@ -221,7 +221,7 @@ def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: An
 class Blobs(Averaging):
     """Keeps a constant at each holder in round 1 and gives it back in later rounds."""
 
-    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "sum": Tell("public", number())}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "sum": Tell("public", number())}
 
     def setup(self, server: Server) -> None:
         super().setup(server)

@@ -329,32 +329,34 @@ def test_a_codec_that_does_not_fit_is_a_broken_contract(codec):
 
 
 class Updates:
+    """As far as the filters look at a method."""
+
     sends = {"model/": "update"}
+    sends_meta: dict[str, Tell] = {}
+    posts_parcels = pools_data = supports_dp_sgd = False
 
 
-class Weights:
+class Weights(Updates):
     sends = {"model/": "update", "head/": "weights"}
 
 
-class Samples:
+class Samples(Updates):
     sends = {"shared/": "samples"}
 
 
-class Prototypes:
+class Prototypes(Updates):
     sends = {"proto/": "statistic"}
 
 
-class Circulating:
-    sends = {"model/": "update"}
+class Circulating(Updates):
     posts_parcels = True
 
 
-class Pooled:
-    sends = {"model/": "update"}
+class Pooled(Updates):
     pools_data = True
 
 
-class Silent:
+class Silent(Updates):
     sends: dict[str, str] = {}
 
 

@@ -108,10 +108,10 @@ def test_a_length_that_the_order_does_not_tell_is_the_methods_own_fault() -> Non
 
 def test_a_declaration_without_a_type_is_refused_at_the_start() -> None:
     class Bare(Averaging):
-        tells = {"size": "private"}  # type: ignore[assignment, dict-item]  # noqa: RUF012
+        sends_meta = {"size": "private"}  # type: ignore[assignment, dict-item]  # noqa: RUF012
 
     with pytest.raises(
-        ContractError, match="Method 'Bare' declares 'size' in `tells` as 'private': expected what it is"
+        ContractError, match="Method 'Bare' declares 'size' in `sends_meta` as 'private': expected what it is"
     ):
         check_method(Bare, Settings(rounds=1))
 

@@ -31,7 +31,7 @@ class Ring(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {"model/": "weights"}
-    tells: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
         "guests": Tell("public", text(8, shorter=True)),
         "first": Tell("public", count()),
         "letter": Tell("public", text(), after=(PARCEL,)),

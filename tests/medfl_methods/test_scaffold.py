@@ -186,7 +186,7 @@ def test_an_optimiser_that_hides_the_gradient_is_refused(tmp_path, optimizer):
 def test_dp_sgd_is_refused_and_whole_sites_have_one_release_a_round(tmp_path):
     pytest.importorskip("opacus")
     privacy = {"epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
-    with pytest.raises(SettingsError, match="by_sample"):
+    with pytest.raises(SettingsError, match="supports_dp_sgd"):
         run(tmp_path / "sample", task=make_task("plain"), privacy=privacy | {"unit": "sample"})
     run(tmp_path / "site", task=make_task("plain"), privacy=privacy | {"unit": "site"})
     store = Store(tmp_path / "site" / "state" / "site-1")

@@ -1,22 +1,31 @@
 """What a method may change by the hooks of `Averaging`: start, optimiser, tensors beside the model, trainings."""
 
+import json
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
+from monai.bundle import ConfigParser
 
+from medfl.contract import Model
+from medfl.core.checks import check_plan
+from medfl.core.evaluation import predictor_of
 from medfl.core.store import Store
 from medfl.errors import ContractError
 from medfl.methods.averaging import Averaging
 from medfl.methods.kept import keep, kept
 from medfl.methods.local_training import LocalTraining
 from medfl.methods.trainings import Budget, Training
+from medfl.networks.parts import mlp, with_head
 from medfl.plugins import load_plugins
+from medfl.runs.site_bundles import Home, export_global
 from medfl.settings import Settings
-from medfl.testing.cohort import Case, bits, make_sites, make_task, scores
+from medfl.testing.cohort import CLASSES, Case, bits, make_site, make_sites, make_task, scores
 from medfl.types import MODEL, SERVER
 from medfl.utils.wire import prefixed, select, tensors_equal
 
+BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 REGISTRY = load_plugins()
 NOTES = []
 
@@ -228,7 +237,7 @@ def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
     class Careless(Apart):
         """Says what it may not say."""
 
-        by_sample: ClassVar[bool] = True
+        supports_dp_sgd: ClassVar[bool] = True
 
     privacy = {"unit": "sample", "epsilon": 5.0, "delta": 1e-3, "clip": 1.0}
     with pytest.raises(ContractError, match="Expected one training in a step of site 'site-1', got 2"):
@@ -237,3 +246,72 @@ def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
 
 def test_the_hooks_of_a_site_are_in_one_file():
     assert {"start", "trainings", "before_trainings", "make_optimizer", "extra_up"} <= vars(LocalTraining).keys()
+
+
+# ---- H7
+
+
+class Deeper(Averaging):
+    """All networks get a head of two layers."""
+
+    width: int = 5
+
+    def head(self, features=24):
+        return {"features": features, "widths": [self.width], "outputs": CLASSES, "norm": False}
+
+    def task_of(self, task):
+        for name, build in task.networks.items():
+            task = task.with_network(name, lambda build=build: with_head(build(), mlp(**self.head())))
+        return task
+
+    def network_config(self, model, network_def):
+        head = {"_target_": "medfl.networks.parts.mlp", **self.head()}
+        return {"_target_": "medfl.networks.parts.with_head", "network": network_def, "head": head}
+
+
+def test_a_methods_own_networks_are_trained_scored_and_predict(tmp_path):
+    result = run(tmp_path / "run", Deeper, task=make_task("plain"), moments=("aggregated", "trained"))
+    tensors = result.outcome.models["global"].tensors
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("head")}
+    assert shapes == {
+        "head.fc1.weight": (5, 24),
+        "head.fc1.bias": (5,),
+        "head.out.weight": (3, 5),
+        "head.out.bias": (3,),
+    }
+    begun = Deeper().task_of(make_task("plain")).initial(7)
+    assert not any(torch.equal(tensors[name], begun[name]) for name in shapes)
+    rows = scores(tmp_path / "run")
+    assert any(",global,test,aggregated,accuracy," in row for row in rows)
+    assert any(",personal,test,trained,accuracy," in row for row in rows)
+    (network,) = check_plan("deeper", Deeper(), make_task("plain"), Settings(rounds=1), ["a"], False)
+    assert network.head.fc1.out_features == 5
+
+
+def test_a_method_with_its_own_networks_goes_on_with_the_same_bits(tmp_path):
+    whole = bits(run(tmp_path / "whole", Deeper))
+    run(tmp_path / "parts", Deeper, rounds=1)
+    parts = bits(run(tmp_path / "parts", Deeper))
+    assert whole.keys() == parts.keys()
+    assert all(tensors_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_what_is_taken_home_is_built_as_the_method_says(tmp_path):
+    """The bundle's own network within; its logits are those of the predictor."""
+    method, task = Deeper(width=4), make_task("plain")
+    model = Model("plain", method.task_of(task).initial(3))
+    parser = ConfigParser(
+        {"network_def": method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet", "norm": False})}
+    )
+    network = parser.get_parsed_content("network_def").eval()
+    network.load_state_dict(model.tensors)
+    images, _ = make_site(4, "x").train.batch(torch.arange(4))
+    torch.testing.assert_close(network(images), predictor_of(method, task, model)(images))
+    for kind, own in ((method, True), (Averaging(), False)):
+        export_global(tmp_path / str(own), Home(BUNDLE), {"global": model}, kind)
+        for name in ("train.json", "inference.json"):
+            before, after = (
+                json.loads((root / "configs" / name).read_text())["network_def"]
+                for root in (BUNDLE, tmp_path / str(own) / "global")
+            )
+            assert after == (method.network_config(model, before) if own else before)

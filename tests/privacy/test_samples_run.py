@@ -82,7 +82,9 @@ def test_without_noise_to_speak_of_it_is_the_plain_run(tmp_path: Path, method: s
     ids=["lambda of a batch", "lambda of a site"],
 )
 def test_a_loss_that_looks_at_other_images_is_refused(tmp_path: Path, method: str, args: dict) -> None:
-    with pytest.raises(SettingsError, match="unit 'sample' covers .*'fedkper' does not say, by `by_sample`.*'site'"):
+    with pytest.raises(
+        SettingsError, match="unit 'sample' covers .*'fedkper' does not say, by `supports_dp_sgd`.*'site'"
+    ):
         run(tmp_path, method, args)
 
 
@@ -96,11 +98,17 @@ def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> Non
     class Parent(Averaging):
         """It says so."""
 
-        by_sample: ClassVar[bool] = True
+        supports_dp_sgd: ClassVar[bool] = True
 
     class Child(Parent):
         """It doesn't."""
 
+    class Grandchild(Child):
+        """It does again."""
+
+        supports_dp_sgd: ClassVar[bool] = True
+
+    assert [kind().supports_dp_sgd for kind in (Averaging, Parent, Child, Grandchild)] == [False, True, False, True]
     settings = Settings(rounds=1, batch_size=25, privacy=PRIVACY)
     for kind in (Parent, Child):
         one = Run(kind.__name__, kind, make_task("plain"), settings, make_sites(), tmp_path / kind.__name__)

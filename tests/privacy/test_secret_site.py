@@ -31,7 +31,7 @@ PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remo
 class Fit(Averaging):
     """Federated averaging."""
 
-    by_sample: ClassVar[bool] = True
+    supports_dp_sgd: ClassVar[bool] = True
 
 
 class Draws(Fit):

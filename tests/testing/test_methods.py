@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from pydantic import PrivateAttr
 from medfl.methods.averaging import Averaging
-from medfl.contract import Limit, Reply
+from medfl.contract import ReducesTo, Reply
 from medfl.plugins import MethodRecord, hookimpl
 
 KNOWN = {}
@@ -190,7 +190,7 @@ BROKEN = {
         "limit_cases_hold",
         "{'mu': 0.0} against fedavg on 'norm': other bits",
         """
-        limits: ClassVar = (Limit("fedavg", {"mu": 0.0}),)
+        reduces_to: ClassVar = (ReducesTo("fedavg", {"mu": 0.0}),)
         mu: float = 0.5
 
         def loss(self, fit, batch):

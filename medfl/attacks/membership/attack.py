@@ -99,7 +99,7 @@ def run_membership(
 
     for network, epochs in needed:
         assert data is not None
-        clip = getattr(run.method, "gradient_clip", None)
+        clip = run.method.gradient_clip
         attacks[network, epochs] = train_attack(
             run.task, run.settings, data, epochs, asked.seed, network, clip, after_batch=stepped
         )

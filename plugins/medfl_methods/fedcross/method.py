@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Limit, Model, Order, Parcel, Reply, Server, Site
+from medfl.contract import Model, Order, Parcel, ReducesTo, Reply, Server, Site
 from medfl.methods.rounds import Step
 from medfl.methods.transfer import MODEL
 from medfl.task import Task
@@ -54,8 +54,8 @@ class FedCross(Relay):
         "fedskd": {"circulating": "one"},
         "medfl": {},
     }
-    limits: ClassVar[tuple[Limit, ...]] = tuple(
-        Limit(
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = tuple(
+        ReducesTo(
             "fedcross_star",
             {"circulating": "K", "test": "owner", "route": "random_permutation", "optimizer_state": state},
             {"p2p_scale": 1, "optimizer_state": state},

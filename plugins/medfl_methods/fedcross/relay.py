@@ -50,7 +50,7 @@ class Relay(Personal):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = SENDS
-    tells: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
         **TELLS,
         "trained": Tell("public", one_of("model", none=True), after=("train",)),
     }

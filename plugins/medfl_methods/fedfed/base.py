@@ -63,7 +63,7 @@ class FeatureSharing(Dividing):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", PART: "update", SHARED: "samples"}
-    tells: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         **{key: Tell("private", number(0)) for key in ERRORS},
     }

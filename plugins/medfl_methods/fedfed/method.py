@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 
-from medfl.contract import Limit, Order, Reply, Server, Site
+from medfl.contract import Order, ReducesTo, Reply, Server, Site
 from medfl.privacy.release import Release
 from medfl.training.loop import Batch
 from medfl.types import Meta
@@ -64,7 +64,7 @@ class FedFed(FeatureSharing):
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}
-    limits: ClassVar[tuple[Limit, ...]] = ()
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
 
     noise_std: tuple[float, ...] = (0.15, 0.25)
     curriculum: bool = True

@@ -13,7 +13,6 @@ from torch import nn
 from medfl.contract import Findings, Holder, Kind, Model, Order, Replies, Reply, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import add_update, check_updates, participants, sample
-from medfl.methods.averaging import Averaging
 from medfl.methods.kept import shared_of
 from medfl.methods.rounds import Due, Step
 from medfl.methods.server_optimizer import momentum_step
@@ -26,12 +25,13 @@ from medfl.utils.tells import Tell, count
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsdc.heads import HEADS, grouped, headed, pool, published, several, single, slot_name, width_of
 from medfl_methods.fedsdc.judgement import judge, judgement, kept_count, opinions, rank, total
+from medfl_methods.fedsdc.with_heads import WithHeads
 
 HEAD = "head/"
 """The head that a site trained, in its reply."""
 
 
-class FedSDC(Averaging):
+class FedSDC(WithHeads):
     """One body that all sites share, and many unlike heads that are dealt anew to the sites in each round.
 
     There are as many heads as participants in a round. A site trains the body with the head that it gets, by the task's
@@ -65,7 +65,7 @@ class FedSDC(Averaging):
     """
 
     sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", HEAD: "update"}
-    tells: ClassVar[Mapping[str, Tell]] = {
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "judged": Tell("private", judgement("heads"), after=("judge",)),
     }
@@ -298,6 +298,3 @@ class FedSDC(Averaging):
         """Whether all of the body is shared, in a network like `model`."""
         return self.shared(model, holder.settings.norm_sync) == self.shared(model, "all")
 
-    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """The network with the model's heads in place of its own."""
-        return super().predictor(headed(task, models[0].network, models[0].meta["head"]), models)

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from medfl.contract import Limit, Model, Order, Reply, Server, Site
+from medfl.contract import Model, Order, ReducesTo, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.co_training import Beside, Pair
 from medfl.methods.feature_hooks import check_alike, stages
@@ -80,17 +80,19 @@ class FedSKD(Circulating):
         "paper_skin": {"gamma": 100.0, "skd": ("batch", "pixel")},
         "medfl": {},
     }
-    limits: ClassVar[tuple[Limit, ...]] = tuple(
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = tuple(
         limit
         for mine, star in (("persistent", "travel"), ("reset", "reset"))
         for limit in (
-            Limit(
+            ReducesTo(
                 "local",
                 {"gamma": 0.0, "start_fraction": 0.0, "p2p_scale": 1, "optimizer_state": mine},
                 {"optimizer_state": mine},
             ),
-            Limit("local", {"route": "identity", "p2p_scale": 1, "optimizer_state": mine}, {"optimizer_state": mine}),
-            Limit(
+            ReducesTo(
+                "local", {"route": "identity", "p2p_scale": 1, "optimizer_state": mine}, {"optimizer_state": mine}
+            ),
+            ReducesTo(
                 "fedcross_star",
                 {"start_fraction": 1.0, "route": "random_permutation", "p2p_scale": "N", "optimizer_state": mine},
                 {"optimizer_state": star},

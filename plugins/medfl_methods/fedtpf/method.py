@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Limit, Order, Replies, Reply, Server, Site
+from medfl.contract import Order, ReducesTo, Replies, Reply, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
 from medfl.methods.kept import KEPT, shared_of
@@ -77,14 +77,14 @@ class FedTPF(FeatureSharing):
     t the decay looks at the accuracies after the rounds t - 1 and t - 2, the last that are known.
     """
 
-    tells: ClassVar[Mapping[str, Tell]] = {
-        **FeatureSharing.tells,
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
+        **FeatureSharing.sends_meta,
         "frozen": Tell("private", flag()),
         "accuracy": Tell("private", number(0, 1), after=("assess",)),
         "judged": Tell("private", count(), after=("assess",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None, "decay": "literal"}, "medfl": {}}
-    limits: ClassVar[tuple[Limit, ...]] = (Limit("fedavg", {"share_fraction": 0.0}),)
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"share_fraction": 0.0}),)
 
     clip: float | None = Field(1.0, gt=0, allow_inf_nan=False)
     generator: Literal["vae_wgan_gp", "vae", "resnet"] = "vae_wgan_gp"

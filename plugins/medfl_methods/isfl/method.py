@@ -60,7 +60,10 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
-    tells: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), COUNTS: Tell("private", count("classes"))}
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
+        "size": Tell("private", count()),
+        COUNTS: Tell("private", count("classes")),
+    }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform", "target": "counts"}, "medfl": {}}
 
     sigma: float = Field(0.02, ge=0, le=1)
@@ -132,7 +135,7 @@ class ISFL(FedAvg):
         found = class_lipschitz(fit.model, site.task.loss, fit.start, batches, site.task.num_classes)
         site.state.meta[LIPSCHITZ] = found.tolist()
         if self.target == "counts":
-            fit.tells[COUNTS] = [int(count) for count in local_counts(site)]
+            fit.meta[COUNTS] = [int(count) for count in local_counts(site)]
 
 
 def local_counts(site: Site) -> torch.Tensor:

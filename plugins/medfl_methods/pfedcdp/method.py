@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Kind, Limit, Model, Order, Replies, Reply, Server, Site
+from medfl.contract import Findings, Kind, Model, Order, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, mean_update, normalised, sample
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
@@ -97,8 +97,8 @@ class PFedCDP(Averaging):
             "compression": {"bits": 8},
         }
     }
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit(
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
+        ReducesTo(
             "local",
             {"personal_share": 1.0, "head_share": 0.0, "lam": 0.0, "refine": None},
             only_without_norms=True,

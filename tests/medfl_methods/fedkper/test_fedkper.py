@@ -61,7 +61,7 @@ def taught(teacher, student, labels, rows=None, loss=None, **args):
 def site_score(logits, labels, **args):
     fit = table_fit(logits, labels)
     FedKPer(**args).after_fit(fit)
-    return fit.tells.get("score")
+    return fit.meta.get("score")
 
 
 def random_table(n=12, classes=4, seed=0):

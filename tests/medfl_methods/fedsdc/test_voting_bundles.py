@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from monai.bundle import ConfigParser, verify_net_in_out
 from torch import nn
 
+from medfl.attacks.open_run import open_run
+from medfl.cli.clean import clean
 from medfl.data.sites import load_site
 from medfl.testing.phantoms import make_cohort
 from medfl.workflow import FederatedWorkflow
@@ -68,6 +71,19 @@ def test_its_network_votes_as_it_did_in_the_run(run: Path, cohort: Path) -> None
     rows = list(csv.reader((home / "predictions.csv").open()))[1:]
     probabilities = [[float(value) for value in row[2:6]] for row in rows]
     np.testing.assert_allclose(found.softmax(dim=1), probabilities, atol=1e-6)
+
+
+def test_what_an_attack_finds_of_a_cleaned_run_votes_too(run: Path, cohort: Path, tmp_path: Path) -> None:
+    """The bundle says how its network is built; nothing else is left of the run's models."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    clean(copied)
+    opened = open_run(copied, data=cohort)
+    images, _ = opened.sites["site-02"].test.batch(torch.arange(len(opened.sites["site-02"].test)))
+    with torch.no_grad():
+        expected = network_of(run / "sites" / "site-02", "inference.json")(images)
+        torch.testing.assert_close(opened.models()["site-02"](images), expected)
+        torch.testing.assert_close(opened.model()(images), expected)
 
 
 def test_its_configurations_say_how_heads_are_made(run: Path) -> None:

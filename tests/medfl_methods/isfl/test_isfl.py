@@ -273,7 +273,7 @@ def test_counts_that_sites_tell_are_the_target(tmp_path):
     [
         ({}, {"balance": "sampling"}, "so does balance 'sampling': expected one of the two"),
         ({"target": "counts"}, {"privacy": Privacy(epsilon=5, clip=1)}, "a privacy setting keeps them at home"),
-        ({}, {"privacy": Privacy(epsilon=5, clip=1, unit="sample")}, "'isfl' does not say, by `by_sample`"),
+        ({}, {"privacy": Privacy(epsilon=5, clip=1, unit="sample")}, "'isfl' does not say, by `supports_dp_sgd`"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path, args, settings, message):

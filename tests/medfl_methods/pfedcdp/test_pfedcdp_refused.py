@@ -138,7 +138,7 @@ def test_public_data_that_can_not_be_used(tmp_path, labels, wrong):
 def test_privacy_of_single_images_is_refused(tmp_path):
     """The Fisher mask and the teacher look at the images, too, and not through the loss."""
     privacy = {"unit": "sample", "epsilon": 5.0, "clip": 1.0, "delta": 1e-5}
-    with pytest.raises(SettingsError, match="method 'pfedcdp' does not say, by `by_sample`"):
+    with pytest.raises(SettingsError, match="method 'pfedcdp' does not say, by `supports_dp_sgd`"):
         run(tmp_path, task=make_task("plain"), privacy=privacy)
 
 

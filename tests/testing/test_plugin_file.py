@@ -1,0 +1,81 @@
+"""One plugin file outside medfl: its method keeps the contract, its section is shown, its data set can be prepared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from make_runs import make_run
+
+from medfl.core.encoding import FILTERED
+from medfl.core.store import Store
+from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
+from medfl.report.page import write_report
+from medfl.settings import Privacy
+from medfl.testing import check_method
+from medfl.testing.cohort import Case, make_task, scores
+from medfl.testing.datasets import check_dataset
+from medfl.utils import wire
+
+PLUGIN = Path(__file__).parents[1] / "helpers" / "outside_plugin.py"
+
+
+@pytest.fixture(scope="module")
+def registry():
+    registry = load_plugins([PLUGIN])
+    assert registry.problems == []
+    return registry
+
+
+def run(registry, folder, args, name="outside", **settings):
+    return Case(registry, name, args).run(folder, task=make_task("plain"), **({"rounds": 2} | settings))
+
+
+def test_its_method_keeps_the_contract():
+    check_method("outside", plugins=[PLUGIN])
+
+
+def test_what_leaves_is_encoded_and_what_is_folded_has_the_models_shapes(registry, tmp_path):
+    """A quarter of the entries, two bytes each, and eight for the place of each; the others of an update are zero."""
+    model = run(registry, tmp_path / "run", {"share": 0.25}, rounds=1, epochs=1).outcome.models["global"].tensors
+    begun = make_task("plain").initial(7)
+    record = Store(tmp_path / "run" / "state" / "site-1").load(1)
+    sent = wire.select(record.tensors, "reply/model/")
+    for name, tensor in begun.items():
+        count = round(0.25 * tensor.numel())
+        assert sent[name].shape == sent[f"{name}/places"].shape == (count,)
+        assert sent[name].dtype == torch.float16
+        changed = int((model[name] != tensor).sum())
+        assert 0 < changed <= 3 * count  # three sites, each with entries of its own
+    assert set(record.meta["reply"]) == {"size", FILTERED}
+
+
+def test_a_site_has_the_model_of_its_second_training(registry, tmp_path):
+    """Without epochs of its own it is the initial one; the shared one trains all the same."""
+    result = run(registry, tmp_path / "run", {"own_epochs": 0})
+    begun = make_task("plain").initial(7)
+    own = result.models["site-2"]["personal"].tensors
+    assert all(torch.equal(tensor, begun[name]) for name, tensor in own.items())
+    assert not torch.equal(result.outcome.models["global"].tensors["head.weight"], begun["head.weight"])
+    assert any(",personal,test,aggregated," in line for line in scores(tmp_path / "run"))
+
+
+def test_its_filters_run_with_bits_and_with_privacy_of_images_and_one_is_refused_for_sites(registry, tmp_path):
+    """Half precision after noise is post-processing; the places of the largest entries are not noised."""
+    hidden = {"privacy": Privacy(epsilon=5.0, clip=1.0)}
+    assert run(registry, tmp_path / "half", {"share": 1.0}, **hidden).outcome.status == "finished"
+    assert run(registry, tmp_path / "bits", {}, compression={"bits": 8}).outcome.status == "finished"
+    with pytest.raises(SettingsError, match="unit 'site' hides .* filter Largest would send 'model/.*/places', whole"):
+        run(registry, tmp_path / "places", {}, **hidden)
+
+
+def test_its_section_is_shown(registry, tmp_path):
+    page = write_report([make_run(tmp_path / "run", images=5, rounds=1, state=False)], registry=registry).read_text()
+    assert re.search('<section id="outside">\n<h2>From outside</h2>\n<p>Runs on this page: <b>1</b></p>', page)
+
+
+def test_its_data_set_keeps_what_data_sets_promise(tmp_path):
+    check_dataset("outside_scans", tmp_path, [PLUGIN])
