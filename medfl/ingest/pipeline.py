@@ -40,12 +40,10 @@ from medfl.ingest.checkpoint import ARRAY, Journal, stamp_of
 from medfl.ingest.workers import Loaded, read_all
 from medfl.utils.locks import LOCK, held
 from medfl.utils.progress import progress
+from medfl.utils.text import Say, describe_counts
 
 QUARANTINE = "quarantine.csv"
 """The list of what was left out, with reasons; it is written only if there is anything."""
-
-
-Say = Callable[[str], None]
 
 
 T = TypeVar("T")
@@ -159,13 +157,6 @@ def write_quarantine(
         writer.writerow(columns)
         writer.writerows(rows)
     say(f"warning: {len(rows)} {what} were left out: see {path.name}")
-
-
-def describe_counts(failed: Mapping[int, str]) -> str:
-    """The different reasons, the most frequent first, each with its count."""
-    reasons = list(failed.values())
-    ordered = sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))
-    return "; ".join(f"{reasons.count(reason)} x {reason.rstrip('.')}" for reason in ordered)
 
 
 def _make(work: Path) -> None:

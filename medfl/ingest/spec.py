@@ -20,11 +20,9 @@ from pydantic.fields import FieldInfo
 
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError
-from medfl.ingest.pipeline import Ingested, describe_counts
+from medfl.ingest.pipeline import Ingested
 from medfl.ingest.workers import Loaded
-
-Say = Callable[[str], None]
-"""Gets a line for people."""
+from medfl.utils.text import Say, describe_counts
 
 
 class DatasetSpec(BaseModel, ABC):

@@ -12,10 +12,11 @@ from typing import Any
 from medfl.ingest import checkpoint
 from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import Choice, ImageSpec, Say
+from medfl.ingest.spec import Choice, ImageSpec
 from medfl.ingest.workers import Loaded
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
+from medfl.utils.text import Say
 
 LEAST = 6
 """Letters that a file's name must have to be looked for in a data list: shorter ones stand there by chance."""

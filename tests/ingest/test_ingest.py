@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.pipeline import core_count, describe_counts, ingest, work_folder, write_quarantine
+from medfl.ingest.pipeline import core_count, ingest, work_folder, write_quarantine
 from medfl.ingest.workers import CRASHED, Loaded
 from medfl.utils.locks import LOCK, held
+from medfl.utils.text import describe_counts
 
 
 @dataclass(frozen=True)
