@@ -19,7 +19,7 @@ from torch import nn
 
 from medfl.attacks.rebuild_task import CONFIG, read_bundle, rebuild_task
 from medfl.contract import Method, Model, Server, Site, State
-from medfl.core.journal import Committed
+from medfl.core.journal import Commit
 from medfl.core.site import Splits
 from medfl.data.sites import SiteData, load_global, load_sites
 from medfl.errors import DataError, StoreError
@@ -152,13 +152,13 @@ class OpenedRun:
         return models.get("personal") or models.get("global") or next(iter(models.values()), None)
 
     @cached_property
-    def _taken(self) -> tuple[State, Committed]:
+    def _taken(self) -> tuple[State, Commit]:
         """The server's commit of the round whose models are taken home."""
         best = self._committed[1].best
         return self.viewer.at(best.step) if self.settings.best_round and best.round else self._committed
 
     @cached_property
-    def _committed(self) -> tuple[State, Committed]:
+    def _committed(self) -> tuple[State, Commit]:
         found = self.viewer.latest()
         if found is None:
             raise StoreError(

@@ -18,7 +18,7 @@ from medfl.contract import Order
 from medfl.core.carrier import Answer, Evaluation, MethodFactory
 from medfl.core.evaluation import Row, rows_of, score
 from medfl.core.replies import StoredReplies
-from medfl.core.site import SiteHost
+from medfl.core.site import SiteRunner
 from medfl.core.store import Steps
 from medfl.errors import MedflError
 from medfl.types import NO_SITES, Meta
@@ -39,9 +39,9 @@ class LocalCarrier:
 
     def __init__(
         self,
-        hosts: dict[str, SiteHost],
+        hosts: dict[str, SiteRunner],
         make_method: MethodFactory,
-        viewers: dict[str, SiteHost] | None = None,
+        viewers: dict[str, SiteRunner] | None = None,
         workers: int = 1,
         threads: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,

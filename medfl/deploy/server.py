@@ -18,12 +18,12 @@ from medfl.core.carrier import Evaluation
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
-from medfl.core.server import Federation
+from medfl.core.server import ServerLoop
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_global, load_site
 from medfl.deploy.offer import Offer
-from medfl.deploy.offered_bundle import Opened, open_offer
+from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
@@ -123,14 +123,16 @@ def serve(
 
         public = data.public.train if data.public is not None else None
         parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
-        outcome = Federation(*parts, public, data.tests, round_ended).run()
+        outcome = ServerLoop(*parts, public, data.tests, round_ended).run()
         _finish(opened, carrier, outcome, writer, about)
         carrier.end()
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
     return folder
 
 
-def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: RemoteCarrier, folder: Path) -> Opened:
+def _agree_on_networks(
+    opened: OfferedRun, networks: dict[str, str], carrier: RemoteCarrier, folder: Path
+) -> OfferedRun:
     """The run with the networks that the sites' own files name. A site whose file contradicts the run is left out.
 
     Once a run has begun its networks stay: a site that was away then and names another one comes too late.
@@ -150,7 +152,7 @@ def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: Remote
     return opened.with_networks(agreed if begun is None else known | settings.networks_by_site)
 
 
-def _writer_of(opened: Opened, folder: Path) -> RunWriter:
+def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
     """The run in its folder at the server. What the sites' data are, each of them checks."""
     offer, method_args = opened.offer, opened.built.method_args
     data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
@@ -158,7 +160,7 @@ def _writer_of(opened: Opened, folder: Path) -> RunWriter:
     return RunWriter(folder, offer.method, method_args, *parts)
 
 
-def _claim(opened: Opened, writer: RunWriter) -> None:
+def _claim(opened: OfferedRun, writer: RunWriter) -> None:
     """Write or compare ``run.json``."""
     record = run_record(
         opened.task,
@@ -193,7 +195,7 @@ def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
             carrier.drop(site, "its shared test set has other images or labels than the server's")
 
 
-def _expected(opened: Opened, method: Method) -> Expected:
+def _expected(opened: OfferedRun, method: Method) -> Expected:
     """What replies may hold."""
     privacy = opened.settings.privacy
     noised = privacy is not None and privacy.unit == "site"  # clipping bounds it, and noise is added
@@ -209,7 +211,7 @@ def _means(rows: list[Row]) -> dict[str, float]:
     return {metric: sum(values) / len(values) for metric, values in sorted(found.items())}
 
 
-def _finish(opened: Opened, carrier: RemoteCarrier, outcome: Outcome, writer: RunWriter, about: Meta) -> None:
+def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer: RunWriter, about: Meta) -> None:
     """Have the sites write their bundles, and write what the server has."""
     accounts = carrier.install(outcome.published, outcome.step, outcome.round)
     built = opened.built
@@ -225,7 +227,7 @@ def _finish(opened: Opened, carrier: RemoteCarrier, outcome: Outcome, writer: Ru
 class _ServerData:
     """What the server itself has: a test set and public data, each if its own file names a folder with them."""
 
-    def __init__(self, opened: Opened, site_file: SiteFile) -> None:
+    def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
         self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
         folder, built = self._entry.data, opened.built
         self.test = None if folder is None else load_global(folder, opened.task.num_classes, built.mean, built.std)

@@ -13,12 +13,12 @@ from medfl.contract import Model, Order, Parcel
 from medfl.core.checks import check_labels, check_plan, check_privacy
 from medfl.core.evaluation import Row, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
-from medfl.core.site import SCORED, SiteHost, Splits
+from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import Inbox
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_global, load_site
-from medfl.deploy.offered_bundle import Opened
+from medfl.deploy.offered_bundle import OfferedRun
 from medfl.deploy.policy import check_counts, tellable, told
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import RefusedError
@@ -50,7 +50,7 @@ class SiteRun:
         MedflError: If data, settings or networks don't fit.
     """
 
-    def __init__(self, opened: Opened, site_file: SiteFile, send: Send) -> None:
+    def __init__(self, opened: OfferedRun, site_file: SiteFile, send: Send) -> None:
         self._opened, self._file, self._send = opened, site_file, send
         self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
         self.folder = site_file.state / "runs" / opened.offer.run
@@ -123,7 +123,7 @@ class SiteRun:
             self.host.check_account()
             yield
 
-    def _host(self, writer: RunWriter) -> SiteHost:
+    def _host(self, writer: RunWriter) -> SiteRunner:
         scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
         withheld = {"size", "label_counts"} - set(self._file.describe)
         return writer.runner(self.name, self._splits, self._deliver, self._file.secret(), scored, withheld)

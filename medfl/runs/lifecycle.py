@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from medfl.contract import Model, Parcel, Server, Site, State
-from medfl.core.journal import Committed, Journal, Outcome
-from medfl.core.site import SCORED, SiteHost, Splits
+from medfl.core.journal import Commit, Journal, Outcome
+from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
@@ -113,7 +113,7 @@ class RunWriter:
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
         withheld: Collection[str] = (),
-    ) -> SiteHost:
+    ) -> SiteRunner:
         """A site of the run, with its state in the folder.
 
         Args:
@@ -126,9 +126,9 @@ class RunWriter:
         """
         folder = self.folder / "state" / name
         parts = (self.task, self.settings, self.run_id, post, self.sites, secret, scored, withheld)
-        return SiteHost(name, data, folder, *parts)
+        return SiteRunner(name, data, folder, *parts)
 
-    def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteHost:
+    def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:
         """A holder of test data that trains nothing and has nothing to send.
 
         Args:
@@ -181,7 +181,7 @@ class RunViewer:
         """Whether the state is there that the run was computed with; `medfl clean` removes it."""
         return bool(self._journal.store.steps())
 
-    def latest(self) -> tuple[State, Committed] | None:
+    def latest(self) -> tuple[State, Commit] | None:
         """The server's newest valid commit; None in a folder without any, as in a cleaned one.
 
         Raises:
@@ -189,7 +189,7 @@ class RunViewer:
         """
         return self._journal.latest()
 
-    def at(self, step: int) -> tuple[State, Committed]:
+    def at(self, step: int) -> tuple[State, Commit]:
         """The server's commit of a step that is kept."""
         return self._journal.at(step)
 
@@ -205,7 +205,7 @@ class RunViewer:
         """
         return self._journal.kept_model(round_)
 
-    def server(self, state: State, last: Committed, task: Task, settings: Settings) -> Server:
+    def server(self, state: State, last: Commit, task: Task, settings: Settings) -> Server:
         """A method's view of the server after a commit.
 
         Args:
@@ -226,7 +226,7 @@ class RunViewer:
             rounds_done=last.rounds_done,
         )
 
-    def site(self, name: str, last: Committed, task: Task, settings: Settings) -> Site:
+    def site(self, name: str, last: Commit, task: Task, settings: Settings) -> Site:
         """A method's view of a site after a commit of the server, without data and without its secret.
 
         Args:

@@ -23,8 +23,8 @@ from medfl.core.checks import (
 )
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
-from medfl.core.server import Federation
-from medfl.core.site import SiteHost, Splits
+from medfl.core.server import ServerLoop
+from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Inbox
 from medfl.data.pooled import Empty, Pooled
 from medfl.data.sites import POOLED
@@ -128,7 +128,7 @@ def simulate(run: Run) -> Result:
         )
         try:
             parts = (run.make_method, carrier, run.task, run.settings, run.folder)
-            outcome = Federation(*parts, run.public, _tests(run), run.on_round).run()
+            outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
         finally:
             carrier.close()
         classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
@@ -172,10 +172,10 @@ def _tests(run: Run) -> dict[str, Dataset]:
     return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
 
 
-def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
+def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
     """Sites that train, and holders of test data only."""
 
-    def site(name: str, data: Splits) -> SiteHost:
+    def site(name: str, data: Splits) -> SiteRunner:
         def post(step: int, parcel: Parcel) -> None:
             Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
 

@@ -18,7 +18,7 @@ from medfl.carriers.jobs import EvaluateJob, Job, StepJob
 from medfl.carriers.local import LocalCarrier
 from medfl.carriers.pool import Pool, _receive
 from medfl.contract import Order, Plan, Reply, Server, Site
-from medfl.core.site import SiteHost
+from medfl.core.site import SiteRunner
 from medfl.core.store import Store
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.methods.averaging import Averaging
@@ -216,7 +216,7 @@ def carriers(tmp_path: Path) -> Iterator[Any]:
     def make(workers: int = 1) -> LocalCarrier:
         task, settings = make_task(), Settings(rounds=2, batch_size=5)
         hosts = {
-            name: SiteHost(name, data, tmp_path / name, task, settings, "run", lambda step, parcel: None)
+            name: SiteRunner(name, data, tmp_path / name, task, settings, "run", lambda step, parcel: None)
             for name, data in make_sites(SIZES).items()
         }
         made.append(LocalCarrier(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))

@@ -14,7 +14,7 @@ from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, mean_update, normalised, sample, subtract
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
 from medfl.methods.fisher import Estimator, fisher, split_mask
-from medfl.methods.fit import Fit, Fitted
+from medfl.methods.fit import Fit, FitResult
 from medfl.methods.losses import distillation
 from medfl.methods.rounds import budget, two_phases
 from medfl.methods.teacher import Teacher
@@ -227,7 +227,7 @@ class PFedCDP(Averaging):
         if budget(head):
             alone = self.fit(head, done.after, extra=extra | {"alone": True}, phase="head")
             log = done.log | {f"head_{name}": value for name, value in alone.log.items()}
-            done = Fitted(done.before, alone.after, log, done.tells)
+            done = FitResult(done.before, alone.after, log, done.tells)
         site.state.tensors = done.after
         update = prefixed({name: subtract(done.after[name], received[name]) for name in received}, MODEL)
         if self.server_classifier == "average":
