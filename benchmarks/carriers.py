@@ -33,7 +33,7 @@ import psutil
 from medfl.bundle.files import shipped
 from medfl.deploy.kit import start, stop
 from medfl.deploy.offer import make_offer
-from medfl.deploy.provision import Federation, provision
+from medfl.deploy.provision import Project, provision
 from medfl.deploy.session import Submission, submit
 from medfl.runs.records import read_metrics
 from medfl.testing.phantoms import make_cohort
@@ -158,7 +158,7 @@ def federation(root: Path, bundles: dict[str, Path], data: Path) -> Iterator[Pat
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     kits = root / "kits"
-    provision(Federation("localhost", SITES, ADMIN, port=port), kits)
+    provision(Project("localhost", SITES, ADMIN, port=port), kits)
     folders = {"server": kits / "localhost"} | {site: kits / site for site in SITES}
     for name, kit in folders.items():
         lines = [f'site = "{name}"', f'state = "{root / "state" / name}"', 'methods = ["fedavg"]']

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import urllib.error
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from medfl.errors import DataError
 from medfl.ingest.download import download
+from medfl.utils.text import Say
 from medfl_datasets.abide.files import Maps, file_name
 from medfl_datasets.abide.tables import FILE, Subject
 
@@ -23,8 +24,6 @@ EVERY = 50
 """Maps after which a line tells how many came."""
 
 _NOT_THERE = (403, 404)
-
-Say = Callable[[str], None]
 
 
 def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:

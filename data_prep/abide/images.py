@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from medfl.data.table import row_list
 from medfl.errors import DataError
 from medfl.ingest.array_file import new_array, tell_need
 from medfl.utils.progress import progress
+from medfl.utils.text import Say
 from medfl_datasets.abide.tables import Subject
 
 MOST_UNREADABLE = 0.05
@@ -26,7 +27,6 @@ MOST_UNREADABLE = 0.05
 NO_MAP = "there is no map"
 """Said of a subject and a derivative."""
 
-Say = Callable[[str], None]
 Files = Mapping[tuple[str, str], Path]
 """The beginning of a subject's file names, and a derivative, to a file."""
 

@@ -12,7 +12,7 @@ stop the command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from medfl.ingest.array_file import keep_rows
 from medfl.ingest.options import Words, check_mirror
 from medfl.ingest.own_images import QUARANTINE
 from medfl.ingest.spec import WholeSpec, folder_with
+from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
 from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, find_maps, nothing_found
@@ -44,8 +45,6 @@ CITATION = (
 )
 
 _TOPS = ("", "ABIDE_Initiative", "ABIDE_pcp")
-
-Say = Callable[[str], None]
 
 
 def prepare(

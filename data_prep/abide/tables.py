@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.data.table import SHOWN, Table, read_table, row_list
+from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl.utils.text import MAX_NAMES
 
 FILE = "Phenotypic_V1_0b_preprocessed1.csv"
 """The name of the phenotypic file."""
@@ -186,8 +187,8 @@ def _sites(table: Table, sites: str) -> list[str]:
         strange = sorted({row["SITE_ID"] for row, name in zip(table.rows, found, strict=True) if not name})
         if strange:
             raise DataError(
-                f"the four regions of {FEDASD} do not say where {', '.join(strange[:SHOWN])} (SITE_ID in {table.path}) "
-                "belongs. Give a column as --sites, for example --sites SITE_ID."
+                f"the four regions of {FEDASD} do not say where {', '.join(strange[:MAX_NAMES])} (SITE_ID in "
+                f"{table.path}) belongs. Give a column as --sites, for example --sites SITE_ID."
             )
         return found
     if sites == "SITE_ID":

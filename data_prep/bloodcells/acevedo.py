@@ -16,10 +16,11 @@ from typing import Annotated, Any
 from medfl.data.datalists import Datalist
 from medfl.errors import SettingsError, did_you_mean
 from medfl.ingest.options import Choose
+from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
 from medfl_datasets.bloodcells.labels import LabelMap, own_classes
 from medfl_datasets.bloodcells.options import Cells, located
-from medfl_datasets.bloodcells.pool import How, Say, pool_cells
+from medfl_datasets.bloodcells.pool import How, pool_cells
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "basophil": ("BA",),

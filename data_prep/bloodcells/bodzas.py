@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from medfl.data.datalists import Datalist
+from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Listing, Release, read_tree
 from medfl_datasets.bloodcells.labels import own_classes
 from medfl_datasets.bloodcells.options import Cells, located
-from medfl_datasets.bloodcells.pool import How, Say, pool_cells
+from medfl_datasets.bloodcells.pool import How, pool_cells
 
 PUBLISHED = {
     "basophil": 1023,

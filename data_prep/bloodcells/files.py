@@ -13,7 +13,7 @@ from pathlib import Path
 
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError, did_you_mean
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 
 SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
 """Ends of the names of images, in small letters."""
@@ -167,7 +167,7 @@ def read_tree(top: Path) -> dict[str, list[str]]:
     return {folder.name: sorted(file.name for file in folder.iterdir() if file.is_file()) for folder in folders}
 
 
-def read_cell(path: Path, size: int) -> Loaded:
+def read_cell(path: Path, size: int) -> LoadedItem:
     """Read the image of a cell.
 
     Args:
@@ -183,7 +183,7 @@ def read_cell(path: Path, size: int) -> Loaded:
     pixels = resize(read_rgb(path), (size, size))
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Loaded(pixels, {"digest": digest})
+    return LoadedItem(pixels, {"digest": digest})
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError, did_you_mean
+from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
 from medfl_datasets.bloodcells.labels import own_classes
 from medfl_datasets.bloodcells.options import Cells, located
-from medfl_datasets.bloodcells.pool import How, Say, pool_cells
+from medfl_datasets.bloodcells.pool import How, pool_cells
 
 FILE = "annotations.dat"
 """The table, beside the folders or one folder above."""

@@ -9,7 +9,7 @@ file are one subject.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.ingest.array_file import keep_rows
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
+from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Cell, Listing, Release, read_cell
 from medfl_datasets.bloodcells.labels import LabelMap
 from medfl_datasets.bloodcells.split import choose_test, find_copies
@@ -32,8 +33,6 @@ NO_PATIENTS = (
     "one patient may be at several sites and in several splits"
 )
 """Said of every release."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from typing import Any
 
 from medfl.data.datalists import Datalist
 from medfl.errors import SettingsError, did_you_mean
+from medfl.utils.text import Say
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
 from medfl_datasets.bloodcells.labels import SHIPPED, read_label_map
 from medfl_datasets.bloodcells.options import Cells, named
-from medfl_datasets.bloodcells.pool import How, Say, pool_cells
+from medfl_datasets.bloodcells.pool import How, pool_cells
 
 RELEASES = {release.name: release for release in (acevedo.RELEASE, matek.RELEASE, bodzas.RELEASE)}
 """The releases that are known."""

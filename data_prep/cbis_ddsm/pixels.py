@@ -21,7 +21,7 @@ from medfl.data.readers.images import kind_of
 from medfl.data.readers.mammogram_image import mirrored, open_mammogram, row_of
 from medfl.data.readers.pictures import open_picture
 from medfl.errors import DataError
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 from medfl_datasets.cbis_ddsm.files import only_one
 
 _NEAR = 1 / 16  # JPEG blurs a mask's edges
@@ -70,7 +70,7 @@ class Options:
     check: str = "strip"
 
 
-def load(options: Options, film: Film) -> Loaded:
+def load(options: Options, film: Film) -> LoadedItem:
     """Read one image; see `medfl.data.readers.mammograms` for what becomes of its pixels.
 
     Returns:
@@ -88,7 +88,7 @@ def load(options: Options, film: Film) -> Loaded:
     row = row_of(image, options.size, crop=options.crop_breast and not film.crop, mirror=mirror)
     facts: dict[str, Any] = {"burned_in": True} if image.burned_in else {}
     facts |= {"identifying": True} if image.identifying else {}
-    return Loaded(row, facts | ({"intent": image.intent} if image.intent in INTENTS else {}))
+    return LoadedItem(row, facts | ({"intent": image.intent} if image.intent in INTENTS else {}))
 
 
 def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from medfl.errors import DataError
+from medfl.utils.text import Say, first_names
 from medfl_datasets.cbis_ddsm import files as cbis_files
 from medfl_datasets.cbis_ddsm.choice import Image
 from medfl_datasets.cbis_ddsm.pixels import Film
@@ -13,11 +14,6 @@ from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, read_tables
 
 ABNORMALITIES = {"both": ("mass", "calc"), "mass": ("mass",), "calc": ("calc",)}
 """Kinds of lesions, as users call them, to the beginnings of the tables' names."""
-
-SHOWN = 5
-"""Names that a message gives at most."""
-
-Say = Callable[[str], None]
 
 
 def read_release(
@@ -94,6 +90,6 @@ def say_files(
     unused = tree.unused()
     if unused:
         names = sorted(name for name in unused if name)
-        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "") + "; " * bool(names)
+        shown = first_names(names, 5) + "; " * bool(names)
         others = f"{unused['']} in other folders; " if unused.get("") else ""
         say(f"note: {sum(unused.values())} image files are in no row of the tables ({(shown + others)[:-2]})")

@@ -25,8 +25,8 @@ from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError
 from medfl.ingest import spec
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.pipeline import describe_counts
-from medfl.ingest.spec import ImageSpec, Outcome, Say
+from medfl.ingest.spec import ImageSpec, Outcome
+from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS
 from medfl_datasets.cbis_ddsm.choice import LEAKING, THREE_CLASSES, TWO_CLASSES, Choice, Image, choose
 from medfl_datasets.cbis_ddsm.files import Tree

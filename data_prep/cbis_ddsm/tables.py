@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from medfl.data.table import SHOWN, Table, read_table, row_list
+from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
+from medfl.utils.text import first_names
 
 TABLES = {
     (kind, split): f"{kind}_case_description_{split}_set.csv"
@@ -128,7 +129,7 @@ def _check_series(
     if wrong:
         raise DataError(
             f"expected a series UID of its own in the {what} file path of each {what}, {len(wrong)} rows share one "
-            f"with another row: {', '.join(wrong[:SHOWN])}{', ...' if len(wrong) > SHOWN else ''}. Download the tables "
+            f"with another row: {first_names(wrong)}. Download the tables "
             "again."
         )
 

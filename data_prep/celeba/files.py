@@ -17,7 +17,7 @@ from pathlib import Path
 
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 
 ALIGNED = "img_align_celeba"
 """What the name of the folder of images begins with."""
@@ -80,7 +80,7 @@ def find_files(source: Path) -> Files:
     return Files(_only_images(source, aligned[True] or aligned[False]), attributes, partition, identity)
 
 
-def read_face(path: Path, size: tuple[int, int], crop: bool) -> Loaded:
+def read_face(path: Path, size: tuple[int, int], crop: bool) -> LoadedItem:
     """Read an image.
 
     Args:
@@ -100,7 +100,7 @@ def read_face(path: Path, size: tuple[int, int], crop: bool) -> Loaded:
         edge = min(height, width)
         top, left = (height - edge) // 2, (width - edge) // 2
         pixels = pixels[top : top + edge, left : left + edge].copy()
-    return Loaded(resize(pixels, size), {"size": [height, width]})
+    return LoadedItem(resize(pixels, size), {"size": [height, width]})
 
 
 def _only_table(source: Path, tables: list[Path]) -> Path | None:

@@ -25,9 +25,7 @@ from typing import TypeVar
 
 from medfl.data.datalists import SPLITS
 from medfl.errors import DataError, SettingsError, did_you_mean
-
-SHOWN = 10
-"""Numbers of lines that a message gives at most."""
+from medfl.utils.text import first_names
 
 T = TypeVar("T")
 
@@ -212,8 +210,7 @@ def _values(rows: _Rows, known: dict[str, T], what: str) -> list[T]:
 
 def _refuse(path: Path, wrong: Sequence[int], rows: int, what: str) -> None:
     if wrong:
-        shown = ", ".join(map(str, wrong[:SHOWN])) + (", ..." if len(wrong) > SHOWN else "")
         raise DataError(
             f"expected {what} in each row of {path}, {len(wrong)} of {rows} rows have something else: "
-            f"line{'s' if len(wrong) > 1 else ''} {shown}. Correct them, or download the table again."
+            f"line{'s' if len(wrong) > 1 else ''} {first_names(wrong)}. Correct them, or download the table again."
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +30,7 @@ from medfl.ingest import own_images
 from medfl.ingest.labels import Columns
 from medfl.ingest.options import Choose
 from medfl.ingest.spec import WholeSpec, folder_with
+from medfl.utils.text import Say
 from medfl_datasets.derm7pt import RECORDS
 from medfl_datasets.derm7pt.tables import GROUPS, Release, read_release
 
@@ -50,9 +51,6 @@ SPLITTINGS = ("official", "none")
 
 NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermoscopic one twice"
 """Why a case is left out of the view ``clinic``."""
-
-Say = Callable[[str], None]
-"""Gets a line for people."""
 
 
 def prepare(

@@ -26,7 +26,7 @@ import numpy as np
 from medfl.data.readers.pictures import read_picture
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 
 TABLE = "HAM10000_metadata"
 """Name of the table, without its ending."""
@@ -106,7 +106,7 @@ def find_files(source: Path, metadata: Path | None = None) -> Files:
     return Files(table, images, masks)
 
 
-def read_part(part: Part, size: tuple[int, int]) -> Loaded:
+def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
     """Read an image, or cut its lesion out of it.
 
     Args:
@@ -123,7 +123,7 @@ def read_part(part: Part, size: tuple[int, int]) -> Loaded:
     if part.mask is not None:
         top, bottom, left, right = _lesion_box(read_picture(part.mask), (pixels.shape[0], pixels.shape[1]))
         pixels = np.ascontiguousarray(pixels[top:bottom, left:right])
-    return Loaded(resize(pixels, size))
+    return LoadedItem(resize(pixels, size))
 
 
 def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 from medfl_datasets.lc25000.copies import EDGE
 
 
@@ -111,7 +111,7 @@ def find_files(source: Path, wanted: Collection[str]) -> Files:
     return files
 
 
-def read_tile(path: Path, size: int) -> Loaded:
+def read_tile(path: Path, size: int) -> LoadedItem:
     """Read an image.
 
     Args:
@@ -129,7 +129,7 @@ def read_tile(path: Path, size: int) -> Loaded:
     pixels = read_rgb(path)
     grey = resize(np.asarray(Image.fromarray(pixels).convert("L")), (EDGE, EDGE))
     facts = {"size": list(pixels.shape[:2]), "grey": base64.b64encode(grey.tobytes()).decode("ascii")}
-    return Loaded(resize(pixels, (size, size)), facts)
+    return LoadedItem(resize(pixels, (size, size)), facts)
 
 
 def thumbnail(text: str) -> np.ndarray:

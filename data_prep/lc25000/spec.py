@@ -25,7 +25,8 @@ from medfl.data.datalists import Datalist, Record
 from medfl.errors import DataError, check_choice
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
-from medfl.ingest.spec import Choice, ImageSpec, Outcome, Say, folder_or_top
+from medfl.ingest.spec import Choice, ImageSpec, Outcome, folder_or_top
+from medfl.utils.text import Say
 from medfl_datasets.lc25000 import RECORDS
 from medfl_datasets.lc25000.copies import group_copies
 from medfl_datasets.lc25000.files import CLASSES, OFFICIAL, SIZE, Files, find_files, read_tile, thumbnail

@@ -9,7 +9,7 @@ Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and check
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,11 +24,9 @@ from medfl.ingest.download import download
 from medfl.ingest.options import check_mirror
 from medfl.ingest.spec import WholeSpec
 from medfl.utils.progress import progress
+from medfl.utils.text import Say
 from medfl_datasets.medmnist.files import PARTS, Content, copy_images, read_npz
 from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, Release, find_release, split_flag
-
-Say = Callable[[str], None]
-"""Gets a line for people."""
 
 
 def find_npz(source: Path, flag: str) -> Path:

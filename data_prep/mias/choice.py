@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfl.errors import DataError
+from medfl.utils.text import Say
 from medfl_datasets.mias.files import Part
 from medfl_datasets.mias.tables import FILE, NORMAL, SEVERITIES, Film, Finding
 
@@ -44,7 +45,7 @@ def choose(
     files: Mapping[int, Path],
     view: str,
     classes: Mapping[str, str],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Chosen:
     """What becomes an image.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from medfl.data.readers.mammograms import needs_mirror, to_row
 from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 from medfl_datasets.mias.tables import EDGE, FILE
 
 CONTEXT = 1.5
@@ -108,7 +108,7 @@ def crop_box(circle: tuple[int, int, int], edge: int = EDGE) -> tuple[int, int, 
     return top, left, side
 
 
-def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool) -> Loaded:
+def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
     """Read a film or cut a lesion out of it.
 
     Args:
@@ -134,4 +134,4 @@ def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool)
         top, left, side = crop_box(part.circle)
         pixels = pixels[top : top + side, left : left + side]
     mirror = align and needs_mirror(part.laterality)
-    return Loaded(to_row(pixels, size, crop=crop_breast, mirror=mirror))
+    return LoadedItem(to_row(pixels, size, crop=crop_breast, mirror=mirror))

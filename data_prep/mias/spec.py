@@ -28,9 +28,10 @@ from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import Choice, ImageSpec, Outcome, Say
+from medfl.ingest.spec import Choice, ImageSpec, Outcome
 from medfl.partition.holdouts import holdout
 from medfl.utils.rng import seed_of
+from medfl.utils.text import Say
 from medfl_datasets.mias import RECORDS
 from medfl_datasets.mias.choice import NO_FILE, Chosen, choose
 from medfl_datasets.mias.files import Part, find_films, find_table, read_part

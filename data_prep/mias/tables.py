@@ -26,6 +26,7 @@ from functools import cached_property
 from pathlib import Path
 
 from medfl.errors import DataError
+from medfl.utils.text import first_names
 
 FILE = "Info.txt"
 """The name of the table."""
@@ -60,7 +61,6 @@ OFFICIAL_FILMS = {"normal": 207, "benign": 63, "malignant": 52}
 """Films of the official table; one with a malignant abnormality is malignant, whatever else is in it."""
 
 _ROW = re.compile(r"mdb\d{3}\s", re.IGNORECASE)
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,7 @@ def deviations(films: Sequence[Film]) -> list[str]:
 
 def line_list(numbers: Sequence[int]) -> str:
     """Numbers of lines for a message; only the first ones if there are many."""
-    shown = ", ".join(map(str, sorted(numbers)[:_SHOWN]))
-    return f"line{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > _SHOWN else ''}"
+    return f"line{'s' if len(numbers) > 1 else ''} {first_names(sorted(numbers))}"
 
 
 def _parse(line: int, words: Sequence[str]) -> Finding | None:

@@ -19,18 +19,18 @@ from torch import nn
 
 from medfl.attacks.rebuild_task import CONFIG, bundle_network, read_bundle, rebuild_task
 from medfl.contract import Method, Model, Server, Site, State
-from medfl.core.journal import Committed, Journal
+from medfl.core.journal import Commit
 from medfl.core.site import Splits
-from medfl.core.store import Store
 from medfl.data.sites import SiteData, load_global, load_sites
 from medfl.errors import DataError, StoreError
 from medfl.plugins import load_plugins
 from medfl.runs.folder import settings_in
+from medfl.runs.lifecycle import RunViewer
 from medfl.runs.records import RunRecord, read_run
 from medfl.settings import Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
-from medfl.types import GLOBAL, SERVER, Dataset
+from medfl.types import GLOBAL, Dataset
 
 if TYPE_CHECKING:
     from medfl.privacy.released import Released
@@ -70,26 +70,18 @@ class OpenedRun:
     _predictors: dict[str, nn.Module] = field(default_factory=dict, repr=False)
 
     @cached_property
+    def viewer(self) -> RunViewer:
+        """Looks into the run folder."""
+        return RunViewer(self.folder)
+
+    @cached_property
     def server(self) -> Server:
         """The server with its last state; `Server.blob` reads what it kept, so `method.released(server)` works.
 
         Raises:
             StoreError: If its state is gone or damaged.
         """
-        return self._server(*self._committed)
-
-    def _server(self, state: State, last: Committed) -> Server:
-        return Server(
-            SERVER,
-            last.rounds_done + 1,
-            state,
-            self.task,
-            self.settings,
-            Journal(self.folder).store,
-            sites=sorted(last.facts),
-            facts=last.facts,
-            rounds_done=last.rounds_done,
-        )
+        return self.viewer.server(*self._committed, self.task, self.settings)
 
     def released(self) -> Released | None:
         """What images the run's sites have sent each other; None for a method that sends none.
@@ -104,7 +96,7 @@ class OpenedRun:
     @property
     def has_state(self) -> bool:
         """Whether the state is there that the run was computed with; `medfl clean` removes it."""
-        return bool(Store(self.folder / "state" / SERVER).steps())
+        return self.viewer.has_state
 
     def global_model(self, round_: int | None = None) -> Model | None:
         """The server's model at the end, or after a round that was kept; None for a method without one.
@@ -113,9 +105,9 @@ class OpenedRun:
             StoreError: If the model after that round was not kept, or is damaged.
         """
         if round_ is not None:
-            return Journal(self.folder).kept_model(round_)
+            return self.viewer.kept_model(round_)
         if self.has_state:
-            return self.method.models(self._server(*self._taken)).get("global")
+            return self.method.models(self._server_taken()).get("global")
         return _taken_home(self.folder / "global")
 
     def site_models(self) -> dict[str, Model]:
@@ -157,13 +149,13 @@ class OpenedRun:
 
     def site(self, name: str) -> Site:
         """A method's view of a site after the round whose models are taken home, without its secret."""
-        last = self._taken[1]
-        store = Store(self.folder / "state" / name)
-        state = store.peek(before=last.step + 1)
-        site = Site(name, last.rounds_done, state, self.site_task(name), self.settings, store)
+        site = self.viewer.site(name, self._taken[1], self.site_task(name), self.settings)
         site.train, site.val = self.sites[name].train, self.sites[name].val
-        site.published = self.method.publish(self._server(*self._taken))
+        site.published = self.method.publish(self._server_taken())
         return site
+
+    def _server_taken(self) -> Server:
+        return self.viewer.server(*self._taken, self.task, self.settings)
 
     def _model_of(self, name: str) -> Model | None:
         if not self.has_state:
@@ -172,14 +164,14 @@ class OpenedRun:
         return models.get("personal") or models.get("global") or next(iter(models.values()), None)
 
     @cached_property
-    def _taken(self) -> tuple[State, Committed]:
+    def _taken(self) -> tuple[State, Commit]:
         """The server's commit of the round whose models are taken home."""
         best = self._committed[1].best
-        return Journal(self.folder).at(best.step) if self.settings.best_round and best.round else self._committed
+        return self.viewer.at(best.step) if self.settings.best_round and best.round else self._committed
 
     @cached_property
-    def _committed(self) -> tuple[State, Committed]:
-        found = Journal(self.folder).latest()
+    def _committed(self) -> tuple[State, Commit]:
+        found = self.viewer.latest()
         if found is None:
             raise StoreError(
                 f"The run in '{self.folder}' was cleaned: the state of its server is gone, and with it what its sites "

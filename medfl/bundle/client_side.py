@@ -26,6 +26,7 @@ from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import Dataset, Meta, Tensors
+from medfl.utils.text import names_and_more
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,6 @@ METHOD = "fedavg"
 
 EXACT = 2**53
 """Integers up to this size are the same number in float64."""
-
-SHOWN = 5
-"""Names in a message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,5 +179,4 @@ def _is_count(tensor: torch.Tensor) -> bool:
 def _few(names: Iterable[object]) -> str:
     """Some of the names, for a message."""
     listed = sorted(map(repr, names))
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return (", ".join(listed[:SHOWN]) or "none") + more
+    return names_and_more(listed, 5) or "none"

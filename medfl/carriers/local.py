@@ -8,20 +8,20 @@ first: replies are folded in name order.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from medfl.carriers.pool import Job, Pool, describe_bug
+from medfl.carriers.jobs import EvaluateJob, ExchangeJob, Job, StepJob
+from medfl.carriers.pool import Pool, describe_bug
 from medfl.contract import Order
 from medfl.core.carrier import Answer, Evaluation, MethodFactory
 from medfl.core.evaluation import Row, rows_of, score
 from medfl.core.replies import StoredReplies
-from medfl.core.site import SiteHost
+from medfl.core.site import SiteRunner
 from medfl.core.store import Steps
 from medfl.errors import MedflError
-from medfl.types import NO_SITES, Meta, Tensors
+from medfl.types import NO_SITES, Meta
 from medfl.utils import wire
 
 
@@ -39,9 +39,9 @@ class LocalCarrier:
 
     def __init__(
         self,
-        hosts: dict[str, SiteHost],
+        hosts: dict[str, SiteRunner],
         make_method: MethodFactory,
-        viewers: dict[str, SiteHost] | None = None,
+        viewers: dict[str, SiteRunner] | None = None,
         workers: int = 1,
         threads: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,
@@ -81,7 +81,7 @@ class LocalCarrier:
         absent = [order.to for order in orders if self._absent(order.to, step)]
         jobs = self._step_jobs(step, round_, [order for order in orders if order.to not in absent], keep)
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
-        results = self._do(jobs + scoring)
+        results = self._do([*jobs, *scoring])
         answers = [_answer(result) for result in results[: len(jobs)]]
         rows = [Row(*row) for result in results[len(jobs) :] for row in result["rows"]]
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
@@ -92,8 +92,9 @@ class LocalCarrier:
 
     def exchange(self, evaluation: Evaluation) -> list[Row]:
         """The global test: each site's model on every site's test data, in ring order."""
-        meta = {"job": "exchange", "step": evaluation.step, "round": evaluation.round}
-        results = self._do([(meta | {"owner": name}, evaluation.published) for name in self._tested()])
+        step, round_, published = evaluation.step, evaluation.round, evaluation.published
+        jobs = [ExchangeJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested()]
+        results = self._do(jobs)
         return [Row(*row) for result in results for row in result["rows"]]
 
     def _tested(self) -> list[str]:
@@ -107,17 +108,26 @@ class LocalCarrier:
 
     # ---- jobs
 
-    def _step_jobs(self, step: int, round_: int, orders: list[Order], keep: Steps) -> list[Job]:
+    def _step_jobs(self, step: int, round_: int, orders: list[Order], keep: Steps) -> list[StepJob]:
         digests: dict[int, str] = {}
         jobs = []
         for order in sorted(orders, key=lambda order: (-len(self.hosts[order.to].data.train), order.to)):
             if id(order.tensors) not in digests:  # most orders of a step share their tensors
                 digests[id(order.tensors)] = wire.digest(order.tensors)
-            meta = {"to": order.to, "op": order.op, "meta": order.meta, "digest": digests[id(order.tensors)]}
-            jobs.append((meta | {"job": "step", "step": step, "round": round_, "keep": list(keep)}, order.tensors))
+            job = StepJob(
+                to=order.to,
+                op=order.op,
+                meta=order.meta,
+                digest=digests[id(order.tensors)],
+                step=step,
+                round=round_,
+                keep=list(keep),
+                tensors=order.tensors,
+            )
+            jobs.append(job)
         return jobs
 
-    def _evaluation_jobs(self, evaluation: Evaluation) -> list[Job]:
+    def _evaluation_jobs(self, evaluation: Evaluation) -> list[EvaluateJob]:
         """A few jobs of about equal numbers of images, so that they fill the gaps between workers."""
         everyone = self.hosts | self.viewers
         names = sorted(everyone, key=lambda name: (-len(everyone[name].data.test), name))
@@ -128,52 +138,51 @@ class LocalCarrier:
             smallest = sizes.index(min(sizes))
             chunks[smallest].append(name)
             sizes[smallest] += len(everyone[name].data.test) + len(everyone[name].data.val)
-        meta = {"job": "evaluate", "step": evaluation.step, "round": evaluation.round}
-        return [(meta | {"sites": chunk}, evaluation.published) for chunk in chunks if chunk]
+        step, round_, published = evaluation.step, evaluation.round, evaluation.published
+        return [EvaluateJob(sites=chunk, step=step, round=round_, tensors=published) for chunk in chunks if chunk]
 
-    def _do(self, jobs: list[Job]) -> list[Meta]:
-        if self._pool is not None:
-            return self._pool.run(jobs)
-        return [self._run_here(meta, {name: t.clone() for name, t in tensors.items()}) for meta, tensors in jobs]
+    def _do(self, jobs: Sequence[Job]) -> list[Meta]:
+        return self._pool.run(jobs) if self._pool is not None else [self._run_here(job.copy()) for job in jobs]
 
-    def _run_here(self, meta: Meta, tensors: Tensors) -> Meta:
+    def _run_here(self, job: Job) -> Meta:
         try:
-            return self._run(json.loads(json.dumps(meta)), tensors)  # copies, as a worker would get
+            return self._run(job)
         except MedflError:
             raise
         except Exception as error:
-            raise RuntimeError(describe_bug(error, meta)) from error
+            raise RuntimeError(describe_bug(error, job)) from error
 
-    def _run(self, meta: Meta, tensors: Tensors) -> Meta:
+    def _run(self, job: Job) -> Meta:
         """Do one job, in a worker or here."""
-        if meta["job"] == "step":
-            order = Order(meta["to"], meta["op"], tensors, meta["meta"])
-            at = (meta["step"], meta["round"], meta["digest"], meta["keep"])
-            return vars(self.hosts[order.to].step(self._make_method, order, *at))
-        if meta["job"] == "evaluate":
-            return {"rows": self._evaluate(meta, tensors)}
-        return {"rows": self._exchange(meta, tensors)}
+        match job:
+            case StepJob():
+                at = (job.step, job.round, job.digest, job.keep)
+                return vars(self.hosts[job.to].step(self._make_method, job.order, *at))
+            case EvaluateJob():
+                return {"rows": self._evaluate(job)}
+            case ExchangeJob():
+                return {"rows": self._exchange(job)}
+        raise TypeError(f"expected a job of the local carrier, got {job}")
 
-    def _evaluate(self, meta: Meta, published: Tensors) -> list[Row]:
+    def _evaluate(self, job: EvaluateJob) -> list[Row]:
         cache: dict[str, torch.nn.Module] = {}
         rows = []
-        for name in sorted(meta["sites"]):
+        for name in sorted(job.sites):
             host = self.hosts.get(name) or self.viewers[name]
-            found = host.evaluate(self._make_method(), published, meta["step"], meta["round"], cache)
-            rows += [row for row in found if name not in NO_SITES or row.model == "global"]
+            scores = host.evaluate(self._make_method(), job.tensors, job.step, job.round, cache)
+            rows += [row for row in scores if name not in NO_SITES or row.model == "global"]
         return rows
 
-    def _exchange(self, meta: Meta, published: Tensors) -> list[Row]:
-        owner, method = meta["owner"], self._make_method()
-        everyone, names = self.hosts | self.viewers, self._tested()
-        predictors = everyone[owner].predictors(method, published, meta["step"], meta["round"], {})
+    def _exchange(self, job: ExchangeJob) -> list[Row]:
+        method, everyone, names = self._make_method(), self.hosts | self.viewers, self._tested()
+        predictors = everyone[job.owner].predictors(method, job.tensors, job.step, job.round, {})
         kind = "personal" if "personal" in predictors else "global"
-        start = names.index(owner)
+        start = names.index(job.owner)
         rows = []
         for name in names[start:] + names[:start]:
             host = everyone[name]
             scores = score(predictors[kind], host.data.test, host.task, host.settings)
-            rows += rows_of(scores, meta["round"], name, f"{kind}@{owner}", "test", "aggregated")
+            rows += rows_of(scores, job.round, name, f"{kind}@{job.owner}", "test", "aggregated")
         return rows
 
 

@@ -30,7 +30,7 @@ FOREIGN = "It was changed on its way, or medfl did not make it: have it sent aga
 
 _DTYPES = {code: dtype for dtype, code in wire.DTYPES.items()}
 _KIND = 64
-_SHOWN = 60
+_MAX_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def shown(name: object) -> str:
     """A name as it may stand in a message: quoted, printable, about sixty characters of it. Of others, the type."""
     if not isinstance(name, str):
         return type(name).__name__
-    text = repr(name[: _SHOWN + 1])
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    text = repr(name[: _MAX_CHARACTERS + 1])
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "..."
 
 
 def _check_layout(header: dict[str, Any], room: int, limits: Limits) -> None:

@@ -8,21 +8,22 @@ import multiprocessing
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
 from medfl import errors
+from medfl.carriers.jobs import JOBS, Job
 from medfl.errors import MedflError
-from medfl.types import Meta, Tensors
+from medfl.types import Meta
 from medfl.utils import wire
 from medfl.utils.memory import release
 
-Job = tuple[Meta, Tensors]
-"""What a worker is asked to do: JSON and tensors."""
-
+Work = Callable[[Job], Meta]
+"""Does one job; its result is JSON."""
 
 FORKED_LATE = (
     "This process trained or used a GPU before it was to start workers, and torch can't go on in those. Begin the run "
@@ -37,17 +38,18 @@ class Pool:
         work: Does one job; runs in the worker.
         size: Number of processes.
         threads: Threads of each.
+        kinds: The kinds of jobs that there are.
     """
 
-    def __init__(self, work: Callable[[Meta, Tensors], Meta], size: int, threads: int) -> None:
+    def __init__(self, work: Work, size: int, threads: int, kinds: Sequence[type[Job]] = JOBS) -> None:
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
+        by_name = {kind.name: kind for kind in kinds}
         for _ in range(size):
             here, there = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(there, list(self._pipes) + [here], work, threads), daemon=True
-            )
+            args = (there, list(self._pipes) + [here], work, threads, by_name)
+            process = context.Process(target=_serve, args=args, daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)
@@ -56,7 +58,7 @@ class Pool:
     def __len__(self) -> int:
         return len(self._pipes)
 
-    def run(self, jobs: list[Job]) -> list[Meta]:
+    def run(self, jobs: Sequence[Job]) -> list[Meta]:
         """Do all jobs; results in the order of the jobs.
 
         Raises:
@@ -78,7 +80,7 @@ class Pool:
                 pipe = self._pipes[self._pipes.index(ready)]  # type: ignore[arg-type]
                 index = running.pop(pipe)
                 try:
-                    results[index] = _receive(pipe, jobs[index][0])
+                    results[index] = _receive(pipe, jobs[index])
                 except Exception as problem:  # kept until the running jobs have ended, then raised
                     error = error or problem
         if error is not None:
@@ -99,19 +101,18 @@ class Pool:
 
     @staticmethod
     def _send(pipe: Connection, job: Job, blobs: dict[int, bytes]) -> None:
-        meta, tensors = job
-        if id(tensors) not in blobs:
-            blobs[id(tensors)] = wire.encode(tensors, {})
-        pipe.send_bytes(json.dumps(meta).encode())
-        pipe.send_bytes(blobs[id(tensors)])
+        if id(job.tensors) not in blobs:
+            blobs[id(job.tensors)] = wire.encode(job.tensors, {})
+        pipe.send_bytes(json.dumps({"job": job.name} | job.facts()).encode())
+        pipe.send_bytes(blobs[id(job.tensors)])
 
 
-def _receive(pipe: Connection, meta: Meta) -> Meta:
+def _receive(pipe: Connection, job: Job) -> Meta:
     try:
         result: dict[str, Any] = json.loads(pipe.recv_bytes())
     except (EOFError, OSError):
         raise MedflError(
-            f"A worker process ended while it did '{meta['job']}' for '{_who(meta)}' (often the machine was "
+            f"A worker process ended while it did '{job.name}' for '{job.who}' (often the machine was "
             "out of memory). Nothing that was saved is lost: give the same command again, perhaps with fewer --workers."
         ) from None
     if "error" in result:
@@ -122,7 +123,9 @@ def _receive(pipe: Connection, meta: Meta) -> Meta:
     return result
 
 
-def _serve(pipe: Connection, others: list[Connection], work: Callable[[Meta, Tensors], Meta], threads: int) -> None:
+def _serve(
+    pipe: Connection, others: list[Connection], work: Work, threads: int, kinds: Mapping[str, type[Job]]
+) -> None:
     """A worker's life.
 
     It works in a thread of its own: OpenMP keeps its helper threads by the thread that asked for them, and those of the
@@ -131,12 +134,12 @@ def _serve(pipe: Connection, others: list[Connection], work: Callable[[Meta, Ten
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     for other in others:
         other.close()  # a worker must see the end of its own pipe when the parent dies
-    thread = threading.Thread(target=_answer_jobs, args=(pipe, work, threads))
+    thread = threading.Thread(target=_answer_jobs, args=(pipe, work, threads, kinds))
     thread.start()
     thread.join()
 
 
-def _answer_jobs(pipe: Connection, work: Callable[[Meta, Tensors], Meta], threads: int) -> None:
+def _answer_jobs(pipe: Connection, work: Work, threads: int, kinds: Mapping[str, type[Job]]) -> None:
     """Jobs in, results out, until the pipe closes."""
     torch.set_num_threads(threads)
     while True:
@@ -144,34 +147,31 @@ def _answer_jobs(pipe: Connection, work: Callable[[Meta, Tensors], Meta], thread
             head = pipe.recv_bytes()
             if not head:
                 return
-            result = _do(work, json.loads(head), pipe.recv_bytes())
+            facts = json.loads(head)
+            job = kinds[facts.pop("job")](**facts, tensors={})
+            result = _do(work, job, pipe.recv_bytes())
             pipe.send_bytes(json.dumps(result).encode())
         except (EOFError, OSError):
             return
         release()
 
 
-def _do(work: Callable[[Meta, Tensors], Meta], meta: Meta, blob: bytes) -> Meta:
-    """One job; an error becomes a result."""
+def _do(work: Work, job: Job, blob: bytes) -> Meta:
+    """One job with the tensors of a blob; an error becomes a result."""
     result: Meta
     try:
-        return work(meta, wire.decode(blob)[0])
+        return work(replace(job, tensors=wire.decode(blob)[0]))
     except MedflError as error:
         result = {"error": str(error), "kind": type(error).__name__, "expected": True}
         result["traceback"] = traceback.format_exc()
     except Exception as error:
         late = any(words in str(error) for words in ("CUDA in forked subprocess", "fork-based multiprocessing"))
-        result = {"error": FORKED_LATE if late else describe_bug(error, meta)}
+        result = {"error": FORKED_LATE if late else describe_bug(error, job)}
         result |= {"kind": "SettingsError" if late else "", "expected": late}
         result["traceback"] = traceback.format_exc()
     return result
 
 
-def _who(meta: Meta) -> str:
-    """The site that a job is for, for messages."""
-    return meta.get("to") or meta.get("owner") or ", ".join(meta.get("sites", []))
-
-
-def describe_bug(error: Exception, meta: Meta) -> str:
+def describe_bug(error: Exception, job: Job) -> str:
     """What a job failed with, and at whom; the job itself is not shown."""
-    return f"{type(error).__name__} in '{meta['job']}' of '{_who(meta)}': {error}"
+    return f"{type(error).__name__} in '{job.name}' of '{job.who}': {error}"

@@ -98,7 +98,7 @@ FACTS = {
     "size": Tell("private", count()),
     "label_counts": Tell("private", count("classes")),
 }
-"""What a site tells of its data at the start (`medfl.core.site.SiteHost.describe`)."""
+"""What a site tells of its data at the start (`medfl.core.site.SiteRunner.describe`)."""
 
 
 ACCOUNT = fields(

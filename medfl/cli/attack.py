@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from medfl.utils.progress import progress_bar
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
@@ -97,25 +97,12 @@ def membership(
         round=int(round_) if round_ and round_.isdigit() else round_,
         seed=seed,
     )
-    with _progress("shadow network") as show:
+    with progress_bar("shadow network", transient=True) as show:
         results = run_membership(open_run(run, device, data), options, out, show)
     for row in results:
         typer.echo(plain_line(row))
     path = results_path(run, NAME, out)
     typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; nothing elsewhere. Yields a function to call with (done, total)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @app.command()
@@ -139,7 +126,7 @@ def inversion(
         against=against.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed
     )
     opened = open_run(run, device, data)
-    with _progress("inversion") as show:
+    with progress_bar("inversion", transient=True) as show:
         rows = run_inversion(opened, run, options, show)
     for row in rows:
         measured = ", ".join(f"{key.upper()} {row[key]:.4g}" for key in ("mse", "psnr", "ssim") if row[key] is not None)

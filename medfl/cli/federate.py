@@ -36,10 +36,10 @@ def provision(
     Give the command again with more sites to add them: the root and the kits that are there stay. Keep OUT/ca to
     yourself: whoever has it can make participants.
     """
-    from medfl.deploy.provision import Federation, provision
+    from medfl.deploy.provision import Project, provision
 
     named = tuple(site.strip() for site in sites.split(",") if site.strip())
-    made = provision(Federation(server, named, admin, name, port, scheme, days), out)
+    made = provision(Project(server, named, admin, name, port, scheme, days), out)
     for participant, folder in made.items():
         typer.echo(f"{participant}: {folder}")
     typer.echo(f"{len(made)} kits made" if made else "nobody is new; no kit was made")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SITES = 20
 """Number of sites if none is given and no column names them."""
 
-SHOWN = 40
+MAX_SITES = 40
 """Sites that the table shows; the picture and the cards show all."""
 
 _BELONGS = {
@@ -116,7 +116,7 @@ def command(
 
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:
-    """Sites by classes: images of all splits, and the sizes of the splits; `SHOWN` sites at most, and all together."""
+    """Sites by classes: images of all splits, and the sizes of the splits; of `MAX_SITES` at most, and of all."""
     from medfl.types import NO_SITES
 
     first = next(iter(lists.values()))
@@ -127,10 +127,10 @@ def counts_table(lists: Mapping[str, Datalist]) -> Table:
         table.add_column(header, justify="right", no_wrap=True)
     rows = {name: _row(datalist, classes) for name, datalist in lists.items()}
     held = {name: row for name in NO_SITES if (row := rows.pop(name, None)) is not None}
-    for name in list(rows)[:SHOWN]:
+    for name in list(rows)[:MAX_SITES]:
         table.add_row(name, *map(str, rows[name]))
-    if len(rows) > SHOWN:
-        table.add_row(f"... {len(rows) - SHOWN} more")
+    if len(rows) > MAX_SITES:
+        table.add_row(f"... {len(rows) - MAX_SITES} more")
     table.add_section()
     table.add_row("all sites", *(str(sum(column)) for column in zip(*rows.values(), strict=True)))
     for name, row in held.items():

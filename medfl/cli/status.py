@@ -56,13 +56,13 @@ def rounds_done(record: RunRecord, writing: bool) -> int:
     Raises:
         StoreError: If there are commits and none can be read.
     """
-    from medfl.core.journal import Journal
     from medfl.errors import StoreError
+    from medfl.runs.lifecycle import RunViewer
 
     if record.summary and not writing:
         return int(record.summary["rounds"])
     try:
-        found = Journal(record.folder).latest()
+        found = RunViewer(record.folder).latest()
     except FileNotFoundError:
         raise StoreError(f"'{record.folder}' was written to while it was read. Ask again.") from None
     return found[1].rounds_done if found else 0

@@ -36,7 +36,7 @@ KEPT = "kept"
 
 
 @dataclass
-class Committed:
+class Commit:
     """The server's last commit.
 
     Attributes:
@@ -109,13 +109,13 @@ class Journal:
         self._csv, self._size, self._sha256 = folder / "metrics.csv", 0, hashlib.sha256()
         self._kept = folder / KEPT
 
-    def begin(self, state: State, first: Committed) -> None:
+    def begin(self, state: State, first: Commit) -> None:
         """The first commit of a run; rows that a run before it left without a commit are cut off."""
         if self._csv.exists():
             self._csv.unlink()
         self.commit(state, first)
 
-    def commit(self, state: State, now: Committed) -> None:
+    def commit(self, state: State, now: Commit) -> None:
         """Save a step and append its rows.
 
         Raises:
@@ -185,7 +185,7 @@ class Journal:
     def _model(self, round_: int) -> Path:
         return self._kept / f"round-{round_}.safetensors"
 
-    def latest(self) -> tuple[State, Committed] | None:
+    def latest(self) -> tuple[State, Commit] | None:
         """The newest valid commit, or None in a new folder.
 
         Raises:
@@ -200,22 +200,22 @@ class Journal:
             )
         return None
 
-    def at(self, step: int) -> tuple[State, Committed]:
+    def at(self, step: int) -> tuple[State, Commit]:
         """A step that is kept."""
         record = self.store.load(step)
         return record.state(), _committed(record)
 
-    def can_go_back(self, last: Committed) -> bool:
+    def can_go_back(self, last: Commit) -> bool:
         """Whether the step before the last commit is kept."""
         return last.step - 1 in self.store.steps()
 
-    def go_back(self, last: Committed) -> tuple[State, Committed]:
+    def go_back(self, last: Commit) -> tuple[State, Commit]:
         """Forget the last commit; returns the one before it."""
         before = self.at(last.step - 1)
         self.store.drop(last.step)
         return before
 
-    def reconcile(self, last: Committed) -> None:
+    def reconcile(self, last: Commit) -> None:
         """Make metrics.csv end with exactly the rows of the last commit.
 
         Raises:
@@ -253,9 +253,9 @@ class Journal:
         self._sha256.update(lines)
 
 
-def _committed(record: Record) -> Committed:
+def _committed(record: Record) -> Commit:
     values: dict[str, Any] = json.loads(json.dumps(record.meta["commit"]))
-    return Committed(**(values | {"rows": [Row(*row) for row in values["rows"]], "best": Best(**values["best"])}))
+    return Commit(**(values | {"rows": [Row(*row) for row in values["rows"]], "best": Best(**values["best"])}))
 
 
 def order_digest(order: Order, tensors_digest: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from medfl.contract import Plan, Server, State
 from medfl.core.carrier import Carrier, Evaluation, MethodFactory
 from medfl.core.evaluation import Best, Row, watcher
-from medfl.core.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Committed, Journal, Outcome
+from medfl.core.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Commit, Journal, Outcome
 from medfl.core.replies import DecodedReplies
 from medfl.errors import ContractError
 from medfl.settings import Settings
@@ -29,7 +29,7 @@ from medfl.utils.rng import pinned
 logger = logging.getLogger(__name__)
 
 
-class Federation:
+class ServerLoop:
     """Runs a method over a carrier, in a run folder.
 
     Args:
@@ -85,7 +85,7 @@ class Federation:
 
     # ---- one step
 
-    def _step(self, server: Server, last: Committed, plan: Plan, pending: Evaluation | None) -> Committed:
+    def _step(self, server: Server, last: Commit, plan: Plan, pending: Evaluation | None) -> Commit:
         self._check_plan(plan)
         step = last.step + 1
         keep = self._kept(last, pending)
@@ -98,7 +98,7 @@ class Federation:
             logger.warning("Round %d: no reply from %s.", plan.round, ", ".join(sorted(absent)))
         missing = sorted(set(absent) | {answer.site for answer in answers if answer.refused is not None})
         rows = scores + [row for answer in answers for row in answer.rows]
-        now = Committed(
+        now = Commit(
             step,
             RUNNING,
             plan.round,
@@ -138,24 +138,24 @@ class Federation:
                 f"The method planned orders for {names}: expected each at most once, out of {self._carrier.sites}."
             )
 
-    def _fail(self, server: Server, now: Committed, last: Committed, reason: str, absent: bool) -> Committed:
+    def _fail(self, server: Server, now: Commit, last: Commit, reason: str, absent: bool) -> Commit:
         """End the run at this round; its rows are kept, the state stays that of the step before."""
-        now.status, now.reason = INCOMPLETE if absent else DIVERGED, reason
-        now.rounds_done = last.rounds_done
+        status = INCOMPLETE if absent else DIVERGED
+        now = replace(now, status=status, reason=reason, rounds_done=last.rounds_done)
         server.state, _ = self._journal.at(last.step)
         self._journal.commit(server.state, now)
         return now
 
     # ---- evaluation
 
-    def _pending(self, server: Server, last: Committed) -> Evaluation | None:
+    def _pending(self, server: Server, last: Commit) -> Evaluation | None:
         """The last finished round, if it is due and its scores are not committed yet."""
         due = self._settings.due(last.rounds_done) or self._stops(last)
         if not due or last.rounds_done <= last.evaluated or last.round > last.rounds_done:
             return None
         return Evaluation(last.rounds_done, last.step, self._make_method().publish(server))
 
-    def _close(self, server: Server, last: Committed, pending: Evaluation | None) -> Committed:
+    def _close(self, server: Server, last: Commit, pending: Evaluation | None) -> Commit:
         """The scores of the last round, and the global test. A run that ends early is over for good."""
         if pending is None:
             return replace(last, status=FINISHED)
@@ -173,21 +173,21 @@ class Federation:
 
     # ---- the best round
 
-    def _best(self, last: Committed, pending: Evaluation | None, rows: list[Row]) -> Best:
+    def _best(self, last: Commit, pending: Evaluation | None, rows: list[Row]) -> Best:
         metric = self._task.metrics[0]
         return last.best.after(pending.round, pending.step, rows, metric) if pending else last.best
 
-    def _stops(self, last: Committed) -> bool:
+    def _stops(self, last: Commit) -> bool:
         """Whether validation scores have been no better for too long; between rounds only."""
         patience = self._settings.patience
         return patience is not None and last.best.since >= patience and last.round == last.rounds_done
 
-    def _kept(self, last: Committed, pending: Evaluation | None) -> list[int]:
+    def _kept(self, last: Commit, pending: Evaluation | None) -> list[int]:
         """Earlier steps that are still needed: that of the best round, and one that may turn out to be the best."""
         steps = {last.best.step, pending.step if pending else 0} - {0}
         return sorted(steps) if self._settings.best_round else []
 
-    def _taken(self, server: Server, last: Committed, best: Best) -> tuple[Server, Committed]:
+    def _taken(self, server: Server, last: Commit, best: Best) -> tuple[Server, Commit]:
         """The server after the round whose models the sites take home."""
         if not self._settings.best_round or not best.round:
             return server, last
@@ -200,7 +200,7 @@ class Federation:
         """The server's global generators in a round; its sites' are pinned in the same way."""
         return pinned(self._settings.seed, SERVER, server.round, "global")
 
-    def _server(self, state: State, last: Committed) -> Server:
+    def _server(self, state: State, last: Commit) -> Server:
         return Server(
             SERVER,
             last.round,
@@ -214,15 +214,15 @@ class Federation:
             public=self._public,
         )
 
-    def _set_up(self) -> tuple[Server, Committed]:
-        last = Committed(facts=self._carrier.describe())
+    def _set_up(self) -> tuple[Server, Commit]:
+        last = Commit(facts=self._carrier.describe())
         server = self._server(State(), last)
         with self._pinned(server):
             self._make_method().setup(server)
         self._journal.begin(server.state, last)
         return server, last
 
-    def _resume(self) -> tuple[Server, Committed] | None:
+    def _resume(self) -> tuple[Server, Commit] | None:
         """The newest commit from which every site can go on; None in a new folder."""
         newest = self._journal.latest()
         if newest is None:
@@ -243,7 +243,7 @@ class Federation:
         logger.info("Continuing after step %d (%d rounds done).", last.step, last.rounds_done)
         return self._server(state, last), last
 
-    def _back(self, last: Committed) -> tuple[Server, Committed]:
+    def _back(self, last: Commit) -> tuple[Server, Commit]:
         """Forget the step that ended the run, so that it is tried again."""
         state, last = self._journal.go_back(last)
         self._journal.reconcile(last)

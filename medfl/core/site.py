@@ -1,6 +1,6 @@
 """A site's side of a step: everything a carrier calls at a site, whatever machine that is on.
 
-`SiteHost.step` is idempotent: a step that is on disk is answered from there, so an order that is sent again never
+`SiteRunner.step` is idempotent: a step that is on disk is answered from there, so an order that is sent again never
 trains twice and never draws fresh noise.
 """
 
@@ -50,7 +50,7 @@ class Splits:
     shared: Dataset | None = None
 
 
-class SiteHost:
+class SiteRunner:
     """One site: its data, its private folder, and what a carrier may ask of it.
 
     Args:

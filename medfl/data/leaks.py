@@ -30,7 +30,7 @@ KINDS: tuple[Kind, ...] = ("subjects", "pixels")
 CHUNK_BYTES = 16 << 20
 """Pixels in memory at a time."""
 
-SHOWN = 8
+MAX_PAIRS = 8
 """Pairs of places that a message names for each kind."""
 
 
@@ -206,10 +206,10 @@ def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int
 
 def _lines(kind: Kind, leaks: Sequence[Leak]) -> Iterator[str]:
     mine = sorted((leak for leak in leaks if leak.kind == kind), key=lambda leak: -leak.count)
-    for leak in mine[:SHOWN]:
+    for leak in mine[:MAX_PAIRS]:
         yield f"  {_sentence(leak)}"
-    if len(mine) > SHOWN:
-        yield f"  {kind}: and {len(mine) - SHOWN} more pairs of places"
+    if len(mine) > MAX_PAIRS:
+        yield f"  {kind}: and {len(mine) - MAX_PAIRS} more pairs of places"
 
 
 def _sentence(leak: Leak) -> str:

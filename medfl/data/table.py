@@ -14,9 +14,7 @@ from pathlib import Path
 
 from medfl.data.readers.images import IMAGE_SUFFIXES
 from medfl.errors import DataError, did_you_mean
-
-SHOWN = 10
-"""Row numbers that a message gives at most."""
+from medfl.utils.text import first_names
 
 NO_NAMES = "The first line must name the columns; here it seems to hold data already."
 """Said instead of names where the names may be a patient's data."""
@@ -75,8 +73,7 @@ class Table:
 
 def row_list(numbers: Sequence[int]) -> str:
     """Row numbers for a message: ``rows 2, 5, 9``; only the first ones if there are many."""
-    shown = ", ".join(map(str, sorted(numbers)[:SHOWN]))
-    return f"table row{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > SHOWN else ''}"
+    return f"table row{'s' if len(numbers) > 1 else ''} {first_names(sorted(numbers))}"
 
 
 def read_table(path: Path) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 
 from medfl.deploy.connection import Connection, is_end
 from medfl.types import Meta
+from medfl.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -110,31 +110,19 @@ def scores_text(progress: Meta) -> str:
 
 @contextmanager
 def _display() -> Iterator[Callable[[int, Meta], None]]:
-    if not sys.stderr.isatty():
-        yield _plain_lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    start, last, latest = time.monotonic(), 0, Meta()
 
-    columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(round_: int, progress: Meta) -> None:
-            text = scores_text(progress) or str(progress.get("state", ""))
-            bar.update(task, completed=round_, total=progress.get("rounds") or None, description=text)
-
-        yield show
-
-
-def _plain_lines() -> Callable[[int, Meta], None]:
-    start, last = time.monotonic(), 0
-
-    def show(round_: int, progress: Meta) -> None:
+    def plain(done: int, total: int | None = None, text: str | None = None) -> None:
         nonlocal last
-        if round_ > last:
-            last = round_
-            seconds, text = time.monotonic() - start, scores_text(progress)
-            logger.info("round %d of %s, %.0f s %s", round_, progress.get("rounds", "?"), seconds, text)
+        if done > last:
+            last = done
+            seconds = time.monotonic() - start
+            logger.info("round %d of %s, %.0f s %s", done, latest.get("rounds", "?"), seconds, scores_text(latest))
 
-    return show
+    with progress_bar("round", plain=plain, text="starting", clock=None) as show:
+
+        def show_round(round_: int, progress: Meta) -> None:
+            latest.update(progress)
+            show(round_, progress.get("rounds") or None, scores_text(progress) or str(progress.get("state", "")))
+
+        yield show_round

@@ -31,7 +31,7 @@ FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OfferedRun:
     """An offered run at one participant.
 
     Attributes:
@@ -63,13 +63,13 @@ class Opened:
         assert self.task.scale is not None
         return tuple(self.task.scale.shape)
 
-    def with_networks(self, networks: dict[str, str]) -> Opened:
+    def with_networks(self, networks: dict[str, str]) -> OfferedRun:
         """The same run, knowing the network of each site that has not the task's own."""
         settings = self.settings.model_copy(update={"networks_by_site": self.settings.networks_by_site | networks})
         return dataclasses.replace(self, settings=settings)
 
 
-def open_offer(offer: Offer, site_file: SiteFile) -> Opened:
+def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     """Compare an offer with what this participant has, check that it is allowed, and open the bundle.
 
     Raises:
@@ -90,7 +90,7 @@ def open_offer(offer: Offer, site_file: SiteFile) -> Opened:
     check_run(site_file, offer, settings, built.method, method)
     scale = Scale(_shape(built.site_values), built.mean, built.std)
     task = dataclasses.replace(built.task, device=pick_device(execution.device), scale=scale)
-    return Opened(offer, folder, registry, built, task, tightened(site_file, settings), execution)
+    return OfferedRun(offer, folder, registry, built, task, tightened(site_file, settings), execution)
 
 
 def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:

@@ -75,7 +75,7 @@ def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
 
     Args:
         site_file: The participant's own file.
-        facts: What the run asks for (`medfl.core.site.SiteHost.describe`): ``trainable`` and ``validates``, which are
+        facts: What the run asks for (`medfl.core.site.SiteRunner.describe`): ``trainable`` and ``validates``, which are
             always told, ``size`` and ``label_counts``.
         counts: Training images of each class. Counts of classes are told only if every class has none or at least
             ``min_count`` of them.

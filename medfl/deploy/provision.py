@@ -72,7 +72,7 @@ RIGHTS = (
 
 
 @dataclass(frozen=True)
-class Federation:
+class Project:
     """Who takes part.
 
     Attributes:
@@ -115,7 +115,7 @@ class Federation:
         if reserved or len(set(self.sites)) != len(self.sites):
             raise SettingsError(f"every site needs a name of its own, other than {sorted(reserved) or 'another site'}")
 
-    def project(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         """NVFlare's project file, as a dictionary."""
         org = self.name.replace("-", "_")
         participants: list[dict[str, Any]] = [
@@ -137,11 +137,11 @@ class Federation:
         return {"api_version": 3, "name": self.name, "participants": participants, "builders": builders}
 
 
-def provision(federation: Federation, out: Path) -> dict[str, Path]:
+def provision(project: Project, out: Path) -> dict[str, Path]:
     """Make the kits of a federation, or those of participants that joined since the last call.
 
     Args:
-        federation: Who takes part. In a later call, the new sites are enough: the earlier ones stay.
+        project: Who takes part. In a later call, the new sites are enough: the earlier ones stay.
         out: The folder of the kits, ``out/<participant>``, and of ``out/ca``. A kit that is there is left as it is.
 
     Returns:
@@ -151,38 +151,38 @@ def provision(federation: Federation, out: Path) -> dict[str, Path]:
         SettingsError: If a name is not possible, or server, researcher or port differ from those of the earlier call.
         StoreError: If the folder can't be written or NVFlare's builders failed.
     """
-    federation = _joined(federation, out / CA / "federation.json")
-    federation.check()
+    project = _joined(project, out / CA / "federation.json")
+    project.check()
     with _private_files():
         try:
             out.mkdir(parents=True, exist_ok=True)
-            built = _build(federation, out / CA)
+            built = _build(project, out / CA)
             made = {}
-            for participant in (federation.server, *federation.sites, federation.admin):
+            for participant in (project.server, *project.sites, project.admin):
                 if not (out / participant).exists():
-                    prepare_kit(built / participant, federation, participant)
+                    prepare_kit(built / participant, project, participant)
                     shutil.move(built / participant, out / participant)
                     made[participant] = out / participant
             shutil.rmtree(built)
-            (out / CA / "federation.json").write_text(json.dumps(asdict(federation), indent=2) + "\n")
+            (out / CA / "federation.json").write_text(json.dumps(asdict(project), indent=2) + "\n")
         except OSError as error:
             raise StoreError(f"the kits in '{out}' can't be written: {error}") from error
     return made
 
 
-def _joined(federation: Federation, record: Path) -> Federation:
+def _joined(project: Project, record: Path) -> Project:
     """The federation of an earlier call with the new sites; its other entries must agree."""
     if not record.is_file():
-        return federation
+        return project
     before = json.loads(record.read_text())
-    for key, value in asdict(replace(federation, valid_days=before["valid_days"])).items():
+    for key, value in asdict(replace(project, valid_days=before["valid_days"])).items():
         if key != "sites" and value != before[key]:
             raise SettingsError(
                 f"'{record.parent}' belongs to a federation whose {key} is '{before[key]}', not '{value}'. Give the "
                 "same, or another folder for another federation"
             )
-    sites = (*before["sites"], *(site for site in federation.sites if site not in before["sites"]))
-    return replace(federation, sites=sites, valid_days=before["valid_days"])
+    sites = (*before["sites"], *(site for site in project.sites if site not in before["sites"]))
+    return replace(project, sites=sites, valid_days=before["valid_days"])
 
 
 @contextlib.contextmanager
@@ -207,7 +207,7 @@ class _Said:
     debug = warning = error = info
 
 
-def _build(federation: Federation, ca: Path) -> Path:
+def _build(project: Project, ca: Path) -> Path:
     """Run NVFlare's builders; the folder that holds the kits of all participants."""
     try:
         from nvflare.lighter.constants import CtxKey
@@ -216,11 +216,11 @@ def _build(federation: Federation, ca: Path) -> Path:
         from nvflare.lighter.provisioner import Provisioner
     except ImportError as error:
         raise SettingsError(f'NVIDIA FLARE is not installed: pip install "medfl[flare]" ({error})') from error
-    project, said = federation.project(), _Said()
+    definition, said = project.definition(), _Said()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
-            provisioner = Provisioner(str(ca.resolve()), prepare_builders(project))
-            context = provisioner.provision(prepare_project(project), logger=said)
+            provisioner = Provisioner(str(ca.resolve()), prepare_builders(definition))
+            context = provisioner.provision(prepare_project(definition), logger=said)
         except (ValueError, RuntimeError) as error:
             raise SettingsError(f"NVFlare can't provision this federation: {error}") from error
     folder = context.get(CtxKey.CURRENT_PROD_DIR)
@@ -229,17 +229,17 @@ def _build(federation: Federation, ca: Path) -> Path:
     return Path(folder)
 
 
-def prepare_kit(kit: Path, federation: Federation, participant: str) -> None:
+def prepare_kit(kit: Path, project: Project, participant: str) -> None:
     """Write medfl's files into the `local` folder of a kit: what jobs may build, who may do what, the site's file.
 
     Args:
         kit: A kit as NVFlare made it.
-        federation: Who takes part.
+        project: Who takes part.
         participant: Whose kit it is.
     """
-    if participant == federation.admin:
+    if participant == project.admin:
         return
-    is_server = participant == federation.server
+    is_server = participant == project.server
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     _write_json(local / "resources.json", allowing(resources, is_server=is_server))

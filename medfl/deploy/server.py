@@ -18,34 +18,25 @@ from medfl.core.carrier import Evaluation
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
-from medfl.core.server import Federation
-from medfl.core.site import SiteHost, Splits
-from medfl.core.store import only_writer
+from medfl.core.server import ServerLoop
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import Empty
 from medfl.data.sites import SiteData, load_global, load_site
 from medfl.deploy.offer import Offer
-from medfl.deploy.offered_bundle import Opened, open_offer
+from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.site_file import SiteFile
-from medfl.errors import DataError, RefusedError, SettingsError
+from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
-from medfl.runs.findings import write_findings
-from medfl.runs.folder import begun_settings, claim, identity, note_best_round, run_id_of
+from medfl.runs.folder import begun_settings
+from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.provenance import bundle_values, run_record
-from medfl.runs.simulation import forget_summary
 from medfl.runs.site_bundles import Home, export_global
-from medfl.runs.summary import SUMMARY, summarise
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
-from medfl.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
 HELLO = 180.0
 """Seconds to wait for the sites to take the offer: their processes start first, and import torch."""
-
-PATIENCE = 90.0
-"""Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
 
 
 @dataclass
@@ -111,14 +102,15 @@ def serve(
     warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
     if method.pools_data:
         raise SettingsError(f"Method '{offer.method}' pools the sites' data, which no site gives away.")
-    with only_writer(folder, PATIENCE):
-        named = _claim(opened, folder)
-        forget_summary(folder)
+    writer = _writer_of(opened, folder)
+    with writer.held(JOB_PATIENCE):
+        _claim(opened, writer)
+        writer.begin()
         carrier.begin(opened.settings.networks_by_site, _expected(opened, method))
         about = _same_data(carrier)
         _same_shared_test(carrier, data.tests.get(GLOBAL))
         data.meet(tuple(about.get("classes", ())))
-        carrier.set_viewers(data.viewers(folder, run_id_of(named)))
+        carrier.set_viewers(data.viewers(writer))
         told = {site: facts["facts"] for site, facts in carrier.facts.items()}
         check_validation(opened.settings, [site for site, facts in told.items() if facts["validates"]])
         training = sum(bool(facts.get("trainable", True)) for facts in told.values())
@@ -131,14 +123,16 @@ def serve(
 
         public = data.public.train if data.public is not None else None
         parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
-        outcome = Federation(*parts, public, data.tests, round_ended).run()
-        _finish(opened, carrier, outcome, folder, about)
+        outcome = ServerLoop(*parts, public, data.tests, round_ended).run()
+        _finish(opened, carrier, outcome, writer, about)
         carrier.end()
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
     return folder
 
 
-def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: RemoteCarrier, folder: Path) -> Opened:
+def _agree_on_networks(
+    opened: OfferedRun, networks: dict[str, str], carrier: RemoteCarrier, folder: Path
+) -> OfferedRun:
     """The run with the networks that the sites' own files name. A site whose file contradicts the run is left out.
 
     Once a run has begun its networks stay: a site that was away then and names another one comes too late.
@@ -158,24 +152,27 @@ def _agree_on_networks(opened: Opened, networks: dict[str, str], carrier: Remote
     return opened.with_networks(agreed if begun is None else known | settings.networks_by_site)
 
 
-def _claim(opened: Opened, folder: Path) -> Meta:
-    """Write or compare ``run.json``; returns the run's identity. What the sites' data are, each of them checks."""
-    offer, built = opened.offer, opened.built
+def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
+    """The run in its folder at the server. What the sites' data are, each of them checks."""
+    offer, method_args = opened.offer, opened.built.method_args
     data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
-    named = identity(offer.method, built.method_args, opened.settings, opened.task, offer.sites, data)
+    parts = (opened.settings, opened.task, offer.sites, data, opened.execution)
+    return RunWriter(folder, offer.method, method_args, *parts)
+
+
+def _claim(opened: OfferedRun, writer: RunWriter) -> None:
+    """Write or compare ``run.json``."""
     record = run_record(
         opened.task,
         bundle_values(opened.folder),
-        offer.given_by,
+        opened.offer.given_by,
         settings=opened.settings,
         execution=opened.execution,
-        method=opened.make_method(),
-        method_args=built.method_args,
+        method=opened.make_method(),  # type: ignore[arg-type]
+        method_args=opened.built.method_args,
     )
-    record |= {"offer": offer.to_meta(), "plugins": dict(sorted(opened.registry.plugins.items()))}
-    execution = opened.execution.model_dump() | {"device": opened.task.device, "carrier": "flare"}
-    claim(folder, named, opened.settings, execution, record)
-    return named
+    plugins = dict(sorted(opened.registry.plugins.items()))
+    writer.claim(record | {"offer": opened.offer.to_meta(), "plugins": plugins}, carrier="flare")
 
 
 def _same_data(carrier: RemoteCarrier) -> Meta:
@@ -198,7 +195,7 @@ def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
             carrier.drop(site, "its shared test set has other images or labels than the server's")
 
 
-def _expected(opened: Opened, method: Method) -> Expected:
+def _expected(opened: OfferedRun, method: Method) -> Expected:
     """What replies may hold."""
     privacy = opened.settings.privacy
     noised = privacy is not None and privacy.unit == "site"  # clipping bounds it, and noise is added
@@ -214,27 +211,23 @@ def _means(rows: list[Row]) -> dict[str, float]:
     return {metric: sum(values) / len(values) for metric, values in sorted(found.items())}
 
 
-def _finish(opened: Opened, carrier: RemoteCarrier, outcome: Outcome, folder: Path, about: Meta) -> None:
+def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer: RunWriter, about: Meta) -> None:
     """Have the sites write their bundles, and write what the server has."""
     accounts = carrier.install(outcome.published, outcome.step, outcome.round)
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
     home = Home(opened.folder, built.site_values, opened.shape, classes, str(about.get("name", "")))
-    export_global(folder, home, outcome.models, opened.make_method())
-    metric = opened.task.metrics[0]
-    summary = summarise(folder / "metrics.csv", opened.offer.method, outcome, opened.settings, metric)
-    summary |= {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
+    export_global(writer.folder, home, outcome.models, opened.make_method())
+    summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
     if told := {site: account for site, account in accounts.items() if account}:
         summary["privacy"] = told
-    write_findings(folder, outcome.findings)
-    note_best_round(folder, summary["best_round"])
-    write_json(folder / SUMMARY, summary)
+    writer.finish(outcome, summary)
 
 
 class _ServerData:
     """What the server itself has: a test set and public data, each if its own file names a folder with them."""
 
-    def __init__(self, opened: Opened, site_file: SiteFile) -> None:
+    def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
         self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
         folder, built = self._entry.data, opened.built
         self.test = None if folder is None else load_global(folder, opened.task.num_classes, built.mean, built.std)
@@ -276,25 +269,17 @@ class _ServerData:
         held = {GLOBAL: self.test, PUBLIC: self.public}
         return {name: data.test for name, data in held.items() if data and len(data.test)}
 
-    def viewers(self, folder: Path, run_id: str) -> Callable[[Evaluation], list[Row]]:
+    def viewers(self, writer: RunWriter) -> Callable[[Evaluation], list[Row]]:
         """Scores the server's model on what the server has."""
         opened = self._opened
-        hosts = {name: self._host(name, test, folder, run_id) for name, test in self.tests.items()}
+        hosts = [writer.viewer(name, test) for name, test in self.tests.items()]
 
         def view(evaluation: Evaluation) -> list[Row]:
             cache: dict[str, torch.nn.Module] = {}
             rows: list[Row] = []
-            for host in hosts.values():
+            for host in hosts:
                 method = opened.make_method()
                 rows += host.evaluate(method, evaluation.published, evaluation.step, evaluation.round, cache)
             return [row for row in rows if row.model == "global"]
 
         return view
-
-    def _host(self, name: str, test: Dataset, folder: Path, run_id: str) -> SiteHost:
-        splits, opened = Splits(Empty(), Empty(), test), self._opened
-        return SiteHost(name, splits, folder / "state" / name, opened.task, opened.settings, run_id, _no_post)
-
-
-def _no_post(step: int, parcel: object) -> None:
-    raise RefusedError("who only looks on posts nothing")

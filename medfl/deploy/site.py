@@ -13,17 +13,17 @@ from medfl.contract import Model, Order, Parcel
 from medfl.core.checks import check_labels, check_plan, check_privacy
 from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
-from medfl.core.site import SiteHost, Splits
-from medfl.core.store import Inbox, only_writer
+from medfl.core.site import SCORED, SiteRunner, Splits
+from medfl.core.store import Inbox
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_global, load_site
-from medfl.deploy.offered_bundle import Opened
+from medfl.deploy.offered_bundle import OfferedRun
 from medfl.deploy.policy import check_counts, tellable, told
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
-from medfl.runs.folder import claim, identity, run_id_of
+from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.site_bundles import Home, export_site, write_predictions
 from medfl.runs.summary import COSTS
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
@@ -36,9 +36,6 @@ Send = Callable[[Parcel, int, str], bool]
 
 METHOD, EXCHANGE = "method", "exchange"
 """What a parcel is for: the method's own, or a model in the global test."""
-
-PATIENCE = 90.0
-"""Seconds to wait for the process of an attempt before, which may not have noticed yet that it is over."""
 
 
 class SiteRun:
@@ -53,7 +50,7 @@ class SiteRun:
         MedflError: If data, settings or networks don't fit.
     """
 
-    def __init__(self, opened: Opened, site_file: SiteFile, send: Send) -> None:
+    def __init__(self, opened: OfferedRun, site_file: SiteFile, send: Send) -> None:
         self._opened, self._file, self._send = opened, site_file, send
         self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
         self.folder = site_file.state / "runs" / opened.offer.run
@@ -117,39 +114,20 @@ class SiteRun:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the run's folder for writing, and check that it is this run's."""
-        with only_writer(self.folder, PATIENCE):
-            opened, data = self._opened, self._data
-            named = identity(
-                opened.offer.method,
-                opened.built.method_args,
-                self.settings,
-                self.task,
-                opened.offer.sites,
-                data.digest,
-            )
-            execution = opened.execution.model_dump() | {"device": self.task.device}
-            changes = {"data": {"allowed_changes": self._changes}}
-            claim(self.folder, named, self.settings, execution, {"offer": opened.offer.to_meta()} | changes)
-            self.host = self._host(run_id_of(named))
+        opened = self._opened
+        offer, method_args = opened.offer, opened.built.method_args
+        parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution)
+        writer = RunWriter(self.folder, offer.method, method_args, *parts)
+        with writer.held(JOB_PATIENCE):
+            writer.claim({"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}})
+            self.host = self._host(writer)
             self.host.check_account()
             yield
 
-    def _host(self, run_id: str) -> SiteHost:
-        secret = self._file.secret()
-        sizes = {split: len(getattr(self._splits, split)) for split in ("val", "test")}
-        return SiteHost(
-            self.name,
-            self._splits,
-            self.folder / "state" / self.name,
-            self.task,
-            self.settings,
-            run_id,
-            self._deliver,
-            self._opened.offer.sites,
-            secret,
-            tellable(self._file, sizes),
-            {"size", "label_counts"} - set(self._file.describe),
-        )
+    def _host(self, writer: RunWriter) -> SiteRunner:
+        scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
+        withheld = {"size", "label_counts"} - set(self._file.describe)
+        return writer.runner(self.name, self._splits, self._deliver, self._file.secret(), scored, withheld)
 
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""

@@ -1,8 +1,8 @@
 """A site's end of the conversation: bytes in, bytes out, whatever brings them.
 
 Everything that comes is checked (`medfl.carriers.messages`), compared with the site's own file (`medfl.deploy.policy`)
-and only then given to the same idempotent step that a run on one machine uses (`medfl.core.site.SiteHost`). What can't
-be done is refused in a sentence, and the site waits for the next message.
+and only then given to the same idempotent step that a run on one machine uses (`medfl.core.site.SiteRunner`). What
+can't be done is refused in a sentence, and the site waits for the next message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from medfl.carriers.messages import Limits, Message, pack, unpack
 from medfl.contract import Parcel
 from medfl.deploy.offer import Offer
-from medfl.deploy.offered_bundle import Opened, open_offer
+from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.site import SiteRun
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import MedflError, RefusedError
@@ -46,7 +46,7 @@ class SiteService:
     def __init__(self, site_file: SiteFile, post: Post) -> None:
         self._file, self._post = site_file, post
         self._limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
-        self._opened: Opened | None = None
+        self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
         self._held = contextlib.ExitStack()
         torch.set_num_threads(site_file.threads)

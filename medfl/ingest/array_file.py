@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from medfl.errors import DataError
+from medfl.utils.text import Say
 
 MAIN_BYTES, READER_BYTES = 250_000_000, 100_000_000
 """Memory of the process that leads a preparation, and of each further one that reads images of some ten million pixels,
@@ -124,7 +125,7 @@ def new_array(path: Path, shape: Sequence[int], dtype: DTypeLike) -> ArrayFile:
     return ArrayFile(path)
 
 
-def tell_need(path: Path, shape: Sequence[int], dtype: DTypeLike, processes: int, say: Callable[[str], None]) -> None:
+def tell_need(path: Path, shape: Sequence[int], dtype: DTypeLike, processes: int, say: Say) -> None:
     """Say what disk and memory an array and the processes that read its images need, before the work begins.
 
     Args:

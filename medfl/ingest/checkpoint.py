@@ -46,7 +46,7 @@ def stamp_of(item: object, files: Sequence[Path]) -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
-class Journal:
+class Checkpoint:
     """The rows of an array that are done; it goes on where an earlier one with the same recipe stopped.
 
     Args:

@@ -17,7 +17,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +26,7 @@ import medfl
 from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import held
 from medfl.utils.progress import progress
+from medfl.utils.text import Say
 
 CHUNK_BYTES = 1 << 18
 """How much is read at once."""
@@ -46,7 +47,7 @@ class _Job:
     checksum: tuple[str, str] | None
     size: int | None
     timeout: float
-    say: Callable[[str], None]
+    say: Say
 
     @property
     def part(self) -> Path:
@@ -75,7 +76,7 @@ def download(
     md5: str | None = None,
     sha256: str | None = None,
     size: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
     timeout: float = 30.0,
     retries: int = 3,
     wait: float = 1.0,

@@ -36,6 +36,7 @@ from medfl.ingest.image_folder import ImageFolder
 from medfl.ingest.labels import Columns, Rows, read_rows
 from medfl.ingest.own_form import Form, form_of
 from medfl.utils.progress import progress
+from medfl.utils.text import Say
 
 QUARANTINE = "quarantine.csv"
 """The table rows that were left out, with reasons; it is written only if there are any."""
@@ -49,7 +50,6 @@ NO_GROUPS = (
 AHEAD = 4
 """Images for each thread that are read before the first of them is written: the memory stays flat."""
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 

@@ -12,7 +12,8 @@ from medfl.data.datalists import Datalist
 from medfl.ingest.labels import Columns
 from medfl.ingest.options import Positional, read_edges, size_text
 from medfl.ingest.own_images import prepare
-from medfl.ingest.spec import Say, WholeSpec
+from medfl.ingest.spec import WholeSpec
+from medfl.utils.text import Say
 
 
 def _written(size: tuple[int, ...]) -> int | str:

@@ -17,7 +17,7 @@ A data set says what its items are and how one is read; this module does the res
 - A file that can't be read (`load` raises `DataError`) is left out with its reason; one whose decoder ends its process
   is, too. Any other error stops the work.
 
-The journal holds hashes, no names of files. What `load` reports in `Loaded.facts` is kept in it: nothing that
+The journal holds hashes, no names of files. What `load` reports in `LoadedItem.facts` is kept in it: nothing that
 identifies a patient belongs there, nor into the text of a `DataError`.
 """
 
@@ -36,16 +36,14 @@ from numpy.typing import DTypeLike
 
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.array_file import keep_rows, tell_need
-from medfl.ingest.checkpoint import ARRAY, Journal, stamp_of
-from medfl.ingest.workers import Loaded, read_all
+from medfl.ingest.checkpoint import ARRAY, Checkpoint, stamp_of
+from medfl.ingest.workers import LoadedItem, read_all
 from medfl.utils.locks import LOCK, held
 from medfl.utils.progress import progress
+from medfl.utils.text import Say, describe_counts
 
 QUARANTINE = "quarantine.csv"
 """The list of what was left out, with reasons; it is written only if there is anything."""
-
-
-Say = Callable[[str], None]
 
 
 T = TypeVar("T")
@@ -58,7 +56,7 @@ class Ingested:
     Attributes:
         kept: For each row of the array its place in the items; ascending.
         failed: Place in the items to the reason why it was left out.
-        facts: Place in the items to `Loaded.facts`, for those that were kept.
+        facts: Place in the items to `LoadedItem.facts`, for those that were kept.
     """
 
     kept: list[int]
@@ -74,7 +72,7 @@ def work_folder(out: Path) -> Path:
 
 def ingest(
     items: Sequence[T],
-    load: Callable[[T], Loaded],
+    load: Callable[[T], LoadedItem],
     files: Callable[[T], Sequence[Path]],
     target: Path,
     shape: Sequence[int],
@@ -120,7 +118,7 @@ def ingest(
         whole = (len(items), *shape)
         tell_need(work / ARRAY, whole, dtype, workers, say)
         stamps = [stamp_of(item, files(item)) for item in items]
-        journal = Journal(work, stamps, whole, np.dtype(dtype), dict(recipe))
+        journal = Checkpoint(work, stamps, whole, np.dtype(dtype), dict(recipe))
         failed = _fill(journal, items, load, workers, what, say)
         if not journal.done:
             shutil.rmtree(work, ignore_errors=True)
@@ -161,13 +159,6 @@ def write_quarantine(
     say(f"warning: {len(rows)} {what} were left out: see {path.name}")
 
 
-def describe_counts(failed: Mapping[int, str]) -> str:
-    """The different reasons, the most frequent first, each with its count."""
-    reasons = list(failed.values())
-    ordered = sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))
-    return "; ".join(f"{reasons.count(reason)} x {reason.rstrip('.')}" for reason in ordered)
-
-
 def _make(work: Path) -> None:
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -176,7 +167,7 @@ def _make(work: Path) -> None:
 
 
 def _fill(
-    journal: Journal, items: Sequence[T], load: Callable[[T], Loaded], workers: int, what: str, say: Say
+    journal: Checkpoint, items: Sequence[T], load: Callable[[T], LoadedItem], workers: int, what: str, say: Say
 ) -> dict[int, str]:
     """Read what is not done yet; place to reason of what can't be read."""
     failed: dict[int, str] = {}

@@ -8,7 +8,8 @@ from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError
 from medfl.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
-from medfl.ingest.spec import DatasetSpec, ImageSpec, Say, WholeSpec, as_outcome
+from medfl.ingest.spec import DatasetSpec, ImageSpec, WholeSpec, as_outcome
+from medfl.utils.text import Say
 
 
 def prepare(

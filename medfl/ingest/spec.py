@@ -20,11 +20,9 @@ from pydantic.fields import FieldInfo
 
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError
-from medfl.ingest.pipeline import Ingested, describe_counts
-from medfl.ingest.workers import Loaded
-
-Say = Callable[[str], None]
-"""Gets a line for people."""
+from medfl.ingest.pipeline import Ingested
+from medfl.ingest.workers import LoadedItem
+from medfl.utils.text import Say, describe_counts
 
 
 class DatasetSpec(BaseModel, ABC):
@@ -107,7 +105,7 @@ class Choice:
     items: Sequence[Any]
     places: Sequence[int]
     files: Callable[[Any], Sequence[Path]]
-    load: Callable[[Any], Loaded]
+    load: Callable[[Any], LoadedItem]
     shape: tuple[int, ...]
     recipe: Mapping[str, Any]
     cells: Callable[[int], tuple[str | int, ...]]
@@ -125,7 +123,7 @@ class Outcome:
     Attributes:
         choice: What was to be read.
         kept: For each row of the array its place.
-        facts: For each row of the array what `medfl.ingest.workers.Loaded.facts` said.
+        facts: For each row of the array what `medfl.ingest.workers.LoadedItem.facts` said.
         reasons: Place to reason, of what is left out: first what is missing, then what can't be read.
     """
 

@@ -27,7 +27,7 @@ from medfl.ingest.array_file import ArrayFile
 from medfl.utils.plugin_sources import load_file
 
 
-class Loaded(NamedTuple):
+class LoadedItem(NamedTuple):
     """What became of one item.
 
     Attributes:
@@ -47,7 +47,7 @@ AHEAD = 3
 """Items for each process that are handed out before the first of them is back."""
 
 
-Load = Callable[[Any], "Loaded"]
+Load = Callable[[Any], "LoadedItem"]
 
 
 class Read(NamedTuple):

@@ -71,7 +71,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """What a site's training made.
 
     Attributes:

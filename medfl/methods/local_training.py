@@ -12,7 +12,7 @@ from torch import nn
 
 from medfl.contract import Model, Site
 from medfl.errors import ContractError
-from medfl.methods.fit import Fit, Fitted
+from medfl.methods.fit import Fit, FitResult
 from medfl.methods.kept import keep, kept, shared_of
 from medfl.methods.trainings import Training, freeze_rest
 from medfl.privacy.samples import PrivateSteps
@@ -93,7 +93,7 @@ class LocalTraining(BaseModel):
             own = site.task.initial(site.settings.seed, site.network)
         return own | received
 
-    def train_in_turn(self, site: Site, sent: Tensors, start: Tensors) -> tuple[Fitted, dict[str, Model]]:
+    def train_in_turn(self, site: Site, sent: Tensors, start: Tensors) -> tuple[FitResult, dict[str, Model]]:
         """All trainings of a round.
 
         Args:
@@ -110,7 +110,7 @@ class LocalTraining(BaseModel):
         trainings, plain, labelled = self.trainings(site), dict[str, float](), dict[str, float]()
         refuse_several(site, trainings)
         extra = self.before_trainings(site, sent)
-        leaving, own = Fitted(start, start, {}, {}), dict[str, Model]()
+        leaving, own = FitResult(start, start, {}, {}), dict[str, Model]()
         last = max((number for number, training in enumerate(trainings) if not training.apart), default=None)
         for number, training in enumerate(trainings):
             begin = own_model(site, training, start) if training.apart else leaving.after
@@ -136,13 +136,13 @@ class LocalTraining(BaseModel):
         training: Training | None = None,
         sent: Tensors | None = None,
         leaves: bool = False,
-    ) -> Fitted:
+    ) -> FitResult:
         """Train a model that starts from `tensors` with this method's `loss`.
 
         Args:
             site: Gives data, network and settings.
             tensors: Of the model.
-            optimizer: `Fitted.optimizer` of the training before, or empty, to keep the optimiser's state from one
+            optimizer: `FitResult.optimizer` of the training before, or empty, to keep the optimiser's state from one
                 training to the next; None starts anew and keeps nothing (rule G-7).
             extra: For `Fit.extra`.
             phase: Names the random streams, so that a second training draws other batches; None asks `training`.
@@ -186,7 +186,7 @@ class LocalTraining(BaseModel):
         after, log = cpu_state(model), fit.log | {"loss": trained.loss, "seconds": trained.seconds}
         beside = on_cpu(self.extra_up(fit)) if leaves and fit.steps else {}
         memory = {} if optimizer is None else read_state(fit.optimizer, model)
-        return Fitted(before, after, log, fit.meta, memory, beside)
+        return FitResult(before, after, log, fit.meta, memory, beside)
 
     def private_steps(self, model: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> Steps | None:
         """DP-SGD where the run hides single images; None where the plain steps do."""

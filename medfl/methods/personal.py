@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from medfl.contract import Kind, Model, Replies, Server, Site
 from medfl.methods.averaging import Averaging
-from medfl.methods.fit import Fitted
+from medfl.methods.fit import FitResult
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.training.optimizer_state import split
 from medfl.types import Tensors
@@ -64,7 +64,7 @@ class Personal(Averaging):
         """The model that `owner` begins with, of the network that `site` trains."""
         return site.task.initial(site.settings.seed, site.network, owner if self.init == "own" else "")
 
-    def go_on(self, site: Site, kept: Tensors, extra: Mapping[str, Any] | None = None) -> tuple[Fitted, Tensors]:
+    def go_on(self, site: Site, kept: Tensors, extra: Mapping[str, Any] | None = None) -> tuple[FitResult, Tensors]:
         """Train a model from where it was left; what the training made, and what to keep of it.
 
         Args:

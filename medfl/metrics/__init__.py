@@ -1,36 +1,33 @@
-"""Scores of a classifier: one function in each file, all of one form.
+"""Scores of a classifier, by name: functions of confusion matrices, or of probabilities and labels.
 
-A metric takes softmax probabilities (N, C), labels (N,) int64 and the number of classes C, and returns a float. It is
-NaN where it is not defined, for example without images, and where a probability is NaN, as after a diverged training.
-Of two classes the second one (1) is the positive one, wherever that matters.
+Each metric can be weighted (`medfl.metrics.metric.Metric`), and is called with softmax probabilities (N, C), labels
+(N,), int64, and the number of classes C. It is NaN where it is not defined, for example without images, and where a
+probability is NaN, as after a diverged training. Of two classes the second one (1) is the positive one, wherever that
+matters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-
-import torch
+from collections.abc import Iterable
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.metrics.auc import auc
 from medfl.metrics.calibration import ece
-from medfl.metrics.classification import accuracy, balanced_accuracy, confusion, f1, precision, recall, specificity
+from medfl.metrics.confusion import accuracy, balanced_accuracy, confusion, f1, precision, recall, specificity
+from medfl.metrics.metric import Metric, of_confusion
 
 __all__ = ["LOWER_IS_BETTER", "METRICS", "Metric", "check_metrics", "confusion", "worst"]
 
-Metric = Callable[[torch.Tensor, torch.Tensor, int], float]
-"""``metric(probabilities, labels, num_classes)``."""
-
 METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "auc": auc,
-    "balanced_accuracy": balanced_accuracy,
-    "ece": ece,
-    "f1": f1,
-    "precision": precision,
-    "recall": recall,
-    "specificity": specificity,
+    "accuracy": of_confusion(accuracy),
+    "auc": Metric(auc),
+    "balanced_accuracy": of_confusion(balanced_accuracy),
+    "ece": Metric(ece),
+    "f1": of_confusion(f1),
+    "precision": of_confusion(precision),
+    "recall": of_confusion(recall),
+    "specificity": of_confusion(specificity),
 }
 """Name to metric; larger is better but for those in `LOWER_IS_BETTER`."""
 

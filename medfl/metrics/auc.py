@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch.nn.functional import pad
 
-from medfl.metrics.classification import scorable
+from medfl.metrics.confusion import once
 
 
-def auc(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def auc(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Mean over classes of the chance that an image of the class gets a higher probability for it than another image.
 
     Ties count one half (Mann-Whitney). Of two classes the second one (1) is scored, as is usual for a finding that is
@@ -18,26 +16,20 @@ def auc(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> 
     all have, is left out.
 
     Args:
-        probabilities: (N, C), floating.
+        probabilities: (N, C), floating, without NaN.
         labels: (N,), int64.
-        num_classes: C.
+        weights: (N, B), float64, not negative.
 
     Returns:
-        In [0, 1]; NaN without images, with one class only, or with NaN probabilities. Takes O(C N log N).
+        (B,), float64, in [0, 1]; NaN with one class only. Takes O(C N log N).
 
     Example:
-        >>> auc(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]]), torch.tensor([0, 0, 1, 1]), 2)
-        0.75
+        >>> probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+        >>> auc(probabilities, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1).double())
+        tensor([0.7500], dtype=torch.float64)
     """
-    if not scorable(probabilities, labels, num_classes):
-        return math.nan
-    return float(auc_of(probabilities, labels, torch.ones(len(labels), 1, dtype=torch.float64))[0])
-
-
-def auc_of(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Areas (B,), float64, with the image weights (N, B), float64; the probabilities (N, C) hold no NaN."""
     classes = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
-    return torch.stack([binary_auc_of(probabilities[:, c], labels == c, weights) for c in classes]).nanmean(0)
+    return torch.stack([weighted_binary_auc(probabilities[:, c], labels == c, weights) for c in classes]).nanmean(0)
 
 
 def binary_auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
@@ -50,10 +42,10 @@ def binary_auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
     Returns:
         In [0, 1]; NaN unless there are positives and negatives.
     """
-    return float(binary_auc_of(scores, positive, torch.ones(len(scores), 1, dtype=torch.float64))[0])
+    return float(weighted_binary_auc(scores, positive, once(scores))[0])
 
 
-def binary_auc_of(scores: torch.Tensor, positive: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def weighted_binary_auc(scores: torch.Tensor, positive: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Areas (B,), float64, with the image weights (N, B), float64; NaN unless there are positives and negatives."""
     lost, order = scores[~positive].sort()
     below = pad(weights[~positive][order].cumsum(0), (0, 0, 1, 0))  # row k: the weight of the k lowest negatives

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-
-from medfl.metrics.classification import scorable
 
 BINS = 15
 """Bins of equal width in [0, 1], as in the paper."""
 
 
-def ece(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def ece(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Mean over the images of |accuracy - mean confidence| of the bin that an image is in. Lower is better.
 
     The confidence is the probability of the predicted class. Bin b of 15 holds the confidences in
@@ -22,24 +18,18 @@ def ece(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> 
     Source: Guo et al. 2017, On Calibration of Modern Neural Networks, eq. 3.
 
     Args:
-        probabilities: (N, C), floating, each row with the sum 1. Of equal ones the first class counts as predicted.
+        probabilities: (N, C), floating, without NaN, each row with the sum 1. Of equal ones the first class counts as
+            predicted.
         labels: (N,), int64.
-        num_classes: C.
+        weights: (N, B), float64, not negative.
 
     Returns:
-        In [0, 1]; NaN without images or with NaN probabilities.
+        (B,), float64, in [0, 1].
 
     Example:
-        >>> round(ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]), 2), 6)
-        0.25
+        >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]), torch.ones(2, 1).double())
+        tensor([0.2500], dtype=torch.float64)
     """
-    if not scorable(probabilities, labels, num_classes):
-        return math.nan
-    return float(ece_of(probabilities, labels, torch.ones(len(labels), 1, dtype=torch.float64))[0])
-
-
-def ece_of(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Expected calibration errors (B,), float64, with the image weights (N, B); the probabilities hold no NaN."""
     predicted = probabilities.argmax(dim=1)
     confidence = probabilities.gather(1, predicted[:, None])[:, 0].double()
     gaps = (predicted == labels).double() - confidence

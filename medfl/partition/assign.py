@@ -18,6 +18,7 @@ from medfl.partition.units import column_of, find_units, majority, strata_of
 from medfl.partition.writing import Notes, not_distributed
 from medfl.types import GLOBAL, PUBLIC
 from medfl.utils.rng import seed_of
+from medfl.utils.text import names_and_more
 
 if TYPE_CHECKING:
     from medfl.partition.plan import Plan
@@ -30,9 +31,6 @@ HELD = -2
 
 DROPPED = -3
 """Owner of a unit that was left out."""
-
-SHOWN = 8
-"""Sites that a warning names."""
 
 Splits = dict[str, dict[str, list[Record]]]
 """Site, or ``global``, to splits to records."""
@@ -242,8 +240,7 @@ class Distribution:
             self._warn("the pooled data set has no test images, so the server has no test set")
         empty = [name for name, splits in by_site.items() if not splits["training"]]
         if empty:
-            more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
-            self._warn(f"{len(empty)} sites have no training images: {', '.join(empty[:SHOWN])}{more}")
+            self._warn(f"{len(empty)} sites have no training images: {names_and_more(empty, 8)}")
 
     def _by_class(self, owner: int) -> dict[str, int]:
         counts = np.bincount(self.labels[self.owner[self.units] == owner], minlength=self.source.num_classes)

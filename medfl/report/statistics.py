@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 import torch
 
-from medfl.metrics.weighted import weighted
+from medfl.metrics import METRICS
 
 ROUNDING = 1e-12
 """Below this a difference of scores is rounding."""
@@ -114,8 +114,8 @@ def _difference(
     num_classes: int,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    a, b = (weighted(metric, probabilities, labels, num_classes, weights) for probabilities in (probs_a, probs_b))
-    return a - b
+    score = METRICS[metric].weighted
+    return score(probs_a, labels, num_classes, weights) - score(probs_b, labels, num_classes, weights)
 
 
 def _draw(rng: np.random.Generator, units: int, size: int) -> torch.Tensor:

@@ -17,8 +17,9 @@ from rich.table import Table
 
 from medfl.core.evaluation import Row
 from medfl.types import NO_SITES, Meta
+from medfl.utils.progress import progress_bar
 
-SHOWN = 3
+MAX_METRICS = 3
 """Metrics in the table at the end of a run; the report has all."""
 
 
@@ -31,7 +32,7 @@ def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
         table.add_column(column)
     for model, splits in summary["scores"].items():
         for split, scores in splits.items():
-            for metric in metrics[:SHOWN]:
+            for metric in metrics[:MAX_METRICS]:
                 found = scores[metric]
                 values = (found[key] for key in ("mean", "worst", "global_test"))
                 table.add_row(model, split, metric, *("-" if value is None else f"{value:.3f}" for value in values))
@@ -74,29 +75,13 @@ def round_progress(rounds: int, metric: str) -> Iterator[Callable[[int, list[Row
     Yields:
         A function to call with (round, rows); rows may hold the scores of an earlier round.
     """
-    if not sys.stderr.isatty():
-        yield _plain_lines(rounds, metric)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=rounds)
-
-        def show(round_: int, rows: list[Row]) -> None:
-            bar.update(task, completed=round_, description=_scores(rows, metric))
-
-        yield show
-
-
-def _plain_lines(rounds: int, metric: str) -> Callable[[int, list[Row]], None]:
     start = time.monotonic()
 
-    def show(round_: int, rows: list[Row]) -> None:
-        logger.info("round %d of %d, %.0f s %s", round_, rounds, time.monotonic() - start, _scores(rows, metric))
+    def plain(done: int, total: int | None = None, text: str | None = None) -> None:
+        logger.info("round %d of %d, %.0f s %s", done, rounds, time.monotonic() - start, text)
 
-    return show
+    with progress_bar("round", rounds, plain=plain, text="") as show:
+        yield lambda round_, rows: show(round_, text=_scores(rows, metric))
 
 
 def _scores(rows: list[Row], metric: str) -> str:

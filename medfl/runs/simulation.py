@@ -23,19 +23,16 @@ from medfl.core.checks import (
 )
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
-from medfl.core.server import Federation
-from medfl.core.site import SiteHost, Splits
-from medfl.core.store import Inbox, only_writer
+from medfl.core.server import ServerLoop
+from medfl.core.site import SiteRunner, Splits
+from medfl.core.store import Inbox
 from medfl.data.pooled import Empty, Pooled
 from medfl.data.sites import POOLED
-from medfl.errors import StoreError
-from medfl.runs.findings import write_findings
-from medfl.runs.folder import claim, identity, note_best_round, run_id_of
-from medfl.runs.summary import SUMMARY, holdings, summarise
+from medfl.runs.lifecycle import RunWriter
+from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
-from medfl.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -115,52 +112,40 @@ def simulate(run: Run) -> Result:
     torch.set_num_threads(run.execution.threads)
     method = run.make_method()
     check(run, method)
-    with only_writer(run.folder):
-        named = identity(run.method, run.method_args, run.settings, run.task, run.sites, run.data_digest)
-        hosts, viewers = _hosts(run, method, named)  # a site may refuse; then the folder stays free
-        execution = run.execution.model_dump() | {"device": run.task.device}
-        claim(run.folder, named, run.settings, execution, run.record)
+    names = sorted(run.sites)
+    writer = RunWriter(
+        run.folder, run.method, run.method_args, run.settings, run.task, names, run.data_digest, run.execution
+    )
+    with writer.held():
+        hosts, viewers = _hosts(run, method, writer)  # a site may refuse; then the folder stays free
+        writer.claim(run.record)
         for host in hosts.values():
             host.check_account()
         run.on_start()
-        forget_summary(run.folder)
+        writer.begin()
         carrier = LocalCarrier(
             hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
         )
         try:
             parts = (run.make_method, carrier, run.task, run.settings, run.folder)
-            outcome = Federation(*parts, run.public, _tests(run), run.on_round).run()
+            outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
         finally:
             carrier.close()
-        summary = summarise(run.folder / "metrics.csv", run.method, outcome, run.settings, run.task.metrics[0])
         classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
         named_splits = {name: _by_name(data) for name, data in run.sites.items()}
+        summary = writer.summarise(outcome)
         summary |= {"holdings": holdings(named_splits, classes), "leaks": list(run.leaks)}
         if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
             summary["privacy"] = accounts
         everyone = hosts | viewers
         models = {
             name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
-            for name in sorted(run.sites)
+            for name in names
         }
         result = Result(outcome, models, summary)
         run.take_home(result)
-        write_findings(run.folder, outcome.findings)
-        note_best_round(run.folder, summary["best_round"])
-        write_json(run.folder / SUMMARY, summary)
+        writer.finish(outcome, summary)
     return result
-
-
-def forget_summary(folder: Path) -> None:
-    """A run that goes on is not finished."""
-    try:
-        if (folder / SUMMARY).exists():
-            (folder / SUMMARY).unlink()
-    except OSError as error:
-        raise StoreError(
-            f"Could not remove '{folder / SUMMARY}' of the run's end before: {error.strerror}. Mend that and give the "
-            "same command again."
-        ) from error
 
 
 def _by_name(data: Splits) -> dict[str, Dataset]:
@@ -187,25 +172,22 @@ def _tests(run: Run) -> dict[str, Dataset]:
     return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
 
 
-def _hosts(run: Run, method: Method, named: Meta) -> tuple[dict[str, SiteHost], dict[str, SiteHost]]:
+def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
     """Sites that train, and holders of test data only."""
-    names = sorted(run.sites)
-    run_id = run_id_of(named)
 
-    def host(name: str, data: Splits) -> SiteHost:
+    def site(name: str, data: Splits) -> SiteRunner:
         def post(step: int, parcel: Parcel) -> None:
             Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
 
-        folder, secret = run.folder / "state" / name, run.secrets.get(name)
-        return SiteHost(name, data, folder, run.task, run.settings, run_id, post, names, secret)
+        return writer.runner(name, data, post, run.secrets.get(name))
 
-    viewers = {held: host(held, Splits(Empty(), Empty(), test)) for held, test in _tests(run).items()}
+    viewers = {held: writer.viewer(held, test) for held, test in _tests(run).items()}
     sites = dict(sorted(run.sites.items()))
     if run.settings.shared_test:
         sites = {name: replace(data, shared=run.global_test) for name, data in sites.items()}
     if not method.pools_data or len(sites) == 1:
-        return {name: host(name, data) for name, data in sites.items()}, viewers
+        return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]
     pooled = Splits(Pooled(parts), Empty(), Empty())
-    viewers |= {name: host(name, Splits(Empty(), data.val, data.test)) for name, data in sites.items()}
-    return {POOLED: host(POOLED, pooled)}, viewers
+    viewers |= {name: writer.viewer(name, data.test, data.val) for name, data in sites.items()}
+    return {POOLED: site(POOLED, pooled)}, viewers

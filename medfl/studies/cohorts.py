@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from medfl.studies.preps import Prep, release_of, sized, stamp_defaults, stamp_o
 from medfl.studies.schema import DataSet, Study, slug
 from medfl.types import Meta
 from medfl.utils.files import write_json
-
-Say = Callable[[str], None]
+from medfl.utils.text import Say
 
 STAMP = "prep.json"
 """Beside a pooled data set: how it was prepared."""

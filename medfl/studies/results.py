@@ -21,13 +21,13 @@ from medfl.report.scores import key_metrics
 from medfl.runs.findings import read_findings
 from medfl.runs.records import read_run
 from medfl.studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
-from medfl.studies.cohorts import Say
 from medfl.studies.jobs import Job, dataset_dir
 from medfl.studies.people import people_markdown, people_table
 from medfl.studies.runner import Outcome
 from medfl.studies.schema import Study, slug
 from medfl.studies.site_models import models_markdown, models_table
 from medfl.utils.files import write_atomic
+from medfl.utils.text import Say
 
 OVER = ("finished", "diverged", "incomplete")
 """Statuses of runs that have scores to compare."""

@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +21,12 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from medfl.errors import StoreError
 from medfl.report.formats import duration
-from medfl.studies.cohorts import Say
 from medfl.utils.locks import LOCK, being_written, held
+from medfl.utils.progress import progress_bar
+from medfl.utils.text import Say
 
 Launch = Callable[[list[str], Path], int]
 """Runs a command line, adds what it says to a log file, and returns its status."""
@@ -227,7 +226,7 @@ def _last_lines(log: Path, count: int = 8) -> str:
 
 
 @contextmanager
-def study_progress(runs: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+def study_progress(runs: int) -> Iterator[tuple[Say, Callable[[int], None]]]:
     """Show the runs of a study as they end.
 
     Args:
@@ -241,10 +240,5 @@ def study_progress(runs: int) -> Iterator[tuple[Callable[[str], None], Callable[
     def say(line: str) -> None:
         console.print(line)
 
-    if not sys.stderr.isatty():
-        yield say, lambda over: None
-        return
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=runs)
-        yield say, lambda over: bar.update(task, completed=over)
+    with progress_bar("runs", runs, clock="spent", console=console) as show:
+        yield say, show

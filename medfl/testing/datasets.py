@@ -12,10 +12,11 @@ from typing import Any
 from medfl.ingest import checkpoint
 from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import Choice, ImageSpec, Say
-from medfl.ingest.workers import Loaded
+from medfl.ingest.spec import Choice, ImageSpec
+from medfl.ingest.workers import LoadedItem
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
+from medfl.utils.text import Say
 
 LEAST = 6
 """Letters that a file's name must have to be looked for in a data list: shorter ones stand there by chance."""
@@ -24,10 +25,10 @@ LEAST = 6
 class _KillAfter:
     """Reads items, and ends this process as ``kill -9`` does before one too many."""
 
-    def __init__(self, load: Callable[[Any], Loaded], left: int) -> None:
+    def __init__(self, load: Callable[[Any], LoadedItem], left: int) -> None:
         self.load, self.left = load, left
 
-    def __call__(self, item: Any) -> Loaded:
+    def __call__(self, item: Any) -> LoadedItem:
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1

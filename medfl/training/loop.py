@@ -43,7 +43,7 @@ class Batch:
 
 
 @dataclass
-class Trained:
+class TrainResult:
     """What a training did.
 
     Attributes:
@@ -177,7 +177,7 @@ def train(
     gradient_clip: float | None = None,
     augment: Augment | None = None,
     steps: Steps | None = None,
-) -> Trained:
+) -> TrainResult:
     """Train `model` in place for the epochs (or steps) of the settings.
 
     Args:
@@ -225,7 +225,7 @@ def train(
         samples += len(rows)
         batches += 1
     mean = float(total) / samples if samples else float("nan")
-    return Trained(batches, samples, mean, time.perf_counter() - start)
+    return TrainResult(batches, samples, mean, time.perf_counter() - start)
 
 
 def _load(data: Dataset, rows: torch.Tensor, device: str, augment: Augment | None) -> Batch | None:

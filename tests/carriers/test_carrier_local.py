@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,10 +14,11 @@ import pytest
 import torch
 from toys import SIZES, Toy, snapshot
 
+from medfl.carriers.jobs import EvaluateJob, Job, StepJob
 from medfl.carriers.local import LocalCarrier
 from medfl.carriers.pool import Pool, _receive
 from medfl.contract import Order, Plan, Reply, Server, Site
-from medfl.core.site import SiteHost
+from medfl.core.site import SiteRunner
 from medfl.core.store import Store
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.methods.averaging import Averaging
@@ -29,27 +31,70 @@ from medfl.utils.wire import tensors_equal
 # ---- the pool
 
 
-def work(meta: Meta, tensors: Tensors) -> Meta:
-    if meta["job"] == "sum":
-        time.sleep(meta["wait"])
-        return {"index": meta["index"], "sum": float(tensors["x"].sum()), "pid": os.getpid()}
-    if meta["job"] == "touch":
-        while "after" in meta and not Path(meta["after"]).exists():
-            time.sleep(0.001)
-        Path(meta["path"]).touch()
-        return {}
-    if meta["job"] == "threads":
-        return {"threads": torch.get_num_threads()}
-    if meta["job"] == "contract":
-        raise ContractError("of the test")
-    if meta["job"] == "die":
-        os._exit(3)
+@dataclass(frozen=True, kw_only=True)
+class ToyJob(Job):
+    tensors: Tensors = field(default_factory=dict)
+
+    @property
+    def who(self) -> str:
+        return "site-9"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumJob(ToyJob):
+    name: ClassVar[str] = "sum"
+    index: int = 0
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TouchJob(ToyJob):
+    name: ClassVar[str] = "touch"
+    path: str
+    after: str | None = None
+
+
+class ThreadsJob(ToyJob):
+    name: ClassVar[str] = "threads"
+
+
+class ContractJob(ToyJob):
+    name: ClassVar[str] = "contract"
+
+
+class BugJob(ToyJob):
+    name: ClassVar[str] = "bug"
+
+
+class DieJob(ToyJob):
+    name: ClassVar[str] = "die"
+
+
+TOYS = (SumJob, TouchJob, ThreadsJob, ContractJob, BugJob, DieJob)
+
+
+def work(job: Job) -> Meta:
+    match job:
+        case SumJob():
+            time.sleep(job.wait)
+            return {"index": job.index, "sum": float(job.tensors["x"].sum()), "pid": os.getpid()}
+        case TouchJob():
+            while job.after is not None and not Path(job.after).exists():
+                time.sleep(0.001)
+            Path(job.path).touch()
+            return {}
+        case ThreadsJob():
+            return {"threads": torch.get_num_threads()}
+        case ContractJob():
+            raise ContractError("of the test")
+        case DieJob():
+            os._exit(3)
     raise ZeroDivisionError("of the test")
 
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    pool = Pool(work, 3, 2)
+    pool = Pool(work, 3, 2, TOYS)
     yield pool
     pool.close()
 
@@ -57,8 +102,8 @@ def pool() -> Iterator[Pool]:
 def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
     """The first jobs take longest, so they end last."""
     shared = {"x": torch.ones(1000, 300)}  # larger than a pipe holds
-    jobs = [({"job": "sum", "index": i, "wait": 0.06 if i < 2 else 0.0}, shared) for i in range(12)]
-    jobs += [({"job": "sum", "index": 12 + i, "wait": 0.0}, {"x": torch.tensor([float(i)])}) for i in range(3)]
+    jobs = [SumJob(index=i, wait=0.06 if i < 2 else 0.0, tensors=shared) for i in range(12)]
+    jobs += [SumJob(index=12 + i, tensors={"x": torch.tensor([float(i)])}) for i in range(3)]
     for _ in range(2):
         results = pool.run(jobs)
         assert [result["index"] for result in results] == list(range(15))
@@ -69,19 +114,19 @@ def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
 
 
 def test_workers_have_the_threads_of_the_run(pool: Pool) -> None:
-    assert pool.run([({"job": "threads"}, {})] * 3) == [{"threads": 2}] * 3
+    assert pool.run([ThreadsJob()] * 3) == [{"threads": 2}] * 3
 
 
 @pytest.mark.parametrize(
     ("job", "kind", "text"),
     [
-        ("contract", ContractError, "^of the test"),
-        ("bug", RuntimeError, "^ZeroDivisionError in 'bug' of 'site-9': of the test"),
-        ("die", MedflError, "A worker process ended while it did 'die' for 'site-9'"),
+        (ContractJob(), ContractError, "^of the test"),
+        (BugJob(), RuntimeError, "^ZeroDivisionError in 'bug' of 'site-9': of the test"),
+        (DieJob(), MedflError, "A worker process ended while it did 'die' for 'site-9'"),
     ],
 )
 def test_an_error_is_raised_when_the_running_jobs_have_ended(
-    job: str, kind: type[Exception], text: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, kind: type[Exception], text: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of three workers fails; the two others are at work until the error has been received."""
     received = tmp_path / "received"
@@ -94,14 +139,14 @@ def test_an_error_is_raised_when_the_running_jobs_have_ended(
             raise
 
     monkeypatch.setattr("medfl.carriers.pool._receive", receive)
-    running = [({"job": "touch", "path": str(tmp_path / name), "after": str(received)}, {}) for name in "ab"]
-    touch = [({"job": "touch", "path": str(tmp_path / str(i))}, {}) for i in range(20)]
+    running = [TouchJob(path=str(tmp_path / name), after=str(received)) for name in "ab"]
+    touch = [TouchJob(path=str(tmp_path / str(i))) for i in range(20)]
     with pytest.raises(kind, match=text) as caught:
-        pool.run([({"job": job, "to": "site-9"}, {}), *running, *touch])
+        pool.run([job, *running, *touch])
     assert {path.name for path in tmp_path.iterdir()} == {"received", "a", "b"}, (
         "no new jobs are started after an error"
     )
-    if job == "die":
+    if isinstance(job, DieJob):
         with pytest.raises(MedflError, match="A worker process ended"):  # it stays dead, and that is said again
             pool.run(touch)
     else:
@@ -115,13 +160,24 @@ def test_a_worker_that_dies_while_it_answers() -> None:
     os.write(there.fileno(), b"\0\0\0\x10half")  # a length of 16, then less
     there.close()
     with pytest.raises(MedflError, match="A worker process ended while it did 'evaluate' for 'a, b'"):
-        _receive(here, {"job": "evaluate", "sites": ["a", "b"]})
+        _receive(here, EvaluateJob(sites=["a", "b"], step=1, round=1, tensors={}))
     here.close()
 
 
+def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
+    meta, tensors = {"rate": 0.1, "of": (1, 2)}, {"x": torch.ones(2)}
+    job = StepJob(to="site-1", op="train", meta=meta, digest="d", step=3, round=2, keep=[1], tensors=tensors)
+    copy = job.copy()
+    assert copy.order == Order("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
+    assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1", "d", 3, 2, [1])
+    copy.tensors["x"].zero_()
+    copy.meta["rate"] = 1.0
+    assert (job.meta["rate"], job.tensors["x"].tolist()) == (0.1, [1.0, 1.0])
+
+
 def test_closing_ends_the_workers() -> None:
-    pool = Pool(work, 2, 1)
-    pids = {result["pid"] for result in pool.run([({"job": "sum", "index": 0, "wait": 0.0}, {"x": torch.ones(1)})] * 2)}
+    pool = Pool(work, 2, 1, TOYS)
+    pids = {result["pid"] for result in pool.run([SumJob(tensors={"x": torch.ones(1)})] * 2)}
     assert len(pids) == 2
     pool.close()
     for pid in pids:
@@ -160,7 +216,7 @@ def carriers(tmp_path: Path) -> Iterator[Any]:
     def make(workers: int = 1) -> LocalCarrier:
         task, settings = make_task(), Settings(rounds=2, batch_size=5)
         hosts = {
-            name: SiteHost(name, data, tmp_path / name, task, settings, "run", lambda step, parcel: None)
+            name: SiteRunner(name, data, tmp_path / name, task, settings, "run", lambda step, parcel: None)
             for name, data in make_sites(SIZES).items()
         }
         made.append(LocalCarrier(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))

@@ -74,7 +74,7 @@ def test_a_study_prepares_it(plugin, source, tmp_path):
     ("line", "other", "message"),
     [
         ('f"subject-{row + 1}"', 'f"{outcome.choice.items[0].stem} {row}"', "holds 1 names of files"),
-        ("return Loaded(", "return Loaded(np.random.randint(9) + ", "with two processes there are other bytes"),
+        ("return LoadedItem(", "return LoadedItem(np.random.randint(9) + ", "with two processes there are other bytes"),
     ],
 )
 def test_a_promise_that_is_broken_is_named(plugin, tmp_path, line, other, message):

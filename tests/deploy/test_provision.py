@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from medfl.deploy.provision import ALLOWED, RIGHTS, Federation, allowing, provision, rights
+from medfl.deploy.provision import ALLOWED, RIGHTS, Project, allowing, provision, rights
 from medfl.deploy.site_file import BundleEntry, Floor, SiteFile
 from medfl.errors import SettingsError
 
-ONE = Federation("localhost", ("site-01",), "me@hospital.org", port=8112)
+ONE = Project("localhost", ("site-01",), "me@hospital.org", port=8112)
 
 
 @pytest.fixture(scope="module")

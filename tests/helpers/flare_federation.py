@@ -26,8 +26,7 @@ from toys import snapshot
 from medfl.deploy import kit
 from medfl.deploy.connection import Connection
 from medfl.deploy.offer import Offer, make_offer
-from medfl.deploy.provision import Federation as Participants
-from medfl.deploy.provision import provision
+from medfl.deploy.provision import Project, provision
 from medfl.deploy.session import Submission, connect, read_record, resume, submit
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import MedflError
@@ -271,7 +270,7 @@ def _make_kits(folder: Path, address: Path) -> dict[str, Path]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    provision(Participants("localhost", SITES, RESEARCHER, port=port), folder)
+    provision(Project("localhost", SITES, RESEARCHER, port=port), folder)
     kits = {"server": folder / "localhost", "researcher": folder / RESEARCHER}
     kits |= {site: folder / site for site in SITES}
     for name in ("server", *SITES):

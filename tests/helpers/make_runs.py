@@ -14,7 +14,7 @@ import torch
 
 from medfl.contract import Findings, State
 from medfl.core.evaluation import Row, csv_lines
-from medfl.core.journal import FINISHED, RUNNING, Committed, Journal
+from medfl.core.journal import FINISHED, RUNNING, Commit, Journal
 from medfl.metrics import METRICS, worst
 from medfl.runs.findings import write_findings
 from medfl.runs.records import PREDICTIONS
@@ -278,11 +278,11 @@ class MadeUpRun:
 
     def _journal(self, folder: Path) -> None:
         journal = Journal(folder)
-        journal.begin(State(), Committed())
+        journal.begin(State(), Commit())
         if self.over:
             status = RUNNING if self.status == FINISHED else self.status
             tensors = {"model/weight": torch.arange(1000.0)}
-            journal.commit(State(tensors), Committed(self.over, status, self.over, self.over, self.over))
+            journal.commit(State(tensors), Commit(self.over, status, self.over, self.over, self.over))
 
 
 def _generator(*key: object) -> np.random.Generator:

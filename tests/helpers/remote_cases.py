@@ -20,7 +20,7 @@ from medfl.core.store import Store
 from medfl.deploy import server as server_run
 from medfl.deploy import site_service
 from medfl.deploy.offer import Offer
-from medfl.deploy.offered_bundle import Opened, open_offer
+from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.server import Progress
 from medfl.deploy.site_file import SiteFile
 from medfl.testing.cohort import scores
@@ -81,9 +81,9 @@ def outcome_without(away: str, folder: Path, files: Files, run: str = "one") -> 
 @contextmanager
 def opened_once() -> Iterator[None]:
     """Each participant opens each offer once: what is tried again and again here is the conversation."""
-    kept: dict[tuple[str, str], Opened] = {}
+    kept: dict[tuple[str, str], OfferedRun] = {}
 
-    def open_(offer: Offer, site_file: SiteFile) -> Opened:
+    def open_(offer: Offer, site_file: SiteFile) -> OfferedRun:
         key = (json.dumps(offer.to_meta(), sort_keys=True), str(site_file.path))
         if key not in kept:
             kept[key] = open_offer(offer, site_file)

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.pipeline import core_count, describe_counts, ingest, work_folder, write_quarantine
-from medfl.ingest.workers import CRASHED, Loaded
+from medfl.ingest.pipeline import core_count, ingest, work_folder, write_quarantine
+from medfl.ingest.workers import CRASHED, LoadedItem
 from medfl.utils.locks import LOCK, held
+from medfl.utils.text import describe_counts
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Item:
     add: int = 0
 
 
-def load(folder: Path, item: Item) -> Loaded:
+def load(folder: Path, item: Item) -> LoadedItem:
     """A row of one number, the one in the file; each call leaves a mark."""
     with (folder / "calls").open("a") as file:
         file.write(f"{item.path.name}\n")
@@ -40,10 +41,10 @@ def load(folder: Path, item: Item) -> Loaded:
         raise KeyError("a bug")
     if not text.isdigit():
         raise DataError(f"expected a number, got {text}")
-    return Loaded(np.full((2, 3), int(text) + item.add, np.uint16), {"odd": True} if int(text) % 2 else {})
+    return LoadedItem(np.full((2, 3), int(text) + item.add, np.uint16), {"odd": True} if int(text) % 2 else {})
 
 
-def stuck(folder: Path, item: Item) -> Loaded:
+def stuck(folder: Path, item: Item) -> LoadedItem:
     """The seventh item and those after it take an hour."""
     if int(item.path.name[:2]) > 5:
         time.sleep(3600)
@@ -261,8 +262,8 @@ def test_what_the_options_may_be(tmp_path, items):
     assert 1 <= core_count() <= os.cpu_count()
 
 
-def wrong_shape(folder: Path, item: Item) -> Loaded:
-    return Loaded(np.zeros((3, 3)))
+def wrong_shape(folder: Path, item: Item) -> LoadedItem:
+    return LoadedItem(np.zeros((3, 3)))
 
 
 def test_a_script_without_its_guard_is_told_so(tmp_path, items):

@@ -9,11 +9,6 @@ from hypothesis import strategies as st
 from metric_cases import CASES, case
 
 from medfl.metrics import METRICS
-from medfl.metrics.weighted import OF_CONFUSION, OF_IMAGES, weighted
-
-
-def test_every_metric_can_be_weighted():
-    assert OF_CONFUSION.keys() | OF_IMAGES.keys() == METRICS.keys()
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -22,7 +17,7 @@ def test_a_weight_is_a_number_of_copies(example, seed):
     probabilities, labels, classes = example
     weights = torch.randint(4, (len(labels), 3), generator=torch.Generator().manual_seed(seed))
     for name, metric in METRICS.items():
-        found = weighted(name, probabilities, labels, classes, weights.double())
+        found = metric.weighted(probabilities, labels, classes, weights.double())
         for column in range(3):
             copies = torch.arange(len(labels)).repeat_interleave(weights[:, column])
             expected = metric(probabilities[copies], labels[copies], classes)
@@ -33,8 +28,8 @@ def test_a_weight_is_a_number_of_copies(example, seed):
 def test_only_the_ratio_of_weights_matters(name):
     probabilities, labels = case(50, 4, 0, ties=True)
     weights = torch.rand(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = weighted(name, probabilities, labels, 4, weights)
-    assert torch.allclose(weighted(name, probabilities, labels, 4, 7 * weights), found, atol=1e-12)
+    found = METRICS[name].weighted(probabilities, labels, 4, weights)
+    assert torch.allclose(METRICS[name].weighted(probabilities, labels, 4, 7 * weights), found, atol=1e-12)
     assert len(set(found.tolist())) == 3
 
 
@@ -42,4 +37,4 @@ def test_only_the_ratio_of_weights_matters(name):
 def test_a_diverged_model_has_no_score(name):
     probabilities, labels = case(5, 3, 0, ties=False)
     probabilities[0, 0] = math.nan
-    assert weighted(name, probabilities, labels, 3, torch.ones(5, 2).double()).isnan().tolist() == [True, True]
+    assert METRICS[name].weighted(probabilities, labels, 3, torch.ones(5, 2).double()).isnan().tolist() == [True, True]

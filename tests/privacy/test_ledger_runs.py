@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medfl.contract import Order, State
-from medfl.core.site import SiteHost
+from medfl.core.site import SiteRunner
 from medfl.core.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
@@ -98,7 +98,7 @@ def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
 
 def test_a_method_that_sends_too_often_is_stopped(tmp_path: Path) -> None:
     task, settings = make_task("plain"), case().settings_of(privacy={"epsilon": 5.0, "clip": 0.5})
-    host = SiteHost("a", make_sites()["site-1"], tmp_path, task, settings, "run", lambda step, parcel: None)
+    host = SiteRunner("a", make_sites()["site-1"], tmp_path, task, settings, "run", lambda step, parcel: None)
     order = Order("a", "fit", prefixed(task.initial(1), "model/"))
     for step in (1, 2, 3):
         answer = host.step(case().make_method, order, step, round_=step, tensors_digest=str(step))

@@ -12,7 +12,7 @@ from monai.transforms import Compose, RandGaussianNoised
 from torch import nn
 
 from medfl.contract import Order, Reply, Site
-from medfl.core.site import SiteHost, Splits
+from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Store
 from medfl.errors import ContractError, StoreError
 from medfl.methods.averaging import Averaging
@@ -56,10 +56,10 @@ class Twice(Fit):
 def host_of(folder: Path, data: TensorData | None = None, task: Task | None = None, privacy: dict | None = PRIVACY):
     data = data or make_data(20, "x")
     settings = Settings(rounds=2, batch_size=25, privacy=privacy)
-    return SiteHost("a", Splits(data, data, data), folder, task or make_task("plain"), settings, "run", print)
+    return SiteRunner("a", Splits(data, data, data), folder, task or make_task("plain"), settings, "run", print)
 
 
-def sent(host: SiteHost, method: type[Averaging], meta: dict | None = None) -> dict[str, torch.Tensor]:
+def sent(host: SiteRunner, method: type[Averaging], meta: dict | None = None) -> dict[str, torch.Tensor]:
     order = Order("a", "fit", prefixed(host.task.initial(1), "model/"), meta or {})
     answer = host.step(method, order, 1, round_=1, tensors_digest="d")
     assert answer.refused is None

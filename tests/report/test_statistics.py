@@ -146,7 +146,7 @@ def test_what_is_not_defined_has_no_interval():
 def test_wilson_is_scipys(n, share, level):
     correct = round(share * n)
     expected = stats.binomtest(correct, n).proportion_ci(level, method="wilson")
-    assert wilson(correct, n, level) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert wilson(correct, n, level) == pytest.approx((expected.low, expected.high), rel=0, abs=1e-15)
 
 
 def test_wilson_at_the_edges():

@@ -19,7 +19,7 @@ from study_toys import contents
 
 from medfl.cli.main import main
 from medfl.contract import State
-from medfl.core.journal import Committed, Journal
+from medfl.core.journal import Commit, Journal
 from medfl.studies.study import load_study, run_study
 from medfl.testing.phantoms import make_cohort
 from medfl.utils.locks import being_written
@@ -162,7 +162,7 @@ def hold_still_after_round_3() -> None:
     """So that the run is killed at work, however fast it is. It holds in this process only, a fork."""
     commit = Journal.commit
 
-    def commit_and_wait(self: Journal, state: State, now: Committed) -> None:
+    def commit_and_wait(self: Journal, state: State, now: Commit) -> None:
         commit(self, state, now)
         if now.rounds_done == 3:
             time.sleep(3600)

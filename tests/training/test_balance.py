@@ -8,7 +8,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
-from medfl.core.site import SiteHost, Splits
+from medfl.core.site import SiteRunner, Splits
 from medfl.errors import SettingsError
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_task
@@ -81,10 +81,10 @@ def test_sampling_reaches_the_training_and_none_leaves_it_alone():
 def test_each_site_weighs_the_loss_by_its_own_classes(tmp_path):
     task, data = make_task(), make_data(20, "x")
     data.labels[:] = torch.tensor([0] * 15 + [1] * 4 + [2])
-    host = SiteHost("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1, balance="loss"), "run", print)
+    host = SiteRunner("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1, balance="loss"), "run", print)
     assert torch.equal(host.task.loss.weight, class_weights(data.labels, task.num_classes))
     assert task.loss.weight is None
-    plain = SiteHost("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1), "run", print)
+    plain = SiteRunner("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1), "run", print)
     assert plain.task.loss is task.loss
 
 

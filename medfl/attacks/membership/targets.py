@@ -13,7 +13,6 @@ from torch import nn
 from medfl.attacks.membership.shadow import check_shadow_set, matched
 from medfl.attacks.open_run import OpenedRun
 from medfl.contract import Model
-from medfl.core.journal import Journal
 from medfl.data.pooled import Pooled, TensorData
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.released import as_seen
@@ -98,7 +97,7 @@ def _global_models(run: OpenedRun, round_: int | str | None) -> dict[int | None,
     if round_ is None:
         model = run.global_model()
         return {} if model is None else {None: model}
-    rounds = Journal(run.folder).kept_rounds() if round_ == KEPT else [int(round_)]
+    rounds = run.viewer.kept_rounds() if round_ == KEPT else [int(round_)]
     if not rounds:
         raise SettingsError(
             f"The run in '{run.folder}' kept no model of an earlier round. Run it with the setting 'keep_rounds', or "

@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from medfl.data.readers.volumes import Grid, Volume, labels_onto, read_volume, share_inside
-from medfl.data.table import SHOWN
 from medfl.errors import DataError
+from medfl.utils.text import MAX_NAMES, Say
 
 ATLAS = "atlas.nii.gz"
 """The atlas in the folder of a data set, on the grid of its images."""
@@ -186,7 +185,7 @@ class Placed:
         return sorted(set(self.names) - set(codes_of(self.labels)))
 
 
-def place_atlas(path: Path, grid: Grid, say: Callable[[str], None] = lambda _: None) -> Placed:
+def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> Placed:
     """Read an atlas and put it on a grid.
 
     Args:
@@ -206,7 +205,7 @@ def place_atlas(path: Path, grid: Grid, say: Callable[[str], None] = lambda _: N
         expected = " or ".join(map(str, known.regions))
         say(f"warning: the atlas is named like {title}, which has {expected} regions, not {len(codes)}")
     if gone := placed.vanished():
-        shown = ", ".join(map(str, gone[:SHOWN]))
+        shown = ", ".join(map(str, gone[:MAX_NAMES]))
         say(f"warning: {len(gone)} regions of the atlas are too small for the grid: {shown}")
     return placed
 

@@ -6,10 +6,11 @@ The two look unlike, so a data set that has both is told of it. Source: DICOM PS
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from medfl.data.datalists import INTENT
+from medfl.utils.text import Say
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -37,7 +38,7 @@ def intent_records(intents: Sequence[str]) -> list[dict[str, str]]:
     return [{INTENT: intent or NOT_SAID} if stated else {} for intent in intents]
 
 
-def tell_intents(intents: Sequence[str], say: Callable[[str], None]) -> list[str]:
+def tell_intents(intents: Sequence[str], say: Say) -> list[str]:
     """Say what the files of a data set are for.
 
     Args:

@@ -18,7 +18,7 @@ import torch
 from markupsafe import Markup
 
 from medfl.data.pooled import joined
-from medfl.metrics.auc import auc
+from medfl.metrics import METRICS
 from medfl.report.comparable_runs import by_seed
 from medfl.report.curves import group_looks
 from medfl.report.figures import gains_figure, svg
@@ -128,8 +128,8 @@ def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
     parts = [one.of(name) for one in seeds]
     classes = seeds[0].before.shape[1]
     sides = [
-        [known(auc(before, labels, classes)) for before, _, labels, _ in parts],
-        [known(auc(after, labels, classes)) for _, after, labels, _ in parts],
+        [known(METRICS[METRIC](before, labels, classes)) for before, _, labels, _ in parts],
+        [known(METRICS[METRIC](after, labels, classes)) for _, after, labels, _ in parts],
     ]
     if None in sides[0]:
         return None

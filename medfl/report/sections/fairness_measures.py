@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from medfl.metrics.auc import auc
+from medfl.metrics import METRICS
 from medfl.report.gains import Sets, mean_known
 from medfl.report.groups import Group, folds_among, several
 from medfl.report.predictions import Tested
@@ -153,7 +153,7 @@ def subgroup(ranks: torch.Tensor, labels: torch.Tensor, chosen: torch.Tensor) ->
     """
     classes, own = ranks.shape[1], labels[chosen]
     counts = torch.bincount(own, minlength=classes)
-    value = auc(ranks[chosen], own, classes)
+    value = METRICS["auc"](ranks[chosen], own, classes)
     scored = int(((counts > 0) & (counts < len(own))).sum())
     return Subgroup(len(own), int(counts[1]), scored, None if math.isnan(value) else value)
 

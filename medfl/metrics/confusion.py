@@ -1,4 +1,4 @@
-"""Scores that follow from the confusion matrix, each as a function of predictions and of matrices."""
+"""Confusion matrices, and the scores that follow from them."""
 
 from __future__ import annotations
 
@@ -53,20 +53,29 @@ def confusion(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: in
     """
     if not scorable(probabilities, labels, num_classes):
         return torch.zeros(num_classes, num_classes, dtype=torch.int64)
-    return torch.bincount(cells(probabilities, labels), minlength=num_classes**2).reshape(num_classes, num_classes)
+    return weighted_confusions(probabilities, labels, once(labels))[0].long()
 
 
-def cells(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The cell of the confusion matrix that each image counts in, as ``true class * C + predicted class``.
+def once(labels: torch.Tensor) -> torch.Tensor:
+    """The weights (N, 1), float64, with which each of N images counts once."""
+    return torch.ones(len(labels), 1, dtype=torch.float64, device=labels.device)
+
+
+def weighted_confusions(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """A confusion matrix for each weighting of the images.
 
     Args:
-        probabilities: (N, C), floating, without NaN.
+        probabilities: (N, C), floating, without NaN. Of equal ones the first class counts as predicted.
         labels: (N,), int64.
+        weights: (N, B), float64, not negative.
 
     Returns:
-        (N,), int64.
+        (B, C, C), float64: rows are the true classes, columns the predicted ones.
     """
-    return labels * probabilities.shape[1] + probabilities.argmax(dim=1)
+    classes = probabilities.shape[1]
+    counts = weights.new_zeros(classes**2, weights.shape[1])
+    counts.index_add_(0, labels * classes + probabilities.argmax(dim=1), weights)
+    return counts.T.reshape(-1, classes, classes)
 
 
 class OneAgainstRest(NamedTuple):
@@ -117,55 +126,41 @@ def macro(values: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
     return torch.where(defined, values, 0.0).sum(-1) / defined.sum(-1)
 
 
-def accuracy(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def accuracy(matrix: torch.Tensor) -> torch.Tensor:
     """Correct images / all images.
 
     Args:
-        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        num_classes: C.
+        matrix: (..., C, C), numbers of images.
 
     Returns:
-        In [0, 1]; NaN without images or with NaN probabilities.
+        (...), float64, in [0, 1]; NaN without images.
 
     Example:
-        >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]), 2)
-        0.5
+        >>> accuracy(torch.tensor([[1, 0], [1, 0]]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return float(accuracy_of(confusion(probabilities, labels, num_classes)))
-
-
-def accuracy_of(matrix: torch.Tensor) -> torch.Tensor:
-    """Accuracy, shape (...), float64, of confusion matrices (..., C, C); NaN for an empty one."""
     counts = matrix.double()
     return counts.diagonal(dim1=-2, dim2=-1).sum(-1) / counts.sum((-2, -1))
 
 
-def balanced_accuracy(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def balanced_accuracy(matrix: torch.Tensor) -> torch.Tensor:
     """Mean over the classes that occur of the share of their images that are recognised.
 
     Args:
-        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        num_classes: C. Classes without images don't count.
+        matrix: (..., C, C), numbers of images. Classes without images don't count.
 
     Returns:
-        In [0, 1]; NaN without images or with NaN probabilities.
+        (...), float64, in [0, 1]; NaN without images.
 
     Example:
-        >>> balanced_accuracy(torch.tensor([[0.9, 0.1]] * 3 + [[0.2, 0.8]]), torch.tensor([0, 0, 1, 1]), 2)
-        0.75
+        >>> balanced_accuracy(torch.tensor([[2, 0], [1, 1]]))
+        tensor(0.7500, dtype=torch.float64)
     """
-    return float(balanced_accuracy_of(confusion(probabilities, labels, num_classes)))
+    counts = one_against_rest(matrix)
+    return (counts.hits / (counts.hits + counts.misses)).nanmean(-1)
 
 
-def balanced_accuracy_of(matrix: torch.Tensor) -> torch.Tensor:
-    """Balanced accuracy, shape (...), float64, of confusion matrices (..., C, C); NaN for an empty one."""
-    found = one_against_rest(matrix)
-    return (found.hits / (found.hits + found.misses)).nanmean(-1)
-
-
-def precision(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def precision(matrix: torch.Tensor) -> torch.Tensor:
     """Images of a class that are taken for it / all images taken for it: TP / (TP + FP).
 
     A class that no image is taken for has precision 0, as in scikit-learn with ``zero_division=0``. Of two classes the
@@ -173,27 +168,20 @@ def precision(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: in
     occur in the labels, each against the rest and all with the same weight.
 
     Args:
-        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        num_classes: C.
+        matrix: (..., C, C), numbers of images.
 
     Returns:
-        In [0, 1]; NaN without images, with NaN probabilities, or where the positive one of two classes doesn't occur.
+        (...), float64, in [0, 1]; NaN without images, or where the positive one of two classes doesn't occur.
 
     Example:
-        >>> precision(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 1, 0]), 2)
-        0.5
+        >>> precision(torch.tensor([[0, 1], [1, 1]]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return float(precision_of(confusion(probabilities, labels, num_classes)))
+    counts = one_against_rest(matrix)
+    return macro((counts.hits / (counts.hits + counts.alarms)).nan_to_num(0.0), counts.occurs)
 
 
-def precision_of(matrix: torch.Tensor) -> torch.Tensor:
-    """Precision, shape (...), float64, of confusion matrices (..., C, C)."""
-    found = one_against_rest(matrix)
-    return macro((found.hits / (found.hits + found.alarms)).nan_to_num(0.0), found.occurs)
-
-
-def recall(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def recall(matrix: torch.Tensor) -> torch.Tensor:
     """Images of a class that are taken for it / all images of the class: TP / (TP + FN).
 
     Of two classes the second one (1) is the positive one, and only its value counts. Of more classes it is the mean
@@ -201,27 +189,20 @@ def recall(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) 
     balanced accuracy.
 
     Args:
-        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        num_classes: C.
+        matrix: (..., C, C), numbers of images.
 
     Returns:
-        In [0, 1]; NaN without images, with NaN probabilities, or where the positive one of two classes doesn't occur.
+        (...), float64, in [0, 1]; NaN without images, or where the positive one of two classes doesn't occur.
 
     Example:
-        >>> recall(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 1, 0]), 2)
-        0.5
+        >>> recall(torch.tensor([[0, 1], [1, 1]]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return float(recall_of(confusion(probabilities, labels, num_classes)))
+    counts = one_against_rest(matrix)
+    return macro(counts.hits / (counts.hits + counts.misses), counts.occurs)
 
 
-def recall_of(matrix: torch.Tensor) -> torch.Tensor:
-    """Recall, shape (...), float64, of confusion matrices (..., C, C)."""
-    found = one_against_rest(matrix)
-    return macro(found.hits / (found.hits + found.misses), found.occurs)
-
-
-def specificity(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def specificity(matrix: torch.Tensor) -> torch.Tensor:
     """Images of other classes that are not taken for a class / all images of other classes: TN / (TN + FP).
 
     Of two classes the second one (1) is the positive one, so this is the share of the negatives that are recognised.
@@ -229,29 +210,22 @@ def specificity(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: 
     same weight; a class that all images have is left out.
 
     Args:
-        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        num_classes: C.
+        matrix: (..., C, C), numbers of images.
 
     Returns:
-        In [0, 1]; NaN without images, with NaN probabilities, or without negatives.
+        (...), float64, in [0, 1]; NaN without images, or without negatives.
 
     Example:
-        >>> specificity(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), torch.tensor([0, 1, 0]), 2)
-        0.5
+        >>> specificity(torch.tensor([[1, 1], [0, 1]]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return float(specificity_of(confusion(probabilities, labels, num_classes)))
+    counts = one_against_rest(matrix)
+    others = counts.rest + counts.alarms
+    counted = counts.occurs if matrix.shape[-1] != 2 else torch.ones_like(counts.occurs)
+    return macro(counts.rest / others, counted & (others > 0))
 
 
-def specificity_of(matrix: torch.Tensor) -> torch.Tensor:
-    """Specificity, shape (...), float64, of confusion matrices (..., C, C)."""
-    found = one_against_rest(matrix)
-    others = found.rest + found.alarms
-    counted = found.occurs if matrix.shape[-1] != 2 else torch.ones_like(found.occurs)
-    return macro(found.rest / others, counted & (others > 0))
-
-
-def f1(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
+def f1(matrix: torch.Tensor) -> torch.Tensor:
     """2 TP / (2 TP + FP + FN), which is the harmonic mean of precision and recall (Dice of the two sets of images).
 
     Of two classes the second one (1) is the positive one, and only its value counts. Of more classes it is the mean
@@ -259,21 +233,14 @@ def f1(probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> f
     the classes' F1, not the F1 of mean precision and mean recall.
 
     Args:
-        probabilities: (N, C), floating. Of equal ones the first class counts as predicted.
-        labels: (N,), int64.
-        num_classes: C.
+        matrix: (..., C, C), numbers of images.
 
     Returns:
-        In [0, 1]; NaN without images, with NaN probabilities, or where the positive one of two classes doesn't occur.
+        (...), float64, in [0, 1]; NaN without images, or where the positive one of two classes doesn't occur.
 
     Example:
-        >>> f1(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 1, 0]), 2)
-        0.5
+        >>> f1(torch.tensor([[0, 1], [1, 1]]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    return float(f1_of(confusion(probabilities, labels, num_classes)))
-
-
-def f1_of(matrix: torch.Tensor) -> torch.Tensor:
-    """F1, shape (...), float64, of confusion matrices (..., C, C)."""
-    found = one_against_rest(matrix)
-    return macro(2 * found.hits / (2 * found.hits + found.alarms + found.misses), found.occurs)
+    counts = one_against_rest(matrix)
+    return macro(2 * counts.hits / (2 * counts.hits + counts.alarms + counts.misses), counts.occurs)

@@ -1,0 +1,117 @@
+"""What the local carrier has done in this process or in a worker: one step, an evaluation, a row of the global test."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+from medfl.contract import Order
+from medfl.types import Meta, Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A piece of work that shares nothing with others; all but its tensors is JSON.
+
+    Attributes:
+        name: What is done, for messages.
+        tensors: What it needs; several jobs may name the same object.
+    """
+
+    name: ClassVar[str]
+    tensors: Tensors = field(repr=False)
+
+    @property
+    def who(self) -> str:
+        """The site that it is for, for messages."""
+        raise NotImplementedError
+
+    def facts(self) -> Meta:
+        """All but the tensors, as JSON."""
+        return {name: value for name, value in vars(self).items() if name != "tensors"}
+
+    def copy(self) -> Self:
+        """The same job as a worker would get it: nothing in it belongs to anybody else."""
+        facts = json.loads(json.dumps(self.facts()))
+        return type(self)(**facts, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepJob(Job):
+    """Carry out an order.
+
+    Attributes:
+        to: The site.
+        op: Of the order.
+        meta: Of the order.
+        digest: `medfl.utils.wire.digest` of the order's tensors.
+        step: The step's number.
+        round: Its round.
+        keep: Earlier steps after which the site's state is still needed.
+    """
+
+    name: ClassVar[str] = "step"
+    to: str
+    op: str
+    meta: Meta
+    digest: str
+    step: int
+    round: int
+    keep: list[int]
+
+    @property
+    def who(self) -> str:
+        """The site."""
+        return self.to
+
+    @property
+    def order(self) -> Order:
+        """The order."""
+        return Order(self.to, self.op, self.tensors, self.meta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJob(Job):
+    """Score the models of some sites; the tensors are what the server published.
+
+    Attributes:
+        sites: Their names.
+        step: The round's last step.
+        round: The round.
+    """
+
+    name: ClassVar[str] = "evaluate"
+    sites: list[str]
+    step: int
+    round: int
+
+    @property
+    def who(self) -> str:
+        """The sites."""
+        return ", ".join(self.sites)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeJob(Job):
+    """Score one site's model on every site's test data; the tensors are what the server published.
+
+    Attributes:
+        owner: The site whose model it is.
+        step: The round's last step.
+        round: The round.
+    """
+
+    name: ClassVar[str] = "exchange"
+    owner: str
+    step: int
+    round: int
+
+    @property
+    def who(self) -> str:
+        """The owner of the model."""
+        return self.owner
+
+
+JOBS: tuple[type[Job], ...] = (StepJob, EvaluateJob, ExchangeJob)
+"""All of them."""

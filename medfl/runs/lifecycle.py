@@ -1,0 +1,252 @@
+"""The life of a run in its folder, the same on one machine, at a server and at a site of its own.
+
+It is held by one process, claimed by ``run.json``, begun, and over when ``summary.json`` stands in it (a site's own
+folder has none). A process that ends in between leaves a folder that the next one continues. `RunViewer` looks into
+such a folder at any time and can't write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from medfl.contract import Model, Parcel, Server, Site, State
+from medfl.core.journal import Commit, Journal, Outcome
+from medfl.core.site import SCORED, SiteRunner, Splits
+from medfl.core.store import PATIENCE, Store, only_writer
+from medfl.data.pooled import Empty
+from medfl.errors import RefusedError, StoreError
+from medfl.runs.findings import write_findings
+from medfl.runs.folder import claim, identity, note_best_round, run_id_of
+from medfl.runs.summary import SUMMARY, summarise
+from medfl.settings import Execution, Settings
+from medfl.task import Task
+from medfl.types import SERVER, Dataset, Meta, Tensors
+from medfl.utils.files import write_json
+from medfl.utils.locks import being_written
+
+JOB_PATIENCE = 90.0
+"""Seconds to wait between machines: the process of an attempt before may not have noticed yet that it is over."""
+
+
+@dataclass(frozen=True)
+class RunWriter:
+    """A run and its folder, for the process that writes it: `held`, `claim`, `begin`, `finish`, in this order.
+
+    Attributes:
+        folder: The run folder.
+        method: Name of the method.
+        method_args: The method's settings as given.
+        settings: The run's settings.
+        task: The learning problem.
+        sites: Names of the run's sites.
+        data_digest: Identifies the data.
+        execution: Where and how this process computes.
+    """
+
+    folder: Path
+    method: str
+    method_args: Meta
+    settings: Settings
+    task: Task
+    sites: Sequence[str]
+    data_digest: str
+    execution: Execution
+
+    @cached_property
+    def identity(self) -> Meta:
+        """What makes two runs the same run (`medfl.runs.folder.identity`)."""
+        return identity(self.method, self.method_args, self.settings, self.task, self.sites, self.data_digest)
+
+    @cached_property
+    def run_id(self) -> str:
+        """The run's name for streams of noise."""
+        return run_id_of(self.identity)
+
+    def held(self, patience: float = PATIENCE) -> AbstractContextManager[None]:
+        """Hold the folder for writing.
+
+        Args:
+            patience: Seconds to wait for another process.
+
+        Raises:
+            StoreError: If another process holds it, or the folder can't be written.
+        """
+        return only_writer(self.folder, patience)
+
+    def claim(self, record: Meta, **execution: str) -> None:
+        """Write ``run.json`` into a new folder, or check that the folder holds this run.
+
+        Args:
+            record: What else ``run.json`` holds.
+            **execution: What else it says of how is computed.
+
+        Raises:
+            StoreError: If the folder holds another run, a cleaned one, or one of more rounds.
+        """
+        how = self.execution.model_dump() | {"device": self.task.device, **execution}
+        claim(self.folder, self.identity, self.settings, how, record)
+
+    def begin(self) -> None:
+        """Forget the end that the run had before: a run that goes on is not finished.
+
+        Raises:
+            StoreError: If its summary can't be removed.
+        """
+        path = self.folder / SUMMARY
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"Could not remove '{path}' of the run's end before: {error.strerror}. Mend that and give the "
+                "same command again."
+            ) from error
+
+    def runner(
+        self,
+        name: str,
+        data: Splits,
+        post: Callable[[int, Parcel], None],
+        secret: bytes | None = None,
+        scored: Collection[str] = SCORED,
+        withheld: Collection[str] = (),
+    ) -> SiteRunner:
+        """A site of the run, with its state in the folder.
+
+        Args:
+            name: The site.
+            data: Its splits.
+            post: Delivers a parcel durably.
+            secret: Keys its privacy noise; None derives it from the run's seed.
+            scored: Splits whose scores may leave it.
+            withheld: Keys of a reply's meta that stay there.
+        """
+        folder = self.folder / "state" / name
+        parts = (self.task, self.settings, self.run_id, post, self.sites, secret, scored, withheld)
+        return SiteRunner(name, data, folder, *parts)
+
+    def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:
+        """A holder of test data that trains nothing and has nothing to send.
+
+        Args:
+            name: Whose data they are.
+            test: The test images.
+            val: Validation images; None has none.
+        """
+        return self.runner(name, Splits(Empty(), val or Empty(), test), _refuse_to_post)
+
+    def summarise(self, outcome: Outcome) -> Meta:
+        """What ``summary.json`` says of the outcome (`medfl.runs.summary.summarise`)."""
+        return summarise(self.folder / "metrics.csv", self.method, outcome, self.settings, self.task.metrics[0])
+
+    def finish(self, outcome: Outcome, summary: Meta) -> None:
+        """Write what the run leaves; ``summary.json``, which marks it as over, comes last.
+
+        Args:
+            outcome: How it ended.
+            summary: From `summarise`, with what else is known.
+
+        Raises:
+            StoreError: If a file can't be written.
+        """
+        write_findings(self.folder, outcome.findings)
+        note_best_round(self.folder, summary["best_round"])
+        write_json(self.folder / SUMMARY, summary)
+
+
+def _refuse_to_post(step: int, parcel: Parcel) -> None:
+    raise RefusedError("who only looks on posts nothing")
+
+
+class RunViewer:
+    """Looks into a run folder, also while it is written. What is read is checked, and nothing is changed.
+
+    Args:
+        folder: The run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._journal = folder, Journal(folder)
+
+    @property
+    def being_written(self) -> bool:
+        """Whether a process holds the folder."""
+        return being_written(self.folder)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the state is there that the run was computed with; `medfl clean` removes it."""
+        return bool(self._journal.store.steps())
+
+    def latest(self) -> tuple[State, Commit] | None:
+        """The server's newest valid commit; None in a folder without any, as in a cleaned one.
+
+        Raises:
+            StoreError: If there are commits and none can be read.
+        """
+        return self._journal.latest()
+
+    def at(self, step: int) -> tuple[State, Commit]:
+        """The server's commit of a step that is kept."""
+        return self._journal.at(step)
+
+    def kept_rounds(self) -> list[int]:
+        """Rounds whose model of the server is kept, ascending."""
+        return self._journal.kept_rounds()
+
+    def kept_model(self, round_: int) -> Model:
+        """The server's model after a round that is kept.
+
+        Raises:
+            StoreError: If there is none, or it is damaged.
+        """
+        return self._journal.kept_model(round_)
+
+    def server(self, state: State, last: Commit, task: Task, settings: Settings) -> Server:
+        """A method's view of the server after a commit.
+
+        Args:
+            state: The server's state.
+            last: The commit.
+            task: The learning problem.
+            settings: The run's.
+        """
+        return Server(
+            SERVER,
+            last.rounds_done + 1,
+            state,
+            task,
+            settings,
+            _Blobs(self._journal.store),
+            sites=sorted(last.facts),
+            facts=last.facts,
+            rounds_done=last.rounds_done,
+        )
+
+    def site(self, name: str, last: Commit, task: Task, settings: Settings) -> Site:
+        """A method's view of a site after a commit of the server, without data and without its secret.
+
+        Args:
+            name: The site.
+            last: The commit.
+            task: The learning problem as the site has it.
+            settings: The run's.
+        """
+        store = Store(self.folder / "state" / name)
+        return Site(name, last.rounds_done, store.peek(before=last.step + 1), task, settings, _Blobs(store))
+
+
+class _Blobs:
+    """The large constants of a participant, for reading."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def get(self, digest: str) -> Tensors:
+        return self._store.get(digest)
+
+    def put(self, tensors: Tensors) -> str:
+        raise StoreError("who only looks into a run folder keeps nothing there")

@@ -1,0 +1,42 @@
+"""Text for messages: who gets it, and lists of names that stay short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+Say = Callable[[str], None]
+"""Gets a line of text for the user."""
+
+MAX_NAMES = 10
+"""How many names, rows or lines a message lists."""
+
+
+def first_names(names: Sequence[object], most: int = MAX_NAMES) -> str:
+    """Names for a message: ``a, b``; of many the first ones: ``a, b, ...``.
+
+    Args:
+        names: In the order in which they are listed.
+        most: How many are listed.
+    """
+    return ", ".join(map(str, names[:most])) + (", ..." if len(names) > most else "")
+
+
+def names_and_more(names: Sequence[object], most: int) -> str:
+    """Names for a message: ``a, b``; of many the first ones and the number of the others: ``a, b and 7 more``.
+
+    Args:
+        names: In the order in which they are listed.
+        most: How many are listed.
+    """
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def describe_counts(reasons: Mapping[int, str]) -> str:
+    """The different reasons, the most frequent first, each with its count: ``2 x damaged; 1 x empty``.
+
+    Args:
+        reasons: Number of an item to its reason.
+    """
+    texts = list(reasons.values())
+    ordered = sorted(set(texts), key=lambda text: (-texts.count(text), text))
+    return "; ".join(f"{texts.count(text)} x {text.rstrip('.')}" for text in ordered)

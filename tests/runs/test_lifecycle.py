@@ -1,0 +1,113 @@
+"""A run's life in its folder, and a viewer that can only look."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medfl.core.store import Store
+from medfl.errors import RefusedError, StoreError
+from medfl.plugins import load_plugins
+from medfl.runs.lifecycle import RunViewer, RunWriter
+from medfl.settings import Execution
+from medfl.testing.cohort import Case, make_data, make_task
+from medfl.types import SERVER
+from medfl.utils.wire import digest, tensors_equal
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case(load_plugins(), "ditto", settings={"rounds": 2, "keep_rounds": [1]})
+
+
+def writer(case: Case, folder: Path, rounds: int = 2) -> RunWriter:
+    sites = ("site-1", "site-2")
+    return RunWriter(folder, "ditto", {}, case.settings_of(rounds=rounds), make_task(), sites, "data", Execution())
+
+
+def test_who_only_looks_sees_the_models_of_a_run_and_changes_nothing(case: Case, tmp_path: Path) -> None:
+    result = case.run(tmp_path / "run")
+    before = content(tmp_path / "run")
+    viewer = RunViewer(tmp_path / "run")
+    committed = viewer.latest()
+    assert committed is not None
+    state, last = committed
+    method, task, settings = case.make_method(), make_task(), case.settings_of()
+    server = viewer.server(state, last, task, settings)
+    assert (last.rounds_done, last.step) == (2, Store(viewer.folder / "state" / SERVER).steps()[-1])
+    models = method.models(server)
+    assert tensors_equal(models["global"].tensors, result.outcome.models["global"].tensors)
+    for name, of_site in result.models.items():
+        site = viewer.site(name, last, task, settings)
+        site.published = method.publish(server)
+        for kind, model in method.models(site).items():
+            assert tensors_equal(model.tensors, of_site[kind].tensors), kind
+    assert viewer.kept_rounds() == [1]
+    assert viewer.kept_model(1).tensors.keys() == models["global"].tensors.keys()
+    assert viewer.has_state
+    assert not viewer.being_written
+    assert content(tmp_path / "run") == before
+
+
+def test_who_only_looks_can_keep_nothing_and_post_nothing(case: Case, tmp_path: Path) -> None:
+    case.run(tmp_path)
+    kept = {"mean": make_data(2, "kept").images}
+    Store(tmp_path / "state" / "site-1").put(kept)
+    before = content(tmp_path)
+    viewer = RunViewer(tmp_path)
+    committed = viewer.latest()
+    assert committed is not None
+    for holder in (
+        viewer.server(*committed, make_task(), case.settings_of()),
+        viewer.site("site-1", committed[1], make_task(), case.settings_of()),
+    ):
+        with pytest.raises(StoreError, match="who only looks"):
+            holder.keep_blob("mean", kept)
+    site = viewer.site("site-1", committed[1], make_task(), case.settings_of())
+    site.state.blobs["mean"] = digest(kept)
+    assert tensors_equal(site.blob("mean"), kept)
+    looking = writer(case, tmp_path / "other").viewer("global", make_data(3, "test"))
+    with pytest.raises(RefusedError, match="only looks"):
+        looking._post(1, None)  # type: ignore[arg-type]
+    assert content(tmp_path) == before
+
+
+def test_a_folder_without_a_commit_has_nothing_to_see(tmp_path: Path) -> None:
+    viewer = RunViewer(tmp_path)
+    assert viewer.latest() is None
+    assert not viewer.has_state
+    assert viewer.kept_rounds() == []
+    with pytest.raises(StoreError, match="kept are: none"):
+        viewer.kept_model(3)
+
+
+def test_a_run_is_claimed_by_what_it_is_and_begun_without_its_end(case: Case, tmp_path: Path) -> None:
+    first = writer(case, tmp_path)
+    with first.held():
+        assert RunViewer(tmp_path).being_written
+        first.claim({"data": {"name": "toy"}}, carrier="flare")
+        (tmp_path / "summary.json").write_text("{}")
+        first.begin()
+        first.begin()
+    assert not (tmp_path / "summary.json").exists()
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["identity"] == first.identity
+    assert (run["rounds"], run["execution"]["carrier"], run["data"]) == (2, "flare", {"name": "toy"})
+    longer = writer(case, tmp_path, rounds=3)
+    assert longer.run_id == first.run_id
+    with longer.held():
+        longer.claim({})
+    with first.held(), pytest.raises(StoreError, match="started for 3 rounds, got 2"):
+        first.claim({})
+    other = RunWriter(tmp_path, "fedavg", {}, first.settings, first.task, first.sites, "data", Execution())
+    assert other.run_id != first.run_id
+    with other.held(), pytest.raises(StoreError, match="method was 'ditto', now 'fedavg'"):
+        other.claim({})

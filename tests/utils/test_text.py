@@ -1,0 +1,25 @@
+"""Lists of names that stay short, and counts of reasons."""
+
+from __future__ import annotations
+
+import pytest
+
+from medfl.utils.text import MAX_NAMES, describe_counts, first_names, names_and_more
+
+
+@pytest.mark.parametrize("names_of", [first_names, lambda names: names_and_more(names, MAX_NAMES)])
+def test_few_names_are_all_listed(names_of):
+    assert names_of([]) == ""
+    assert names_of(["a", 2]) == "a, 2"
+    assert names_of(range(MAX_NAMES)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+
+
+def test_of_many_names_the_first_are_listed():
+    assert first_names(range(MAX_NAMES + 1)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."
+    assert first_names(["a", "b", "c"], 2) == "a, b, ..."
+    assert names_and_more(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+
+
+def test_the_most_frequent_reason_comes_first():
+    assert describe_counts({}) == ""
+    assert describe_counts({4: "damaged.", 1: "empty", 9: "damaged."}) == "2 x damaged; 1 x empty"
