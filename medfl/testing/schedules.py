@@ -19,7 +19,7 @@ def schedules_are_pure(case: Case) -> None:
     if not issubclass(case.kind, Rounds):
         return  # it has a `plan` of its own
 
-    class Asked(case.kind):  # type: ignore[name-defined,misc]
+    class Asked(case.kind):  # type: ignore[name-defined]
         """The method, asked twice each time."""
 
         def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
