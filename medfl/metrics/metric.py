@@ -10,7 +10,7 @@ import torch
 
 from medfl.metrics.confusion import once, scorable, weighted_confusions
 
-OfImages = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+WeightedScore = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Scores (B,), float64, of probabilities (N, C) without NaN, labels (N,), int64, and weights (N, B), float64."""
 
 
@@ -19,10 +19,10 @@ class Metric:
     """A score of a classifier, for any weights of the images; called, it is the score in which each counts once.
 
     Attributes:
-        of: What it is of probabilities, labels and weights; there is at least one image.
+        score: Computes it; there is at least one image.
     """
 
-    of: OfImages
+    score: WeightedScore
 
     def __call__(self, probabilities: torch.Tensor, labels: torch.Tensor, num_classes: int) -> float:
         """The score of softmax probabilities.
@@ -61,7 +61,7 @@ class Metric:
         """
         if not scorable(probabilities, labels, num_classes):
             return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
-        return self.of(probabilities, labels, weights)
+        return self.score(probabilities, labels, weights)
 
 
 def of_confusion(score: Callable[[torch.Tensor], torch.Tensor]) -> Metric:
@@ -71,7 +71,7 @@ def of_confusion(score: Callable[[torch.Tensor], torch.Tensor]) -> Metric:
         score: Of matrices (..., C, C), float64, to (...).
     """
 
-    def of(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def weighted_score(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return score(weighted_confusions(probabilities, labels, weights))
 
-    return Metric(of)
+    return Metric(weighted_score)

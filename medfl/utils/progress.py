@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from medfl.utils.text import Say
 
@@ -77,7 +77,8 @@ def progress_bar(
         task = bar.add_task(what, total=total, text=text)
 
         def show(done: int, total: int | None = None, text: str | None = None) -> None:
-            bar.update(task, completed=done, total=total, **({} if text is None else {"text": text}))
+            fields: dict[str, Any] = {} if text is None else {"text": text}
+            bar.update(task, completed=done, total=total, **fields)
 
         yield show
 
