@@ -135,15 +135,13 @@ class FedSDC(WithHeads):
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
         """Heads are judged where that is due, once or twice."""
-        judgements = [Due("judge", turn) for turn in range(self.judgements(server))]
-        return [Due("fit"), *judgements][len(done) :]
+        return [Due("fit"), *(Due("judge", turn) for turn in range(self.judgements(server)))][len(done) :]
 
     def orders(self, server: Server) -> list[Order]:
         """To this round's participants, each with the body and a head."""
         path = MODEL + head_path(server.task.build(), server.task.network)
-        body, heads = prefixed(shared_of(server), MODEL), pool(server)
-        lent = {name: body | prefixed(heads[slot], path) for name, slot in self.dealt(server).items()}
-        return [Order(name, "fit", tensors, {"head": path}) for name, tensors in lent.items()]
+        body, heads, dealt = prefixed(shared_of(server), MODEL), pool(server), self.dealt(server).items()
+        return [Order(name, "fit", body | prefixed(heads[slot], path), {"head": path}) for name, slot in dealt]
 
     def judge_orders(self, server: Server) -> list[Order]:
         """To those who compare heads, with all of them."""
@@ -182,8 +180,7 @@ class FedSDC(WithHeads):
     def note_judgement(self, server: Server, replies: Replies) -> None:
         """The ranking of the heads; the second time what the votes by that ranking are worth."""
         if len(replies):
-            counts = total(reply["judged"] for reply in replies.meta.values())
-            first = self.due(server).turn == 0
+            counts, first = total(reply["judged"] for reply in replies.meta.values()), self.due(server).turn == 0
             server.state.meta |= {"ranking": rank(counts["right"])} if first else {"judged": counts}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
