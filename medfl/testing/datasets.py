@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from medfl.ingest import checkpoint
+from medfl.ingest.choice import Choice
 from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import Choice, ImageSpec, Say
+from medfl.ingest.spec import ImageSpec, Say
 from medfl.ingest.workers import Loaded
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
