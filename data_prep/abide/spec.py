@@ -26,7 +26,7 @@ from medfl.data.table import row_list
 from medfl.errors import DataError
 from medfl.ingest.array_file import keep_rows
 from medfl.ingest.options import Words, check_mirror
-from medfl.ingest.own_images import QUARANTINE
+from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.spec import WholeSpec, folder_with
 from medfl_datasets.abide import RECORDS
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
