@@ -105,7 +105,7 @@ def ingest(
         What was kept and what was left out.
 
     Raises:
-        DataError: If no item can be read, another process works in the same folder, or the disk is full.
+        DataError: If another process works in the same folder, or the disk is full.
         SettingsError: If the number of workers is impossible, or worker processes can't be started.
     """
     workers = core_count() if workers is None else workers
@@ -122,11 +122,6 @@ def ingest(
         stamps = [stamp_of(item, files(item)) for item in items]
         journal = Journal(work, stamps, whole, np.dtype(dtype), dict(recipe))
         failed = _fill(journal, items, load, workers, what, say)
-        if not journal.done:
-            shutil.rmtree(work, ignore_errors=True)
-            raise DataError(
-                f"none of the {len(items)} {what} can be read: {describe_counts(failed)}. Download them again."
-            )
         kept = sorted(journal.done)
         os.replace(journal.array, target)  # from here on an interruption means to begin anew
         if failed:
@@ -141,7 +136,7 @@ def core_count() -> int:
 
 
 def write_quarantine(
-    path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]], say: Say, what: str = "images"
+    path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]], say: Say, total: int | None = None
 ) -> None:
     """List what was left out as CSV, and say so; nothing is written if there is nothing.
 
@@ -150,7 +145,8 @@ def write_quarantine(
         columns: Names; nothing that identifies a patient may be in any.
         rows: One for each thing that was left out, of the length of `columns`.
         say: Gets a warning.
-        what: What was left out, for the warning.
+        total: How many images there are, for the warning, where all that are left out can't be read; None where there
+            are other reasons, too.
     """
     if not rows:
         return
@@ -158,7 +154,8 @@ def write_quarantine(
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)
-    say(f"warning: {len(rows)} {what} were left out: see {path.name}")
+    count = f"{len(rows)} images" if total is None else f"{len(rows)} of {total} images can't be read and"
+    say(f"warning: {count} were left out: see {path.name}")
 
 
 def describe_counts(failed: Mapping[int, str]) -> str:

@@ -14,9 +14,10 @@ import numpy as np
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError
 from medfl.ingest import checkpoint
+from medfl.ingest.choice import Choice
 from medfl.ingest.pipeline import QUARANTINE, work_folder
 from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import Choice, DatasetSpec, ImageSpec, Say, WholeSpec, path_fields
+from medfl.ingest.spec import DatasetSpec, ImageSpec, Say, WholeSpec, path_fields
 from medfl.ingest.workers import Loaded
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings

@@ -31,7 +31,7 @@ from medfl_datasets.ham10000.phantom import (
     write_release,
     write_table,
 )
-from medfl_datasets.ham10000.spec import make_datalist
+from medfl_datasets.ham10000.spec import HAM10000, make_records
 from medfl_datasets.ham10000.tables import read_metadata
 
 CLASSES = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]
@@ -84,7 +84,8 @@ def test_the_published_counts(whole, tmp_path):
 def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
     """Oracle O-D4."""
     found = read_metadata(whole[0])
-    source = make_datalist("ham10000", found, range(10_015), groups, {})
+    records = make_records(found, range(10_015), groups)
+    source = HAM10000(source=whole[0]).make_datalist(list(IMAGES), "dermoscopy", records)
     plan = Plan("dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30)
     sites, _ = distribute(source, [b"%d" % row for row in range(10_015)], plan, dirichlet_class)
     held = sites.pop("global")["test"]
