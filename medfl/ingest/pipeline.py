@@ -7,7 +7,7 @@ A data set says what its items are and how one is read; this module does the res
         work=work_folder(out), recipe={"data set": "mias", "size": 512}, say=say,
     )
     records = [... for row, place in enumerate(done.kept)]       # row of the array, place in `images`
-    write_quarantine(folder / QUARANTINE, ("image", "reason"), [... for place, reason in done.failed.items()], say)
+    write_quarantine(folder / QUARANTINE, ("image", "reason"), [... for place, reason in done.failed.items()])
 
 - Items are read in processes of their own, which write their rows straight into the array file. So `load` must be
   importable (a function of a module, or a `functools.partial` of one), and items must be picklable.
@@ -135,27 +135,18 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def write_quarantine(
-    path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]], say: Say, total: int | None = None
-) -> None:
-    """List what was left out as CSV, and say so; nothing is written if there is nothing.
+def write_quarantine(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:
+    """List what was left out as CSV.
 
     Args:
         path: The file to write.
         columns: Names; nothing that identifies a patient may be in any.
         rows: One for each thing that was left out, of the length of `columns`.
-        say: Gets a warning.
-        total: How many images there are, for the warning, where all that are left out can't be read; None where there
-            are other reasons, too.
     """
-    if not rows:
-        return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)
-    count = f"{len(rows)} images" if total is None else f"{len(rows)} of {total} images can't be read and"
-    say(f"warning: {count} were left out: see {path.name}")
 
 
 def describe_counts(failed: Mapping[int, str]) -> str:

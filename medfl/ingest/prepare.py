@@ -82,12 +82,15 @@ def _read_images(
             raise DataError(spec.incomplete(outcome))
         listed = sorted(place for place, reason in outcome.reasons.items() if reason not in choice.unlisted)
         rows = [(*choice.cells(place), outcome.reasons[place]) for place in listed]
-        total = choice.count() if to_mend else None
-        write_quarantine(folder / QUARANTINE, (*choice.columns, "reason"), rows, say, total)
+        if rows:
+            for line in spec.left_out(outcome, len(rows)):
+                say(line)
+            write_quarantine(folder / QUARANTINE, (*choice.columns, "reason"), rows)
         dropped = spec.drop(outcome, say)
         if dropped:
             keep_rows(folder / ARRAY, [row for row in range(len(outcome.kept)) if row not in dropped])
             outcome = outcome.without(dropped)
         datalist = spec.datalist(outcome, say)
+        spec.finish(folder, outcome, datalist)
         write_datalist(folder, datalist)
     return datalist

@@ -20,7 +20,7 @@ from medfl.data.datalists import SPLITS, Datalist, Record
 from medfl.errors import DataError
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import Choice, Outcome
-from medfl.ingest.pipeline import describe_counts
+from medfl.ingest.pipeline import QUARANTINE, describe_counts
 
 Say = Callable[[str], None]
 """Gets a line for people."""
@@ -133,6 +133,17 @@ class ImageSpec(DatasetSpec):
             DataError: If a table is wrong, or nothing can be read.
         """
 
+    def left_out(self, outcome: Outcome, listed: int) -> list[str]:
+        """What to warn of where images are left out, with `listed` lines in ``quarantine.csv``.
+
+        Raises:
+            DataError: If they are too many.
+        """
+        count = f"{listed} images"
+        if self.unreadable == "option skip_unreadable":
+            count = f"{listed} of {outcome.choice.count()} images can't be read and"
+        return [f"warning: {count} were left out: see {QUARANTINE}"]
+
     def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
         """Rows of the array that do not stay now that all are known, such as copies, and why: by default none.
 
@@ -152,6 +163,15 @@ class ImageSpec(DatasetSpec):
 
         Raises:
             DataError: If no image of a class is left.
+        """
+
+    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+        """Last, change the array or write other files into the folder: by default nothing.
+
+        Args:
+            folder: That is written, with the array.
+            outcome: What became of all images.
+            datalist: Is written after this.
         """
 
     def incomplete(self, outcome: Outcome) -> str:
