@@ -2,12 +2,12 @@
 
 A data set says what its items are and how one is read; this module does the rest::
 
-    found = ingest(
+    done = ingest(
         images, load, lambda image: [image.path], folder / "images.npy", (512, 512), np.uint16,
         work=work_folder(out), recipe={"data set": "mias", "size": 512}, say=say,
     )
-    records = [... for row, place in enumerate(found.kept)]       # row of the array, place in `images`
-    write_quarantine(folder / QUARANTINE, ("image", "reason"), [... for place, reason in found.failed.items()])
+    records = [... for row, place in enumerate(done.kept)]       # row of the array, place in `images`
+    write_quarantine(folder / QUARANTINE, ("image", "reason"), [... for place, reason in done.failed.items()])
 
 - Items are read in processes of their own, which write their rows straight into the array file. So `load` must be
   importable (a function of a module, or a `functools.partial` of one), and items must be picklable.
