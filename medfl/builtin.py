@@ -58,6 +58,18 @@ def medfl_datasets() -> list[DatasetRecord]:
             "folder",
             "medfl.ingest.own_spec:Folder",
             summary="Your own image files with a table of labels. No file name and no patient's identifier is kept.",
+            phantom="medfl.ingest.own_phantom:write_release",
+            phantom_options={
+                "images": "images",
+                "table": "labels.csv",
+                "image_column": "file",
+                "label_column": "diagnosis",
+                "group_column": "patient",
+                "site_column": "hospital",
+                "split_column": "part",
+                "keep_column": ("sex",),
+                "size": "10x15",
+            },
             order=900,
         )
     ]

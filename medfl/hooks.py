@@ -100,6 +100,8 @@ class DatasetRecord:
         licence: Terms of use; empty where it is the user who knows.
         summary: One line.
         phantom: ``module:function`` that writes a made-up release, ``write_release(folder, ..., seed)``; may be empty.
+        phantom_options: Options of the data set that fit the made-up release, where the defaults don't; paths are
+            relative to its folder.
         order: They are listed in the order of these numbers, then of their names.
     """
 
@@ -109,6 +111,7 @@ class DatasetRecord:
     licence: str = ""
     summary: str = ""
     phantom: str = ""
+    phantom_options: Mapping[str, Any] = field(default_factory=dict)
     order: int = 100
 
 

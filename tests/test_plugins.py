@@ -115,9 +115,19 @@ def test_the_list_of_data_sets_says_what_their_classes_do():
         assert inspect.getdoc(kind).replace("\n", " ").startswith(record.summary)
         assert all(field.description for field in kind.model_fields.values()), name
         assert not issubclass(kind, ImageSpec) or kind.terms == record.licence
-        assert not record.phantom or callable(registry.phantom(name))
-    with pytest.raises(PluginError, match="data set 'folder' has no made-up release"):
-        registry.phantom("folder")
+        assert callable(registry.phantom(name)), "each has a made-up release"
+
+
+def test_a_data_set_without_a_made_up_release_is_told(write):
+    plugin = """
+    from medfl.plugins import DatasetRecord
+
+    @hookimpl
+    def medfl_datasets():
+        return [DatasetRecord("toy", f"{__name__}:Toy")]
+    """
+    with pytest.raises(PluginError, match="data set 'toy' has no made-up release"):
+        load_plugins([write("mine", plugin)]).phantom("toy")
 
 
 def test_loading_plugins_imports_nothing_heavy():

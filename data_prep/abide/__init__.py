@@ -11,6 +11,7 @@ RECORDS = [
         summary="ABIDE I: maps of functional MRI with autism or without, as the Preprocessed Connectomes Project (PCP) "
         "has them.",
         phantom="medfl_datasets.abide.phantom:write_release",
+        phantom_options={"derivatives": ("reho", "lfcd"), "size": 8},
     ),
 ]
 """What this folder brings."""

@@ -40,7 +40,7 @@ _HEAD = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "SITE_ID", "FILE_ID", "DX_G
 
 def write_release(
     folder: Path,
-    per_centre: int = 12,
+    per_centre: int = 4,
     centres: Sequence[str] = CENTRES,
     derivatives: Sequence[str] = DEFAULT_DERIVATIVES,
     size: int = 20,

@@ -8,19 +8,15 @@ two classes, and a stray dot file.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from medfl.data.datalists import Datalist
-from medfl.errors import SettingsError, did_you_mean
 from medfl.ingest.options import Choose
 from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
 from medfl_datasets.bloodcells.labels import LabelMap, own_classes
-from medfl_datasets.bloodcells.options import Cells, located
-from medfl_datasets.bloodcells.pool import How, pool_cells
+from medfl_datasets.bloodcells.pool import OneRelease
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "basophil": ("BA",),
@@ -118,44 +114,7 @@ RELEASE = Release(
 )
 
 
-def prepare(
-    source: Path,
-    out: Path,
-    how: How | None = None,
-    *,
-    preset: str = "medfl",
-    labels: str | None = None,
-    say: Say = lambda _: None,
-) -> Datalist:
-    """Turn Acevedo-20 into a pooled data set.
-
-    Args:
-        source: ``PBC_dataset_normal_DIB``, or the folder that holds it.
-        out: The folder to write; it is written whole or not at all.
-        how: Sizes and shares; whether copies are kept is the preset's choice. None means the defaults.
-        preset: One of `PRESETS`.
-        labels: One of `LABELS`; None means the preset's.
-        say: Gets licence, citation, counts, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written.
-
-    Raises:
-        DataError: If the release is wrong, no image of a class is left, or `out` may not be written.
-        SettingsError: If there is no such preset or labels.
-    """
-    if preset not in PRESETS:
-        raise SettingsError(f"unknown preset '{preset}'. {did_you_mean(preset, PRESETS)}")
-    chosen = PRESETS[preset]
-    labels = labels or chosen.labels
-    if labels not in LABELS:
-        raise SettingsError(f"unknown labels '{labels}'. {did_you_mean(labels, LABELS)}")
-    how = replace(how or How(), keep_copies=chosen.keep_copies)
-    name = RELEASE.name if labels == "class" else f"{RELEASE.name}-{labels}"
-    return pool_cells(name, [(RELEASE, source)], LABELS[labels], out, how, complete=True, say=say)
-
-
-class Acevedo(Cells):
+class Acevedo(OneRelease):
     """Acevedo-20: normal white blood cells. Nothing is downloaded.
 
     Of byte-identical files one is kept, or none if they are in two classes. What can't be read is left out and listed
@@ -163,6 +122,9 @@ class Acevedo(Cells):
     """
 
     dataset = "acevedo"
+    terms = RELEASE.licence
+    citation = RELEASE.citation
+    release = RELEASE
 
     source: Path
     """The folder PBC_dataset_normal_DIB, or the one that holds it."""
@@ -171,16 +133,18 @@ class Acevedo(Cells):
     labels: Annotated[str | None, Choose(LABELS)] = None
     """class (eight) or subclass (ten); by default class, subclass for paper."""
 
-    @classmethod
-    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
-        return located(RELEASE, top)
+    def told_apart(self) -> str:
+        """One of `LABELS`."""
+        return self.labels or PRESETS[self.preset].labels
 
-    def look(self) -> object:
-        """The cells of the release."""
-        return find(self.source)
+    def title(self) -> str:
+        """Sub-classes are a data set of their own."""
+        return "acevedo" if self.told_apart() == "class" else f"acevedo-{self.told_apart()}"
 
-    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
-        how = self.how(workers, force)
-        return prepare(self.source, out, how, preset=self.preset, labels=self.labels, say=say)
+    def class_map(self) -> LabelMap:
+        """The eight folders, or the ten sub-classes."""
+        return LABELS[self.told_apart()]
+
+    def keeps_copies(self) -> bool:
+        """As the preset has it."""
+        return PRESETS[self.preset].keep_copies

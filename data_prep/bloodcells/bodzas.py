@@ -8,16 +8,11 @@ other names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from medfl.data.datalists import Datalist
-from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Listing, Release, read_tree
-from medfl_datasets.bloodcells.labels import own_classes
-from medfl_datasets.bloodcells.options import Cells, located
-from medfl_datasets.bloodcells.pool import How, pool_cells
+from medfl_datasets.bloodcells.labels import LabelMap, own_classes
+from medfl_datasets.bloodcells.pool import OneRelease
 
 PUBLISHED = {
     "basophil": 1023,
@@ -81,42 +76,17 @@ RELEASE = Release(
 )
 
 
-def prepare(source: Path, out: Path, how: How | None = None, *, say: Say = lambda _: None) -> Datalist:
-    """Turn Bodzas-23 into a pooled data set of nine classes.
-
-    Args:
-        source: The folder that holds the folders of classes, or the one that holds it.
-        out: The folder to write; it is written whole or not at all.
-        how: Sizes and shares; None means the defaults.
-        say: Gets licence, citation, counts, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written.
-
-    Raises:
-        DataError: If the release is wrong, no image of a class is left, or `out` may not be written.
-    """
-    labels = own_classes(RELEASE.name, {name: name for name in PUBLISHED})
-    return pool_cells(RELEASE.name, [(RELEASE, source)], labels, out, how or How(), complete=True, say=say)
-
-
-class Bodzas(Cells):
+class Bodzas(OneRelease):
     """Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded."""
 
     dataset = "bodzas"
+    terms = RELEASE.licence
+    citation = RELEASE.citation
+    release = RELEASE
 
     source: Path
     """The folder that holds one for each class, or the one above."""
 
-    @classmethod
-    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
-        return located(RELEASE, top)
-
-    def look(self) -> object:
-        """The cells of the release."""
-        return find(self.source)
-
-    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
-        return prepare(self.source, out, self.how(workers, force), say=say)
+    def class_map(self) -> LabelMap:
+        """Each folder is a class."""
+        return own_classes(RELEASE.name, {name: name for name in PUBLISHED})

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from medfl.data.datalists import Datalist
 from medfl.errors import DataError, did_you_mean
 from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
-from medfl_datasets.bloodcells.labels import own_classes
-from medfl_datasets.bloodcells.options import Cells, located
-from medfl_datasets.bloodcells.pool import How, pool_cells
+from medfl_datasets.bloodcells.labels import LabelMap, own_classes
+from medfl_datasets.bloodcells.pool import OneRelease
 
 FILE = "annotations.dat"
 """The table, beside the folders or one folder above."""
@@ -163,26 +161,7 @@ RELEASE = Release(
 )
 
 
-def prepare(source: Path, out: Path, how: How | None = None, *, say: Say = lambda _: None) -> Datalist:
-    """Turn Matek-19 into a pooled data set of 15 classes.
-
-    Args:
-        source: ``AML-Cytomorphology_LMU``, or the folder that holds it.
-        out: The folder to write; it is written whole or not at all.
-        how: Sizes and shares; None means the defaults.
-        say: Gets licence, citation, counts, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written.
-
-    Raises:
-        DataError: If the release is wrong, no image of a class is left, or `out` may not be written.
-    """
-    labels = own_classes(RELEASE.name, CODES)
-    return pool_cells(RELEASE.name, [(RELEASE, source)], labels, out, how or How(), complete=True, say=say)
-
-
-class Matek(Cells):
+class Matek(OneRelease):
     """Matek-19: white blood cells with leukaemia and without, in 15 classes. Nothing is downloaded.
 
     Labels are those of annotations.dat; what that and the folders do not agree on is left out and listed in
@@ -190,19 +169,13 @@ class Matek(Cells):
     """
 
     dataset = "matek"
+    terms = RELEASE.licence
+    citation = RELEASE.citation
+    release = RELEASE
 
     source: Path
     """The folder AML-Cytomorphology_LMU, or the one that holds it."""
 
-    @classmethod
-    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
-        return located(RELEASE, top)
-
-    def look(self) -> object:
-        """The cells of the release."""
-        return find(self.source)
-
-    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
-        return prepare(self.source, out, self.how(workers, force), say=say)
+    def class_map(self) -> LabelMap:
+        """Each kind of cell is a class."""
+        return own_classes(RELEASE.name, CODES)

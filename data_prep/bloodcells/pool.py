@@ -8,22 +8,21 @@ file are one subject.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, Self
 
-import numpy as np
+from pydantic import Field, model_validator
 
-from medfl.data.datalists import SPLITS, Datalist, Record, write_datalist
-from medfl.data.folders import check_free, written_whole
+from medfl.data.datalists import Datalist, Record
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.array_file import keep_rows
+from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
-from medfl.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
-from medfl.utils.text import Say
+from medfl.ingest.spec import ImageSpec, Say, folder_or_top
 from medfl_datasets.bloodcells.files import Cell, Listing, Release, read_cell
 from medfl_datasets.bloodcells.labels import LabelMap
 from medfl_datasets.bloodcells.split import choose_test, find_copies
@@ -36,100 +35,185 @@ NO_PATIENTS = (
 
 
 @dataclass(frozen=True)
-class How:
-    """What is made of a release.
+class Cohort:
+    """The cells of all releases.
 
     Attributes:
-        size: Height and width of the images in pixels, >= 1.
-        test_share: Share of the images of each class of a release in the test set, 0 <= share < 1, rounded up to
-            whole images; 0 leaves it to `medfl partition`.
-        seed: Decides which images are in the test set.
-        keep_copies: Whether byte-identical copies are kept; they are then one subject, and in training.
-        workers: Processes that read, >= 1; None means one for each core.
-        force: Whether a data set that is there may be replaced.
+        cells: By their place.
+        labels: The class of each kind of cell.
+        left_out: Reason to the number of images that are not looked at.
+        deviations: How the releases differ from what was published.
     """
 
-    size: int = 224
-    test_share: float = 0.2
-    seed: int = 0
-    keep_copies: bool = False
-    workers: int | None = None
-    force: bool = False
+    cells: dict[int, Cell]
+    labels: LabelMap
+    left_out: Counter[str]
+    deviations: list[str]
 
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise SettingsError(f"expected a size >= 1, got {self.size}")
+    def label(self, place: int) -> int:
+        """The number of a cell's class."""
+        return self.labels.classes.index(self.class_of(place))
+
+    def class_of(self, place: int) -> str:
+        """The name of a cell's class."""
+        name = self.labels.sources[self.cells[place].source][self.cells[place].code]
+        assert name is not None, "cells without a class are left out before they are read"
+        return name
+
+
+class Cells(ImageSpec):
+    """Sizes and shares.
+
+    Class attributes:
+        complete: Whether a class without an image is refused; otherwise there is a warning.
+    """
+
+    complete: ClassVar[bool] = True
+
+    size: int = Field(224, ge=1)
+    """Height and width of the images in the array."""
+    test_share: float = 0.2
+    """Share of each class of a release in the test set; 0 leaves it to medfl partition."""
+    seed: int = 0
+    """Decides which images these are."""
+
+    @model_validator(mode="after")
+    def _check_share(self) -> Self:
         if not 0 <= self.test_share < 1:
             raise SettingsError(f"expected 0 <= test share < 1, got {self.test_share}")
+        return self
+
+    @abstractmethod
+    def releases(self) -> list[tuple[Release, Path]]:
+        """Each release with its folder, at least one."""
+
+    @abstractmethod
+    def class_map(self) -> LabelMap:
+        """The class of each kind of cell.
+
+        Raises:
+            SettingsError: If it is a file that is missing or no label map.
+        """
+
+    def keeps_copies(self) -> bool:
+        """Whether byte-identical copies are kept; they are then one subject, and in training."""
+        return False
+
+    def credits(self) -> list[str]:
+        """Terms of use and citation of each release."""
+        return [
+            line
+            for release, _ in self.releases()
+            for line in (f"{release.name}: licence {release.licence}", f"Please cite: {release.citation}")
+        ]
+
+    def find(self) -> tuple[LabelMap, list[Listing]]:
+        """The class of each kind of cell, and the cells of each release."""
+        labels = self.class_map()
+        labels.check([release for release, _ in self.releases()])
+        return labels, [release.find(folder) for release, folder in self.releases()]
+
+    def choose(self, files: tuple[LabelMap, list[Listing]], say: Say) -> Choice:
+        """All cells that have a class; what a release contradicts comes first in the list of what is left out."""
+        labels, listings = files
+        deviations = _deviations([release for release, _ in self.releases()], listings, say)
+        cells, left_out = _choose(listings, labels, say)
+        quarantined = [entry for listing in listings for entry in listing.quarantined]
+        first = len(quarantined)
+        names = [name for name, _ in quarantined]
+        names += [f"{cell.source}/{cell.path.parent.name}/{cell.path.name}" for cell in cells]
+        return Choice(
+            items=[cell.path for cell in cells],
+            places=range(first, len(names)),
+            files=lambda path: [path],
+            load=partial(read_cell, size=self.size),
+            shape=(self.size, self.size, 3),
+            recipe={"data set": "blood cells", "size": self.size},
+            cells=lambda place: (names[place],),
+            columns=("image",),
+            missing={place: reason for place, (_, reason) in enumerate(quarantined)},
+            release=Cohort(dict(enumerate(cells, first)), labels, left_out, deviations),
+        )
+
+    def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
+        """Copies of files, unless they are to be kept."""
+        cohort: Cohort = outcome.choice.release
+        copies = find_copies([cohort.label(place) for place in outcome.kept], _digests(outcome))
+        counts = Counter(copies.values())
+        described = ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "there are none"
+        total = len(outcome.kept)
+        if self.keeps_copies():
+            say(f"note: {total} images, copies of files are kept: {described}")
+            return {}
+        say(f"note: {total} images before, {total - len(copies)} after copies of files were left out: {described}")
+        return copies
+
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list; each record has the `source` and the kind of `cell` that the release says."""
+        cohort: Cohort = outcome.choice.release
+        self._check_classes({cohort.class_of(place) for place in outcome.kept}, cohort.labels, say)
+        cells, subjects = [cohort.cells[place] for place in outcome.kept], number_subjects(_digests(outcome))
+        strata = [f"{cohort.cells[place].source} {cohort.class_of(place)}" for place in outcome.kept]
+        records: list[Record] = [
+            {
+                "label": cohort.label(place),
+                "subject_id": subject,
+                "source": cell.source,
+                "cell": cell.code,
+                **cell.about,
+            }
+            for place, cell, subject in zip(outcome.kept, cells, subjects, strict=True)
+        ]
+        tested = choose_test(strata, subjects, self.test_share, self.seed)
+        releases = [release for release, _ in self.releases()]
+        reasons = cohort.left_out + Counter(outcome.reasons.values()) + Counter(outcome.dropped.values())
+        return self.make_datalist(
+            cohort.labels.classes,
+            "blood smear, light microscopy",
+            records,
+            ["test" if test else "training" for test in tested],
+            licence="; ".join(f"{release.name}: {release.licence}" for release in releases),
+            citation="; ".join(release.citation for release in releases),
+            deviations=cohort.deviations,
+            copies="kept" if self.keeps_copies() else "left out",
+            exclusions=exclusions(reasons),
+        )
+
+    def _check_classes(self, there: set[str], labels: LabelMap, say: Say) -> None:
+        gone = [name for name in labels.classes if name not in there]
+        if gone and (self.complete or not there):
+            raise DataError(f"no readable image is left of the classes {', '.join(gone)}. Unpack the release again.")
+        if gone:
+            say(f"warning: there is no image of the classes {', '.join(gone)}; their numbers stay free")
 
 
-class Read(NamedTuple):
-    """An image that was read.
+class OneRelease(Cells):
+    """Cells of one release.
 
-    Attributes:
-        cell: What it is.
-        digest: A hash of the bytes of its file.
+    Class attributes:
+        release: Which one.
     """
 
-    cell: Cell
-    digest: str
+    release: ClassVar[Release]
+
+    source: Path
+    """Its folder."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """A folder of its name, or the source folder itself."""
+        return {"source": folder_or_top(top, cls.release.name)}
+
+    def releases(self) -> list[tuple[Release, Path]]:
+        """It, with its folder."""
+        return [(self.release, self.source)]
 
 
-def pool_cells(
-    name: str,
-    folders: Sequence[tuple[Release, Path]],
-    labels: LabelMap,
-    out: Path,
-    how: How,
-    *,
-    complete: bool,
-    say: Say = lambda _: None,
-) -> Datalist:
-    """Turn releases into one pooled data set.
-
-    Args:
-        name: Of the data set.
-        folders: Each release with its folder, at least one.
-        labels: The class of each kind of cell.
-        out: The folder to write; it is written whole or not at all.
-        how: Sizes and shares.
-        complete: Whether a class without an image is refused; otherwise there is a warning.
-        say: Gets licences, citations, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written. Each record has the `source` and the kind of `cell` that the release says.
-
-    Raises:
-        DataError: If a release is wrong, no image is left, or `out` may not be written.
-        SettingsError: If the label map does not fit the releases.
-    """
-    labels.check([release for release, _ in folders])
-    check_free(out, how.force, [folder for _, folder in folders])
-    releases = [release for release, _ in folders]
-    for release in releases:
-        say(f"{release.name}: licence {release.licence}")
-        say(f"Please cite: {release.citation}")
-    listings = [release.find(folder) for release, folder in folders]
-    deviations = _told(releases, listings, say)
-    cells, left_out = _choose(listings, labels, say)
-    with written_whole(out, how.force) as folder:
-        read, broken = _read(cells, folder / "images.npy", work_folder(out), how, say)
-        quarantined = [entry for listing in listings for entry in listing.quarantined] + broken
-        write_quarantine(folder / QUARANTINE, ("image", "reason"), quarantined, say)
-        left_out += Counter(reason for _, reason in quarantined)
-        kept, copies = _without_copies(read, folder / "images.npy", labels, how, say)
-        _check_classes(kept, labels, complete, say)
-        datalist = _datalist(name, releases, kept, labels, how)
-        datalist.extra |= {
-            "deviations": deviations,
-            "copies": "kept" if how.keep_copies else "left out",
-            "exclusions": [{"reason": why, "count": count} for why, count in (left_out + copies).items()],
-        }
-        write_datalist(folder, datalist)
-    return datalist
+def _digests(outcome: Outcome) -> list[str]:
+    return [facts["digest"] for facts in outcome.facts]
 
 
-def _told(releases: Sequence[Release], listings: Sequence[Listing], say: Say) -> list[str]:
+def _deviations(releases: Sequence[Release], listings: Sequence[Listing], say: Say) -> list[str]:
     """Say what is in the folders; the sentences on what is unlike the releases."""
     deviations = []
     for release, listing in zip(releases, listings, strict=True):
@@ -154,85 +238,3 @@ def _choose(listings: Sequence[Listing], labels: LabelMap, say: Say) -> tuple[li
     if not chosen:
         raise DataError("no image has a class. Give another folder, or another label map.")
     return chosen, left_out + sum((listing.passed_over for listing in listings), Counter())
-
-
-def _read(
-    cells: Sequence[Cell], target: Path, work: Path, how: How, say: Say
-) -> tuple[list[Read], list[tuple[str, str]]]:
-    """Fill the array; what was read, row by row, and name and reason of what could not be."""
-    found = ingest(
-        [cell.path for cell in cells],
-        partial(read_cell, size=how.size),
-        lambda path: [path],
-        target,
-        (how.size, how.size, 3),
-        np.uint8,
-        work=work,
-        recipe={"data set": "blood cells", "size": how.size},
-        workers=how.workers,
-        say=say,
-    )
-    broken = [(_name(cells[place]), reason) for place, reason in found.failed.items()]
-    return [Read(cells[place], found.facts[place]["digest"]) for place in found.kept], broken
-
-
-def _name(cell: Cell) -> str:
-    return f"{cell.source}/{cell.path.parent.name}/{cell.path.name}"
-
-
-def _without_copies(
-    read: Sequence[Read], array: Path, labels: LabelMap, how: How, say: Say
-) -> tuple[list[Read], Counter[str]]:
-    """Take copies out of the array, unless they are to be kept; what stays, and what goes with reasons."""
-    copies = find_copies([_label(one.cell, labels) for one in read], [one.digest for one in read])
-    counts = Counter(copies.values())
-    told = ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "there are none"
-    if how.keep_copies:
-        say(f"note: {len(read)} images, copies of files are kept: {told}")
-        return list(read), Counter()
-    say(f"note: {len(read)} images before, {len(read) - len(copies)} after copies of files were left out: {told}")
-    rows = [row for row in range(len(read)) if row not in copies]
-    if copies and rows:
-        keep_rows(array, rows)
-    return [read[row] for row in rows], counts
-
-
-def _check_classes(kept: Sequence[Read], labels: LabelMap, complete: bool, say: Say) -> None:
-    there = {_class(one.cell, labels) for one in kept}
-    gone = [name for name in labels.classes if name not in there]
-    if gone and (complete or not there):
-        raise DataError(f"no readable image is left of the classes {', '.join(gone)}. Unpack the release again.")
-    if gone:
-        say(f"warning: there is no image of the classes {', '.join(gone)}; their numbers stay free")
-
-
-def _class(cell: Cell, labels: LabelMap) -> str:
-    name = labels.sources[cell.source][cell.code]
-    assert name is not None, "cells without a class are left out before they are read"
-    return name
-
-
-def _label(cell: Cell, labels: LabelMap) -> int:
-    return labels.classes.index(_class(cell, labels))
-
-
-def _datalist(name: str, releases: Sequence[Release], kept: Sequence[Read], labels: LabelMap, how: How) -> Datalist:
-    """The data list; row n of the array is the n-th cell."""
-    subjects = number_subjects([one.digest for one in kept])
-    strata = [f"{one.cell.source} {_class(one.cell, labels)}" for one in kept]
-    tested = choose_test(strata, subjects, how.test_share, how.seed)
-    splits: dict[str, list[Record]] = {split: [] for split in SPLITS}
-    for row, (cell, _) in enumerate(kept):
-        record: Record = {"image": row, "label": _label(cell, labels), "subject_id": subjects[row]}
-        about = {"source": cell.source, "cell": cell.code, **cell.about}
-        splits["test" if tested[row] else "training"].append(record | about)
-    return Datalist(
-        name=name,
-        image_array="images.npy",
-        num_classes=len(labels.classes),
-        labels={str(label): text for label, text in enumerate(labels.classes)},
-        modality="blood smear, light microscopy",
-        licence="; ".join(f"{release.name}: {release.licence}" for release in releases),
-        splits=splits,
-        extra={"citation": "; ".join(release.citation for release in releases)},
-    )

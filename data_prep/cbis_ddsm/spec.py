@@ -11,7 +11,8 @@ holds the release's own pseudonyms of patients (``P_00001``), nothing else about
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,10 +24,11 @@ from medfl.data.readers.dicom_identity import CHECKS
 from medfl.data.readers.dicom_intent import NOT_SAID, intent_records, tell_intents
 from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError
-from medfl.ingest import spec
+from medfl.ingest import choice as ingest_choice
+from medfl.ingest.choice import Outcome, exclusions
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import ImageSpec, Outcome
-from medfl.utils.text import Say, describe_counts
+from medfl.ingest.pipeline import describe_counts
+from medfl.ingest.spec import ImageSpec, Say
 from medfl_datasets.cbis_ddsm import RECORDS
 from medfl_datasets.cbis_ddsm.choice import LEAKING, THREE_CLASSES, TWO_CLASSES, Choice, Image, choose
 from medfl_datasets.cbis_ddsm.files import Tree
@@ -90,7 +92,7 @@ class CbisDdsm(ImageSpec):
         """The files, and the rows of the tables."""
         return read_release(self.source, self.tables, self.abnormality)
 
-    def choose(self, files: tuple[Tree, list[Lesion]], say: Say) -> spec.Choice:
+    def choose(self, files: tuple[Tree, list[Lesion]], say: Say) -> ingest_choice.Choice:
         """All images of the tables that have a file, but for those of patients who are tested on."""
         tree, lesions = files
         unlike = deviations(lesions)
@@ -103,7 +105,7 @@ class CbisDdsm(ImageSpec):
         _say_choice(choice, say)
         say_files(tree, lesions, films, len(images), say)
         places = sorted(films)
-        return spec.Choice(
+        return ingest_choice.Choice(
             items=[films[place] for place in places],
             places=places,
             files=Film.paths,
@@ -122,8 +124,22 @@ class CbisDdsm(ImageSpec):
         choice, unlike = outcome.choice.release
         _say_headers(outcome.facts, say)
         used = [(choice.images[place], facts) for place, facts in zip(outcome.kept, outcome.facts, strict=True)]
-        datalist = _datalist(used, choice, outcome.reasons, unlike, self.view, self.three_classes, self.pixels())
-        datalist.extra["warnings"] = tell_intents(_intents(used), say)
+        classes = THREE_CLASSES if self.three_classes else TWO_CLASSES
+        _check_classes(classes, {image.label(self.three_classes) for image, _ in used}, outcome.reasons)
+        reading = {"crop_breast": self.crop_breast and self.view == "full", "align": self.align, "voi": self.voi}
+        datalist = self.make_datalist(
+            classes,
+            "mammography",
+            _records(used, self.three_classes),
+            [image.split for image, _ in used],
+            deviations=unlike,
+            exclusions=exclusions({LEAKING: choice.left_out, **Counter(outcome.reasons.values())}),
+            label_rule="the worst lesion of an image counts",
+            **about_reading(reading),
+            warnings=tell_intents(_intents(used), say),
+        )
+        if self.view == "crop":
+            datalist.name = f"{NAME}-crop"
         return datalist
 
 
@@ -153,45 +169,19 @@ def _intents(used: Sequence[tuple[Image, Mapping[str, object]]]) -> list[str]:
     return [str(facts.get("intent", NOT_SAID)) for _, facts in used]
 
 
-def _datalist(
-    used: Sequence[tuple[Image, Mapping[str, object]]],
-    choice: Choice,
-    failed: Mapping[int, str],
-    unlike: list[str],
-    view: str,
-    three: bool,
-    options: Options,
-) -> Datalist:
-    classes = THREE_CLASSES if three else TWO_CLASSES
-    gone = [name for label, name in enumerate(classes) if all(image.label(three) != label for image, _ in used)]
+def _check_classes(classes: Sequence[str], labels: Collection[int], failed: Mapping[int, str]) -> None:
+    gone = [name for label, name in enumerate(classes) if label not in labels]
     if gone:
         raise DataError(
             f"no readable image is left of the classes {', '.join(gone)}: {describe_counts(failed)}. Download the "
             "missing images."
         )
-    splits: dict[str, list[Record]] = {"training": [], "validation": [], "test": []}
-    intents = intent_records(_intents(used))
-    for row, (image, facts) in enumerate(used):
-        record = {"image": row, "label": image.label(three), "subject_id": image.patient} | image.about()
-        record |= {"burned_in": True} if "burned_in" in facts else {}
-        splits[image.split].append(record | intents[row])
-    reasons = {LEAKING: choice.left_out} | dict.fromkeys(failed.values(), 0)
-    for reason in failed.values():
-        reasons[reason] += 1
-    reading = {"crop_breast": options.crop_breast and view == "full", "align": options.align, "voi": options.voi}
-    return Datalist(
-        name=NAME if view == "full" else f"{NAME}-crop",
-        image_array="images.npy",
-        num_classes=len(classes),
-        labels={str(label): name for label, name in enumerate(classes)},
-        modality="mammography",
-        licence=RECORDS[0].licence,
-        splits=splits,
-        extra={
-            "citation": CITATION,
-            "deviations": unlike,
-            "exclusions": [{"reason": reason, "count": count} for reason, count in reasons.items() if count],
-            "label_rule": "the worst lesion of an image counts",
-            **about_reading(reading),
-        },
-    )
+
+
+def _records(used: Sequence[tuple[Image, Mapping[str, object]]], three: bool) -> list[Record]:
+    """What is said of each row of the array."""
+    records: list[Record] = []
+    for (image, facts), intent in zip(used, intent_records(_intents(used)), strict=True):
+        record = {"label": image.label(three), "subject_id": image.patient} | image.about()
+        records.append(record | ({"burned_in": True} if "burned_in" in facts else {}) | intent)
+    return records

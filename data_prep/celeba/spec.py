@@ -19,10 +19,10 @@ from pydantic import Field
 
 from medfl.data.datalists import SPLITS, Datalist, Record
 from medfl.errors import DataError
+from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import Choice, ImageSpec, Outcome, folder_or_top
-from medfl.utils.text import Say
+from medfl.ingest.spec import ImageSpec, Say, folder_or_top
 from medfl_datasets.celeba import RECORDS
 from medfl_datasets.celeba.files import ALIGNED, IDENTITY, PARTITION, SIZE, Files, find_files, read_face
 from medfl_datasets.celeba.tables import Attribute, all_of, read_attribute, read_identities, read_splits
@@ -120,9 +120,16 @@ class CelebA(ImageSpec):
                 f"{sizes} of {len(outcome.kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in CelebA"
             )
             say(f"warning: {unlike[-1]}")
-        datalist = _datalist(release, outcome.kept, Counter(outcome.reasons.values()))
-        datalist.extra |= {"deviations": unlike, "warnings": warnings}
-        return datalist
+        classes = [f"no {release.attribute.name}", release.attribute.name]
+        return self.make_datalist(
+            classes,
+            "photographs of faces",
+            _records(release, classes, outcome.kept),
+            [release.splits[place] for place in outcome.kept],
+            exclusions=exclusions(Counter(outcome.reasons.values())),
+            deviations=unlike,
+            warnings=warnings,
+        )
 
 
 def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _Release:
@@ -184,30 +191,15 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
     return kept, reasons | dict.fromkeys(set(there) - set(kept), FEW)
 
 
-def _datalist(release: _Release, kept: Sequence[int], reasons: Mapping[str, int]) -> Datalist:
-    """The data list; row n of the array is the image at place n of `kept`."""
-    name = release.attribute.name
-    classes = [f"no {name}", name]
+def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> list[Record]:
+    """What is said of each row of the array; row n is the image at place n of `kept`."""
     labels = [release.attribute.present[place] for place in kept]
     gone = [text for label, text in enumerate(classes) if label not in labels]
     if gone:
         raise DataError(f"no image is left of the class '{gone[0]}'. Give more images, or another --attribute.")
     persons = [str(place) if release.persons is None else release.persons[place] for place in kept]
-    splits: dict[str, list[Record]] = {split: [] for split in SPLITS}
-    for row, (place, subject) in enumerate(zip(kept, number_subjects(persons), strict=True)):
-        record: Record = {"image": row, "label": labels[row], "subject_id": subject}
+    records: list[Record] = []
+    for label, subject in zip(labels, number_subjects(persons), strict=True):
         identity = {} if release.persons is None else {"identity": subject.replace("subject", "identity")}
-        splits[release.splits[place]].append(record | identity)
-    return Datalist(
-        name="celeba",
-        image_array="images.npy",
-        num_classes=len(classes),
-        labels={str(label): text for label, text in enumerate(classes)},
-        modality="photographs of faces",
-        licence=RECORDS[0].licence,
-        splits=splits,
-        extra={
-            "citation": CITATION,
-            "exclusions": [{"reason": reason, "count": count} for reason, count in reasons.items()],
-        },
-    )
+        records.append({"label": label, "subject_id": subject, **identity})
+    return records

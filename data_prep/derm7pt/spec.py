@@ -8,34 +8,30 @@ no identifier of a case is. The release does not say which cases are of one pati
 Nine cases have no clinical image: the table names the dermoscopic one twice. They are counted, and left out of the view
 ``clinic``, where a network would otherwise see another kind of image.
 
-The release becomes the table that `medfl.ingest.own_images` reads, with the same numbers of rows, and the rest is done
-there: images are read in RGB and resized with antialiasing; their aspect ratio is not kept.
+Images are read in RGB and resized with antialiasing; their aspect ratio is not kept.
 """
 
 from __future__ import annotations
 
-import csv
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from medfl.data.datalists import Datalist, write_datalist
-from medfl.data.folders import check_free, written_whole
-from medfl.errors import DataError, check_choice
-from medfl.ingest import own_images
-from medfl.ingest.labels import Columns
+from medfl.data.datalists import SPLITS, Datalist, Record
+from medfl.data.readers.rgb import read_rgb, resize
+from medfl.errors import DataError
+from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
+from medfl.ingest.image_folder import ImageFolder
+from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
-from medfl.ingest.spec import WholeSpec, folder_with
-from medfl.utils.text import Say
+from medfl.ingest.spec import ImageSpec, Say, folder_with
+from medfl.ingest.workers import Loaded
 from medfl_datasets.derm7pt import RECORDS
 from medfl_datasets.derm7pt.tables import GROUPS, Release, read_release
-
-LICENCE = RECORDS[0].licence
-"""Terms of use."""
 
 CITATION = (
     "Kawahara et al., Seven-Point Checklist and Skin Lesion Classification Using Multitask Multimodal Neural Nets, "
@@ -53,128 +49,7 @@ NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermo
 """Why a case is left out of the view ``clinic``."""
 
 
-def prepare(
-    source: Path,
-    out: Path,
-    *,
-    size: int = 224,
-    view: str = "derm",
-    split: str = "official",
-    skip_unreadable: bool = False,
-    force: bool = False,
-    say: Say = lambda _: None,
-) -> Datalist:
-    """Turn a release of Derm7pt into a pooled data set.
-
-    Args:
-        source: The folder ``release_v0``, or the one that holds it.
-        out: The folder to write; it is written whole or not at all.
-        size: Height and width of the images in pixels, >= 1.
-        view: One of `VIEWS`.
-        split: One of `SPLITTINGS`. A partition deals the training images to sites, so ``none`` is for protocols that
-            deal all cases and test in folds at each site, as FedSKD's does.
-        skip_unreadable: Whether images that can't be read are left out and listed in ``quarantine.csv``.
-        force: Whether a data set that is there may be replaced.
-        say: Gets licence, citation, warnings and progress, a line each.
-
-    Returns:
-        The data list that was written.
-
-    Raises:
-        DataError: If the release is incomplete or wrong, or `out` may not be written.
-        SettingsError: If there is no such view or split, or the size is impossible.
-    """
-    check_choice("view", view, VIEWS)
-    check_choice("split", split, SPLITTINGS)
-    check_free(out, force, [source])
-    name, say = "derm7pt" if view == "derm" else f"derm7pt-{view}", _once(say)
-    say(f"{name}: licence {LICENCE}")
-    say(f"Please cite: {CITATION}")
-    release = read_release(source)
-    unlike = release.deviations()
-    for sentence in unlike:
-        say(f"warning: {sentence}")
-    kept, exclusions = _choose(release, view, say)
-    release.check_images(view, kept)
-    say("note: Derm7pt does not say which cases are of one patient: each case counts as a patient of its own")
-    with tempfile.TemporaryDirectory() as place, written_whole(out, force) as folder:
-        table = Path(place, "meta.csv")
-        columns = _write_table(table, release, kept, view, split)
-        datalist = own_images.prepare(
-            release.images,
-            table,
-            columns,
-            (size,),
-            folder,
-            name=name,
-            licence=LICENCE,
-            channels=3,
-            skip_unreadable=skip_unreadable,
-            say=say,
-        )
-        exclusions += datalist.extra["exclusions"]
-        extra = {"citation": CITATION, "deviations": unlike, "exclusions": exclusions}
-        datalist = replace(datalist, modality=VIEWS[view], extra=extra)
-        write_datalist(folder, datalist)
-    return datalist
-
-
-def _once(say: Say) -> Say:
-    """Say no line twice: the licence comes first, before anything is read, and `own_images` would repeat it."""
-    said: set[str] = set()
-
-    def tell(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            say(line)
-
-    return tell
-
-
-def _choose(release: Release, view: str, say: Say) -> tuple[list[int], list[dict[str, str | int]]]:
-    """The cases that a view has, and what was left out with reasons."""
-    count, cases, leave = sum(release.doubled), range(len(release.doubled)), view == "clinic"
-    if count:
-        say(
-            f"note: {count} cases have no clinical image, the release names the dermoscopic one twice; the view "
-            f"{view} {'leaves them out' if leave else 'has them'}"
-        )
-    kept = [place for place in cases if not (leave and release.doubled[place])]
-    absent = [group for group in GROUPS if group not in {release.groups[place] for place in kept}]
-    if absent:
-        raise DataError(
-            f"expected cases of all groups of diagnoses, {', '.join(GROUPS)}; there are none of {', '.join(absent)} in "
-            f"{release.table.path}. Give the whole release."
-        )
-    return kept, [{"reason": NO_CLINICAL_IMAGE, "count": count}] if leave and count else []
-
-
-def _write_table(path: Path, release: Release, kept: Sequence[int], view: str, split: str) -> Columns:
-    """Write a table for `own_images`; what is left out leaves an empty row, so that the numbers stay those of meta.csv.
-
-    Returns:
-        Which of its columns says what.
-    """
-    rows: list[tuple[str, ...]] = [()] * max(release.table.numbers)
-    rows[0] = ("image", "group", "case_num", "split", "sex", "location")
-    for place in kept:
-        case = release.table.rows[place]
-        into = release.splits[place] if split == "official" else "training"
-        group = release.groups[place]
-        rows[release.table.numbers[place] - 1] = (
-            case[view],
-            group,
-            case["case_num"],
-            into,
-            case["sex"],
-            case["location"],
-        )
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(rows)
-    return Columns("image", "group", "case_num", split="split", keep=("sex", "location"))
-
-
-class Derm7pt(WholeSpec):
+class Derm7pt(ImageSpec):
     """Derm7pt: skin lesions in five groups. Nothing is downloaded.
 
     Sex and location are kept, the aspect ratio is not. Nine cases without a clinical image are not in the view clinic.
@@ -182,7 +57,8 @@ class Derm7pt(WholeSpec):
 
     dataset = "derm7pt"
     unreadable = "option skip_unreadable"
-    parallel = False
+    terms = RECORDS[0].licence
+    citation = CITATION
 
     source: Path
     """The folder release_v0, as unpacked, or the one that holds it."""
@@ -198,15 +74,102 @@ class Derm7pt(WholeSpec):
         """The folder that holds ``release_v0``: one of its name, or the source folder itself."""
         return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
 
-    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
-        return prepare(
-            self.source,
-            out,
-            size=self.size,
-            view=self.view,
-            split=self.split,
-            skip_unreadable=not require_complete,
-            force=force,
-            say=say,
+    def title(self) -> str:
+        """Photographs are a data set of their own."""
+        return "derm7pt" if self.view == "derm" else f"derm7pt-{self.view}"
+
+    def find(self) -> Release:
+        """The tables; the images are looked for when it is known which are needed."""
+        return read_release(self.source)
+
+    def choose(self, files: Release, say: Say) -> Choice:
+        """The images of all cases that the view has; a place is that of the case in the table."""
+        unlike = files.deviations()
+        for sentence in unlike:
+            say(f"warning: {sentence}")
+        places, left_out = _choose(files, self.view, say)
+        files.check_images(self.view, places)
+        say("note: Derm7pt does not say which cases are of one patient: each case counts as a patient of its own")
+        numbers = files.table.numbers
+        cases = [files.table.rows[place] for place in places]
+        subjects = number_subjects([case["case_num"] for case in cases])
+        return Choice(
+            items=ImageFolder(files.images).find(
+                [case[self.view] for case in cases], [numbers[place] for place in places]
+            ),
+            places=places,
+            files=lambda path: [path],
+            load=partial(read_case, size=self.size),
+            shape=(self.size, self.size, 3),
+            recipe={"data set": self.title(), "size": self.size},
+            cells=lambda place: (numbers[place],),
+            columns=("table_row",),
+            release=(files, dict(zip(places, subjects, strict=True)), unlike, left_out),
         )
+
+    def incomplete(self, outcome: Outcome) -> str:
+        """Which rows of the table have an image that can't be read."""
+        numbers = outcome.choice.release[0].table.numbers
+        return rows_to_mend(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
+
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list of what was read."""
+        release, subjects, unlike, left_out = outcome.choice.release
+        gone = [f"'{group}'" for group in GROUPS if group not in {release.groups[place] for place in outcome.kept}]
+        if gone:
+            raise DataError(
+                f"no readable image is left of the classes {', '.join(gone)}. Mend the files of these classes."
+            )
+        classes = list(GROUPS)
+        records: list[Record] = [
+            {
+                "label": classes.index(release.groups[place]),
+                "subject_id": subjects[place],
+                "sex": release.table.rows[place]["sex"],
+                "location": release.table.rows[place]["location"],
+            }
+            for place in outcome.kept
+        ]
+        reasons = left_out | dict(Counter(outcome.reasons.values()).most_common())
+        return self.make_datalist(
+            classes,
+            VIEWS[self.view],
+            records,
+            [release.splits[place] if self.split == "official" else SPLITS[0] for place in outcome.kept],
+            deviations=unlike,
+            exclusions=exclusions(reasons),
+        )
+
+
+def read_case(path: Path, size: int) -> Loaded:
+    """Read an image of a case.
+
+    Args:
+        path: The file.
+        size: Height and width of the result in pixels.
+
+    Returns:
+        A row of the array, shape (size, size, 3), uint8.
+
+    Raises:
+        DataError: If it can't be read, or has more than 8 bits a channel.
+    """
+    return Loaded(resize(read_rgb(path), (size, size)))
+
+
+def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str, int]]:
+    """The cases that a view has, and the number of those that were left out, with the reason."""
+    count, cases, leave = sum(release.doubled), range(len(release.doubled)), view == "clinic"
+    if count:
+        say(
+            f"note: {count} cases have no clinical image, the release names the dermoscopic one twice; the view "
+            f"{view} {'leaves them out' if leave else 'has them'}"
+        )
+    kept = [place for place in cases if not (leave and release.doubled[place])]
+    absent = [group for group in GROUPS if group not in {release.groups[place] for place in kept}]
+    if absent:
+        raise DataError(
+            f"expected cases of all groups of diagnoses, {', '.join(GROUPS)}; there are none of {', '.join(absent)} in "
+            f"{release.table.path}. Give the whole release."
+        )
+    return kept, {NO_CLINICAL_IMAGE: count} if leave else {}

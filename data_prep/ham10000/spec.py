@@ -14,17 +14,18 @@ The table and the files are described in `medfl_datasets.ham10000.tables` and `m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from medfl.data.datalists import Datalist, Record
 from medfl.errors import DataError
+from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import Choice, ImageSpec, Outcome
-from medfl.utils.text import Say, describe_counts
+from medfl.ingest.pipeline import describe_counts
+from medfl.ingest.spec import ImageSpec, Say
 from medfl_datasets.ham10000 import RECORDS
 from medfl_datasets.ham10000.files import Files, Part, find_files, read_part
 from medfl_datasets.ham10000.tables import OFFICIAL, Metadata, read_metadata, shared_lesions
@@ -115,9 +116,15 @@ class HAM10000(ImageSpec):
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """The data list of what was read."""
         _, metadata, unlike, warnings = outcome.choice.release
-        datalist = make_datalist(self.title(), metadata, outcome.kept, self.kept_together(), outcome.reasons)
-        datalist.extra |= {"deviations": unlike, "warnings": warnings}
-        return datalist
+        return self.make_datalist(
+            list(OFFICIAL),
+            "dermoscopy",
+            make_records(metadata, outcome.kept, self.kept_together()),
+            groups=self.kept_together(),
+            exclusions=exclusions(Counter(outcome.reasons.values())),
+            deviations=unlike,
+            warnings=warnings,
+        )
 
 
 def _by_image(metadata: Metadata) -> list[str]:
@@ -164,42 +171,23 @@ def _choose(
     return places, parts, missing
 
 
-def make_datalist(
-    name: str, metadata: Metadata, kept: Sequence[int], groups: str, reasons: Mapping[int, str]
-) -> Datalist:
-    """The data list of what was read.
+def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[Record]:
+    """What is said of each row of the array.
 
     Args:
-        name: Of the data set.
         metadata: The table.
         kept: For each row of the array its place in the table.
         groups: One of `GROUPS`.
-        reasons: Place in the table to the reason why it was left out.
 
     Raises:
         DataError: If no image of a class is left.
     """
-    classes = list(OFFICIAL)
-    gone = [text for label, text in enumerate(classes) if label not in {metadata.labels[place] for place in kept}]
+    gone = [text for label, text in enumerate(OFFICIAL) if label not in {metadata.labels[place] for place in kept}]
     if gone:
         raise DataError(f"no image is left of the classes {', '.join(gone)}. Unpack the release whole.")
     lesions = metadata.lesions if groups == "lesion" and metadata.lesions else list(map(str, metadata.table.numbers))
     subjects = number_subjects([lesions[place] for place in kept])
-    records: list[Record] = [
-        {"image": row, "label": metadata.labels[place], "subject_id": subject, **metadata.facts[place]}
-        for row, (place, subject) in enumerate(zip(kept, subjects, strict=True))
+    return [
+        {"label": metadata.labels[place], "subject_id": subject, **metadata.facts[place]}
+        for place, subject in zip(kept, subjects, strict=True)
     ]
-    return Datalist(
-        name=name,
-        image_array="images.npy",
-        num_classes=len(classes),
-        labels={str(label): text for label, text in enumerate(classes)},
-        modality="dermoscopy",
-        licence=RECORDS[0].licence,
-        splits={"training": records, "validation": [], "test": []},
-        extra={
-            "citation": CITATION,
-            "groups": groups,
-            "exclusions": [{"reason": reason, "count": count} for reason, count in Counter(reasons.values()).items()],
-        },
-    )

@@ -23,10 +23,10 @@ from pydantic import Field
 
 from medfl.data.datalists import Datalist, Record
 from medfl.errors import DataError, check_choice
+from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
-from medfl.ingest.spec import Choice, ImageSpec, Outcome, folder_or_top
-from medfl.utils.text import Say
+from medfl.ingest.spec import ImageSpec, Say, folder_or_top
 from medfl_datasets.lc25000 import RECORDS
 from medfl_datasets.lc25000.copies import group_copies
 from medfl_datasets.lc25000.files import CLASSES, OFFICIAL, SIZE, Files, find_files, read_tile, thumbnail
@@ -122,10 +122,19 @@ class LC25000(ImageSpec):
         groups, strange = _group(kept, outcome, self.groups, say)
         for sentence in [*unlike, *strange]:
             say(f"warning: {sentence}")
-        reasons = Counter(outcome.reasons.values())
-        datalist = _datalist(self.title(), classes, kept, number_subjects(groups), reasons)
-        datalist.extra |= {"groups": self.groups, "deviations": unlike, "warnings": [*warnings, *strange]}
-        return datalist
+        records: list[Record] = [
+            {"label": classes.index(key), "subject_id": subject, "organ": CLASSES[key].organ}
+            for key, subject in zip(kept, number_subjects(groups), strict=True)
+        ]
+        return self.make_datalist(
+            [CLASSES[key].text for key in classes],
+            "histology, light microscopy",
+            records,
+            exclusions=exclusions(Counter(outcome.reasons.values())),
+            groups=self.groups,
+            deviations=unlike,
+            warnings=[*warnings, *strange],
+        )
 
 
 def classes_of(organ: str) -> list[str]:
@@ -186,27 +195,3 @@ def _strange(sizes: Sequence[int], plain: int) -> list[str]:
             "This tears no copies apart, but look at the classes of each site"
         )
     return found
-
-
-def _datalist(
-    name: str, classes: Sequence[str], kept: Sequence[str], subjects: Sequence[str], reasons: Mapping[str, int]
-) -> Datalist:
-    """The data list; row n of the array is of the n-th class in `kept`."""
-    records: list[Record] = [
-        {"image": row, "label": classes.index(key), "subject_id": subject, "organ": CLASSES[key].organ}
-        for row, (key, subject) in enumerate(zip(kept, subjects, strict=True))
-    ]
-    extra: dict[str, Any] = {
-        "citation": CITATION,
-        "exclusions": [{"reason": reason, "count": count} for reason, count in reasons.items()],
-    }
-    return Datalist(
-        name=name,
-        image_array="images.npy",
-        num_classes=len(classes),
-        labels={str(label): CLASSES[key].text for label, key in enumerate(classes)},
-        modality="histology, light microscopy",
-        licence=RECORDS[0].licence,
-        splits={"training": records, "validation": [], "test": []},
-        extra=extra,
-    )

@@ -10,6 +10,7 @@ RECORDS = [
         licence="CC BY 4.0; DermaMNIST CC BY-NC 4.0",
         summary="MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download.",
         phantom="medfl_datasets.medmnist.phantom:write_release",
+        phantom_options={"flag": "phantommnist"},
         order=0,
     ),
 ]

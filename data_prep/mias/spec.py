@@ -15,7 +15,7 @@ The table and the films are described in `medfl_datasets.mias.tables` and `medfl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Self
@@ -23,12 +23,13 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import model_validator
 
-from medfl.data.datalists import SPLITS, Datalist, Record
+from medfl.data.datalists import Datalist, Record
 from medfl.data.readers.mammogram_image import about_reading
 from medfl.errors import DataError, SettingsError
+from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import Choice, ImageSpec, Outcome
+from medfl.ingest.spec import ImageSpec, Say
 from medfl.partition.holdouts import holdout
 from medfl.utils.rng import seed_of
 from medfl.utils.text import Say
@@ -163,10 +164,17 @@ class Mias(ImageSpec):
         _check_classes(chosen, kept, classes)
         failed = [reason for line, reason in outcome.reasons.items() if line in place_of]
         tested = _tested(films, self.test_share, self.seed)
-        datalist = _datalist(self.title(), classes, chosen, kept, failed, tested)
-        reading = about_reading({"crop_breast": self.crop_breast, "align": self.align})
-        datalist.extra |= {"view": self.view, "deviations": unlike, **reading}
-        return datalist
+        names = list(dict.fromkeys(classes.values()))
+        return self.make_datalist(
+            names,
+            "mammography",
+            _records(names, chosen, kept),
+            ["test" if chosen.films[place].patient in tested else "training" for place in kept],
+            exclusions=exclusions(chosen.left_out + Counter(failed)),
+            view=self.view,
+            deviations=unlike,
+            **about_reading({"crop_breast": self.crop_breast, "align": self.align}),
+        )
 
 
 def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
@@ -188,40 +196,17 @@ def _check_classes(chosen: Chosen, kept: Sequence[int], classes: dict[str, str])
         raise DataError(f"no image is left of the classes {', '.join(gone)}. Unpack all-mias.tar.gz whole.")
 
 
-def _datalist(
-    name: str,
-    classes: dict[str, str],
-    chosen: Chosen,
-    kept: Sequence[int],
-    failed: Sequence[str],
-    tested: Collection[int],
-) -> Datalist:
-    names = list(dict.fromkeys(classes.values()))
+def _records(classes: Sequence[str], chosen: Chosen, kept: Sequence[int]) -> list[Record]:
+    """What is said of each row of the array."""
     subjects = number_subjects([str(chosen.films[place].patient) for place in kept])
-    splits: dict[str, list[Record]] = {split: [] for split in SPLITS}
-    for row, place in enumerate(kept):
-        film, finding = chosen.films[place], chosen.findings[place]
-        record: Record = {
-            "image": row,
-            "label": names.index(chosen.classes[place]),
-            "subject_id": subjects[row],
-            "laterality": film.laterality,
+    return [
+        {
+            "label": classes.index(chosen.classes[place]),
+            "subject_id": subject,
+            "laterality": chosen.films[place].laterality,
             "view": "MLO",
-            "tissue": TISSUES[finding.tissue],
-            "finding": FINDINGS[finding.kind],
+            "tissue": TISSUES[chosen.findings[place].tissue],
+            "finding": FINDINGS[chosen.findings[place].kind],
         }
-        splits["test" if film.patient in tested else "training"].append(record)
-    reasons = chosen.left_out + Counter(failed)
-    return Datalist(
-        name=name,
-        image_array="images.npy",
-        num_classes=len(names),
-        labels={str(label): text for label, text in enumerate(names)},
-        modality="mammography",
-        licence=RECORDS[0].licence,
-        splits=splits,
-        extra={
-            "citation": CITATION,
-            "exclusions": [{"reason": reason, "count": count} for reason, count in reasons.items()],
-        },
-    )
+        for place, subject in zip(kept, subjects, strict=True)
+    ]

@@ -6,6 +6,7 @@ import importlib.util
 import keyword
 import re
 import sys
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -16,6 +17,9 @@ import typer
 from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
 from medfl.hooks import Kind
+
+PIECES = ("hook", "imports", "class")
+"""Templates that are common to both shapes of a plugin."""
 
 
 def command(
@@ -59,7 +63,7 @@ def check_name(name: str, kind: Kind) -> None:
 def plugin_files(name: str) -> dict[str, str]:
     """Relative path to text of a plugin of one file, and its test."""
     return {
-        f"{name}.py": render("plugin_file", name),
+        f"{name}.py": render("plugin_file", name, PIECES, submodule=""),
         f"test_{name}.py": render("test_plugin_file", name),
     }
 
@@ -69,8 +73,8 @@ def package_files(name: str) -> dict[str, str]:
     module = f"{name}/medfl_{name}"
     return {
         f"{name}/pyproject.toml": render("pyproject", name),
-        f"{module}/__init__.py": render("package_init", name, submodule=".method"),
-        f"{module}/method.py": render("package_method", name),
+        f"{module}/__init__.py": render("package_init", name, PIECES, submodule=".method"),
+        f"{module}/method.py": render("package_method", name, PIECES, submodule=""),
         f"{name}/tests/test_{name}.py": render("test_package", name),
     }
 
@@ -96,16 +100,22 @@ def _installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def render(template: str, name: str, submodule: str = "") -> str:
-    """Fill a template. The pieces ``hook``, ``imports`` and ``class`` are common to both shapes of a plugin."""
-    words = {
+def render(template: str, name: str, pieces: Iterable[str] = (), **words: str) -> str:
+    """Fill a template.
+
+    Args:
+        template: Its name.
+        name: Of what is written.
+        pieces: Templates that it may have as ``${..._piece}``.
+        words: What else it has, beside ``name``, ``dist`` and ``class_name``.
+    """
+    words |= {
         "name": name,
         "dist": f"medfl-{name.replace('_', '-')}",
         "class_name": "".join(part.capitalize() for part in name.split("_")),
-        "submodule": submodule,
     }
-    pieces = {f"{piece}_piece": _read(piece).substitute(words).rstrip("\n") for piece in ("hook", "imports", "class")}
-    return _read(template).substitute(words | pieces)
+    texts = {f"{piece}_piece": _read(piece).substitute(words).rstrip("\n") for piece in pieces}
+    return _read(template).substitute(words | texts)
 
 
 def _read(template: str) -> Template:

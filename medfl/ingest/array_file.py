@@ -91,11 +91,35 @@ class ArrayFile:
                 if place != row:
                     content = os.pread(self._file.fileno(), self._row_bytes, self._start + row * self._row_bytes)
                     self.write(place, np.frombuffer(content, self.dtype))
-            self.shape = (len(rows), *self.shape[1:])
-            self._file.seek(0)
-            _write_head(self._file, self.shape, self.dtype)
-            assert self._file.tell() == self._start, "numpy leaves room for every number of rows"
+            self._reshape((len(rows), *self.shape[1:]))
             self._file.truncate(self._start + len(rows) * self._row_bytes)
+
+    def stack(self, count: int) -> None:
+        """Make one row of every `count` rows that follow each other: (n, ...) becomes (n / count, ..., count).
+
+        All is done in its place: the file must not be used if this is interrupted.
+
+        Args:
+            count: A divisor of the number of rows.
+
+        Raises:
+            DataError: If the disk can't be written.
+        """
+        together = count * self._row_bytes
+        with writing():
+            for first in range(0, len(self), count):
+                content = os.pread(self._file.fileno(), together, self._start + first * self._row_bytes)
+                rows = np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+                self.write(first, np.moveaxis(rows, 0, -1))
+            self._reshape((len(self) // count, *self.shape[1:], count))
+            self._row_bytes = together
+
+    def _reshape(self, shape: tuple[int, ...]) -> None:
+        """Say in the head that the array has another shape."""
+        self.shape = shape
+        self._file.seek(0)
+        _write_head(self._file, shape, self.dtype)
+        assert self._file.tell() == self._start, "numpy leaves room in a head"
 
     def flush(self) -> None:
         """Bring all that was written, by whatever process, to the disk."""
@@ -150,6 +174,13 @@ def keep_rows(target: Path, rows: Sequence[int]) -> None:
     """Keep some rows of an array file, ascending; see `ArrayFile.keep`."""
     with ArrayFile(target) as array:
         array.keep(rows)
+        array.flush()
+
+
+def stack_rows(target: Path, count: int) -> None:
+    """Make one row of every `count` rows of an array file that follow each other; see `ArrayFile.stack`."""
+    with ArrayFile(target) as array:
+        array.stack(count)
         array.flush()
 
 

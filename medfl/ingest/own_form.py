@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.images import Kind, read_image
+from medfl.data.readers.images import Kind, look_at, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
+from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import row_list
 from medfl.errors import DataError, SettingsError
+from medfl.ingest.pipeline import Say, core_count
+from medfl.ingest.workers import Loaded
+from medfl.utils.progress import progress
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,62 @@ class Form:
     dtype: np.dtype
     reading: Mapping[str, bool] | None = None
 
-    def read(self, path: Path) -> np.ndarray:
-        """Read an image file."""
-        if self.reading is not None:
-            return read_mammogram(path, self.size, self.channels, **self.reading)
-        return read_image(path, self.size, self.channels)
+    def shape(self) -> tuple[int, ...]:
+        """Of a row of the array."""
+        return (*self.size, self.channels) if self.channels > 1 else self.size
+
+
+def read_row(path: Path, form: Form) -> Loaded:
+    """Read an image file.
+
+    Args:
+        path: The file.
+        form: What it becomes.
+
+    Returns:
+        A row of the array, in the shape and type of `form`.
+
+    Raises:
+        DataError: If it can't be read.
+    """
+    if form.reading is not None:
+        return Loaded(read_mammogram(path, form.size, form.channels, **form.reading))
+    pixels = read_image(path, form.size, form.channels)
+    return Loaded(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
+
+
+def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, Kind], dict[int, str]]:
+    """Look at the heads of image files, which mostly means to wait for a disk: in threads.
+
+    Args:
+        files: The files.
+        check: As in `medfl.data.readers.images.look_at`.
+        say: Gets progress.
+
+    Returns:
+        Place in `files` to what the file holds, and place to the reason why it can't be read; both ascending.
+    """
+
+    def look(path: Path) -> Kind | DataError:
+        try:
+            return look_at(path, check)
+        except DataError as error:
+            return error
+
+    kinds: dict[int, Kind] = {}
+    failed: dict[int, str] = {}
+    threads = ThreadPoolExecutor(core_count())
+    try:
+        with quiet_decoders(), progress("looking at", len(files), "images", say) as show:
+            for place, kind in enumerate(threads.map(look, files)):
+                if isinstance(kind, DataError):
+                    failed[place] = str(kind)
+                else:
+                    kinds[place] = kind
+                show(place + 1)
+    finally:
+        threads.shutdown(cancel_futures=True)
+    return kinds, failed
 
 
 def form_of(
@@ -48,9 +104,10 @@ def form_of(
 
     Args:
         kinds: Row of the table to what its file holds.
-        size: As in `medfl.ingest.own_images.prepare`.
-        channels: As there.
-        reading: As there.
+        size: (H, W), (D, H, W), or one number for all edges, each >= 1.
+        channels: 1 or 3; None means 3 if any image is in colour, otherwise 1.
+        reading: How mammograms are read, entries of `medfl.data.readers.mammogram_image.READING`; None means by
+            `medfl.data.readers.images`.
 
     Raises:
         DataError: If there are images and volumes.

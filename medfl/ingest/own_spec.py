@@ -1,26 +1,65 @@
-"""The options of a hospital's own images; see `medfl.ingest.own_images`."""
+"""A hospital's own image files and a table of labels in, a pooled data set out.
+
+The pooled data set holds nothing that says who a patient is: no names of files, no identifiers. Patients get running
+numbers. What is kept is what the user names: labels, sites and other columns.
+
+Images are read by the rules of `medfl.data.readers.images`. The array is uint8 if all files have 8 bits a channel; if
+any file is deeper (DICOM in grey, NIfTI, 16 bits), it is float32 in [0, 1] for all. On request they are read as the
+preparations of mammograms do it (`medfl.data.readers.mammogram_image`); the array is then uint16.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from medfl.data.datalists import Datalist
-from medfl.ingest.labels import Columns
-from medfl.ingest.options import Positional, read_edges, size_text
-from medfl.ingest.own_images import prepare
-from medfl.ingest.spec import WholeSpec
-from medfl.utils.text import Say
+from medfl.data.datalists import Datalist, Record
+from medfl.data.readers.dicom_identity import CHECKS
+from medfl.data.readers.dicom_intent import intent_records, tell_intents
+from medfl.data.readers.images import Kind
+from medfl.data.readers.mammogram_image import about_reading
+from medfl.data.table import read_table
+from medfl.errors import DataError
+from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
+from medfl.ingest.image_folder import ImageFolder
+from medfl.ingest.labels import Columns, Rows, read_rows
+from medfl.ingest.options import Choose, Positional, read_edges, size_text
+from medfl.ingest.own_form import form_of, look_at_all, read_row
+from medfl.ingest.spec import ImageSpec, Say
+
+NO_GROUPS = (
+    "warning: without --group-column each image counts as a patient of its own: "
+    "images of one patient may then be at several sites and in several splits"
+)
+"""Said where the table does not name the patients."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What is known of the images.
+
+    Attributes:
+        rows: What the table says; a place is one of its rows.
+        kinds: Place to what the file holds, of those that can be read.
+        warnings: For the data list.
+    """
+
+    rows: Rows
+    kinds: dict[int, Kind]
+    warnings: list[str]
 
 
 def _written(size: tuple[int, ...]) -> int | str:
     return size_text(size)
 
 
-class Folder(WholeSpec):
+class Folder(ImageSpec):
     """Your own image files with a table of labels. No file name and no patient's identifier is kept.
 
     8-bit images stay as they are but for their size; DICOM, NIfTI and deeper ones are scaled to [0, 1], each by its own
@@ -30,7 +69,8 @@ class Folder(WholeSpec):
 
     dataset = "folder"
     unreadable = "option skip_unreadable"
-    parallel = False
+    terms = ""
+    citation = ""
 
     images: Annotated[Path, Positional()]
     """The folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, ..."""
@@ -62,7 +102,7 @@ class Folder(WholeSpec):
     """Mirror right breasts: the chest wall is on the left."""
     voi: bool = False
     """Apply the window for display that a DICOM file holds."""
-    deidentify_check: str = "strip"
+    deidentify_check: Annotated[str, Choose(CHECKS)] = "strip"
     """DICOM that may tell who the patient is: strip, or refuse it."""
 
     @classmethod
@@ -81,21 +121,80 @@ class Folder(WholeSpec):
             tuple(self.keep_column or ()),
         )
 
-    def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
+    def reading(self) -> dict[str, bool] | None:
+        """How mammograms are read, as `medfl.data.readers.mammogram_image.READING`; None if the images are none."""
         reading = {"crop_breast": self.crop_breast, "align": self.align, "voi": self.voi}
-        return prepare(
-            self.images,
-            self.table,
-            self.columns(),
-            self.size,
-            out,
-            name=self.name,
+        return reading if any(reading.values()) else None
+
+    def named_after(self, out: Path) -> Self:
+        """The data set has the name of its folder, unless the user gives one."""
+        return self.model_copy(update={"name": self.name or out.absolute().name})
+
+    def title(self) -> str:
+        """What the user named it."""
+        return self.name or self.dataset
+
+    def credits(self) -> list[str]:
+        """The terms of use as the user states them."""
+        return [f"{self.title()}: licence {self.licence}"]
+
+    def find(self) -> tuple[Rows, list[Path]]:
+        """The rows of the table, and the file of each."""
+        rows = read_rows(read_table(self.table), self.columns())
+        return rows, ImageFolder(self.images).find(rows.images, rows.numbers)
+
+    def choose(self, files: tuple[Rows, list[Path]], say: Say) -> Choice:
+        """All images whose heads can be read; the heads tell what the images become."""
+        rows, paths = files
+        if self.group_column is None:
+            say(NO_GROUPS)
+        kinds, failed = look_at_all(paths, self.deidentify_check, say)
+        if not kinds:
+            raise DataError(rows_to_mend(failed, len(paths), rows.numbers.__getitem__))
+        numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
+        form = form_of(numbered, self.size, self.channels, self.reading())
+        warnings = tell_intents([kind.intent for kind in kinds.values()], say)
+        return Choice(
+            items=[paths[place] for place in kinds],
+            places=list(kinds),
+            files=lambda path: [path],
+            load=partial(read_row, form=form),
+            shape=form.shape(),
+            dtype=form.dtype,
+            recipe={"data set": "folder", "dtype": str(form.dtype), "shape": form.shape(), "reading": form.reading},
+            cells=lambda place: (rows.numbers[place],),
+            columns=("table_row",),
+            missing=failed,
+            release=Own(rows, kinds, warnings),
+        )
+
+    def incomplete(self, outcome: Outcome) -> str:
+        """Which rows of the table have an image that can't be read."""
+        own: Own = outcome.choice.release
+        return rows_to_mend(outcome.reasons, outcome.choice.count(), own.rows.numbers.__getitem__)
+
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list of what was read."""
+        own: Own = outcome.choice.release
+        rows, reading = own.rows, self.reading()
+        left = {rows.labels[place] for place in outcome.kept}
+        gone = [f"'{name}'" for label, name in enumerate(rows.classes) if label not in left]
+        if gone:
+            raise DataError(
+                f"no readable image is left of the classes {', '.join(gone)}. Mend the files of these classes."
+            )
+        intents = intent_records([own.kinds[place].intent for place in outcome.kept])
+        records: list[Record] = [
+            {"label": rows.labels[place], "subject_id": rows.subjects[place], **rows.others[place], **intent}
+            for place, intent in zip(outcome.kept, intents, strict=True)
+        ]
+        return self.make_datalist(
+            rows.classes,
+            "not stated",
+            records,
+            [rows.splits[place] for place in outcome.kept],
             licence=self.licence,
-            channels=self.channels,
-            skip_unreadable=not require_complete,
-            deidentify_check=self.deidentify_check,
-            reading=reading if any(reading.values()) else None,
-            force=force,
-            say=say,
+            exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
+            warnings=own.warnings,
+            **({} if reading is None else about_reading(reading)),
         )

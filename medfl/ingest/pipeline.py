@@ -2,12 +2,12 @@
 
 A data set says what its items are and how one is read; this module does the rest::
 
-    found = ingest(
+    done = ingest(
         images, load, lambda image: [image.path], folder / "images.npy", (512, 512), np.uint16,
         work=work_folder(out), recipe={"data set": "mias", "size": 512}, say=say,
     )
-    records = [... for row, place in enumerate(found.kept)]       # row of the array, place in `images`
-    write_quarantine(folder / QUARANTINE, ("image", "reason"), [... for place, reason in found.failed.items()], say)
+    records = [... for row, place in enumerate(done.kept)]       # row of the array, place in `images`
+    write_quarantine(folder / QUARANTINE, ("image", "reason"), [... for place, reason in done.failed.items()])
 
 - Items are read in processes of their own, which write their rows straight into the array file. So `load` must be
   importable (a function of a module, or a `functools.partial` of one), and items must be picklable.
@@ -103,7 +103,7 @@ def ingest(
         What was kept and what was left out.
 
     Raises:
-        DataError: If no item can be read, another process works in the same folder, or the disk is full.
+        DataError: If another process works in the same folder, or the disk is full.
         SettingsError: If the number of workers is impossible, or worker processes can't be started.
     """
     workers = core_count() if workers is None else workers
@@ -120,11 +120,6 @@ def ingest(
         stamps = [stamp_of(item, files(item)) for item in items]
         journal = Checkpoint(work, stamps, whole, np.dtype(dtype), dict(recipe))
         failed = _fill(journal, items, load, workers, what, say)
-        if not journal.done:
-            shutil.rmtree(work, ignore_errors=True)
-            raise DataError(
-                f"none of the {len(items)} {what} can be read: {describe_counts(failed)}. Download them again."
-            )
         kept = sorted(journal.done)
         os.replace(journal.array, target)  # from here on an interruption means to begin anew
         if failed:
@@ -138,25 +133,18 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def write_quarantine(
-    path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]], say: Say, what: str = "images"
-) -> None:
-    """List what was left out as CSV, and say so; nothing is written if there is nothing.
+def write_quarantine(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:
+    """List what was left out as CSV.
 
     Args:
         path: The file to write.
         columns: Names; nothing that identifies a patient may be in any.
         rows: One for each thing that was left out, of the length of `columns`.
-        say: Gets a warning.
-        what: What was left out, for the warning.
     """
-    if not rows:
-        return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)
-    say(f"warning: {len(rows)} {what} were left out: see {path.name}")
 
 
 def _make(work: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError
+from medfl.ingest.array_file import keep_rows
+from medfl.ingest.checkpoint import ARRAY
+from medfl.ingest.choice import as_outcome
 from medfl.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
-from medfl.ingest.spec import DatasetSpec, ImageSpec, WholeSpec, as_outcome
-from medfl.utils.text import Say
+from medfl.ingest.spec import DatasetSpec, ImageSpec, Say, WholeSpec
 
 
 def prepare(
@@ -47,23 +49,24 @@ def prepare(
     if isinstance(spec, WholeSpec):
         return spec.make(out, force=force, workers=workers, require_complete=require_complete, say=say)
     assert isinstance(spec, ImageSpec)  # the only other kind
-    return _read_images(spec, out, force, workers, require_complete, say)
+    return _read_images(spec.named_after(out), out, force, workers, require_complete, say)
 
 
 def _read_images(
     spec: ImageSpec, out: Path, force: bool, workers: int | None, require_complete: bool, say: Say
 ) -> Datalist:
-    say(f"{spec.title()}: licence {spec.terms}")
-    say(f"Please cite: {spec.citation}")
+    for line in spec.credits():
+        say(line)
     choice = spec.choose(spec.find(), say)
-    if choice.missing and require_complete:
+    to_mend = spec.unreadable == "option skip_unreadable"
+    if choice.missing and require_complete and not to_mend:  # what is to be mended is told at once, after all is read
         raise DataError(spec.incomplete(as_outcome(choice)))
     with written_whole(out, force) as folder:
         done = ingest(
             choice.items,
             choice.load,
             choice.files,
-            folder / "images.npy",
+            folder / ARRAY,
             choice.shape,
             choice.dtype,
             work=work_folder(out),
@@ -73,11 +76,21 @@ def _read_images(
             say=say,
         )
         outcome = as_outcome(choice, done)
+        if not outcome.kept:
+            raise DataError(spec.none_read(outcome))
         if outcome.reasons and require_complete:
             raise DataError(spec.incomplete(outcome))
         listed = sorted(place for place, reason in outcome.reasons.items() if reason not in choice.unlisted)
         rows = [(*choice.cells(place), outcome.reasons[place]) for place in listed]
-        write_quarantine(folder / QUARANTINE, (*choice.columns, "reason"), rows, say)
+        if rows:
+            for line in spec.left_out(outcome, len(rows)):
+                say(line)
+            write_quarantine(folder / QUARANTINE, (*choice.columns, "reason"), rows)
+        dropped = spec.drop(outcome, say)
+        if dropped:
+            keep_rows(folder / ARRAY, [row for row in range(len(outcome.kept)) if row not in dropped])
+            outcome = outcome.without(dropped)
         datalist = spec.datalist(outcome, say)
+        spec.finish(folder, outcome, datalist)
         write_datalist(folder, datalist)
     return datalist

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-from medfl.data.datalists import Datalist
+from medfl.data.datalists import SPLITS, Datalist, Record
 from medfl.errors import DataError
-from medfl.ingest.pipeline import Ingested
-from medfl.ingest.workers import LoadedItem
-from medfl.utils.text import Say, describe_counts
+from medfl.ingest.checkpoint import ARRAY
+from medfl.ingest.choice import Choice, Outcome
+from medfl.ingest.pipeline import QUARANTINE, describe_counts
+
+Say = Callable[[str], None]
+"""Gets a line for people."""
 
 
 class DatasetSpec(BaseModel, ABC):
@@ -81,58 +82,6 @@ class WholeSpec(DatasetSpec):
         """Write the pooled data set; the arguments are those of `medfl.ingest.prepare.prepare`."""
 
 
-@dataclass
-class Choice:
-    """What is read for a data set, and what is left out.
-
-    Each image of the release has a place: first come, first numbered.
-
-    Attributes:
-        items: What is read, one for each row of the array; see `medfl.ingest.pipeline.ingest`.
-        places: For each of the items its place.
-        files: The files of an item.
-        load: Reads one of the items in a worker process, so it must be importable.
-        shape: Of a row of the array.
-        recipe: Whatever decides the pixels of all items, as JSON.
-        cells: What ``quarantine.csv`` says of a place, under `columns`; nothing that identifies a patient.
-        columns: Names of these cells.
-        missing: Place to reason, of what is not read.
-        unlisted: Reasons that are counted, but not listed in ``quarantine.csv``.
-        dtype: Of the array.
-        release: What else `ImageSpec.datalist` needs to know.
-    """
-
-    items: Sequence[Any]
-    places: Sequence[int]
-    files: Callable[[Any], Sequence[Path]]
-    load: Callable[[Any], LoadedItem]
-    shape: tuple[int, ...]
-    recipe: Mapping[str, Any]
-    cells: Callable[[int], tuple[str | int, ...]]
-    columns: tuple[str, ...]
-    missing: dict[int, str] = field(default_factory=dict)
-    unlisted: frozenset[str] = frozenset()
-    dtype: type = np.uint8
-    release: Any = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of all images.
-
-    Attributes:
-        choice: What was to be read.
-        kept: For each row of the array its place.
-        facts: For each row of the array what `medfl.ingest.workers.LoadedItem.facts` said.
-        reasons: Place to reason, of what is left out: first what is missing, then what can't be read.
-    """
-
-    choice: Choice
-    kept: list[int]
-    facts: list[dict[str, Any]]
-    reasons: dict[int, str]
-
-
 class ImageSpec(DatasetSpec):
     """A data set whose images are read from files: in parallel, resumable, with bad files left out and named.
 
@@ -147,6 +96,14 @@ class ImageSpec(DatasetSpec):
     def title(self) -> str:
         """The name of the data set that is made with these options."""
         return self.dataset
+
+    def named_after(self, out: Path) -> Self:
+        """The same options, completed by the folder that is written: by default they do not depend on it."""
+        return self
+
+    def credits(self) -> list[str]:
+        """What is said first: terms of use and citation."""
+        return [f"{self.title()}: licence {self.terms}", f"Please cite: {self.citation}"]
 
     def counted(self) -> str:
         """What is read, for progress."""
@@ -176,6 +133,26 @@ class ImageSpec(DatasetSpec):
             DataError: If a table is wrong, or nothing can be read.
         """
 
+    def left_out(self, outcome: Outcome, listed: int) -> list[str]:
+        """What to warn of where images are left out, with `listed` lines in ``quarantine.csv``.
+
+        Raises:
+            DataError: If they are too many.
+        """
+        count = f"{listed} images"
+        if self.unreadable == "option skip_unreadable":
+            count = f"{listed} of {outcome.choice.count()} images can't be read and"
+        return [f"warning: {count} were left out: see {QUARANTINE}"]
+
+    def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
+        """Rows of the array that do not stay now that all are known, such as copies, and why: by default none.
+
+        Args:
+            outcome: What became of all images.
+            say: Gets notes.
+        """
+        return {}
+
     @abstractmethod
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """The data list of what was read.
@@ -188,25 +165,65 @@ class ImageSpec(DatasetSpec):
             DataError: If no image of a class is left.
         """
 
+    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+        """Last, change the array or write other files into the folder: by default nothing.
+
+        Args:
+            folder: That is written, with the array.
+            outcome: What became of all images.
+            datalist: Is written after this.
+        """
+
     def incomplete(self, outcome: Outcome) -> str:
         """What to say where all images are required and some are left out; it is said before any is read if it can."""
-        total = len(outcome.choice.items) + len(outcome.choice.missing)
         return (
-            f"all {self.item}s are required, {len(outcome.reasons)} of {total} are missing or can't be read: "
-            f"{describe_counts(outcome.reasons)}. Unpack the release again."
+            f"all {self.item}s are required, {len(outcome.reasons)} of {outcome.choice.count()} are missing or can't "
+            f"be read: {describe_counts(outcome.reasons)}. Unpack the release again."
         )
 
+    def none_read(self, outcome: Outcome) -> str:
+        """What to say where no image can be read."""
+        if self.unreadable == "option skip_unreadable":
+            return self.incomplete(outcome)
+        failed = [outcome.reasons[place] for place in outcome.choice.places]
+        return (
+            f"none of the {len(failed)} {self.counted()} can be read: {describe_counts(dict(enumerate(failed)))}. "
+            "Download them again."
+        )
 
-def as_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
-    """What became of all images, by their places; before anything is read without `done`."""
-    if done is None:
-        return Outcome(choice, [], [], dict(choice.missing))
-    return Outcome(
-        choice,
-        [choice.places[number] for number in done.kept],
-        [done.facts[number] for number in done.kept],
-        choice.missing | {choice.places[number]: done.failed[number] for number in sorted(done.failed)},
-    )
+    def make_datalist(
+        self,
+        classes: Sequence[str],
+        modality: str,
+        records: Sequence[Record],
+        splits: Sequence[str] | None = None,
+        *,
+        licence: str | None = None,
+        **extra: Any,
+    ) -> Datalist:
+        """A data list of the array's images.
+
+        Args:
+            classes: Names of the classes, by their numbers.
+            modality: How the images were taken.
+            records: What is said of each row of the array: ``label``, ``subject_id``, and what else is kept.
+            splits: For each row one of `medfl.data.datalists.SPLITS`; None means that all are in training.
+            licence: Terms of use; None means `terms`.
+            extra: What else is said of the data set, in this order, after the citation.
+        """
+        dealt: dict[str, list[Record]] = {split: [] for split in SPLITS}
+        for row, (record, split) in enumerate(zip(records, splits or [SPLITS[0]] * len(records), strict=True)):
+            dealt[split].append({"image": row, **record})
+        return Datalist(
+            name=self.title(),
+            image_array=ARRAY,
+            num_classes=len(classes),
+            labels={str(label): name for label, name in enumerate(classes)},
+            modality=modality,
+            licence=self.terms if licence is None else licence,
+            splits=dealt,
+            extra=({"citation": self.citation} if self.citation else {}) | extra,
+        )
 
 
 def path_fields(kind: type[DatasetSpec]) -> list[str]:

@@ -5,21 +5,79 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from medfl.data.datalists import Datalist
+from medfl.errors import DataError
 from medfl.ingest import checkpoint
-from medfl.ingest.pipeline import QUARANTINE
+from medfl.ingest.choice import Choice
+from medfl.ingest.pipeline import QUARANTINE, work_folder
 from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import Choice, ImageSpec
-from medfl.ingest.workers import LoadedItem
+from medfl.ingest.spec import DatasetSpec, ImageSpec, Say, WholeSpec, path_fields
+from medfl.ingest.workers import Loaded
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
 from medfl.utils.text import Say
 
 LEAST = 6
-"""Letters that a file's name must have to be looked for in a data list: shorter ones stand there by chance."""
+"""Letters that a file's name must have to be looked for: shorter ones stand anywhere by chance."""
+
+
+def check_dataset(name: str, folder: Path, plugins: Iterable[Path] = (), **options: Any) -> None:
+    """Check what every data set promises, on its made-up release.
+
+    - The same release gives the same bytes, with one process and with two, and no file beside the data set stays.
+    - Ended by ``kill -9`` in the middle, nothing is written; the next call goes on and ends with the same bytes.
+    - No name of an image's file is kept or told: not in the data list, nor in what is kept of an interruption, nor in a
+      line for people.
+    - A file that can't be read is left out and listed, and all other images stay as they are; where all images are
+      required it stops the work, and nothing is written.
+
+    A `WholeSpec` reads no file for each image: after ``kill -9`` it begins anew, and it may refuse a damaged release.
+
+    Args:
+        name: Of the data set.
+        folder: An empty folder to work in.
+        plugins: Plugin files to load.
+        options: Of the data set; they come before those of its record (`DatasetRecord.phantom_options`).
+
+    Raises:
+        AssertionError: If a promise is broken; the message says which one.
+        PluginError: If there is no such data set, or it has no made-up release.
+    """
+    registry = load_plugins(plugins)
+    write_release, kind = registry.phantom(name), registry.dataset(name)
+    release = folder / "release" / name
+    write_release(release)
+    write_release(folder / "same" / name)
+    _check_same(folder / "same" / name, release, "written again, a made-up release has")
+    options = {**registry.datasets[name].phantom_options, **options}
+    spec = _spec(name, kind, release, options)
+    damaged = Path(shutil.copytree(release, folder / "damaged" / name))
+    if isinstance(spec, WholeSpec):
+        _check_whole(spec, folder)
+        _damage(max(_files(damaged), key=lambda path: path.stat().st_size))
+        _check_damaged_whole(_spec(name, kind, damaged, options), folder)
+        return
+    assert isinstance(spec, ImageSpec)  # the only other kind
+    choice = spec.choose(spec.find(), lambda _: None)
+    assert len(choice.items) > 2, "expected a made-up release with more than two images"
+    stems = {path.stem for item in choice.items for path in choice.files(item) if len(path.stem) >= LEAST}
+    whole = folder / "whole" / name
+    lines: list[str] = []
+    prepare(spec, whole, workers=1, say=lines.append)
+    _check_alone(whole)
+    _check_names(stems, (whole / "datalist.json").read_text(encoding="utf-8"), "the data list holds")
+    _check_names(stems, "\n".join(lines), "people are told")
+    _check_kill(spec, folder / "again" / name, whole, stems, len(choice.items) // 2)
+    prepare(spec, folder / "parallel" / name, workers=2)
+    _check_same(folder / "parallel" / name, whole, "with two processes there are")
+    _damage(damaged / choice.files(choice.items[0])[0].relative_to(release))
+    _check_damaged(_spec(name, kind, damaged, options), folder, whole)
 
 
 class _KillAfter:
@@ -35,68 +93,110 @@ class _KillAfter:
         return self.load(item)
 
 
-def check_dataset(name: str, folder: Path, plugins: Iterable[Path] = (), **options: Any) -> None:
-    """Check what every data set promises, on its made-up release.
-
-    It goes on after ``kill -9`` and ends with the same bytes; nothing is written before all is there; the data list
-    has no name of a file; a file that can't be read is left out and listed, and the rest stays.
-
-    Args:
-        name: Of the data set, an `ImageSpec` whose field ``source`` is its release.
-        folder: An empty folder to work in.
-        plugins: Plugin files to load.
-        options: Of the data set.
-
-    Raises:
-        AssertionError: If a promise is broken; the message says which one.
-        PluginError: If there is no such data set, or it has no made-up release.
-    """
-    registry = load_plugins(plugins)
-    source = folder / "release"
-    registry.phantom(name)(source)
-    kind: type[ImageSpec] = registry.dataset(name)
-    spec = read_settings(kind, {"source": source, **options}, where=f"data set '{name}'")
-    choice = spec.choose(spec.find(), lambda _: None)
-    assert len(choice.items) > 2, "expected a made-up release with more than two images"
-    whole = folder / "whole"
-    datalist = prepare(spec, whole, workers=1)
-    _check_names(choice, whole)
-    _check_kill(spec, folder / "again", whole, len(choice.items) // 2)
-    prepare(spec, folder / "parallel", workers=2)
-    _check_same(folder / "parallel", whole, "with two processes")
-    damaged = folder / "damaged"
-    shutil.copytree(source, damaged)
-    victim = damaged / choice.files(choice.items[0])[0].relative_to(source)
-    victim.write_bytes(victim.read_bytes()[:20])
-    less = prepare(spec.model_copy(update={"source": damaged}), folder / "less", workers=1, require_complete=False)
-    counts = [sum(map(len, made.splits.values())) for made in (datalist, less)]
-    assert counts[1] == counts[0] - 1, f"a file that can't be read costs one image, here {counts[0] - counts[1]}"
-    assert (folder / "less" / QUARANTINE).is_file(), f"a file that can't be read is listed in {QUARANTINE}"
+def _spec(name: str, kind: type[DatasetSpec], release: Path, options: Mapping[str, Any]) -> DatasetSpec:
+    """A data set of a made-up release: paths among the options lie in it, and ``source`` is its folder."""
+    paths = {key: release / options[key] for key in path_fields(kind) if key in options}
+    place = {"source": release} if "source" in kind.model_fields else kind.locate(release, options)
+    return read_settings(kind, {**place, **options, **paths}, where=f"data set '{name}'")
 
 
-def _check_names(choice: Choice, out: Path) -> None:
-    text = (out / "datalist.json").read_text(encoding="utf-8")
-    stems = {path.stem for item in choice.items for path in choice.files(item)}
-    kept = sum(len(stem) >= LEAST and stem in text for stem in stems)
-    assert not kept, f"the data list holds {kept} names of files: leave them out, they may tell who a patient is"
-
-
-def _check_kill(spec: ImageSpec, out: Path, whole: Path, after: int) -> None:
+def _check_kill(spec: ImageSpec, out: Path, whole: Path, stems: Collection[str], after: int) -> None:
     """A process that is killed leaves nothing at `out`; the next one goes on and ends with the same bytes."""
-    child = os.fork()
-    if child == 0:
-        try:
-            checkpoint.EVERY_SECONDS = 0.0
-            prepare(_killed(spec, after), out, workers=1)
-        finally:
-            os._exit(1)  # it should have been killed
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), f"expected reading to be cut short after {after} images, it ended by itself"
+
+    def child() -> None:
+        checkpoint.EVERY_SECONDS = 0.0
+        prepare(_killed(spec, after), out, workers=1)
+
+    _end_by_kill(child, f"after {after} images")
     assert not out.exists(), "a data set is written whole or not at all, here a part of it is there"
+    journal = (work_folder(out) / "journal.jsonl").read_text(encoding="utf-8")
+    _check_names(stems, journal, "what is kept of an interruption holds")
     lines: list[str] = []
     prepare(spec, out, workers=1, say=lines.append)
     assert any("an earlier call was interrupted" in line for line in lines), "expected it to go on where it stopped"
-    _check_same(out, whole, "after an interruption")
+    _check_same(out, whole, "after an interruption there are")
+    assert not work_folder(out).exists(), "what is kept of an interruption is removed at the end"
+
+
+def _check_whole(spec: WholeSpec, folder: Path) -> None:
+    """The same for a data set that reads no file for each image: it is killed at the last line that it says."""
+    whole, again = (folder / case / spec.dataset for case in ("whole", "again"))
+    lines: list[str] = []
+    prepare(spec, whole, say=lines.append)
+    _check_alone(whole)
+    left = len(lines)
+
+    def kill_at_the_last(_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _end_by_kill(lambda: prepare(spec, again, say=kill_at_the_last), "at its last line")
+    assert not again.exists(), "a data set is written whole or not at all, here a part of it is there"
+    prepare(spec, again)
+    _check_same(again, whole, "after an interruption there are")
+
+
+def _check_damaged(spec: ImageSpec, folder: Path, whole: Path) -> None:
+    """The first image can't be read: it is left out and listed, and nothing else changes."""
+    less, none = folder / "less" / whole.name, folder / "none" / whole.name
+    datalist = prepare(spec, less, workers=1, require_complete=False)
+    images, others = (np.load(out / checkpoint.ARRAY, mmap_mode="r") for out in (whole, less))
+    assert _count(datalist) == len(others) == len(images) - 1, (
+        f"a file that can't be read costs one image, here {len(images) - len(others)}"
+    )
+    assert np.array_equal(images[1:], others), "a file that can't be read changes no other image"
+    assert (less / QUARANTINE).is_file(), f"a file that can't be read is listed in {QUARANTINE}"
+    _check_refused(spec, none, require_complete=True)
+
+
+def _check_damaged_whole(spec: WholeSpec, folder: Path) -> None:
+    less = folder / "less" / spec.dataset
+    try:
+        prepare(spec, less, require_complete=False)
+    except DataError:
+        assert not less.exists(), "a data set is written whole or not at all, here a part of it is there"
+    else:
+        assert (less / QUARANTINE).is_file(), f"a file that can't be read is listed in {QUARANTINE}"
+
+
+def _check_refused(spec: DatasetSpec, out: Path, **options: Any) -> None:
+    try:
+        prepare(spec, out, workers=1, **options)
+    except DataError:
+        assert not out.exists(), "a data set is written whole or not at all, here a part of it is there"
+        return
+    raise AssertionError("a file that can't be read stops the work where all images are required")
+
+
+def _check_names(stems: Collection[str], text: str, where: str) -> None:
+    count = sum(stem in text for stem in stems)
+    assert not count, f"{where} {count} names of files: leave them out, they may tell who a patient is"
+
+
+def _check_alone(out: Path) -> None:
+    others = [path.name for path in out.parent.iterdir() if path != out]
+    assert not others, f"beside the data set nothing stays, here {', '.join(others)}"
+
+
+def _check_same(out: Path, whole: Path, what: str) -> None:
+    names = sorted(path.relative_to(whole) for path in _files(whole))
+    assert sorted(path.relative_to(out) for path in _files(out)) == names, f"{what} other files"
+    unlike = [str(name) for name in names if (out / name).read_bytes() != (whole / name).read_bytes()]
+    assert not unlike, f"{what} other bytes in {', '.join(unlike)}"
+
+
+def _end_by_kill(work: Callable[[], object], when: str) -> None:
+    """Do some work in a process that ends itself by ``kill -9``."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)  # it should have been killed
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), f"expected the work to be cut short {when}, it ended by itself"
 
 
 def _killed(spec: ImageSpec, after: int) -> ImageSpec:
@@ -113,8 +213,13 @@ def _killed(spec: ImageSpec, after: int) -> ImageSpec:
     return killed
 
 
-def _check_same(out: Path, whole: Path, when: str) -> None:
-    names = sorted(path.name for path in whole.iterdir())
-    assert sorted(path.name for path in out.iterdir()) == names, f"{when} other files are written"
-    unlike = [name for name in names if (out / name).read_bytes() != (whole / name).read_bytes()]
-    assert not unlike, f"{when} there are other bytes in {', '.join(unlike)}"
+def _damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _count(datalist: Datalist) -> int:
+    return sum(map(len, datalist.splits.values()))

@@ -146,7 +146,19 @@ def own(tmp_path: Path) -> tuple[object, ...]:
         lines.append(f"{number}.png,{'yes' if number % 2 else 'no'},Doe-{number // 2},{part}")
     (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
     columns = ("--image-column", "file", "--label-column", "finding", "--group-column", "who", "--split-column", "part")
-    return ("prep", "folder", tmp_path / "images", "--table", tmp_path / "labels.csv", *columns, "--size", 8, "--out")
+    return (
+        "prep",
+        "folder",
+        tmp_path / "images",
+        "--table",
+        tmp_path / "labels.csv",
+        *columns,
+        "--size",
+        8,
+        "--workers",
+        1,
+        "--out",
+    )
 
 
 def test_an_image_file_that_can_not_be_read(medfl: Medfl, own: tuple[object, ...], tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from derm7pt_maker import make_release
 from monai.bundle import ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
 
 from medfl.cli.main import main
-from medfl.data.datalists import read_datalist
+from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.regions import load_regions
 from medfl.errors import DataError
 from medfl.workflow import FederatedWorkflow
 from medfl_datasets.abide.phantom import ATLAS_FILE, REGION, write_release
+from medfl_datasets.derm7pt import phantom as derm7pt
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
 MEDMNIST = BUNDLES / "medmnist_classification"
@@ -45,13 +45,12 @@ def brains(place: Path) -> None:
 
 def lesions(place: Path) -> None:
     """Three sites of a made-up Derm7pt."""
-    release = make_release(place, {name: {"BCC": 4, "NEV": 8, "MEL": 6, "MISC": 4, "SK": 4} for name in SPLITS})
-    command("prep", "derm7pt", "--source", release, "--split", "none", "--size", 16, "--out", place / "pool")
+    counts = {"BCC": 4, "NEV": 8, "MEL": 6, "MISC": 4, "SK": 4}
+    release = derm7pt.write_release(place, dict.fromkeys(SPLITS, counts))
+    words = ["--split", "none", "--size", 16, "--workers", 1]
+    command("prep", "derm7pt", "--source", release, "--out", place / "pool", *words)
     words = ["--scheme", "dirichlet_class", "--alpha", 1, "--sites", 3, "--test", "k_fold", "--folds", 4, "--fold", 0]
     command("partition", place / "pool", "--out", place / "data", *words, "--global-test", "none")
-
-
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mias_maker import KNOWN, make_release
 from monai.bundle import ConfigParser, ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
 from npz_makers import write_npz
@@ -22,6 +21,7 @@ from npz_makers import write_npz
 from medfl.bundle.check import check_bundle
 from medfl.cli.main import main
 from medfl.workflow import FederatedWorkflow
+from medfl_datasets.mias.phantom import KNOWN, write_release
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
 BUNDLE = BUNDLES / "mammography_classification"
@@ -68,7 +68,7 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Films of 64 pixels, sites alone, each with another network."""
     place = tmp_path_factory.mktemp("films")
     rows = {number: KNOWN.get(number, [("G NORM", "G CIRC M 9 9 9")[number % 2]]) for number in range(1, 33)}
-    make_release(place, rows, edge=80, rows=rows)
+    write_release(place, rows, edge=80)
     words = ["--labels", "malignant-rest", "--size", 64, "--test-share", 0, "--workers", 1]
     command("prep", "mias", "--source", place / "all-mias", "--out", place / "pool", *words)
     federate(place, 4, method="local", norm="group", networks_by_site=UNLIKE)

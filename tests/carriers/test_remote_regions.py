@@ -15,12 +15,13 @@ from medfl.data.regions import load_regions
 from medfl.deploy.offer import Offer, make_offer
 from medfl.deploy.offered_bundle import open_offer
 from medfl.deploy.site_file import SiteFile, read_site_file
+from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import Plan
 from medfl.testing.phantoms import make_cohort
 from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
-from medfl_datasets.abide.spec import prepare
+from medfl_datasets.abide.spec import Abide
 
 BUNDLE = "fmri_asd_classification"
 FACTS = {"num_classes": 2, "in_channels": 4, "width": 8, "size": 16, "spatial_dims": 3, "rounds": 1}
@@ -31,7 +32,7 @@ def brains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made-up maps of two scanning centres in one folder."""
     root = tmp_path_factory.mktemp("brains")
     release = write_release(root / "release", per_centre=6, centres=("NYU", "USM"), size=12)
-    prepare(release, root / "pool", size=16, atlas=release / ATLAS_FILE)
+    prepare(Abide(source=release, size=16, atlas=release / ATLAS_FILE), root / "pool", workers=1)
     plan = Plan("by_site", column="site", test_fraction=0.4, global_test="none")
     partition(root / "pool", root / "data", plan, by_site)
     return root

@@ -23,7 +23,7 @@ def given(tmp_path):
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(lines))
     columns = ("--image-column", "file", "--label-column", "finding", "--group-column", "who")
-    return ("prep", "folder", images, "--table", table, *columns, "--out", tmp_path / "P")
+    return ("prep", "folder", images, "--table", table, *columns, "--workers", 1, "--out", tmp_path / "P")
 
 
 def test_from_files_to_sites(medfl, given, tmp_path):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_makers import dicom, picture
-from mias_maker import KNOWN, make_release
 from prepare_specs import prepare_spec
 
 from medfl.data.datalists import read_datalist, write_datalist
@@ -16,6 +15,7 @@ from medfl.data.mammogram_files import how_read, load_mammograms
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.mammograms import to_row
 from medfl.errors import DataError, SettingsError
+from medfl_datasets.mias.phantom import KNOWN, write_release
 from medfl_datasets.mias.spec import Mias
 
 GREY = np.random.default_rng(0).integers(100, 4000, (20, 12), dtype=np.uint16)
@@ -27,7 +27,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pooled data set in the place of the only site, and its release."""
     place = tmp_path_factory.mktemp("mias")
     rows = {number: KNOWN.get(number, ["G NORM"]) for number in (1, 2, 3, 4, 143, 144)}
-    release = make_release(place, rows, edge=50, rows=rows)
+    release = write_release(place, rows, edge=50)
     prepare_spec(Mias, release, place / "data" / "site-1", size=(16, 16), test_share=0.5, workers=1)
     return place
 

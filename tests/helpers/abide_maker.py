@@ -1,4 +1,4 @@
-"""A small made-up ABIDE I for tests, and ways to spoil it."""
+"""A small made-up ABIDE I for tests, prepared in this process, and ways to spoil it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 
 import nibabel
 import numpy as np
+from prepare_specs import prepare_spec
 
+from medfl.data.datalists import Datalist
 from medfl.data.table import read_table
 from medfl_datasets.abide.files import Maps
 from medfl_datasets.abide.phantom import write_release
+from medfl_datasets.abide.spec import Abide
 from medfl_datasets.abide.tables import FILE
 
 TWO = Maps(("reho", "lfcd"))
@@ -23,6 +26,12 @@ CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "UM_1", "NYU")
 def make_release(folder: Path) -> Path:
     """Twenty subjects of five centres, in four regions; four of each centre are used."""
     return write_release(folder, per_centre=4, centres=CENTRES, derivatives=TWO.derivatives, size=12)
+
+
+def prepare(source: Path, out: Path, maps: Maps = TWO, **options: object) -> Datalist:
+    """Prepare some maps in this process."""
+    which = {"derivatives": maps.derivatives, "pipeline": maps.pipeline, "strategy": maps.strategy}
+    return prepare_spec(Abide, source, out, **{"workers": 1, **which} | options)
 
 
 def copied(made: Path, to: Path) -> Path:

@@ -1,42 +1,54 @@
-"""A hospital's own files and their table. Names and identifiers here are secrets."""
+"""Prepare a hospital's own files. Names and identifiers here are secrets."""
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from image_makers import picture
 
-from medfl.data.datalists import read_datalist
+from medfl.data.datalists import Datalist, read_datalist
 from medfl.ingest.labels import Columns
-from medfl.ingest.own_images import prepare
+from medfl.ingest.own_phantom import write_release
+from medfl.ingest.own_spec import Folder
+from medfl.ingest.prepare import prepare as prepare_dataset
+from medfl.settings import read_settings
 
-HEAD = ("file", "diagnosis", "patient", "hospital", "part", "sex")
-ROWS = [
-    ("secret-sally-1.png", "benign", "SECRET-7", "north", "Train", "f"),
-    ("sub/secret-tom.png", "malignant", "SECRET-3", "south", "val", "m"),
-    ("secret-sally-2.png", "malignant", "SECRET-7", "north", "training", "f"),
-    ("secret-uma.jpg", "benign", "SECRET-9", "south", "TEST", ""),
-]
 SOME = Columns("file", "diagnosis")
 ALL = Columns("file", "diagnosis", "patient", "hospital", "part", ("sex",))
 
 
 def make_own(folder: Path) -> tuple[Path, Path]:
     """Write four images and their table; gives the folder of images and the table."""
-    images = folder / "images"
-    (images / "sub").mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for row in ROWS:
-        picture(images / row[0], rng.integers(0, 256, (20, 30), dtype=np.uint8))
-    return images, write_table(folder / "labels.csv")
+    write_release(folder)
+    return folder / "images", folder / "labels.csv"
 
 
-def write_table(path, rows=ROWS, head=HEAD):
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([head, *rows])
-    return path
+def prepare(
+    images: Path,
+    table: Path,
+    columns: Columns,
+    size: Sequence[int],
+    out: Path,
+    *,
+    skip_unreadable: bool = False,
+    reading: Mapping[str, bool] | None = None,
+    **options: Any,
+) -> Datalist:
+    """Prepare them in this process; options of the data set and those of `medfl.ingest.prepare.prepare` in one."""
+    frame = {key: options.pop(key) for key in ("force", "say") if key in options}
+    named = {
+        "image_column": columns.image,
+        "label_column": columns.label,
+        "group_column": columns.group,
+        "site_column": columns.site,
+        "split_column": columns.split,
+        "keep_column": columns.keep or None,
+    }
+    values = {"images": images, "table": table, "size": size, **named, **(reading or {}), **options}
+    spec = read_settings(Folder, values, where="the test")
+    return prepare_dataset(spec, out, workers=1, require_complete=not skip_unreadable, **frame)
 
 
 def prepared(own, out, columns=SOME, size=(10, 15), **options):

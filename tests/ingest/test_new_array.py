@@ -11,7 +11,7 @@ import pytest
 
 from medfl.errors import DataError
 from medfl.ingest import array_file as module
-from medfl.ingest.array_file import ArrayFile, keep_rows, new_array, tell_need
+from medfl.ingest.array_file import ArrayFile, keep_rows, new_array, stack_rows, tell_need
 
 ROWS = np.random.default_rng(0).integers(0, 65536, (8, 3, 5), dtype=np.uint16)
 
@@ -85,6 +85,17 @@ def test_a_disk_that_fills_meanwhile_is_told(tmp_path, monkeypatch):
         patch.setattr(os, "pwrite", full)
         with pytest.raises(DataError, match="can't be written: No space left on device. Make room"):
             array.write(0, np.zeros(3))
+
+
+@pytest.mark.parametrize(("shape", "count"), [((6, 2, 5), 3), ((4, 3), 1), ((871, 4), 871)])
+def test_rows_that_follow_each_other_become_the_last_axis(tmp_path, shape, count):
+    rows = np.random.default_rng(0).integers(0, 9, shape, dtype=np.uint16)
+    np.save(tmp_path / "a.npy", rows)
+    stack_rows(tmp_path / "a.npy", count)
+    expected = np.stack([np.stack(list(part), axis=-1) for part in rows.reshape(-1, count, *shape[1:])])
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
+    np.save(tmp_path / "b.npy", expected)
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes(), "as if it had been written so"
 
 
 def test_an_array_file_that_is_cut_short_is_none(tmp_path):

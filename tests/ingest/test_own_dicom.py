@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dicom_maker import make_dicom, without_preamble
-from own_cohort import write_table
+from own_cohort import prepare
 
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.labels import Columns
-from medfl.ingest.own_images import prepare
+from medfl.ingest.own_phantom import write_table
 
 PIXELS = np.linspace(0, 4095, 48 * 40).astype(np.uint16).reshape(48, 40)
 COLUMNS = Columns("file", "diagnosis")

@@ -8,13 +8,13 @@ import shutil
 import numpy as np
 import pytest
 from image_makers import dicom, nifti, picture
-from own_cohort import ALL, HEAD, ROWS, SOME, make_own, prepared, write_table
+from own_cohort import ALL, SOME, make_own, prepare, prepared
 
 from medfl.data.datalists import SPLITS
 from medfl.data.readers.images import read_image
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.labels import Columns
-from medfl.ingest.own_images import prepare
+from medfl.ingest.own_phantom import HEAD, ROWS, write_table
 
 
 @pytest.fixture

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from dicom_maker import make_dicom
 from image_makers import nifti, picture
-from own_cohort import write_table
+from own_cohort import prepare
 from pydicom.data import get_testdata_file
 
 from medfl.cli.main import main
 from medfl.data.mammogram_files import how_read, load_mammograms
-from medfl.data.readers.mammogram_image import read_mammogram
+from medfl.data.readers.mammogram_image import check_reading, read_mammogram
 from medfl.data.readers.mammograms import to_row
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.labels import Columns
-from medfl.ingest.own_images import prepare
+from medfl.ingest.own_form import Form, read_row
+from medfl.ingest.own_phantom import write_table
 from medfl.partition.writing import card
 
 COLUMNS = Columns("file", "finding")
@@ -57,12 +58,18 @@ def own(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "images", write_table(tmp_path / "t.csv", rows, ("file", "finding"))
 
 
+def plain(own: tuple[Path, Path]) -> list[np.ndarray]:
+    """The rows of all files, read as mammograms as they are stored."""
+    form = Form(SIZE, 1, np.dtype(np.uint16), check_reading({}))
+    return [read_row(own[0] / name, form).pixels for name in FILES]
+
+
 def images_of(out: Path) -> np.ndarray:
     return np.load(out / "images.npy")
 
 
 def test_each_image_is_that_of_the_preparations_of_mammograms(own, tmp_path):
-    for reading in (ALL, {"align": True}, {"voi": True}, {"crop_breast": True}, {}):
+    for reading in (ALL, {"align": True}, {"voi": True}, {"crop_breast": True}):
         datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", reading=reading, force=True)
         images = images_of(tmp_path / "P")
         assert (images.dtype, images.shape) == (np.uint16, (4, *SIZE))
@@ -70,7 +77,9 @@ def test_each_image_is_that_of_the_preparations_of_mammograms(own, tmp_path):
             np.testing.assert_array_equal(row, read_mammogram(own[0] / name, SIZE, 1, **reading))
         assert datalist.extra["reading"] == {"crop_breast": False, "align": False, "voi": False} | reading
     with pytest.raises(SettingsError, match="unknown way to read mammograms 'crop'. Known: align, crop_breast, voi"):
-        prepare(*own, COLUMNS, SIZE, tmp_path / "Q", reading={"crop": True})
+        check_reading({"crop": True})
+    for name, row in zip(FILES, plain(own), strict=True):
+        np.testing.assert_array_equal(row, read_mammogram(own[0] / name, SIZE, 1))
 
 
 def test_breasts_are_cut_out_look_one_way_and_have_the_whole_range(own, tmp_path):
@@ -86,12 +95,10 @@ def test_breasts_are_cut_out_look_one_way_and_have_the_whole_range(own, tmp_path
 
 
 def test_the_window_is_applied(own, tmp_path):
-    plain, windowed = (
-        prepare(*own, COLUMNS, SIZE, tmp_path / name, reading={"voi": name == "W"}) and images_of(tmp_path / name)
-        for name in ("P", "W")
-    )
-    assert windowed[0].mean() > 1.05 * plain[0].mean(), "what is above 2700 is white"
-    np.testing.assert_allclose(windowed[2], plain[2].astype(int), atol=2, err_msg="a file without a window")
+    prepare(*own, COLUMNS, SIZE, tmp_path / "W", reading={"voi": True})
+    windowed, without = images_of(tmp_path / "W"), plain(own)
+    assert windowed[0].mean() > 1.05 * without[0].mean(), "what is above 2700 is white"
+    np.testing.assert_allclose(windowed[2], without[2].astype(int), atol=2, err_msg="a file without a window")
 
 
 def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, tmp_path):
@@ -150,7 +157,9 @@ def test_a_real_file_of_pydicom_on_the_command_line_and_predicted_as_it_was_prep
     words = ["prep", "folder", images, "--table", table, "--image-column", "file", "--label-column", "finding"]
     out = tmp_path / "data" / "site-1"
     with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in (*words, "--size", "32x24", "--voi", "--crop-breast", "--out", out)])
+        main(
+            [str(word) for word in (*words, "--size", "32x24", "--workers", 1, "--voi", "--crop-breast", "--out", out)]
+        )
     assert ended.value.code == 0
     assert "note: presentation intent (DICOM): 2 not said" in capsys.readouterr().err
     expected = read_mammogram(real, (32, 24), 1, voi=True, crop_breast=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-from own_cohort import ROWS, SOME, make_own, prepared
+from own_cohort import SOME, make_own, prepare, prepared
 
 from medfl.data.datalists import read_datalist
 from medfl.data.folders import written_whole
 from medfl.data.readers.images import read_image
 from medfl.errors import DataError
-from medfl.ingest import own_form, own_images
-from medfl.ingest.own_images import prepare
+from medfl.ingest import own_form
+from medfl.ingest.own_phantom import ROWS
+from medfl.ingest.pipeline import work_folder
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def own(tmp_path):
 
 
 def test_an_interruption_leaves_nothing_and_what_was_there_stays(own, tmp_path, monkeypatch):
-    images, datalist = prepared(own, tmp_path / "P")
+    images, datalist = prepared(own, tmp_path / "P", name="own")
     before = sorted(tmp_path.iterdir())
 
     def interrupted(path, *rest):
@@ -32,24 +32,20 @@ def test_an_interruption_leaves_nothing_and_what_was_there_stays(own, tmp_path, 
             raise KeyboardInterrupt
         return read_image(path, *rest)
 
-    monkeypatch.setattr(own_form, "read_image", interrupted)
-    for out in ("P", "Q"):
-        with pytest.raises(KeyboardInterrupt):
-            prepare(*own, SOME, (10, 15), tmp_path / out, force=True)
-        assert sorted(tmp_path.iterdir()) == before
-    assert read_datalist(tmp_path / "P") == datalist
-    np.testing.assert_array_equal(np.load(tmp_path / "P" / "images.npy"), images)
-
-
-def test_only_a_few_images_are_read_ahead(own, tmp_path, monkeypatch):
-    monkeypatch.setattr(own_images.os, "cpu_count", lambda: 2)
-    begun: list[Path] = []
-    files = [tmp_path / str(number) for number in range(100)]
-    each = own_images._each(lambda path: begun.append(path) or path, files, "reading", lambda line: None)
-    for done, path in enumerate(each):
-        assert path == files[done]
-        assert len(begun) <= done + 1 + own_images.AHEAD * 2
-    assert sorted(begun) == sorted(files), "two threads may begin in either order"
+    for out in (tmp_path / "P", tmp_path / "Q"):
+        with monkeypatch.context() as patch:
+            patch.setattr(own_form, "read_image", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(*own, SOME, (10, 15), out, name="own", force=True)
+        assert sorted(tmp_path.iterdir()) == sorted([*before, work_folder(out)]), "what is done waits to go on"
+        assert read_datalist(tmp_path / "P") == datalist
+        np.testing.assert_array_equal(np.load(tmp_path / "P" / "images.npy"), images)
+        said: list[str] = []
+        again = prepared(own, out, name="own", force=True, say=said.append)
+        assert "note: an earlier call was interrupted: 2 of 4 images are done, the rest follows" in said
+        np.testing.assert_array_equal(again[0], images)
+        assert again[1] == datalist
+        assert not work_folder(out).exists()
 
 
 def test_what_is_read_is_never_replaced(own, tmp_path):

@@ -12,6 +12,7 @@ from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
 from medfl.data.sites import load_site
+from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import Plan
@@ -21,9 +22,8 @@ from medfl.report.predictions import read_tested
 from medfl.report.sections.centres import centre_gains, centres_section
 from medfl.runs.records import read_run
 from medfl.runs.site_bundles import _csv
-from medfl_datasets.abide.files import Maps
 from medfl_datasets.abide.phantom import write_release
-from medfl_datasets.abide.spec import prepare
+from medfl_datasets.abide.spec import Abide
 
 CENTRES = ("NYU", "NYU", "YALE", "NYU", "PITT")
 """Of the test images of each site, over and over."""
@@ -150,7 +150,7 @@ def test_nothing_is_shown_where_nothing_can_be_compared(tmp_path, local, fedskd)
 
 def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     write_release(tmp_path / "release", 4, ("NYU", "UM_1"), ("reho",), size=8)
-    prepare(tmp_path / "release", tmp_path / "pooled", maps=Maps(("reho",)), size=8)
+    prepare(Abide(source=tmp_path / "release", derivatives=("reho",), size=8), tmp_path / "pooled", workers=1)
     plan = Plan("by_site", column="site", test_fraction=0.5, global_test="none")
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
     site = load_site(tmp_path / "sites" / "US-Middle", 2, (0.0,), (1.0,))

@@ -5,22 +5,22 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from cell_maker import ACEVEDO, BODZAS, make_acevedo, make_bodzas, make_matek  # noqa: E402
 from prepare_specs import study_release
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.prepare import prepare
 from medfl_datasets.bloodcells.labels import SHIPPED
+from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, write_acevedo, write_bodzas, write_matek
 
 
 @pytest.fixture
 def source(tmp_path):
     """A study's source folder with all releases, each in a folder of its name."""
     folder = tmp_path / "source"
-    make_acevedo(folder / "acevedo")
-    make_matek(folder / "matek")
-    make_bodzas(folder)
+    write_acevedo(folder / "acevedo")
+    write_matek(folder / "matek")
+    write_bodzas(folder)
     return folder
 
 
@@ -42,7 +42,8 @@ def test_each_release_is_found_by_its_name_and_prepared(source, tmp_path, monkey
         some = pooled(source, tmp_path / f"5{len(extra)}", dataset="bloodcells", bodzas="bodzas", **extra)
         assert (some.num_classes, sum(map(len, some.splits.values()))) == (13, sum(BODZAS.values()))
     three = study_release(source, dataset="bloodcells")
-    assert three.folders() == {name: source / name for name in ("acevedo", "matek", "bodzas")}
+    folders = {release.name: folder for release, folder in three.releases()}
+    assert folders == {name: source / name for name in ("acevedo", "matek", "bodzas")}
 
 
 def test_what_is_not_there_or_not_known_is_told_before_anything_is_made(source):

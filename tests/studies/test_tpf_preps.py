@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import celeba_maker  # noqa: E402
-import lc25000_maker  # noqa: E402
 import numpy as np
 import pytest
 from prepare_specs import study_release
@@ -11,13 +9,14 @@ from prepare_specs import study_release
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.prepare import prepare
+from medfl.plugins import load_plugins
 
 
 @pytest.fixture
 def source(tmp_path):
     """A study's source folder with both releases, each in a folder of its name."""
-    lc25000_maker.make_release(tmp_path / "source" / "lc25000")
-    celeba_maker.make_release(tmp_path / "source" / "celeba")
+    for name in ("lc25000", "celeba"):
+        load_plugins().phantom(name)(tmp_path / "source" / name)
     return tmp_path / "source"
 
 

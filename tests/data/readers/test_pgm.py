@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mias_maker import HEAD, write_film
 from monai.data import PILReader
 from monai.transforms import LoadImage
 
 from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
+from medfl_datasets.mias.phantom import HEAD, write_film
 
 GREY = np.arange(6, dtype=np.uint8).reshape(2, 3) * 51
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from abide_maker import CENTRES, TWO, copied, make_release, map_of, used_rows
+from abide_maker import CENTRES, TWO, copied, make_release, map_of, prepare, used_rows
 
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
@@ -20,7 +20,6 @@ from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import load_sites
 from medfl_datasets.abide.files import Maps
 from medfl_datasets.abide.phantom import ATLAS_FILE, REGION, write_release
-from medfl_datasets.abide.spec import prepare
 from medfl_datasets.abide.tables import FILE
 
 
@@ -138,14 +137,13 @@ def test_the_same_command_as_a_script(made, tmp_path, monkeypatch, capsys):
     assert "20 training" in capsys.readouterr().out
 
 
-def test_progress_and_the_number_of_threads_change_nothing(made, tmp_path, monkeypatch):
+def test_progress_and_the_number_of_processes_change_nothing(made, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.utils.progress.EVERY_SECONDS", 0.0)
     found = []
-    for threads in (1, 3):
+    for workers in (1, 3):
         said: list[str] = []
-        monkeypatch.setattr("os.cpu_count", lambda count=threads: count)
-        out = tmp_path / str(threads)
-        prepare(made, out, maps=TWO, size=8, say=said.append)
+        out = tmp_path / str(workers)
+        prepare(made, out, maps=TWO, size=8, workers=workers, say=said.append)
         assert said[-1] == "reading: 40 of 40 maps"
         found.append([(out / name).read_bytes() for name in ("images.npy", "datalist.json")])
     assert found[0] == found[1]

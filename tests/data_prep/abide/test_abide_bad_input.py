@@ -7,14 +7,13 @@ import shutil
 
 import numpy as np
 import pytest
-from abide_maker import TWO, changed, copied, make_release, map_of, rewrite_table, save, used_rows
+from abide_maker import TWO, changed, copied, make_release, map_of, prepare, rewrite_table, save, used_rows
 
 from medfl.errors import DataError, SettingsError
 from medfl.ingest import array_file as new_array
-from medfl_datasets.abide import images as abide_array
+from medfl_datasets.abide import images as abide_images
 from medfl_datasets.abide.files import Maps
 from medfl_datasets.abide.phantom import ATLAS_FILE
-from medfl_datasets.abide.spec import prepare
 from medfl_datasets.abide.tables import FILE
 
 
@@ -186,7 +185,7 @@ def test_a_phenotypic_file_without_needed_columns(release, tmp_path):
     ],
 )
 def test_an_atlas_is_checked_before_any_map_is_read(release, tmp_path, monkeypatch, labels, affine, message):
-    monkeypatch.setattr(abide_array, "read_map", lambda *rest: pytest.fail("a map is read"))
+    monkeypatch.setattr(abide_images, "read_map", lambda *rest: pytest.fail("a map is read"))
     refused(release, tmp_path / "P", message, atlas=save(tmp_path / "a.nii.gz", labels, affine))
 
 
@@ -195,18 +194,34 @@ def test_impossible_options(release, tmp_path):
     refused(release, tmp_path / "P", "'subject' identifies a subject", SettingsError, sites="subject")
 
 
-def test_a_full_disk_and_an_interruption_leave_nothing(release, tmp_path, monkeypatch):
+def test_a_full_disk_is_told_before_anything_is_read(release, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(new_array, "_free", lambda folder: 20 * 8**3 * 2 * 4 - 1)
-        refused(release, tmp_path / "P", "the array of images needs 0.1 MB, the disk of --out has")
+        with pytest.raises(DataError, match="the array of images needs 0.1 MB, the disk of --out has"):
+            prepare(release, tmp_path / "P", size=8)
+    assert not (tmp_path / "P").exists()
+
+
+def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypatch):
+    real, paths = abide_images.read_map, []
 
     def interrupted(path, grid):
+        paths.append(path)
         if path == map_of(release, 6)[1]:
             raise KeyboardInterrupt
-        return np.zeros(grid.shape, np.float32)
+        return real(path, grid)
 
-    monkeypatch.setattr(abide_array, "read_map", interrupted)
-    refused(release, tmp_path / "P", None, KeyboardInterrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(abide_images, "read_map", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(release, tmp_path / "P", size=8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".P.unfinished", "R"]
+    said: list[str] = []
+    prepare(release, tmp_path / "P", size=8, say=said.append)
+    assert f"note: an earlier call was interrupted: {len(paths) - 1} of 40 maps are done, the rest follows" in said
+    prepare(release, tmp_path / "Q", size=8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["P", "Q", "R"]
+    assert (tmp_path / "P" / "images.npy").read_bytes() == (tmp_path / "Q" / "images.npy").read_bytes()
 
 
 def test_what_is_read_is_never_replaced(release):

@@ -8,13 +8,12 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from abide_maker import TWO, make_release, map_of, used_rows
+from abide_maker import TWO, make_release, map_of, prepare, used_rows
 from web import Web, serving
 
 from medfl.cli.main import main
 from medfl.errors import DataError
 from medfl_datasets.abide.download import fetch_maps
-from medfl_datasets.abide.spec import prepare
 from medfl_datasets.abide.tables import FILE, read_phenotypes
 
 
@@ -60,11 +59,13 @@ def test_an_empty_folder_becomes_the_release(made, tmp_path):
     asked: list[str] = []
     said: list[str] = []
     with bucket(made, asked) as url:
-        fetched = prepare(tmp_path / "D", tmp_path / "P", maps=TWO, size=8, fetch=True, url=url + "/", say=said.append)
+        fetched = prepare(
+            tmp_path / "D", tmp_path / "P", maps=TWO, size=8, download=True, url=url + "/", say=said.append
+        )
         assert said[0].startswith("abide: licence"), "the licence comes before anything is fetched"
         assert "downloading: 40 of 40 maps" in said
         assert len(asked) == 41, "the table and the maps of those who are used, each once"
-        again = prepare(tmp_path / "D", tmp_path / "Q", maps=TWO, size=8, fetch=True, url=url)
+        again = prepare(tmp_path / "D", tmp_path / "Q", maps=TWO, size=8, download=True, url=url)
         assert len(asked) == 41, "nothing twice"
     assert fetched == again == prepare(made, tmp_path / "R", maps=TWO, size=8)
     whole = files(made)
@@ -84,7 +85,7 @@ def test_only_what_is_missing_is_fetched_and_what_nobody_has_is_told(made, tmp_p
         with bucket(made, asked) as url:
             (source / "flat").mkdir(parents=True)
             (source / kept.name).write_bytes(kept.read_bytes())
-            options = {"maps": TWO, "size": 8, "fetch": True, "url": url, "say": said.append}
+            options = {"maps": TWO, "size": 8, "download": True, "url": url, "say": said.append}
             datalist = prepare(source, tmp_path / "P", **options)
     finally:
         lost.write_bytes(bytes_of_lost)

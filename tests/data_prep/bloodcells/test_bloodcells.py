@@ -9,26 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cell_maker import (
-    ACEVEDO,
-    BODZAS,
-    MATEK,
-    check_pixels,
-    exclusions,
-    listed,
-    make_acevedo,
-    make_bodzas,
-    make_matek,
-    records,
-)
+from cells import check_pixels, exclusions, listed, records
 from PIL import Image
+from prepare_specs import prepare_spec
 
 from medfl.data.datalists import read_datalist
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
-from medfl_datasets.bloodcells.pool import How
+from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 from medfl_datasets.bloodcells.split import choose_test
 
-HOW = How(size=12, workers=1)
+HOW = {"size": 12, "workers": 1}
 PAPER_TRAIN = {
     **{"BA": 974, "EO": 2493, "ERB": 1240, "LY": 971, "MO": 1136},
     **{"MMY": 812, "MY": 909, "PMY": 473, "BNE": 1306, "SNE": 1316},
@@ -86,7 +76,7 @@ def test_a_split_does_not_depend_on_other_classes():
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
     """Acevedo-20 with a copy in a class and one in another class."""
-    top = make_acevedo(tmp_path_factory.mktemp("acevedo"))
+    top = write_acevedo(tmp_path_factory.mktemp("acevedo"))
     shutil.copy(top / "basophil" / "BA_100001.jpg", top / "basophil" / "BA_200000.jpg")
     shutil.copy(top / "neutrophil" / "BNE_100002.jpg", top / "eosinophil" / "EO_200000.jpg")
     return top
@@ -94,7 +84,7 @@ def copied(tmp_path_factory):
 
 def test_acevedo_by_class_without_copies(copied, tmp_path):
     said: list[str] = []
-    acevedo.prepare(copied.parent, tmp_path / "P", HOW, say=said.append)
+    prepare_spec(acevedo.Acevedo, copied.parent, tmp_path / "P", **HOW, say=said.append)
     datalist = read_datalist(tmp_path / "P")
     gone = {"BA_200000.jpg", "BNE_100002.jpg", "EO_200000.jpg"}
     files = [path for path in listed(copied, ".jpg") if path.name not in gone]
@@ -122,7 +112,7 @@ def test_acevedo_by_class_without_copies(copied, tmp_path):
 
 
 def test_the_papers_preset_keeps_copies_on_one_side(copied, tmp_path):
-    datalist = acevedo.prepare(copied, tmp_path / "P", HOW, preset="paper")
+    datalist = prepare_spec(acevedo.Acevedo, copied, tmp_path / "P", **HOW, preset="paper")
     found = records(datalist)
     kinds = [code for code in ACEVEDO if code not in ("IG", "NEUTROPHIL", "PLATELET")]
     assert Counter(r["cell"] for r in found) == {code: ACEVEDO[code] for code in kinds} | {"BA": 6, "EO": 7}
@@ -132,14 +122,14 @@ def test_the_papers_preset_keeps_copies_on_one_side(copied, tmp_path):
     assert sorted(record["cell"] for record in copies) == ["BA", "BA", "BNE", "EO"]
     assert {record["split"] for record in copies} == {"training"}
     assert exclusions(datalist)["PLATELET of acevedo, which has no class"] == 1
-    eight = acevedo.prepare(copied, tmp_path / "Q", HOW, preset="paper", labels="class")
+    eight = prepare_spec(acevedo.Acevedo, copied, tmp_path / "Q", **HOW, preset="paper", labels="class")
     assert (eight.name, eight.num_classes, len(records(eight))) == ("acevedo", 8, sum(ACEVEDO.values()) + 2)
 
 
 def test_matek(tmp_path):
-    top = make_matek(tmp_path)
+    top = write_matek(tmp_path)
     shutil.move(top / "annotations.dat", tmp_path)  # the Cancer Imaging Archive offers it apart
-    datalist = matek.prepare(top, tmp_path / "P", HOW)
+    datalist = prepare_spec(matek.Matek, top, tmp_path / "P", **HOW)
     files = listed(top, ".tiff")
     check_pixels(tmp_path / "P", files)
     first = np.load(tmp_path / "P" / "images.npy")[0]
@@ -149,14 +139,14 @@ def test_matek(tmp_path):
     assert datalist.labels[str(found[-1]["label"])] == "promyelocyte"
     assert datalist.num_classes == len(MATEK) == 15
     later = [{key: record[key] for key in ("second", "third") if key in record} for record in found]
-    assert [entry for entry in later if entry] == [{"second": "MON"}, {"third": "MYO"}]
+    assert [entry for entry in later if entry] == [{"second": "MON"}, {"second": "MON"}, {"third": "MYO"}]
     assert datalist.licence == "matek: CC BY 3.0"
 
 
 def test_bodzas(tmp_path):
-    top = make_bodzas(tmp_path)
+    top = write_bodzas(tmp_path)
     (top / "Neutrophile Band" / "Thumbs.db").write_bytes(b"")
-    datalist = bodzas.prepare(top, tmp_path / "P", HOW)
+    datalist = prepare_spec(bodzas.Bodzas, top, tmp_path / "P", **HOW)
     files = listed(top, ".bmp")
     assert len({path.name for path in files}) == max(BODZAS.values()), "names begin anew in each class"
     check_pixels(tmp_path / "P", files)
@@ -187,7 +177,7 @@ def test_real_images(tmp_path):
     if not source.is_dir():
         pytest.skip("needs real images in the folder acevedo of the one that MEDFL_DATA names")
     said: list[str] = []
-    datalist = acevedo.prepare(source, tmp_path / "P", How(size=24, workers=1), say=said.append)
+    datalist = prepare_spec(acevedo.Acevedo, source, tmp_path / "P", size=24, workers=1, say=said.append)
     assert set(Counter(record["label"] for record in records(datalist)).values()) == {40}
     assert {split: len(part) for split, part in datalist.splits.items()} == {
         **{"training": 8 * 32, "validation": 0, "test": 8 * 8}

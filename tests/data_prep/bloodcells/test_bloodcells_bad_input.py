@@ -8,20 +8,28 @@ import shutil
 import numpy as np
 import pytest
 import yaml
-from cell_maker import cell, make_acevedo, make_bodzas, make_matek
+from cells import cell
 from PIL import Image
+from prepare_specs import prepare_spec
 
 from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
+from medfl.ingest.prepare import prepare as prepare_dataset
+from medfl.settings import read_settings
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
-from medfl_datasets.bloodcells import spec as bloodcells
 from medfl_datasets.bloodcells.files import read_cell
 from medfl_datasets.bloodcells.labels import SHIPPED, read_label_map
-from medfl_datasets.bloodcells.pool import How
+from medfl_datasets.bloodcells.phantom import write_acevedo, write_bodzas, write_matek
+from medfl_datasets.bloodcells.spec import BloodCells
 
-HOW = How(size=4, workers=1)
-PREPARE = {"acevedo": acevedo.prepare, "matek": matek.prepare, "bodzas": bodzas.prepare}
-MAKE = {"acevedo": make_acevedo, "matek": make_matek, "bodzas": make_bodzas}
+HOW = {"size": 4, "workers": 1}
+SPECS = {"acevedo": acevedo.Acevedo, "matek": matek.Matek, "bodzas": bodzas.Bodzas}
+WRITE = {"acevedo": write_acevedo, "matek": write_matek, "bodzas": write_bodzas}
+
+
+def pooled(out, **options):
+    """Prepare several releases."""
+    return prepare_dataset(read_settings(BloodCells, {"size": 4, **options}, where="the test"), out, workers=1)
 
 
 def quarantine(pool):
@@ -31,7 +39,7 @@ def quarantine(pool):
 
 
 def test_images_of_odd_kinds(tmp_path):
-    top = make_acevedo(tmp_path)
+    top = write_acevedo(tmp_path)
     odd = top / "basophil"
     cell(odd / "BA_1.png", mode="RGBA")
     cell(odd / "BA_2.png", mode="L")
@@ -44,7 +52,7 @@ def test_images_of_odd_kinds(tmp_path):
     (odd / "BA_8.jpg").write_bytes(whole[: len(whole) // 2])
     (odd / "BA_9.jpg").write_bytes(b"")
     cell(odd / "EO_1.jpg")
-    acevedo.prepare(top, tmp_path / "P", HOW)
+    prepare_spec(acevedo.Acevedo, top, tmp_path / "P", **HOW)
     reasons = quarantine(tmp_path / "P")
     assert {name.removeprefix("acevedo/basophil/").split(".")[0] for name in reasons} == {
         *("BA_5", "BA_6", "BA_7", "BA_8", "BA_9", "EO_1")
@@ -69,33 +77,33 @@ def test_images_of_odd_kinds(tmp_path):
 
 
 def test_images_and_annotations_that_do_not_fit(tmp_path):
-    top = make_matek(tmp_path)
+    top = write_matek(tmp_path)
     (top / "MYO" / "MYO_0003.tiff").unlink()
     cell(top / "MYO" / "MYO_0009.tiff")
     cell(top / "BAS" / "BAS_0009.tiff")
     with (top / "annotations.dat").open("a") as file:
         file.write("\nBAS/BAS_0009.tiff EOS nan nan\n")
-    matek.prepare(tmp_path, tmp_path / "P", HOW)
+    prepare_spec(matek.Matek, tmp_path, tmp_path / "P", **HOW)
     assert quarantine(tmp_path / "P") == {
         "matek/MYO/MYO_0009.tiff": "annotations.dat has no line for the image",
         "matek/BAS/BAS_0009.tiff": "annotations.dat says EOS, the folder BAS",
         "matek/MYO/MYO_0003": "the image is not there",
     }
-    assert len(np.load(tmp_path / "P" / "images.npy")) == 16
+    assert len(np.load(tmp_path / "P" / "images.npy")) == 17
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("BAS/BAS_0009.tiff BAS nan", r"expected a path, a label and two later annotations in line 18 of .* 3 entries"),
-        ("BAS/BAS_0009.tiff BSA nan nan", r"unknown label 'BSA' in line 18 of .*Did you mean 'BAS'"),
-        ("BAS/BAS_0001.tiff BAS nan nan", r"line 18 of .* is about the same image as an earlier one"),
+        ("BAS/BAS_0009.tiff BAS nan", r"expected a path, a label and two later annotations in line 19 of .* 3 entries"),
+        ("BAS/BAS_0009.tiff BSA nan nan", r"unknown label 'BSA' in line 19 of .*Did you mean 'BAS'"),
+        ("BAS/BAS_0001.tiff BAS nan nan", r"line 19 of .* is about the same image as an earlier one"),
         ("\udcff", r"could not read .*annotations.dat as text"),
         (None, r"expected annotations.dat of Matek-19 in .* or one folder above, there is none"),
     ],
 )
 def test_a_table_that_is_wrong_or_not_there(tmp_path, line, message):
-    top = make_matek(tmp_path)
+    top = write_matek(tmp_path)
     table = top / "annotations.dat"
     if line is None:
         table.unlink()
@@ -103,37 +111,37 @@ def test_a_table_that_is_wrong_or_not_there(tmp_path, line, message):
         with table.open("a", errors="surrogateescape") as file:
             file.write(line + "\n")
     with pytest.raises(DataError, match=message):
-        matek.prepare(top, tmp_path / "P", HOW)
+        prepare_spec(matek.Matek, top, tmp_path / "P", **HOW)
     assert not (tmp_path / "P").exists()
 
 
-@pytest.mark.parametrize("name", PREPARE)
+@pytest.mark.parametrize("name", SPECS)
 def test_folders_that_are_wrong_or_not_there(tmp_path, name):
-    prepare, top, out = PREPARE[name], MAKE[name](tmp_path), tmp_path / "P"
+    top, out = WRITE[name](tmp_path), tmp_path / "P"
     one = sorted(folder for folder in top.iterdir() if folder.is_dir())[1]
     with pytest.raises(DataError, match=r"is the folder of one class of .*Give the folder that holds it"):
-        prepare(one, out, HOW)
+        prepare_spec(SPECS[name], one, out, **HOW)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"expected folders of classes of .* or one folder below, there are none"):
-        prepare(tmp_path / "empty", out, HOW)
+        prepare_spec(SPECS[name], tmp_path / "empty", out, **HOW)
     with pytest.raises(DataError, match=r"expected the folder of .*nowhere, there is none"):
-        prepare(tmp_path / "nowhere", out, HOW)
+        prepare_spec(SPECS[name], tmp_path / "nowhere", out, **HOW)
     cell(top / "basofil" / "0.bmp")
     with pytest.raises(DataError, match="the folder 'basofil' is no class of"):
-        prepare(top, out, HOW)
+        prepare_spec(SPECS[name], top, out, **HOW)
     shutil.rmtree(top / "basofil")
     for path in one.iterdir():
         path.unlink()
     (one / "notes.txt").write_text("none")
     with pytest.raises(DataError, match=f"there is no image in the folder '{one.name}'"):
-        prepare(top, out, HOW)
+        prepare_spec(SPECS[name], top, out, **HOW)
     shutil.rmtree(one)
     with pytest.raises(DataError, match="lacks the folders of the classes"):
-        prepare(top, out, HOW)
+        prepare_spec(SPECS[name], top, out, **HOW)
     assert not out.exists()
     (top / "__MACOSX").mkdir()
     with pytest.raises(DataError, match="lacks the folders of the classes"):
-        prepare(top, out, HOW)
+        prepare_spec(SPECS[name], top, out, **HOW)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +153,13 @@ def test_folders_that_are_wrong_or_not_there(tmp_path, name):
 )
 def test_unknown_choices(tmp_path, options, message):
     with pytest.raises(SettingsError, match=message):
-        acevedo.prepare(tmp_path, tmp_path / "P", HOW, **options)
+        prepare_spec(acevedo.Acevedo, tmp_path, tmp_path / "P", **HOW, **options)
 
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"test_share": 1.0}, {"test_share": -0.1}])
 def test_impossible_sizes_and_shares(options):
-    with pytest.raises(SettingsError, match="expected"):
-        How(**options)
+    with pytest.raises(SettingsError, match=r"expected 0 <= test share < 1, got|'size': Input should be greater"):
+        read_settings(bodzas.Bodzas, {"source": "nowhere", **options}, where="the test")
 
 
 def changed(folder, change):
@@ -177,9 +185,9 @@ def changed(folder, change):
     ],
 )
 def test_label_maps_that_are_wrong(tmp_path, change, message):
-    folders = {"bodzas": make_bodzas(tmp_path)}
+    folders = {"bodzas": write_bodzas(tmp_path)}
     with pytest.raises(SettingsError, match=message):
-        bloodcells.prepare(folders, tmp_path / "P", HOW, label_map=changed(tmp_path, change))
+        pooled(tmp_path / "P", **folders, label_map=changed(tmp_path, change))
     assert not (tmp_path / "P").exists()
 
 
@@ -193,14 +201,14 @@ def test_files_that_are_no_label_map(tmp_path):
 
 
 def test_a_label_map_of_ones_own_leaves_out_what_is_null(tmp_path):
-    folders = {"bodzas": make_bodzas(tmp_path)}
+    folders = {"bodzas": write_bodzas(tmp_path)}
     content = {
         "classes": ["mature", "blast"],
         "sources": {"bodzas": dict.fromkeys(bodzas.PUBLISHED) | {"monocyte": "mature", "myeloblast": "blast"}},
     }
     path = tmp_path / "map.yaml"
     path.write_text(yaml.safe_dump(content))
-    datalist = bloodcells.prepare(folders, tmp_path / "P", HOW, label_map=path)
+    datalist = pooled(tmp_path / "P", **folders, label_map=path)
     assert datalist.labels == {"0": "mature", "1": "blast"}
     assert {record["cell"]: record["label"] for record in datalist.splits["training"]} == {
         "monocyte": 0,
@@ -208,5 +216,5 @@ def test_a_label_map_of_ones_own_leaves_out_what_is_null(tmp_path):
     }
     left_out = {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
     assert left_out["neutrophil segment of bodzas, which has no class"] == 3
-    with pytest.raises(SettingsError, match="unknown release 'bodsas'. Did you mean 'bodzas'"):
-        bloodcells.prepare({"bodsas": folders["bodzas"]}, tmp_path / "Q", HOW)
+    with pytest.raises(SettingsError, match="unknown option 'bodsas'. Did you mean 'bodzas'"):
+        pooled(tmp_path / "Q", bodsas=folders["bodzas"])

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from cbis_maker import copied, edit, film_pixels, lesions_of, make_tree, mask_pixels, nbia, write_tables
+from cbis_more import copied, edit
 from dicom_maker import cut, make_dicom, without_preamble
 from prepare_specs import prepare_spec
 from pydicom import dcmread
@@ -15,6 +15,7 @@ from pydicom import dcmread
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
 from medfl_datasets.cbis_ddsm.choice import choose
+from medfl_datasets.cbis_ddsm.phantom import film_pixels, mask_pixels, nbia, write_release
 from medfl_datasets.cbis_ddsm.release import read_release
 from medfl_datasets.cbis_ddsm.spec import NO_FILE, CbisDdsm
 from medfl_datasets.cbis_ddsm.tables import TABLES
@@ -22,9 +23,7 @@ from medfl_datasets.cbis_ddsm.tables import TABLES
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    top = tmp_path_factory.mktemp("cbis")
-    make_tree(top, lesions_of(write_tables(top / "csv")))
-    return top
+    return write_release(tmp_path_factory.mktemp("cbis"))
 
 
 @pytest.fixture

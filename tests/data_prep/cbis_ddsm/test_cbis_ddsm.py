@@ -8,20 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cbis_maker import (
-    FILM,
-    LAYOUTS,
-    ROWS,
-    copied,
-    edit,
-    film_pixels,
-    lesion_pixels,
-    lesions_of,
-    make_tree,
-    nbia,
-    write_metadata,
-    write_tables,
-)
+from cbis_more import copied, edit, lesions_of, write_metadata
 from dicom_maker import COMPRESSED
 from prepare_specs import prepare_spec
 from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
@@ -30,6 +17,16 @@ from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import breast_box, to_row
 from medfl_datasets.cbis_ddsm.choice import LEAKING, choose
+from medfl_datasets.cbis_ddsm.phantom import (
+    FILM,
+    LAYOUTS,
+    ROWS,
+    film_pixels,
+    lesion_pixels,
+    nbia,
+    write_tables,
+    write_tree,
+)
 from medfl_datasets.cbis_ddsm.release import read_release
 from medfl_datasets.cbis_ddsm.spec import CbisDdsm
 from medfl_datasets.cbis_ddsm.tables import KINDS
@@ -42,7 +39,7 @@ SMALL = {"size": (18, 12)}
 def made(tmp_path_factory):
     """A release with made-up tables, and the pixels of each series."""
     top = tmp_path_factory.mktemp("cbis")
-    places = make_tree(top / "release", lesions_of(write_tables(top / "csv")), syntaxes=SYNTAXES)
+    places = write_tree(top / "release", lesions_of(write_tables(top / "csv")), syntaxes=SYNTAXES)
     return top, places
 
 
@@ -107,7 +104,7 @@ def test_the_film_of_a_mass_and_a_calcification_is_one_image(made, tmp_path):
 def test_the_crop_is_told_from_its_mask_by_content(made, tmp_path, swapped):
     lesions = lesions_of(made[0] / "csv")
     how = {"none": lambda place: False, "all": lambda place: True, "some": lambda place: place % 3 == 0}[swapped]
-    places = make_tree(tmp_path / "T", lesions, swapped=how)
+    places = write_tree(tmp_path / "T", lesions, swapped=how)
     images, datalist = prepared(tmp_path / "T", tmp_path / "P", tables=made[0] / "csv", view="crop")
     chosen = wanted(lesions, "crop")
     assert len(images) == len(chosen) == sum(len(rows) for rows in ROWS.values()) - 1
@@ -126,7 +123,7 @@ def test_the_crop_is_told_from_its_mask_by_content(made, tmp_path, swapped):
 @pytest.mark.parametrize("view", ["full", "crop"])
 def test_every_layout_gives_the_same_images(made, tmp_path, layout, view):
     lesions = lesions_of(made[0] / "csv")
-    make_tree(tmp_path / "T", lesions, layout)
+    write_tree(tmp_path / "T", lesions, layout)
     images, datalist = prepared(tmp_path / "T", tmp_path / "P", tables=made[0] / "csv", view=view)
     expected, other = prepared(made[0], tmp_path / "Q", view=view)
     assert datalist == other
@@ -138,7 +135,7 @@ def test_every_layout_gives_the_same_images(made, tmp_path, layout, view):
 
 def test_metadata_leads_to_folders_that_no_rule_finds(made, tmp_path):
     lesions = lesions_of(made[0] / "csv")
-    places = make_tree(tmp_path / "T", lesions)
+    places = write_tree(tmp_path / "T", lesions)
     folders = {}
     for number, series in enumerate(places):
         full = any(lesion.image == series for lesion in lesions)
@@ -216,7 +213,7 @@ def test_real_tables_and_forty_images_in_each_transfer_syntax(tmp_path, syntax):
     lesions = lesions_of(real)
     apart = [lesion for lesion in lesions if lesion.crop != lesion.mask][:6]
     some = [*lesions[:12], *apart, *lesions[1400:1410], *lesions[1800:1810], *lesions[-10:]]
-    places = make_tree(tmp_path / "T", some, syntaxes=[syntax])
+    places = write_tree(tmp_path / "T", some, syntaxes=[syntax])
     said: list[str] = []
     images, datalist = prepared(tmp_path / "T", tmp_path / "P", tables=real, view="crop", say=said.append)
     chosen = [image for image in wanted(lesions, "crop") if image.lesions[0] in some]

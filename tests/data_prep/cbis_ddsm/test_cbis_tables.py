@@ -7,10 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cbis_maker import LAYOUTS, ROWS, lesions_of, write_headers, write_tables
+from cbis_more import lesions_of, write_headers
 
 from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.choice import choose
+from medfl_datasets.cbis_ddsm.phantom import LAYOUTS, ROWS, write_tables
 from medfl_datasets.cbis_ddsm.release import find_films, read_release
 from medfl_datasets.cbis_ddsm.tables import OFFICIAL, TABLES, deviations, read_tables
 

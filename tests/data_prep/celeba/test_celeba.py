@@ -7,7 +7,6 @@ import shutil
 
 import numpy as np
 import pytest
-from celeba_maker import NAMES, PERSONS, SPLITS, colour_of, file_name, make_kaggle, make_release, value, write_images
 from PIL import Image
 from prepare_specs import prepare_spec
 
@@ -17,6 +16,16 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.by_site import by_site
 from medfl.partition.plan import Plan
+from medfl_datasets.celeba.phantom import (
+    NAMES,
+    PERSONS,
+    SPLITS,
+    colour_of,
+    file_name,
+    value,
+    write_images,
+    write_release,
+)
 from medfl_datasets.celeba.spec import CelebA
 from medfl_datasets.celeba.tables import read_attribute
 
@@ -25,7 +34,7 @@ SPLIT_NAMES = ("training", "validation", "test")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return make_release(tmp_path_factory.mktemp("celeba"))
+    return write_release(tmp_path_factory.mktemp("celeba"))
 
 
 @pytest.fixture
@@ -70,7 +79,7 @@ def test_the_whole_way(made, tmp_path):
 def test_the_form_of_kaggle_gives_the_same_but_for_persons(made, tmp_path):
     expected = prepare(made, tmp_path / "P", attribute="young")
     said: list[str] = []
-    datalist = prepare(make_kaggle(tmp_path), tmp_path / "Q", attribute="Young", say=said.append)
+    datalist = prepare(write_release(tmp_path, "kaggle"), tmp_path / "Q", attribute="Young", say=said.append)
     assert [record["label"] for record in records(datalist)] == [record["label"] for record in records(expected)]
     assert [record["split"] for record in records(datalist)] == [record["split"] for record in records(expected)]
     np.testing.assert_array_equal(np.load(tmp_path / "Q" / "images.npy"), np.load(tmp_path / "P" / "images.npy"))

@@ -8,30 +8,58 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from derm7pt_maker import (
-    DIAGNOSES,
-    HEADER,
-    PUBLISHED,
-    make_release,
-    read_indexes,
-    read_meta,
-    write_indexes,
-    write_meta,
-)
+from PIL import Image
+from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.sites import load_sites
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.derm7pt.spec import prepare
+from medfl_datasets.derm7pt.phantom import write_indexes, write_meta, write_release
+from medfl_datasets.derm7pt.spec import Derm7pt
 from medfl_datasets.derm7pt.tables import read_release
 
 FILES = dict(zip(SPLITS, ("train", "valid", "test"), strict=True))
+HEADER = (
+    "case_num,diagnosis,seven_point_score,pigment_network,streaks,pigmentation,regression_structures,dots_and_globules,"
+    "blue_whitish_veil,vascular_structures,level_of_diagnostic_difficulty,elevation,location,sex,management,clinic,derm,"
+    "case_id,notes"
+)
+PUBLISHED = {
+    "training": {"NEV": 256, "MEL": 90, "MISC": 32, "BCC": 19, "SK": 16},
+    "validation": {"NEV": 100, "MEL": 61, "MISC": 25, "BCC": 7, "SK": 10},
+    "test": {"NEV": 219, "MEL": 101, "MISC": 40, "BCC": 16, "SK": 19},
+}
+"""Published number of cases of each group in each split."""
+
+DIAGNOSES = {
+    "BCC": {"basal cell carcinoma"},
+    "NEV": {f"{kind} nevus" for kind in ("blue", "clark", "combined", "congenital", "dermal", "recurrent")}
+    | {"reed or spitz nevus"},
+    "MEL": {"melanoma", "melanoma metastasis"}
+    | {f"melanoma ({depth})" for depth in ("in situ", "less than 0.76 mm", "0.76 to 1.5 mm", "more than 1.5 mm")},
+    "MISC": {"vascular lesion", "lentigo", "dermatofibroma", "melanosis", "miscellaneous"},
+    "SK": {"seborrheic keratosis"},
+}
+"""Published diagnoses of each group."""
+
+
+def read_meta(release):
+    with (release / "meta" / "meta.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_indexes(release, split):
+    return [int(line) for line in (release / "meta" / f"{FILES[split]}_indexes.csv").read_text().split()[1:]]
+
+
+def prepare(release, out, **options):
+    return prepare_spec(Derm7pt, release, out, workers=1, **options)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return make_release(tmp_path_factory.mktemp("derm7pt"))
+    return write_release(tmp_path_factory.mktemp("derm7pt"))
 
 
 @pytest.fixture
@@ -43,7 +71,7 @@ def release(made, tmp_path):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All 1011 rows of the table, without images."""
-    return make_release(tmp_path_factory.mktemp("whole"), PUBLISHED, images=False)
+    return write_release(tmp_path_factory.mktemp("whole"), PUBLISHED, images=False)
 
 
 def records(datalist):
@@ -56,7 +84,7 @@ def test_the_published_counts(whole):
     assert Counter(release.groups) == {"BCC": 42, "NEV": 575, "MEL": 252, "MISC": 97, "SK": 45}
     assert Counter(release.splits) == {"training": 413, "validation": 203, "test": 395}
     pairs = Counter(zip(release.splits, release.groups, strict=True))
-    assert all(pairs[split, group] == PUBLISHED[FILES[split]][group] for split in SPLITS for group in DIAGNOSES)
+    assert all(pairs[split, group] == PUBLISHED[split][group] for split in SPLITS for group in DIAGNOSES)
     assert Counter(row["sex"] for row in release.table.rows) == {"female": 522, "male": 489}
     assert sum(release.doubled) == 9
     assert release.deviations() == []
@@ -66,9 +94,9 @@ def test_each_diagnosis_goes_to_its_group_and_each_index_to_its_row(whole):
     release = read_release(whole)
     for row, group in zip(read_meta(whole), release.groups, strict=True):
         assert row["diagnosis"] in DIAGNOSES[group]
-    for split, file in FILES.items():
+    for split in SPLITS:
         held = [place for place, found in enumerate(release.splits) if found == split]
-        assert held == sorted(read_indexes(whole, file)), "0 is the first case"
+        assert held == sorted(read_indexes(whole, split)), "0 is the first case"
 
 
 def test_the_whole_way(release, tmp_path):
@@ -87,7 +115,7 @@ def test_the_whole_way(release, tmp_path):
         assert np.abs(images[row].astype(int) - (200, row * 10, 100)).max() <= 3, "its own image, dermoscopic, in RGB"
         assert case["diagnosis"] in DIAGNOSES[datalist.labels[str(found[row]["label"])]]
         assert (found[row]["sex"], found[row]["location"]) == (case["sex"], case["location"])
-        assert row in read_indexes(release, FILES[found[row]["split"]])
+        assert row in read_indexes(release, found[row]["split"])
         assert set(found[row]) == {"image", "label", "subject_id", "sex", "location", "split"}
     assert len({record["subject_id"] for record in found.values()}) == 22, "each case is a subject"
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
@@ -101,7 +129,7 @@ def test_the_clinical_view_leaves_out_the_nine_cases_without_a_clinical_image(re
     assert (len(images), datalist.name, datalist.modality) == (13, "derm7pt-clinic", "clinical photograph")
     for place, row in enumerate(range(9, 22)):
         assert np.abs(images[place].astype(int) - (40, row * 10, 100)).max() <= 3
-        assert row in read_indexes(release, FILES[records(datalist)[place]["split"]])
+        assert row in read_indexes(release, records(datalist)[place]["split"])
     assert [entry["count"] for entry in datalist.extra["exclusions"]] == [9]
     assert any(line.startswith("note: 9 cases") and line.endswith("leaves them out") for line in said)
 
@@ -110,8 +138,6 @@ def test_resizing_averages_the_pixels_it_drops(release, tmp_path):
     case = read_meta(release)[0]
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
-    from PIL import Image
-
     Image.fromarray(stripes).save(release / "images" / case["derm"], quality=100, subsampling=0)
     prepare(release, tmp_path / "P", size=8)
     assert np.abs(np.load(tmp_path / "P" / "images.npy")[0].astype(int) - 127).max() <= 12
@@ -125,7 +151,9 @@ def test_without_the_official_split_all_cases_are_dealt_to_three_sites_and_teste
         assert end.value.code == 0, printed.err
         return printed
 
-    printed = medfl("prep", "derm7pt", "--source", release, "--out", tmp_path / "P", "--size", 4, "--split", "none")
+    printed = medfl(
+        "prep", "derm7pt", "--source", release, "--out", tmp_path / "P", "--size", 4, "--split", "none", "--workers", 1
+    )
     assert "22 training, 0 validation, 0 test images of 5 classes" in printed.out
     assert "  3 NEV: 6" in printed.out
     assert printed.err.startswith("derm7pt: licence academic research only")
@@ -161,7 +189,7 @@ def test_unreadable_images(release, tmp_path):
         prepare(release, tmp_path / "P", size=4, view="clinic")
     assert "secret" not in str(error.value).lower()
     assert not (tmp_path / "P").exists()
-    datalist = prepare(release, tmp_path / "P", size=4, view="clinic", skip_unreadable=True)
+    datalist = prepare(release, tmp_path / "P", size=4, view="clinic", require_complete=False)
     quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in quarantine] == ["table_row", "14"], "the row of meta.csv, though nine rows were left out"
     assert [entry["count"] for entry in datalist.extra["exclusions"]] == [9, 1]
@@ -263,22 +291,22 @@ def test_an_index_file_that_is_missing_or_holds_no_indexes(release):
     ids=["out of range", "twice", "too few"],
 )
 def test_index_files_that_do_not_name_each_case_once(release, change, message):
-    write_indexes(release, "valid", change(read_indexes(release, "valid")))
+    write_indexes(release, "validation", change(read_indexes(release, "validation")))
     refused(release, message)
 
 
 def test_a_case_in_two_splits_is_refused(release):
-    write_indexes(release, "valid", [*read_indexes(release, "valid"), read_indexes(release, "test")[0]])
+    write_indexes(release, "validation", [*read_indexes(release, "validation"), read_indexes(release, "test")[0]])
     refused(
         release, r"name each of the 22 cases of meta\.csv once, by a number from 0 to 21: 1 cases are in more than one"
     )
 
 
-@pytest.mark.parametrize("files", [("train", "valid", "test"), ("valid",)])
-def test_index_files_that_count_from_one(release, files):
-    for file in files:
-        write_indexes(release, file, [index + 1 for index in read_indexes(release, file)])
-    names = ", ".join(f"{file}_indexes.csv" for file in files)
+@pytest.mark.parametrize("splits", [SPLITS, ("validation",)])
+def test_index_files_that_count_from_one(release, splits):
+    for split in splits:
+        write_indexes(release, split, [index + 1 for index in read_indexes(release, split)])
+    names = ", ".join(f"{FILES[split]}_indexes.csv" for split in splits)
     refused(release, rf"count from 0, where 0 is the first case; {names} counts? from 1\.")
 
 
@@ -287,5 +315,5 @@ def test_settings_that_are_refused(release, tmp_path):
         prepare(release, tmp_path / "P", view="clinical")
     with pytest.raises(SettingsError, match="unknown split 'folds'. Known: none, official"):
         prepare(release, tmp_path / "P", split="folds")
-    with pytest.raises(SettingsError, match="expected one size or 2 sizes >= 1"):
+    with pytest.raises(SettingsError, match="'size': Input should be greater than or equal to 1; got 0"):
         prepare(release, tmp_path / "P", size=0)

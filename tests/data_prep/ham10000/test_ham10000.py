@@ -9,19 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from ham10000_maker import (
-    COLLECTIONS,
-    HEADER,
-    IMAGES,
-    LESIONS,
-    colour_of,
-    exclusions,
-    make_release,
-    make_rows,
-    prepare,
-    write_images,
-    write_table,
-)
+from ham10000_small import exclusions, prepare
 from PIL import Image
 from prepare_specs import study_release
 
@@ -32,7 +20,18 @@ from medfl.partition.assign import distribute
 from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.plan import Plan
 from medfl_datasets.ham10000.files import crop_box
-from medfl_datasets.ham10000.spec import make_datalist
+from medfl_datasets.ham10000.phantom import (
+    COLLECTIONS,
+    HEADER,
+    IMAGES,
+    LESIONS,
+    colour_of,
+    make_rows,
+    write_images,
+    write_release,
+    write_table,
+)
+from medfl_datasets.ham10000.spec import HAM10000, make_records
 from medfl_datasets.ham10000.tables import read_metadata
 
 CLASSES = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]
@@ -40,18 +39,18 @@ CLASSES = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return make_release(tmp_path_factory.mktemp("ham10000"), masks=True)
+    return write_release(tmp_path_factory.mktemp("ham10000"), masks=True)
 
 
 @pytest.fixture
 def release(made, tmp_path):
     """A small release that a test may spoil."""
-    return shutil.copytree(made[0], tmp_path / "HAM10000")
+    return shutil.copytree(made, tmp_path / "HAM10000")
 
 
 @pytest.fixture(scope="module")
-def rows(made):
-    return made[1]
+def rows():
+    return make_rows()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,8 @@ def test_the_published_counts(whole, tmp_path):
 def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
     """Oracle O-D4."""
     found = read_metadata(whole[0])
-    source = make_datalist("ham10000", found, range(10_015), groups, {})
+    records = make_records(found, range(10_015), groups)
+    source = HAM10000(source=whole[0]).make_datalist(list(IMAGES), "dermoscopy", records)
     plan = Plan("dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30)
     sites, _ = distribute(source, [b"%d" % row for row in range(10_015)], plan, dirichlet_class)
     held = sites.pop("global")["test"]

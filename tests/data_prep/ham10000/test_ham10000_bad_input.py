@@ -7,28 +7,24 @@ import shutil
 
 import numpy as np
 import pytest
-from ham10000_maker import exclusions, make_release, prepare, write_table
+from ham10000_small import exclusions, prepare
 from PIL import Image
 
 from medfl.errors import DataError, SettingsError
+from medfl_datasets.ham10000.phantom import make_rows, write_release, write_table
 from medfl_datasets.ham10000.tables import read_metadata
 
 CLASSES = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]
 
 
 @pytest.fixture
-def made(tmp_path):
-    return make_release(tmp_path)
+def release(tmp_path):
+    return write_release(tmp_path)
 
 
 @pytest.fixture
-def release(made):
-    return made[0]
-
-
-@pytest.fixture
-def rows(made):
-    return made[1]
+def rows():
+    return make_rows()
 
 
 def test_images_that_are_missing_or_broken_are_left_out(release, rows, tmp_path):

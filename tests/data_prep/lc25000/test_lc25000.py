@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from lc25000_maker import COPIES, TILES, make_release
 from PIL import Image
 from prepare_specs import prepare_spec
 
@@ -18,6 +17,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.iid import iid
 from medfl.partition.plan import Plan
+from medfl_datasets.lc25000.phantom import COPIES, TILES, write_release
 from medfl_datasets.lc25000.spec import LC25000
 
 CLASSES = ["colon_aca", "colon_n", "lung_aca", "lung_n", "lung_scc"]
@@ -25,7 +25,7 @@ CLASSES = ["colon_aca", "colon_n", "lung_aca", "lung_n", "lung_scc"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return make_release(tmp_path_factory.mktemp("lc25000"))
+    return write_release(tmp_path_factory.mktemp("lc25000"))
 
 
 @pytest.fixture

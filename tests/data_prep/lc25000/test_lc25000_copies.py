@@ -6,10 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from lc25000_maker import copy, grey, rectangle, tiles
+from micrograph import grey, tiles
 from PIL import Image
 
 from medfl_datasets.lc25000.copies import ANGLES, EDGE, RADIUS, correlation, group_copies, kept, spectra
+from medfl_datasets.lc25000.phantom import copied, rectangle
 
 
 def test_the_rectangle_is_that_of_augmentor_and_has_room_for_the_disc():
@@ -23,7 +24,7 @@ def test_the_rectangle_is_that_of_augmentor_and_has_room_for_the_disc():
 def test_copies_of_a_tile_are_one_group_and_no_two_tiles_are():
     """49 pieces, of which neighbours share half of their pixels, with four copies of each, saved as JPEG or not."""
     rng = np.random.default_rng(0)
-    made = [(number, grey(copy(tile, rng))) for number, tile in enumerate(tiles()) for _ in range(4)]
+    made = [(number, grey(copied(tile, rng))) for number, tile in enumerate(tiles()) for _ in range(4)]
     order = rng.permutation(len(made))
     numbers = np.array([made[place][0] for place in order])
     found = group_copies(np.stack([made[place][1] for place in order])).numbers
@@ -58,7 +59,7 @@ def test_blank_images_are_groups_of_their_own():
 
 def test_groups_do_not_depend_on_blocks(monkeypatch):
     rng = np.random.default_rng(1)
-    images = np.stack([grey(copy(tile, rng)) for tile in tiles()[:4] for _ in range(3)])
+    images = np.stack([grey(copied(tile, rng)) for tile in tiles()[:4] for _ in range(3)])
     whole = group_copies(images).numbers
     monkeypatch.setattr("medfl_datasets.lc25000.copies._BLOCK", 5)
     np.testing.assert_array_equal(group_copies(images).numbers, whole)

@@ -7,17 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from mias_maker import (
-    KINDS,
-    SEVERITIES,
-    SOME,
-    SOME_ROWS,
-    TISSUES,
-    make_release,
-    official_rows,
-    write_film,
-    write_table,
-)
 from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
@@ -26,6 +15,17 @@ from medfl.data.readers.mammograms import to_row
 from medfl.data.readers.pgm import read_pgm
 from medfl_datasets.mias.choice import choose
 from medfl_datasets.mias.files import crop_box
+from medfl_datasets.mias.phantom import (
+    KINDS,
+    SEVERITIES,
+    SOME,
+    SOME_ROWS,
+    TISSUES,
+    official_rows,
+    write_film,
+    write_release,
+    write_table,
+)
 from medfl_datasets.mias.spec import Mias
 from medfl_datasets.mias.tables import deviations, read_films
 
@@ -47,7 +47,7 @@ def exclusions(datalist):
 def whole(tmp_path_factory):
     """All films, tiny, and the pooled data set that they become."""
     place = tmp_path_factory.mktemp("mias")
-    release, said = make_release(place), []
+    release, said = write_release(place, official_rows(), edge=8), []
     prepare(release, place / "P", size=8, say=said.append)
     return release, place / "P", said
 
@@ -55,13 +55,13 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def release(tmp_path):
     """A few films that a test may spoil, with a table of no others."""
-    return make_release(tmp_path, SOME, rows=SOME_ROWS)
+    return write_release(tmp_path, edge=8)
 
 
 @pytest.fixture(scope="module")
 def lesions(tmp_path_factory):
     """A few films of the real size, and the table of all."""
-    return make_release(tmp_path_factory.mktemp("lesions"), [1, 5, 144, 212, 239], edge=1024)
+    return write_release(tmp_path_factory.mktemp("lesions"), official_rows(), [1, 5, 144, 212, 239], edge=1024)
 
 
 def test_the_published_counts(whole):

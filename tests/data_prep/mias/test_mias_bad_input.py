@@ -7,10 +7,10 @@ import shutil
 
 import numpy as np
 import pytest
-from mias_maker import SOME, SOME_ROWS, make_release, write_film
 from prepare_specs import prepare_spec
 
 from medfl.errors import DataError, SettingsError
+from medfl_datasets.mias.phantom import SOME, SOME_ROWS, write_film, write_release
 from medfl_datasets.mias.spec import Mias
 
 
@@ -21,7 +21,7 @@ def prepare(source, out, size=8, **options):
 @pytest.fixture
 def release(tmp_path):
     """A few films that a test may spoil, with a table of no others."""
-    return make_release(tmp_path, SOME, rows=SOME_ROWS)
+    return write_release(tmp_path, edge=8)
 
 
 def test_what_is_missing_damaged_or_without_a_row_is_left_out_and_listed(release, tmp_path):

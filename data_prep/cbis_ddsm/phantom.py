@@ -1,22 +1,19 @@
-"""Trees of CBIS-DDSM in every layout of the release: real or made-up tables, synthetic pixels.
+"""A made-up CBIS-DDSM in every layout of the release: real or made-up tables, synthetic pixels.
 
 Lesions have a crop and a mask in one series, in either order, or in two series that may be exchanged. Full images are
-darker than crops, and rows differ in brightness, so that a test can tell what it got.
+darker than crops, and rows differ in brightness, so that a test can tell what it got. Nobody was ever filmed for these.
 """
 
 from __future__ import annotations
 
-import csv
-import os
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pydicom
-from dicom_maker import make_dicom
 from PIL import Image
-from pydicom.uid import UID, ExplicitVRLittleEndian
+from pydicom.dataset import FileMetaDataset
+from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, Series, read_tables
 
@@ -29,21 +26,17 @@ HEADS = {
 }
 """First lines as published."""
 
-METADATA = (
-    "Series UID,Collection,3rd Party Analysis,Data Description URI,Subject ID,Study UID,Study Description,Study Date,"
-    "Series Description,Manufacturer,Modality,SOP Class Name,SOP Class UID,Number of Images,File Size,File Location,"
-    "Download Timestamp"
-)
-"""First line of ``metadata.csv``."""
-
 PART = {"train": "Training", "test": "Test"}
 
 FILM = (72, 48)
-"""Size of the made-up films."""
+"""Height and width of the made-up films."""
 
 B, M, N = "BENIGN", "MALIGNANT", "BENIGN_WITHOUT_CALLBACK"
 
-ROWS = {
+Row = tuple[int, str, str, int, str]
+"""Patient, side, view, lesion, pathology."""
+
+ROWS: dict[tuple[str, str], list[Row]] = {
     ("mass", "train"): [
         (1, "LEFT", "CC", 1, M),
         (1, "LEFT", "MLO", 1, M),
@@ -62,10 +55,27 @@ ROWS = {
     ],
     ("calc", "test"): [(4, "LEFT", "MLO", 1, M), (10, "RIGHT", "CC", 1, B)],
 }
-"""Patient, side, view, lesion, pathology of made-up rows."""
+"""Made-up rows of each table."""
 
 SEPARATE = (("mass", "train", 2),)
 """Tables and places of rows whose crop and mask are in two series."""
+
+
+def write_release(folder: Path, layout: str = "nbia", seed: int = 0) -> Path:
+    """Write a release of 15 rows: its four tables in ``csv``, its images in one of its layouts.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        layout: One of `LAYOUTS`.
+        seed: Decides which lesions have their mask where others have the crop.
+
+    Returns:
+        The folder.
+    """
+    tables = write_tables(folder / "csv")
+    lesions = read_tables({key: tables / name for key, name in TABLES.items()})
+    write_tree(folder, lesions, layout, swapped=lambda place: (place + seed) % 2 == 1)
+    return folder
 
 
 def uid(*parts: object) -> str:
@@ -75,7 +85,7 @@ def uid(*parts: object) -> str:
     return f"1.3.6.1.4.1.9590.100.1.2.{10**30 + number}"
 
 
-def write_tables(folder: Path, rows: Mapping[tuple[str, str], list[tuple]] = ROWS) -> Path:
+def write_tables(folder: Path, rows: Mapping[tuple[str, str], Sequence[Row]] = ROWS) -> Path:
     """Write four made-up tables as the release has them: CRLF, a line break inside the quotes of one path."""
     folder.mkdir(parents=True, exist_ok=True)
     for (kind, part), name in TABLES.items():
@@ -88,7 +98,7 @@ def write_tables(folder: Path, rows: Mapping[tuple[str, str], list[tuple]] = ROW
     return folder
 
 
-def _cells(kind: str, part: str, place: int, row: tuple) -> list[str]:
+def _cells(kind: str, part: str, place: int, row: Row) -> list[str]:
     patient, side, view, lesion, pathology = row
     film = f"{kind.title()}-{PART[part]}_P_{patient:05d}_{side}_{view}"
     roi = f"{film}_{lesion}"
@@ -107,15 +117,12 @@ def _cells(kind: str, part: str, place: int, row: tuple) -> list[str]:
     return [*about, "N/A", "N/A", "4", pathology, "3", image, crop, mask]
 
 
-def lesions_of(tables: Path) -> list[Lesion]:
-    return read_tables({key: tables / name for key, name in TABLES.items() if (tables / name).is_file()})
-
-
 Place = Callable[[Series, str], Path]
 """Series and description to its folder below the top."""
 
 
 def nbia(series: Series, description: str) -> Path:
+    """As the NBIA Data Retriever of today names folders."""
     date = "07-20-2016" if description.startswith("full") else "08-30-2017"
     return Path(
         "CBIS-DDSM",
@@ -126,23 +133,28 @@ def nbia(series: Series, description: str) -> Path:
 
 
 def older(series: Series, description: str) -> Path:
+    """As an older one did."""
     dashed = description.replace(" ", "-")
     return Path("CBIS-DDSM", series.subject, f"10-04-2016-DDSM-{series.study[-5:]}", f"1-{dashed}-{series.series[-5:]}")
 
 
 def classic(series: Series, description: str) -> Path:
+    """As the tables have it."""
     return Path(*series)
 
 
 def google(series: Series, description: str) -> Path:
+    """As a mirror has it, without descriptions."""
     return Path("dicom", series.study, series.series)
 
 
 def kaggle(series: Series, description: str) -> Path:
+    """As the mirror of JPEG files has it."""
     return Path("jpeg", series.series)
 
 
 LAYOUTS: dict[str, Place] = {"nbia": nbia, "older": older, "classic": classic, "google": google, "kaggle": kaggle}
+"""Name to where the images are."""
 
 
 def film_pixels(place: int, shape: tuple[int, int] = FILM) -> np.ndarray:
@@ -160,12 +172,13 @@ def lesion_pixels(place: int) -> np.ndarray:
 
 
 def mask_pixels(shape: tuple[int, int] = FILM) -> np.ndarray:
+    """The mask of a lesion: 255 in it, 0 around."""
     mask = np.zeros(shape, np.uint8)
     mask[10:20, 5:12] = 255
     return mask
 
 
-def make_tree(
+def write_tree(
     top: Path,
     lesions: Iterable[Lesion],
     layout: str = "nbia",
@@ -217,49 +230,26 @@ def _write(folder: Path, layout: str, series: Series, images: list[np.ndarray], 
             Image.fromarray(eight).save(folder / f"1-{number:03d}.jpg", quality=95)
             continue
         name = {"classic": f"{number - 1:06d}.dcm", "google": f"1.2.{number}"}.get(layout, f"1-{number}.dcm")
-        tags = {"SeriesInstanceUID": series.series, "StudyInstanceUID": series.study, "StudyDate": "20160720"}
-        own = {"PatientID": series.subject, "PatientName": series.subject, "Modality": "MG"}
-        make_dicom(folder / name, pixels, syntax=syntax, **tags, **own)
+        _write_dicom(folder / name, pixels, series, syntax)
 
 
-def write_headers(top: Path, lesions: Iterable[Lesion], layout: str = "nbia") -> int:
-    """All files of a release as DICOM headers without pixels; how many."""
-    header = top / "header.dcm"
-    top.mkdir(parents=True, exist_ok=True)
-    make_dicom(header, film_pixels(0), without=("PixelData",))
-    done: set[Series] = set()
-    count = 0
-    for lesion in lesions:
-        for series, files in ((lesion.image, 1), (lesion.crop, 1 + (lesion.crop == lesion.mask)), (lesion.mask, 1)):
-            if series not in done:
-                done.add(series)
-                folder = top / LAYOUTS[layout](series, "full mammogram images" if files == 1 else "ROI mask images")
-                os.makedirs(folder)
-                for number in range(files):
-                    os.link(header, folder / f"1-{number + 1}.dcm")
-                count += files
-    header.unlink()
-    return count
-
-
-def write_metadata(top: Path, folders: Mapping[Series, Path]) -> None:
-    """``metadata.csv`` as the NBIA Data Retriever writes it on Windows."""
-    with (top / "metadata.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, METADATA.split(","), restval="NA")
-        writer.writeheader()
-        for series, folder in folders.items():
-            location = ".\\" + str(folder).replace("/", "\\")
-            known = {"Series UID": series.series, "Subject ID": series.subject, "Study UID": series.study}
-            writer.writerow(known | {"File Location": location})
-
-
-def copied(tree: Path, to: Path) -> Path:
-    return Path(shutil.copytree(tree, to))
-
-
-def edit(path: Path, **tags: object) -> None:
-    """Change elements of a DICOM file."""
-    dataset = pydicom.dcmread(path)
-    for name, value in tags.items():
-        setattr(dataset, name, value)
-    dataset.save_as(path)
+def _write_dicom(path: Path, pixels: np.ndarray, series: Series, syntax: UID) -> None:
+    """A file with the elements that matter here; `pixels` (H, W) of 8 or 16 bits."""
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian if syntax.is_compressed else syntax
+    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = "1.2.3"
+    dataset = pydicom.Dataset()
+    dataset.file_meta = meta
+    dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    dataset.Modality, dataset.StudyDate = "MG", "20160720"
+    dataset.PatientID = dataset.PatientName = series.subject
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID = series.study, series.series
+    dataset.Rows, dataset.Columns = pixels.shape
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = 1, "MONOCHROME2", 0
+    dataset.BitsAllocated = dataset.BitsStored = pixels.dtype.itemsize * 8
+    dataset.HighBit = dataset.BitsStored - 1
+    dataset.PixelData = pixels.tobytes()
+    if syntax.is_compressed:
+        dataset.compress(syntax, generate_instance_uid=False)
+    dataset.save_as(path, enforce_file_format=True)

@@ -1,17 +1,14 @@
-"""Made-up releases of HAM10000: layout, columns and counts of the real one, other images. Names are secrets."""
+"""A made-up HAM10000: layout and columns of the real one, other images; names that must stay secret say so."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from image_makers import picture
-from prepare_specs import prepare_spec
-
-from medfl.data.datalists import Datalist
-from medfl_datasets.ham10000.spec import HAM10000
+from PIL import Image
 
 HEADER = ("lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization")
 """As on Kaggle; Dataverse adds ``dataset``."""
@@ -21,18 +18,25 @@ LESIONS = {"nv": 5403, "mel": 614, "bkl": 727, "bcc": 327, "akiec": 228, "vasc":
 """Published numbers of each diagnosis."""
 
 COLLECTIONS = {"vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "vienna_dias": 439}
+"""Published numbers of images of each collection."""
 
 SMALL = dict.fromkeys(IMAGES, (3, 2))
 """Diagnosis to images and lesions: 21 images of 14 lesions."""
 
 
-def make_rows(counts: dict[str, tuple[int, int]]) -> list[dict[str, str]]:
-    """Rows in a random order; the first 57 and 234 in it have no age, sex and localization if there are that many."""
+def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL, seed: int = 0) -> list[dict[str, str]]:
+    """Rows of the table, in the order of the columns of Dataverse.
+
+    Args:
+        counts: Diagnosis to its numbers of images and of lesions. With those of the release (`IMAGES`, `LESIONS`) 57
+            rows have no age and sex and 234 no localization, as published; else 2 and 3.
+        seed: Decides their order.
+    """
     pairs = [(dx, f"HAM_{dx}_SECRET_{n % lesions}") for dx, (images, lesions) in counts.items() for n in range(images)]
     whole = len(pairs) == sum(IMAGES.values())
     collections = [name for name, count in COLLECTIONS.items() for _ in range(count if whole else 6)]
     rows = []
-    for place, pair in enumerate(np.random.default_rng(7).permutation(len(pairs)).tolist()):
+    for place, pair in enumerate(np.random.default_rng(seed).permutation(len(pairs)).tolist()):
         dx, lesion = pairs[pair]
         rows.append(
             {
@@ -49,7 +53,28 @@ def make_rows(counts: dict[str, tuple[int, int]]) -> list[dict[str, str]]:
     return rows
 
 
-def write_table(path: Path, rows: Sequence[dict[str, str]], separator: str = ",", **options: object) -> None:
+def write_release(
+    folder: Path, counts: Mapping[str, tuple[int, int]] = SMALL, masks: bool = False, seed: int = 0
+) -> Path:
+    """Write a release: the layout of Kaggle with the columns of Dataverse.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        counts: Diagnosis to its numbers of images and of lesions, see `make_rows`.
+        masks: Whether there are masks of lesions, and skin around them.
+        seed: Decides the order of the rows.
+
+    Returns:
+        The folder ``HAM10000``.
+    """
+    release, rows = folder / "HAM10000", make_rows(counts, seed)
+    write_images(release, rows, masks)
+    write_table(release / "HAM10000_metadata.csv", rows)
+    return release
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, str]], separator: str = ",", **options: Any) -> None:
+    """Write rows with the names of their columns; `options` are those of `csv.DictWriter`."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), delimiter=separator, **options)
         writer.writeheader()
@@ -57,11 +82,11 @@ def write_table(path: Path, rows: Sequence[dict[str, str]], separator: str = ","
 
 
 def colour_of(place: int) -> tuple[int, int, int]:
-    """Of the lesion in the image of a row."""
-    return 200, place * 10, 100
+    """Of the lesion in the image of a row, RGB."""
+    return 200, place * 10 % 256, 100
 
 
-def write_images(folder: Path, rows: Sequence[dict[str, str]], masks: bool = False) -> None:
+def write_images(folder: Path, rows: Sequence[Mapping[str, str]], masks: bool = False) -> None:
     """Images of one colour, 16 x 24; the first half is in part 1. With masks, in folders below, lesions in black skin.
 
     The lesion of row n begins at row 4 and column 2 + n % 8, and is 4 rows high and 8 columns wide.
@@ -76,22 +101,5 @@ def write_images(folder: Path, rows: Sequence[dict[str, str]], masks: bool = Fal
             pixels[lesion == 0] = 0
             around = folder / "HAM10000_segmentations_lesion_tschandl"
             around.mkdir(exist_ok=True)
-            picture(around / f"{row['image_id']}_segmentation.png", lesion)
-        picture(part / f"{row['image_id']}.jpg", pixels, format="JPEG", quality=95, subsampling=0)
-
-
-def make_release(folder: Path, masks: bool = False) -> tuple[Path, list[dict[str, str]]]:
-    """The layout of Kaggle with the columns of Dataverse."""
-    release, rows = folder / "HAM10000", make_rows(SMALL)
-    write_images(release, rows, masks)
-    write_table(release / "HAM10000_metadata.csv", rows)
-    return release, rows
-
-
-def prepare(source: Path, out: Path, size: int = 4, **options: object) -> Datalist:
-    """Prepare it in this process, small."""
-    return prepare_spec(HAM10000, source, out, size=(size, size), **{"workers": 1} | options)
-
-
-def exclusions(datalist: Datalist) -> dict[str, int]:
-    return {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
+            Image.fromarray(lesion).save(around / f"{row['image_id']}_segmentation.png")
+        Image.fromarray(pixels).save(part / f"{row['image_id']}.jpg", quality=95, subsampling=0)

@@ -1,14 +1,18 @@
-"""Made-up copies of mini-MIAS: layout, table and counts of the real one, other pixels."""
+"""A made-up mini-MIAS: layout and table of the real one, other pixels. Nobody was ever filmed for it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from medfl_datasets.mias.tables import EDGE, FILE
+
 FILMS = 322
+"""Films of the real one."""
+
 HEAD = b"P5\n# CREATOR: GIMP PNM Filter Version 1.1\n%d %d\n255\n"
 """The head of every real file, which has 1,048,632 bytes with its 1024 x 1024 pixels."""
 
@@ -69,11 +73,11 @@ SEVERITIES = {"B": 69, "M": 54}
 """Published numbers of rows."""
 
 
-def official_rows() -> dict[int, list[str]]:
-    """Rows of each film: those of `KNOWN`, and others such that all published numbers come out."""
+def official_rows(seed: int = 0) -> dict[int, Sequence[str]]:
+    """Rows of each film: those of `KNOWN`, and others, drawn by a seed, such that all published numbers come out."""
     rows = {number: list(KNOWN.get(number, [])) for number in range(1, FILMS + 1)}
     words = [row.split() for known in KNOWN.values() for row in known]
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     rest = [number for number in rows if not rows[number]]
     kinds = rng.permutation(_rest(KINDS, [word[1] for word in words]))
     tissues = rng.permutation(_rest(TISSUES, [word[0] for word in words]))
@@ -85,53 +89,65 @@ def official_rows() -> dict[int, list[str]]:
     return rows
 
 
-def write_table(path: Path, rows: dict[int, list[str]], bare: bool = False) -> None:
+def write_table(path: Path, rows: Mapping[int, Sequence[str]], bare: bool = False) -> None:
     """Write ``Info.txt``: as released, or as others copied it, with the table and a line of names only."""
-    lines = [f"mdb{number:03d} {row}{' ' * (number % 3)}" for number, found in rows.items() for row in found]
+    lines = [f"mdb{number:03d} {row}{' ' * (number % 3)}" for number, of_film in rows.items() for row in of_film]
     head = ["REFNUM BG CLASS SEVERITY X Y RADIUS"] if bare else PROSE.splitlines()
     path.write_bytes("\n".join([*head, *lines, ""]).replace("\n", "\n" if bare else "\r\n").encode())
 
 
-def make_release(
-    folder: Path, films: Collection[int] = range(1, FILMS + 1), edge: int = 8, rows: dict[int, list[str]] | None = None
+def write_release(
+    folder: Path,
+    rows: Mapping[int, Sequence[str]] = SOME_ROWS,
+    films: Collection[int] | None = None,
+    edge: int = 64,
+    seed: int = 0,
 ) -> Path:
     """Write ``all-mias`` into a folder.
 
     Args:
-        folder: Where to write.
-        films: Numbers of the films to write; the table has all of `rows`.
-        edge: Of the films; the real ones have 1024 pixels, and only on these are there lesions.
-        rows: Of the table; None means `official_rows`.
+        folder: Where to write; made if it is not there.
+        rows: Of the table: number of a film to what is said of it; `official_rows` are those of a whole release.
+        films: Numbers of the films that are there; None means all of `rows`.
+        edge: Of the films in pixels, >= 4; the real ones have 1024, and only on these are there lesions.
+        seed: Decides how bright each film is.
+
+    Returns:
+        The folder ``all-mias``.
     """
     release = folder / "all-mias"
     release.mkdir(parents=True)
-    rows = rows or official_rows()
-    write_table(release / "Info.txt", rows)
+    write_table(release / FILE, rows)
     (release / "Licence.txt").write_text("MAMMOGRAPHIC IMAGE ANALYSIS SOCIETY\nDIGITAL MAMMOGRAM DATABASE\n")
     (release / "README").write_text(PROSE)
-    for number in films:
-        write_film(release, number, rows[number], edge)
+    for number in rows if films is None else films:
+        write_film(release, number, rows[number], edge, seed)
     return release
 
 
-def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int = 8) -> Path:
-    """A film whose chest wall is white, with a stripe of 100 + number % 100, and lesions of 150 with a core of 250."""
+def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int = 64, seed: int = 0) -> Path:
+    """Write a film: its chest wall is white, with a stripe of `brightness`, and lesions of 150 have a core of 250."""
     pixels = np.zeros((edge, edge), np.uint8)
     chest, stripe = (slice(-(edge // 4), None), slice(0, edge // 4))
     if number % 2 == 0:
         chest, stripe = slice(0, edge // 4), slice(-(edge // 4), None)
-    pixels[:, chest], pixels[: edge // 4, stripe] = 255, 100 + number % 100
-    if edge == 1024:
+    pixels[:, chest], pixels[: edge // 4, stripe] = 255, brightness(number, seed)
+    if edge == EDGE:
         down, right = np.mgrid[:edge, :edge]
         for words in (row.split() for row in rows):
             if words[-1].isdecimal():
                 x, y, radius = map(int, words[-3:])
-                distance = np.hypot(right - x, down - (1023 - y))
+                distance = np.hypot(right - x, down - (EDGE - 1 - y))
                 pixels[distance <= radius] = 150
                 pixels[distance <= radius / 2] = 250
     path = release / f"mdb{number:03d}.pgm"
     path.write_bytes(HEAD % (edge, edge) + pixels.tobytes())
     return path
+
+
+def brightness(number: int, seed: int = 0) -> int:
+    """Of the stripe in a film, 100 to 199: two films that follow each other differ."""
+    return 100 + (number + seed) % 100
 
 
 def _rest(published: dict[str, int], used: Sequence[str]) -> list[str]:

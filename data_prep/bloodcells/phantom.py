@@ -1,0 +1,94 @@
+"""Made-up releases of white blood cells: layout and names of the real ones, tiny images of noise, no two alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from medfl.utils.rng import seed_of
+from medfl_datasets.bloodcells.acevedo import FOLDERS
+from medfl_datasets.bloodcells.matek import CODES, FILE
+
+FOLDER_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}
+"""Kind of cell to its folder in Acevedo-20."""
+
+ACEVEDO = dict.fromkeys(FOLDER_OF, 1) | {"BA": 5, "BNE": 5, "EO": 6}
+MATEK = dict.fromkeys(CODES, 1) | {"BAS": 2, "MYO": 3}
+BODZAS = {
+    "Basophile": 2,
+    "Eosinophile": 1,
+    "Lymphoblast": 2,
+    "Lymphocyte": 1,
+    "Monocyte": 1,
+    "Myeloblast": 1,
+    "Neutrophile Band": 1,
+    "Neutrophile Segment": 3,
+    "Normoblast": 1,
+}
+"""Images of each kind of cell, or in each folder."""
+
+
+def write_release(folder: Path, seed: int = 0) -> Path:
+    """Write all three releases.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        seed: Seed of all draws.
+
+    Returns:
+        The folder.
+    """
+    for write in (write_acevedo, write_matek, write_bodzas):
+        write(folder, seed=seed)
+    return folder
+
+
+def write_acevedo(folder: Path, counts: Mapping[str, int] = ACEVEDO, seed: int = 0) -> Path:
+    """Write ``PBC_dataset_normal_DIB``: JPEG files of three sizes, and the stray dot file.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        counts: Kind of cell to its images.
+        seed: Seed of all draws.
+
+    Returns:
+        The folder of the classes.
+    """
+    top = folder / "PBC_dataset_normal_DIB"
+    for code, count in counts.items():
+        for number in range(count):
+            name = f"{FOLDER_OF[code]}/{code}_{100000 + number}.jpg"
+            _write_cell(top, name, seed, (*((12, 13), (14, 15), (12, 12))[number % 3], 3))
+    (top / "neutrophil" / ".DS_169665.jpg").write_bytes(b"Bud1")
+    return top
+
+
+def write_matek(folder: Path, counts: Mapping[str, int] = MATEK, seed: int = 0) -> Path:
+    """Write ``AML-Cytomorphology_LMU``: TIFF files with an alpha channel, and the table; see `write_acevedo`."""
+    top, lines = folder / "AML-Cytomorphology_LMU", []
+    for code, count in counts.items():
+        for number in range(1, count + 1):
+            name = f"{code}/{code}_{number:04d}.tiff"
+            _write_cell(top, name, seed, (12, 12, 4))
+            lines.append(f"{name} {code} {'MON' if number == 2 else 'nan'} {'nan' if number < 3 else code}")
+    (top / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return top
+
+
+def write_bodzas(folder: Path, counts: Mapping[str, int] = BODZAS, seed: int = 0) -> Path:
+    """Write ``bodzas``: BMP files whose names begin anew in each folder; see `write_acevedo`."""
+    top = folder / "bodzas"
+    for kind, count in counts.items():
+        for number in range(count):
+            _write_cell(top, f"{kind}/{number}.bmp", seed, (12, 12, 3))
+    return top
+
+
+def _write_cell(top: Path, name: str, seed: int, shape: tuple[int, int, int]) -> None:
+    path = top / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed_of(seed, "bloodcells phantom", top.name, name))
+    Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path)

@@ -1,0 +1,49 @@
+"""A made-up hospital's image files and their table of labels; names and identifiers hold the word secret."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from medfl.utils.rng import seed_of
+
+HEAD = ("file", "diagnosis", "patient", "hospital", "part", "sex")
+"""Columns of the table."""
+
+ROWS = (
+    ("secret-sally-1.png", "benign", "SECRET-7", "north", "Train", "f"),
+    ("sub/secret-tom.png", "malignant", "SECRET-3", "south", "val", "m"),
+    ("secret-sally-2.png", "malignant", "SECRET-7", "north", "training", "f"),
+    ("secret-uma.jpg", "benign", "SECRET-9", "south", "TEST", ""),
+)
+"""Rows of the table."""
+
+
+def write_release(folder: Path, seed: int = 0) -> Path:
+    """Write the folder ``images`` with four images of noise, and ``labels.csv``.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        seed: Seed of all draws.
+
+    Returns:
+        The folder.
+    """
+    from PIL import Image
+
+    (folder / "images" / "sub").mkdir(parents=True)
+    rng = np.random.default_rng(seed_of(seed, "folder phantom"))
+    for row in ROWS:
+        Image.fromarray(rng.integers(0, 256, (20, 30), dtype=np.uint8)).save(folder / "images" / row[0])
+    write_table(folder / "labels.csv")
+    return folder
+
+
+def write_table(path: Path, rows: Sequence[Sequence[str]] = ROWS, head: Sequence[str] = HEAD) -> Path:
+    """Write a table as CSV; gives its path."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *rows])
+    return path
