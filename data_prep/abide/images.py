@@ -9,7 +9,7 @@ from pathlib import Path
 from medfl.data.readers.map_files import read_map
 from medfl.data.readers.volumes import Grid
 from medfl.data.table import row_list
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 
 MOST_UNREADABLE = 0.05
 """If more of the maps that are there can't be read, nothing is written."""
@@ -21,9 +21,9 @@ Failures = Mapping[tuple[int, str], str]
 """Table row and derivative to what is wrong."""
 
 
-def read_one(path: Path, grid: Grid) -> Loaded:
+def read_one(path: Path, grid: Grid) -> LoadedItem:
     """Read a map; see `medfl.data.readers.map_files.read_map`."""
-    return Loaded(read_map(path, grid))
+    return LoadedItem(read_map(path, grid))
 
 
 def too_many(failed: Failures, maps: int) -> str | None:

@@ -32,7 +32,8 @@ from medfl.ingest.array_file import stack_rows
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.options import Words, check_mirror
 from medfl.ingest.pipeline import QUARANTINE
-from medfl.ingest.spec import ImageSpec, Say, folder_with
+from medfl.ingest.spec import ImageSpec, folder_with
+from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
 from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, find_maps, nothing_found

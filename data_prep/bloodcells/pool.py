@@ -22,7 +22,8 @@ from medfl.data.datalists import Datalist, Record
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
-from medfl.ingest.spec import ImageSpec, Say, folder_or_top
+from medfl.ingest.spec import ImageSpec, folder_or_top
+from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import Cell, Listing, Release, read_cell
 from medfl_datasets.bloodcells.labels import LabelMap
 from medfl_datasets.bloodcells.split import choose_test, find_copies

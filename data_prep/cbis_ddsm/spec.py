@@ -27,8 +27,8 @@ from medfl.errors import DataError
 from medfl.ingest import choice as ingest_choice
 from medfl.ingest.choice import Outcome, exclusions
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.pipeline import describe_counts
-from medfl.ingest.spec import ImageSpec, Say
+from medfl.ingest.spec import ImageSpec
+from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS
 from medfl_datasets.cbis_ddsm.choice import LEAKING, THREE_CLASSES, TWO_CLASSES, Choice, Image, choose
 from medfl_datasets.cbis_ddsm.files import Tree

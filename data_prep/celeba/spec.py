@@ -22,7 +22,8 @@ from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import ImageSpec, Say, folder_or_top
+from medfl.ingest.spec import ImageSpec, folder_or_top
+from medfl.utils.text import Say
 from medfl_datasets.celeba import RECORDS
 from medfl_datasets.celeba.files import ALIGNED, IDENTITY, PARTITION, SIZE, Files, find_files, read_face
 from medfl_datasets.celeba.tables import Attribute, all_of, read_attribute, read_identities, read_splits

@@ -28,8 +28,9 @@ from medfl.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.ingest.image_folder import ImageFolder
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
-from medfl.ingest.spec import ImageSpec, Say, folder_with
-from medfl.ingest.workers import Loaded
+from medfl.ingest.spec import ImageSpec, folder_with
+from medfl.ingest.workers import LoadedItem
+from medfl.utils.text import Say
 from medfl_datasets.derm7pt import RECORDS
 from medfl_datasets.derm7pt.tables import GROUPS, Release, read_release
 
@@ -141,7 +142,7 @@ class Derm7pt(ImageSpec):
         )
 
 
-def read_case(path: Path, size: int) -> Loaded:
+def read_case(path: Path, size: int) -> LoadedItem:
     """Read an image of a case.
 
     Args:
@@ -154,7 +155,7 @@ def read_case(path: Path, size: int) -> Loaded:
     Raises:
         DataError: If it can't be read, or has more than 8 bits a channel.
     """
-    return Loaded(resize(read_rgb(path), (size, size)))
+    return LoadedItem(resize(read_rgb(path), (size, size)))
 
 
 def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str, int]]:

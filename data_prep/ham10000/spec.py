@@ -24,8 +24,8 @@ from medfl.errors import DataError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.pipeline import describe_counts
-from medfl.ingest.spec import ImageSpec, Say
+from medfl.ingest.spec import ImageSpec
+from medfl.utils.text import Say, describe_counts
 from medfl_datasets.ham10000 import RECORDS
 from medfl_datasets.ham10000.files import Files, Part, find_files, read_part
 from medfl_datasets.ham10000.tables import OFFICIAL, Metadata, read_metadata, shared_lesions

@@ -26,7 +26,8 @@ from medfl.errors import DataError, check_choice
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose
-from medfl.ingest.spec import ImageSpec, Say, folder_or_top
+from medfl.ingest.spec import ImageSpec, folder_or_top
+from medfl.utils.text import Say
 from medfl_datasets.lc25000 import RECORDS
 from medfl_datasets.lc25000.copies import group_copies
 from medfl_datasets.lc25000.files import CLASSES, OFFICIAL, SIZE, Files, find_files, read_tile, thumbnail

@@ -29,7 +29,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
-from medfl.ingest.spec import ImageSpec, Say
+from medfl.ingest.spec import ImageSpec
 from medfl.partition.holdouts import holdout
 from medfl.utils.rng import seed_of
 from medfl.utils.text import Say

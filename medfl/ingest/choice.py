@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from medfl.data.table import row_list
 from medfl.ingest.pipeline import QUARANTINE, Ingested
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Choice:
     items: Sequence[Any]
     places: Sequence[int]
     files: Callable[[Any], Sequence[Path]]
-    load: Callable[[Any], Loaded]
+    load: Callable[[Any], LoadedItem]
     shape: tuple[int, ...]
     recipe: Mapping[str, Any]
     cells: Callable[[int], tuple[str | int, ...]]
@@ -61,7 +61,7 @@ class Outcome:
     Attributes:
         choice: What was to be read.
         kept: For each row of the array its place.
-        facts: For each row of the array what `medfl.ingest.workers.Loaded.facts` said.
+        facts: For each row of the array what `medfl.ingest.workers.LoadedItem.facts` said.
         reasons: Place to reason, of what is left out: first what is missing, then what can't be read.
         dropped: Place to reason, of what was read and does not stay, see `medfl.ingest.spec.ImageSpec.drop`.
     """

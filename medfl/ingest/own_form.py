@@ -14,9 +14,10 @@ from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import row_list
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.pipeline import Say, core_count
-from medfl.ingest.workers import Loaded
+from medfl.ingest.pipeline import core_count
+from medfl.ingest.workers import LoadedItem
 from medfl.utils.progress import progress
+from medfl.utils.text import Say
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Form:
         return (*self.size, self.channels) if self.channels > 1 else self.size
 
 
-def read_row(path: Path, form: Form) -> Loaded:
+def read_row(path: Path, form: Form) -> LoadedItem:
     """Read an image file.
 
     Args:
@@ -55,9 +56,9 @@ def read_row(path: Path, form: Form) -> Loaded:
         DataError: If it can't be read.
     """
     if form.reading is not None:
-        return Loaded(read_mammogram(path, form.size, form.channels, **form.reading))
+        return LoadedItem(read_mammogram(path, form.size, form.channels, **form.reading))
     pixels = read_image(path, form.size, form.channels)
-    return Loaded(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
+    return LoadedItem(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
 
 
 def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, Kind], dict[int, str]]:

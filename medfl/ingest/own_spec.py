@@ -31,7 +31,8 @@ from medfl.ingest.image_folder import ImageFolder
 from medfl.ingest.labels import Columns, Rows, read_rows
 from medfl.ingest.options import Choose, Positional, read_edges, size_text
 from medfl.ingest.own_form import form_of, look_at_all, read_row
-from medfl.ingest.spec import ImageSpec, Say
+from medfl.ingest.spec import ImageSpec
+from medfl.utils.text import Say
 
 NO_GROUPS = (
     "warning: without --group-column each image counts as a patient of its own: "

@@ -40,7 +40,7 @@ from medfl.ingest.checkpoint import ARRAY, Checkpoint, stamp_of
 from medfl.ingest.workers import LoadedItem, read_all
 from medfl.utils.locks import LOCK, held
 from medfl.utils.progress import progress
-from medfl.utils.text import Say, describe_counts
+from medfl.utils.text import Say
 
 QUARANTINE = "quarantine.csv"
 """The list of what was left out, with reasons; it is written only if there is anything."""

@@ -11,7 +11,8 @@ from medfl.ingest.array_file import keep_rows
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import as_outcome
 from medfl.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
-from medfl.ingest.spec import DatasetSpec, ImageSpec, Say, WholeSpec
+from medfl.ingest.spec import DatasetSpec, ImageSpec, WholeSpec
+from medfl.utils.text import Say
 
 
 def prepare(

@@ -9,7 +9,7 @@ is the same for all data sets.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -20,10 +20,8 @@ from medfl.data.datalists import SPLITS, Datalist, Record
 from medfl.errors import DataError
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import Choice, Outcome
-from medfl.ingest.pipeline import QUARANTINE, describe_counts
-
-Say = Callable[[str], None]
-"""Gets a line for people."""
+from medfl.ingest.pipeline import QUARANTINE
+from medfl.utils.text import Say, describe_counts
 
 
 class DatasetSpec(BaseModel, ABC):

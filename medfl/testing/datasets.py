@@ -17,8 +17,8 @@ from medfl.ingest import checkpoint
 from medfl.ingest.choice import Choice
 from medfl.ingest.pipeline import QUARANTINE, work_folder
 from medfl.ingest.prepare import prepare
-from medfl.ingest.spec import DatasetSpec, ImageSpec, Say, WholeSpec, path_fields
-from medfl.ingest.workers import Loaded
+from medfl.ingest.spec import DatasetSpec, ImageSpec, WholeSpec, path_fields
+from medfl.ingest.workers import LoadedItem
 from medfl.plugins import load_plugins
 from medfl.settings import read_settings
 from medfl.utils.text import Say

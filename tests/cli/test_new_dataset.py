@@ -127,7 +127,11 @@ def test_a_folder_is_tested_listed_prepared_run_and_studied_as_it_is_written(med
             "people are told 1 names of files",
         ),
         ("size))", "size), {'file': path.stem})", "what is kept of an interruption holds [1-4] names of files"),
-        ("return Loaded(", "return Loaded(np.random.randint(9) + ", "after an interruption there are other bytes"),
+        (
+            "return LoadedItem(",
+            "return LoadedItem(np.random.randint(9) + ",
+            "after an interruption there are other bytes",
+        ),
         ("size))", "size) if path.stat().st_size > 20 else np.zeros((8, 8, 3)))", "costs one image, here 0"),
         ("default_rng(seed)", "default_rng()", "written again, a made-up release has other bytes in"),
     ],

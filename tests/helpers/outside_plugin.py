@@ -18,7 +18,7 @@ from pydantic import Field
 from medfl.data.datalists import Datalist
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.ingest.spec import Choice, ImageSpec
-from medfl.ingest.workers import Loaded
+from medfl.ingest.workers import LoadedItem
 from medfl.methods.averaging import Averaging
 from medfl.methods.trainings import Budget, Training
 from medfl.plugins import DatasetRecord, MethodRecord, SectionRecord, hookimpl
@@ -160,7 +160,7 @@ class Scans(ImageSpec):
 
 def read_scan(path, size):
     """One image."""
-    return Loaded(resize(read_rgb(path), size))
+    return LoadedItem(resize(read_rgb(path), size))
 
 
 def write_release(folder, images=8, seed=0):

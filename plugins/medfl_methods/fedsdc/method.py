@@ -294,4 +294,3 @@ class FedSDC(WithHeads):
     def whole(self, holder: Holder, model: nn.Module) -> bool:
         """Whether all of the body is shared, in a network like `model`."""
         return self.shared(model, holder.settings.norm_sync) == self.shared(model, "all")
-
