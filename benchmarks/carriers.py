@@ -77,7 +77,7 @@ def options(rounds: int) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def watched(states: Path, pids: Callable[[], dict[str, list[psutil.Process]]], found: Measured) -> Iterator[None]:
+def watched(states: Path, pids: Callable[[], dict[str, list[psutil.Process]]], measured: Measured) -> Iterator[None]:
     """Note when each step of the server is committed, and the highest memory of processes by their part."""
     done, seen = threading.Event(), dict[str, float]()
 
@@ -89,7 +89,7 @@ def watched(states: Path, pids: Callable[[], dict[str, list[psutil.Process]]], f
             for part, processes in pids().items():
                 for process in processes:
                     with contextlib.suppress(psutil.Error):
-                        found.memory[part] = max(found.memory.get(part, 0), process.memory_info().rss)
+                        measured.memory[part] = max(measured.memory.get(part, 0), process.memory_info().rss)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -97,11 +97,11 @@ def watched(states: Path, pids: Callable[[], dict[str, list[psutil.Process]]], f
     try:
         yield
     finally:
-        found.whole = time.perf_counter() - started
+        measured.whole = time.perf_counter() - started
         done.set()
         thread.join()
     times = [seen[name] for name in sorted(seen)]
-    found.steps = [later - earlier for earlier, later in zip(times[1:-2], times[2:-1], strict=True)]
+    measured.steps = [later - earlier for earlier, later in zip(times[1:-2], times[2:-1], strict=True)]
 
 
 def sent(run: Path) -> int:
@@ -112,20 +112,20 @@ def sent(run: Path) -> int:
 
 def run_local(bundle: Path, data: Path, out: Path, rounds: int) -> Measured:
     """One run of the local carrier, in a process of its own."""
-    found = Measured()
+    measured = Measured()
     words = [f"--{name}={value}" for name, value in options(rounds).items()]
     command = [str(Path(sys.executable).with_name("medfl")), "run", str(bundle), "--dataset-dir", str(data)]
     with subprocess.Popen([*command, f"--output_dir={out}", *words], stdout=subprocess.DEVNULL) as process:
         here = {"one process": [psutil.Process(process.pid)]}
-        with watched(out / "state" / "server", lambda: here, found):
+        with watched(out / "state" / "server", lambda: here, measured):
             assert process.wait() == 0
-    found.bytes_ = sent(out)
-    return found
+    measured.bytes_ = sent(out)
+    return measured
 
 
 def run_flare(bundle: Path, kits: Path, states: Path, out: Path, rounds: int) -> Measured:
     """One run of the federation that is up."""
-    found, jobs = Measured(), dict[int, tuple[str, psutil.Process]]()
+    measured, jobs = Measured(), dict[int, tuple[str, psutil.Process]]()
 
     def processes() -> dict[str, list[psutil.Process]]:
         for process in psutil.process_iter(["pid", "cmdline"]):
@@ -138,10 +138,10 @@ def run_flare(bundle: Path, kits: Path, states: Path, out: Path, rounds: int) ->
         return parts
 
     offer = make_offer(bundle, options(rounds), out.name, SITES, 600)
-    with watched(states / "runs" / out.name / "state" / "server", processes, found), quiet():
+    with watched(states / "runs" / out.name / "state" / "server", processes, measured), quiet():
         submit(Submission(offer, kits / ADMIN, out))
-    found.bytes_ = sent(out)
-    return found
+    measured.bytes_ = sent(out)
+    return measured
 
 
 @contextlib.contextmanager
@@ -178,9 +178,9 @@ def federation(root: Path, bundles: dict[str, Path], data: Path) -> Iterator[Pat
 
 def show(megabytes: float, local: list[Measured], flare: list[Measured]) -> None:
     """One size: medians of the steps, their ratio, bytes of a step, highest memory."""
-    steps = [statistics.median(step for one in runs for step in one.steps) for runs in (local, flare)]
+    steps = [statistics.median(step for run in runs for step in run.steps) for runs in (local, flare)]
     ratios = [statistics.median(b.steps) / statistics.median(a.steps) for a, b in zip(local, flare, strict=True)]
-    memory = {part: max(one.memory[part] for one in (*local, *flare) if part in one.memory) for part in
+    memory = {part: max(run.memory[part] for run in (*local, *flare) if part in run.memory) for part in
               ("one process", *JOBS)}  # fmt: skip
     rounds = len(local[0].steps) + 1
     print(
@@ -198,23 +198,23 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 20, 200])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=2)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="medfl-carriers-") as folder:
         root = Path(folder)
         data = root / "data"
         make_cohort(data, sites=3, images_per_site=12, classes=2, size=8)
-        bundles = {f"mb{size:g}": write_bundle(root / f"mb{size:g}", size) for size in given.megabytes}
+        bundles = {f"mb{size:g}": write_bundle(root / f"mb{size:g}", size) for size in arguments.megabytes}
         print("Step: median seconds between two commits. Bytes: tensors to and from three sites. Memory: peaks of RSS.")
         print("| model | step, local | flare | ratio | bytes | run, local | flare | memory, local | server | site |")
         print("|---|---|---|---|---|---|---|---|---|---|")
         with federation(root, bundles, data) as kits:
-            for size, bundle in zip(given.megabytes, bundles.values(), strict=True):
+            for size, bundle in zip(arguments.megabytes, bundles.values(), strict=True):
                 local, flare = [], []
-                for turn in range(given.repeat):
-                    local.append(run_local(bundle, data, root / f"local-{size:g}-{turn}", given.rounds))
+                for turn in range(arguments.repeat):
+                    local.append(run_local(bundle, data, root / f"local-{size:g}-{turn}", arguments.rounds))
                     states = root / "state" / "server"
-                    flare.append(run_flare(bundle, kits, states, root / f"flare-{size:g}-{turn}", given.rounds))
+                    flare.append(run_flare(bundle, kits, states, root / f"flare-{size:g}-{turn}", arguments.rounds))
                 show(size, local, flare)
 
 

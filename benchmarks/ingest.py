@@ -98,7 +98,7 @@ def seconds(action: Callable[[], None]) -> tuple[float, float]:
 
     def cpu() -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(one.ru_utime + one.ru_stime for one in used)
+        return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
     before, begun = cpu(), time.perf_counter()
     action()
@@ -162,14 +162,14 @@ def main() -> None:
         paths = [files / f"{number:04d}.dcm" for number in range(options.images)]
         for number, path in enumerate(paths):
             write_film(path, number, rows, columns, options.bits, SYNTAXES[options.compression])
-        found = measure(paths, options.size, folder, options.repetitions, options.workers)
+        figures = measure(paths, options.size, folder, options.repetitions, options.workers)
         for which in ("bare", "medfl"):
-            found[f"MiB at the peak, {which}"] = peak_of(which, files, options.size)
+            figures[f"MiB at the peak, {which}"] = peak_of(which, files, options.size)
     print(f"{options.images} images of {rows} x {columns}, {options.bits} bits, to {options.size}")
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:<48} {value:8.2f}")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def seconds_of(name: str, sites: Mapping[str, Splits], seed: int) -> float:
         CLASSES,
         ("accuracy",),
     )
-    found: list[Row] = []
+    written: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         simulate(
             Run(
@@ -52,10 +52,10 @@ def seconds_of(name: str, sites: Mapping[str, Splits], seed: int) -> float:
                 settings=Settings(rounds=1, epochs=5, batch_size=50, seed=seed),
                 sites=sites,
                 folder=Path(folder) / "run",
-                on_round=lambda round_, rows: found.extend(rows),
+                on_round=lambda round_, rows: written.extend(rows),
             )
         )
-    return sum(row.value for row in found if row.metric == "work_seconds")
+    return sum(row.value for row in written if row.metric == "work_seconds")
 
 
 def measure(names: list[str], repetitions: int, images: int) -> dict[str, float]:
@@ -70,7 +70,7 @@ def measure(names: list[str], repetitions: int, images: int) -> dict[str, float]
         seconds = {name: seconds_of(name, sites, seed=number) for name in order}
         for name in names:
             ratios[name].append(seconds[name] / seconds[BASE])
-    return {name: statistics.median(found) for name, found in ratios.items()}
+    return {name: statistics.median(values) for name, values in ratios.items()}
 
 
 def main() -> None:

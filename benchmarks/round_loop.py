@@ -140,7 +140,7 @@ class Interleaved:
         rounds = self.options.rounds
         wall, cpu = sum(self.meter.wall), sum(self.meter.cpu)
         steps = max(1, int(self.options.fraction * self.options.sites)) * rounds
-        found = {
+        figures = {
             "medfl: wall seconds per round": wall / rounds,
             "medfl: CPU seconds per round": cpu / rounds,
             "medfl: client-steps per second": steps / wall,
@@ -149,8 +149,8 @@ class Interleaved:
             "medfl: memory growth, second half to first half, MiB": _growth(self.memory) / 2**20,
         }
         if self.plain is None:
-            return found
-        return found | {
+            return figures
+        return figures | {
             "plain: wall seconds per round": sum(self.plain_wall) / rounds,
             "plain: CPU seconds per round, training": self.plain.seconds["train"] / rounds,
             "plain: CPU seconds per round, evaluation": self.plain.seconds["evaluate"] / rounds,

@@ -92,15 +92,15 @@ def measure_time(n: int, k: int, repetitions: int) -> dict[str, dict[bool, float
     """Shortest seconds of each form, without and with the backward pass."""
     forms = forms_for(n, k)
     x, y = features(n, k)
-    found: dict[str, dict[bool, list[float]]] = {form: {False: [], True: []} for form in forms}
+    samples: dict[str, dict[bool, list[float]]] = {form: {False: [], True: []} for form in forms}
     for number in range(-1 if repetitions > 1 else 0, repetitions):  # the first one warms up
         turn = number % len(forms)
         for form in forms[turn:] + forms[:turn]:
             for gradient in (False, True):
                 taken = seconds(form, n, k, x, y, gradient)
                 if number >= 0:
-                    found[form][gradient].append(taken)
-    return {form: {gradient: min(times[gradient]) for gradient in times} for form, times in found.items()}
+                    samples[form][gradient].append(taken)
+    return {form: {gradient: min(times[gradient]) for gradient in times} for form, times in samples.items()}
 
 
 def measure_memory(form: str, n: int, k: int, threads: int) -> float:
@@ -159,35 +159,37 @@ def measure_regions(edge: int, regions: int, batch: int, repetitions: int) -> di
         for form in sorted(times, reverse=bool(number % 2)):
             taken = region_seconds(form, labels, maps)
             times[form] += [taken] if number else []
-    found = {f"{form}: CPU milliseconds forward and backward": min(taken) * 1e3 for form, taken in times.items()}
-    found["masks / medfl: time"] = min(times["masks"]) / min(times["medfl"])
-    return {f"atlas {edge} x {regions} x {batch}, {name}": value for name, value in found.items()}
+    region_figures = {
+        f"{form}: CPU milliseconds forward and backward": min(taken) * 1e3 for form, taken in times.items()
+    }
+    region_figures["masks / medfl: time"] = min(times["masks"]) / min(times["medfl"])
+    return {f"atlas {edge} x {regions} x {batch}, {name}": value for name, value in region_figures.items()}
 
 
 def figures(n: int, k: int, repetitions: int, threads: int, memory: bool) -> dict[str, float]:
     """Everything about one size."""
     times = measure_time(n, k, repetitions)
     chosen = "k x k" if choose_form(n, k) == "columns" else "n x n"
-    found = {}
+    results = {}
     for form, taken in times.items():
-        found[f"{form}: milliseconds forward"] = taken[False] * 1e3
-        found[f"{form}: milliseconds forward and backward"] = taken[True] * 1e3
+        results[f"{form}: milliseconds forward"] = taken[False] * 1e3
+        results[f"{form}: milliseconds forward and backward"] = taken[True] * 1e3
         if memory:
-            found[f"{form}: MiB at the peak"] = measure_memory(form, n, k, threads) / MIB
+            results[f"{form}: MiB at the peak"] = measure_memory(form, n, k, threads) / MIB
     best = min(taken[True] for taken in times.values())
-    found["chosen / fastest: time"] = times[chosen][True] / best
-    found["direct / chosen: time"] = times["direct"][True] / times[chosen][True]
+    results["chosen / fastest: time"] = times[chosen][True] / best
+    results["direct / chosen: time"] = times["direct"][True] / times[chosen][True]
     if memory:
-        least = max(found[f"{chosen}: MiB at the peak"], 1e-3)
-        found["direct / chosen: memory"] = found["direct: MiB at the peak"] / least
-    return {f"{n} x {k}, {name}": value for name, value in found.items()}
+        least = max(results[f"{chosen}: MiB at the peak"], 1e-3)
+        results["direct / chosen: memory"] = results["direct: MiB at the peak"] / least
+    return {f"{n} x {k}, {name}": value for name, value in results.items()}
 
 
-def row(n: int, k: int, found: dict[str, float]) -> str:
+def row(n: int, k: int, results: dict[str, float]) -> str:
     """One line of the table, in Markdown."""
 
     def cell(name: str, digits: int = 1) -> str:
-        value = found.get(f"{n} x {k}, {name}")
+        value = results.get(f"{n} x {k}, {name}")
         return "" if value is None else f"{value:.{digits}f}"
 
     cells = [str(n), str(k)]
@@ -216,16 +218,16 @@ def main() -> None:
         return
     print("| n | k | ms forward, direct / n x n / k x k | ms with backward | MiB | chosen | chosen / fastest |", end="")
     print(" faster than direct | leaner than direct |\n|" + "---|" * 9)
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for n, k in sizes:
-        found |= figures(n, k, options.repetitions, options.threads, not options.no_memory)
-        print(row(n, k, found), flush=True)
+        results |= figures(n, k, options.repetitions, options.threads, not options.no_memory)
+        print(row(n, k, results), flush=True)
     if options.atlas:
         edge, regions, batch = map(int, options.atlas.split("x"))
-        found |= (atlas := measure_regions(edge, regions, batch, options.repetitions))
+        results |= (atlas := measure_regions(edge, regions, batch, options.repetitions))
         print("\n" + "\n".join(f"{name}: {value:.1f}" for name, value in atlas.items()))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from medfl.task import Task
 
 
-Kind = Literal["update", "weights", "statistic", "samples"]
+PayloadKind = Literal["update", "weights", "statistic", "samples"]
 """What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
 
 
@@ -51,7 +51,7 @@ class Order:
 
 
 @dataclass
-class Parcel:
+class PeerMessage:
     """Site to site. It waits at its receiver until the receiver's next step is saved; the server never holds it."""
 
     to: str
@@ -100,7 +100,7 @@ class Reply:
 
     tensors: Tensors = field(default_factory=dict)
     meta: Meta = field(default_factory=dict)
-    parcels: list[Parcel] = field(default_factory=list)
+    parcels: list[PeerMessage] = field(default_factory=list)
     log: dict[str, float] = field(default_factory=dict)
     trained: dict[str, Model] = field(default_factory=dict)
 
@@ -251,7 +251,7 @@ class Site(Holder):
 
     train: Dataset = None  # type: ignore[assignment]
     val: Dataset | None = None
-    inbox: list[Parcel] = field(default_factory=list)
+    inbox: list[PeerMessage] = field(default_factory=list)
     published: Tensors = field(default_factory=dict)
     secret: bytes = b""
     run_id: str = ""
@@ -300,7 +300,7 @@ class Filter(Protocol):
     """
 
     @property
-    def kinds(self) -> Collection[Kind]:
+    def kinds(self) -> Collection[PayloadKind]:
         """Which kinds of tensors it takes, out of those that the method sends; all others pass it by."""
         ...
 
@@ -330,7 +330,7 @@ class Filter(Protocol):
 class Method(Protocol):
     """A federated algorithm. Most are a few lines on `medfl.methods.averaging.Averaging`."""
 
-    sends: ClassVar[Mapping[str, Kind]]
+    sends: ClassVar[Mapping[str, PayloadKind]]
     """Name prefix to kind. A tensor that leaves a site under any other name is refused there."""
 
     sends_meta: ClassVar[Mapping[str, Tell]]
@@ -342,7 +342,7 @@ class Method(Protocol):
     unlike_heads: ClassVar[bool]
     """Whether sites may have networks with different heads on bodies that are alike."""
 
-    posts_parcels: ClassVar[bool]
+    sends_to_peers: ClassVar[bool]
     """Whether sites send parcels to each other."""
 
     needs_public: ClassVar[bool]

@@ -57,16 +57,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"{hint}Known: {', '.join(names) if names else 'none'}."
 
 
-def check_choice(what: str, given: str, known: Collection[str]) -> None:
+def check_choice(what: str, choice: str, known: Collection[str]) -> None:
     """Refuse a choice that there is not.
 
     Args:
         what: What is chosen, for the message.
-        given: What was typed.
+        choice: What was typed.
         known: What would have been accepted.
 
     Raises:
         SettingsError: With the nearest known one, and all of them.
     """
-    if given not in known:
-        raise SettingsError(f"unknown {what} '{given}'. {did_you_mean(given, known)}")
+    if choice not in known:
+        raise SettingsError(f"unknown {what} '{choice}'. {did_you_mean(choice, known)}")

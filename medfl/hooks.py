@@ -145,10 +145,10 @@ class SectionRecord:
 Record = MethodRecord | NetworkRecord | PartitionRecord | DatasetRecord | SectionRecord
 """What a hook lists."""
 
-Kind = Literal["method", "network", "partition", "dataset", "report_section"]
+RecordKind = Literal["method", "network", "partition", "dataset", "report_section"]
 """What a record is of."""
 
-RECORDS: dict[Kind, type[Record]] = {
+RECORDS: dict[RecordKind, type[Record]] = {
     "method": MethodRecord,
     "network": NetworkRecord,
     "partition": PartitionRecord,
@@ -159,7 +159,7 @@ RECORDS: dict[Kind, type[Record]] = {
 
 
 METHOD_MEMBERS = (
-    *("sends", "sends_meta", "unlike_networks", "unlike_heads", "posts_parcels", "needs_public", "pools_data"),
+    *("sends", "sends_meta", "unlike_networks", "unlike_heads", "sends_to_peers", "needs_public", "pools_data"),
     *("reduces_to", "presets", "preset_settings", "supports_dp_sgd", "gradient_clip", "model_dump", "setup", "plan"),
     *(
         "work",

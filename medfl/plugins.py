@@ -25,11 +25,11 @@ from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.hooks import (
     HOOKS,
     DatasetRecord,
-    Kind,
     MethodRecord,
     NetworkRecord,
     PartitionRecord,
     Record,
+    RecordKind,
     SectionRecord,
     hookimpl,
 )
@@ -71,12 +71,12 @@ class Registry:
         self.partitions: dict[str, PartitionRecord] = {}
         self.datasets: dict[str, DatasetRecord] = {}
         self.report_sections: dict[str, SectionRecord] = {}
-        self._claims: dict[tuple[Kind, str], list[tuple[str, Record]]] = {}
+        self._claims: dict[tuple[RecordKind, str], list[tuple[str, Record]]] = {}
         self._files: dict[str, ModuleType] = {}
         self._manager = pluggy.PluginManager("medfl")
         self._manager.add_hookspecs(hooks.Hooks)
 
-    def givers(self, kind: Kind, name: str) -> list[str]:
+    def givers(self, kind: RecordKind, name: str) -> list[str]:
         """The plugins that list `name`: none when it is unknown, two or more when it is ambiguous."""
         return [plugin for plugin, _ in self._claims.get((kind, name), [])]
 
@@ -160,11 +160,11 @@ class Registry:
             except (Exception, SystemExit) as error:
                 _logger.warning("Plugin '%s' failed in %s; the run goes on: %s", hook.plugin_name, event, _say(error))
 
-    def _resolve(self, kind: Kind, name: str) -> Any:
+    def _resolve(self, kind: RecordKind, name: str) -> Any:
         plugin, record = self._claim(kind, name)
         return self._import(f"{kind} '{name}'", plugin, record.target)
 
-    def _claim(self, kind: Kind, name: str) -> tuple[str, Record]:
+    def _claim(self, kind: RecordKind, name: str) -> tuple[str, Record]:
         """The plugin that lists a name, and its record."""
         claims = self._claims.get((kind, name), [])
         if not claims:
@@ -203,7 +203,7 @@ class Registry:
                 if hook.plugin_name == name:
                     self._take(kind, name, hook.function)
 
-    def _take(self, kind: Kind, plugin: str, hook: Any) -> None:
+    def _take(self, kind: RecordKind, plugin: str, hook: Any) -> None:
         try:
             records = list(hook())
         except (Exception, SystemExit) as error:
@@ -281,7 +281,7 @@ def _look_alikes(name: str, plugin: Any) -> list[str]:
     return warnings
 
 
-def _ambiguous(kind: Kind, name: str, plugins: Sequence[str]) -> str:
+def _ambiguous(kind: RecordKind, name: str, plugins: Sequence[str]) -> str:
     what = f"{kind.replace('_', ' ').capitalize()} '{name}'"
     if len(set(plugins)) == 1:
         return f"{what} is listed twice by plugin '{plugins[0]}'. {_mend(plugins[0])}"

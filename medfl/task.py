@@ -211,5 +211,9 @@ def suits_channels_last(model: nn.Module) -> bool:
     (torch 2.13, https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    risky = [one for one in convolutions if one.kernel_size == (1, 1) and max(one.stride) > 1 and one.in_channels < 16]
+    risky = [
+        convolution
+        for convolution in convolutions
+        if convolution.kernel_size == (1, 1) and max(convolution.stride) > 1 and convolution.in_channels < 16
+    ]
     return not risky and all(parameter.dim() < 5 for parameter in model.parameters())

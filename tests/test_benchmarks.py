@@ -31,23 +31,23 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_the_round_loop_prints_ratios(run: Run) -> None:
     size = ["--rounds", "2", "--sites", "4", "--fraction", "0.5", "--images", "240", "--test", "40"]
-    said, figures = run("round_loop.py", size)
+    output, figures = run("round_loop.py", size)
     for name in ("ratio of CPU (medfl / plain)", "ratio of wall (medfl / plain)"):
-        assert name in said
+        assert name in output
         assert figures[name] > 0
 
 
 def test_the_cost_of_a_method_is_a_ratio_to_fedavg(run: Run) -> None:
-    said, ratios = run("method_cost.py", ["fedkper", "--repetitions", "2", "--images", "80"])
+    output, ratios = run("method_cost.py", ["fedkper", "--repetitions", "2", "--images", "80"])
     assert list(ratios) == ["fedkper"]
     assert ratios["fedkper"] > 0
-    assert f"{ratios['fedkper']:.2f} times fedavg" in said
+    assert f"{ratios['fedkper']:.2f} times fedavg" in output
 
 
 def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
     size = ["--sizes", "90x6", "--atlas", "8x5x2", "--repetitions", "2", "--no-memory"]
-    said, figures = run("similarity_loss.py", size)
-    assert "| 90 | 6 |" in said
+    output, figures = run("similarity_loss.py", size)
+    assert "| 90 | 6 |" in output
     assert figures["atlas 8 x 5 x 2, masks / medfl: time"] > 0
     for form in ("direct", "n x n", "k x k"):
         assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
@@ -55,8 +55,8 @@ def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
 
 def test_ingestion_is_timed_against_bare_pydicom(tmp_path: Path) -> None:
     size = ["--images", "2", "--shape", "64x40", "--size", "16", "--repetitions", "2", "--workers", "1", "--bits", "12"]
-    said, figures = run_alone("ingest.py", size, tmp_path)
-    assert said.startswith("2 images of 64 x 40, 12 bits, to 16")
+    output, figures = run_alone("ingest.py", size, tmp_path)
+    assert output.startswith("2 images of 64 x 40, 12 bits, to 16")
     assert all(value > 0 for value in figures.values())
     assert {"CPU per image, medfl / bare", "cores used by 1 workers", "MiB at the peak, medfl"} <= set(figures)
 

@@ -70,7 +70,7 @@ class Talkative(Averaging):
     sends: ClassVar = {"proto/": "statistic", "images/": "samples"}
     sends_meta: ClassVar = {"count": Tell("public", number(0, 1, "classes")), "size": Tell("private", count())}
     unlike_networks: ClassVar = True
-    posts_parcels: ClassVar = True
+    sends_to_peers: ClassVar = True
     needs_public: ClassVar = True
     presets: ClassVar = {"paper": {"rate": 2.0}, "medfl": {}}
     reduces_to: ClassVar = (ReducesTo("fedavg", {"rate": 0.0}, {"weights": "uniform"}, {"norm_sync": "none"}),)
@@ -154,7 +154,7 @@ def command(words: list[str]) -> None:
     else:
         assert words[:3] == ["python", "-m", "pytest"]
         (path,) = words[3:]
-        (test,) = [found for name, found in runpy.run_path(path).items() if name.startswith("test_")]
+        (test,) = [function for name, function in runpy.run_path(path).items() if name.startswith("test_")]
         test()
 
 
@@ -172,15 +172,15 @@ def _logging_restored():
 @pytest.mark.usefixtures("_logging_restored")
 def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    found = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
-    assert [language for language, _ in found] == [
+    listed = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
+    assert [language for language, _ in listed] == [
         *("sh", "python", "python", "sh", "python", "sh", "sh", "python", "sh"),
         *("python", "sh", "python", "sh"),
     ]
-    for language, code in found:
+    for language, code in listed:
         perform(language, code)
-    told = capsys.readouterr().out
-    assert "own_head" in told
+    output = capsys.readouterr().out
+    assert "own_head" in output
     for method in ("fedavg", "own_head"):
         assert len(list(Path("runs", method, "sites").glob("*/models/model.pt"))) == 4
     assert not Path("runs", "own_head", "global").exists(), "each site has a head of its own"

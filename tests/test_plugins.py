@@ -64,9 +64,9 @@ def write(tmp_path):
 
 def problem(registry, *words):
     """The one problem that holds all the words."""
-    found = [text for text in registry.problems if all(word in text for word in words)]
-    assert len(found) == 1, f"expected one problem with {words}, got {registry.problems}"
-    return found[0]
+    matching = [text for text in registry.problems if all(word in text for word in words)]
+    assert len(matching) == 1, f"expected one problem with {words}, got {registry.problems}"
+    return matching[0]
 
 
 # ---- hooks
@@ -177,16 +177,16 @@ def test_a_file_with_the_name_of_another_plugin_is_refused(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
         ("this is no python", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_plugin_that_fails_to_import_is_named_and_the_rest_goes_on(write, text, said):
+def test_a_plugin_that_fails_to_import_is_named_and_the_rest_goes_on(write, text, message):
     registry = load_plugins([write("broken", text), write("mine", METHOD)])
-    assert "--no-plugin broken" in problem(registry, "'broken'", said)
+    assert "--no-plugin broken" in problem(registry, "'broken'", message)
     assert "fedavg" in registry.methods
     assert "toy" in registry.methods
     assert "medfl_plugin_broken" not in sys.modules
@@ -315,14 +315,14 @@ def test_an_unknown_name_comes_with_the_nearest(look_up, typo, meant):
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [("no_such_module_at_all:Net", "No module named"), ("medfl.errors:MedflEror", "Did you mean 'MedflError'")],
 )
-def test_a_target_that_is_not_there_is_an_error_on_use_only(write, target, said):
+def test_a_target_that_is_not_there_is_an_error_on_use_only(write, target, message):
     text = f"@hookimpl\ndef medfl_networks(): return [NetworkRecord('net', {target!r})]\n"
     registry = load_plugins([write("mine", text)])
     assert registry.problems == []
-    with pytest.raises(PluginError, match=said) as caught:
+    with pytest.raises(PluginError, match=message) as caught:
         registry.network("net")
     assert "network 'net' of plugin 'mine'" in str(caught.value)
     assert target in str(caught.value)
@@ -342,22 +342,22 @@ def test_a_target_that_is_not_there_is_an_error_on_use_only(write, target, said)
     ],
 )
 def test_settings_win_over_a_preset_and_it_over_the_defaults(write, args, mu, tau):
-    given = dict(args)
+    unchanged = dict(args)
     method = load_plugins([write("mine", METHOD)]).make_method("toy", args)
     assert (method.mu, method.tau) == (mu, tau)
-    assert args == given, "the caller's settings were changed"
+    assert args == unchanged, "the caller's settings were changed"
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ({"preset": "papre"}, "no preset 'papre'.*Did you mean 'paper'"),
         ({"preset": ["paper"]}, "no preset .*Known: paper"),
         ({"muu": 1}, "Settings of method 'toy'(.|\n)*'muu'. Did you mean 'mu'"),
     ],
 )
-def test_unknown_settings_and_presets_are_refused(write, args, said):
-    with pytest.raises(SettingsError, match=said):
+def test_unknown_settings_and_presets_are_refused(write, args, message):
+    with pytest.raises(SettingsError, match=message):
         load_plugins([write("mine", METHOD)]).make_method("toy", args)
 
 

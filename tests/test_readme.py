@@ -28,8 +28,8 @@ KEPT = 6
 
 def blocks() -> list[str]:
     """The shell blocks but the one that calls make."""
-    found = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    return [block for block in found if not block.startswith("make ")]
+    shell = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    return [block for block in shell if not block.startswith("make ")]
 
 
 def test_the_readme_names_its_two_commands() -> None:

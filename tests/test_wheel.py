@@ -82,9 +82,9 @@ def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_pa
     assert Path(where.strip()).is_relative_to(environment)
     medfl = environment / "bin" / "medfl"
     assert all(name in call([medfl, "list", "methods"], tmp_path) for name in ("centralized", "fedavg", "fedbn"))
-    told = "".join(line.strip() for line in call([medfl, "list", "bundles"], tmp_path).splitlines())
-    assert "medmnist_classification" in told
-    assert str(environment) in told
+    output = "".join(line.strip() for line in call([medfl, "list", "bundles"], tmp_path).splitlines())
+    assert "medmnist_classification" in output
+    assert str(environment) in output
     assert "wrote my_prox.py" in call([medfl, "new-method", "my_prox"], tmp_path)
 
 
@@ -103,7 +103,7 @@ def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, gpu, tm
     """Also where there is a GPU, which nothing asks for: of `make` and its shell only Python sees it."""
     options = [f"VENV={environment}", "DEMO=demo", "DEMO_OPTIONS=--rounds 1 --images 24"]
     words = ["make", "-f", ROOT / "Makefile", "demo", "-o", environment / ".ready", *options]
-    told = call(words, tmp_path, PYTHONPATH=gpu)
+    output = call(words, tmp_path, PYTHONPATH=gpu)
     calls = (gpu / "calls.log").read_text().splitlines()
     assert [line for line in calls if not line.startswith("autograd ")] == []
     assert len({line.split()[1] for line in calls}) > 1, "workers trained, and noted it"
@@ -113,8 +113,8 @@ def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, gpu, tm
     assert f"{summary['scores']['global']['test']['accuracy']['mean']:.3f}" in page
     for method in ("local", "fedavg"):
         assert len(list((demo / "runs" / method / "sites").glob("*/models/model.pt"))) == 4
-    assert "open demo/report.html" in told
-    assert "open demo/brains/report.html" in told
+    assert "open demo/report.html" in output
+    assert "open demo/brains/report.html" in output
     assert "Every model at every site" in (demo / "brains" / "report.html").read_text()
     models = (demo / "brains").glob("runs/fedskd/sites/*/*/model.pt")
-    assert {len(torch.load(one, weights_only=True)["conv1.weight"]) for one in models} == {12, 10, 8, 6}
+    assert {len(torch.load(path, weights_only=True)["conv1.weight"]) for path in models} == {12, 10, 8, 6}

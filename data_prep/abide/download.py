@@ -73,7 +73,7 @@ def _fetch(source: Path, maps: Maps, subject: Subject, derivative: str, url: str
         refusal = error.__context__
         if isinstance(refusal, urllib.error.HTTPError) and refusal.code in _NOT_THERE:
             return False
-        told = str(error).replace(subject.file_id, "<FILE_ID>")
-        raise DataError(f"table row {subject.row}, {derivative}: {told}") from None
+        text = str(error).replace(subject.file_id, "<FILE_ID>")
+        raise DataError(f"table row {subject.row}, {derivative}: {text}") from None
     os.replace(fetched, target)
     return True

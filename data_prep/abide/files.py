@@ -102,14 +102,14 @@ def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[s
     for folder in _folders(source, maps):
         for name in _files(folder):
             files.setdefault(name, folder / name)
-    found = {}
+    maps_ = {}
     for file_id in file_ids:
         for derivative in maps.derivatives:
             names = (f"{file_id}_{derivative}{suffix}" for suffix in SUFFIXES)
             path = next((files[name] for name in names if name in files), None)
             if path:
-                found[file_id, derivative] = path
-    return found
+                maps_[file_id, derivative] = path
+    return maps_
 
 
 def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
@@ -144,8 +144,8 @@ def _folders(source: Path, maps: Maps) -> list[Path]:
     kind = f"{maps.pipeline}/{maps.strategy}"
     bucket = [f"{top}/{kind}/{derivative}" for top in _TOPS[:3] for derivative in maps.derivatives]
     nilearn = [f"{top}/{kind}" for top in ("ABIDE_pcp", ".")]
-    found = [source / place.lstrip("/") for place in (*bucket, *nilearn, ".")]
-    return [folder for folder in found if folder.is_dir()]
+    folders = [source / place.lstrip("/") for place in (*bucket, *nilearn, ".")]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -183,24 +183,24 @@ def _sites(table: Table, sites: str) -> list[str]:
     """The site of each row."""
     if sites == FEDASD:
         region = {centre: name for name, centres in REGIONS.items() for centre in centres}
-        found = [region.get(merged(row["SITE_ID"]).upper(), "") for row in table.rows]
-        strange = sorted({row["SITE_ID"] for row, name in zip(table.rows, found, strict=True) if not name})
+        names = [region.get(merged(row["SITE_ID"]).upper(), "") for row in table.rows]
+        strange = sorted({row["SITE_ID"] for row, name in zip(table.rows, names, strict=True) if not name})
         if strange:
             raise DataError(
                 f"the four regions of {FEDASD} do not say where {', '.join(strange[:MAX_NAMES])} (SITE_ID in "
                 f"{table.path}) belongs. Give a column as --sites, for example --sites SITE_ID."
             )
-        return found
+        return names
     if sites == "SITE_ID":
         return [merged(row["SITE_ID"]) for row in table.rows]
-    found = [row[sites] for row in table.rows]
-    _refuse_rows(table, sites, [value in _ABSENT for value in found], "a value")
-    if len(set(found)) > 2 and 2 * len(set(found)) > len(found):
+    names = [row[sites] for row in table.rows]
+    _refuse_rows(table, sites, [value in _ABSENT for value in names], "a value")
+    if len(set(names)) > 2 and 2 * len(set(names)) > len(names):
         raise SettingsError(
-            f"expected several subjects at each site, got {len(set(found))} different values of {len(found)} subjects "
+            f"expected several subjects at each site, got {len(set(names))} different values of {len(names)} subjects "
             f"in the column '{sites}': they look like measurements. Give another column as --sites."
         )
-    return found
+    return names
 
 
 def _whole(text: str) -> str:

@@ -61,15 +61,15 @@ class Listing:
 
     def images(self, names: Sequence[str]) -> list[str]:
         """Those of a folder's files that are images; the others are counted."""
-        found = []
+        images = []
         for name in names:
             if name.startswith("."):
                 self.passed_over[DOT_FILE] += 1
             elif Path(name).suffix.lower() not in SUFFIXES:
                 self.passed_over[NO_IMAGE] += 1
             else:
-                found.append(name)
-        return found
+                images.append(name)
+        return images
 
 
 Tell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
@@ -102,8 +102,8 @@ class Release:
 
     def deviation(self, cells: Sequence[Cell]) -> str | None:
         """A sentence if there are other numbers of images than were published; None otherwise."""
-        found = Counter(cell.code for cell in cells)
-        unlike = [f"{code} {found[code]}" for code, count in self.published.items() if found[code] != count]
+        counts = Counter(cell.code for cell in cells)
+        unlike = [f"{code} {counts[code]}" for code, count in self.published.items() if counts[code] != count]
         if not unlike:
             return None
         return (
@@ -150,11 +150,11 @@ class Release:
                 raise DataError(f"there is no image in the folder '{folder}' of {self.title}. Unpack it again.")
             there.add(known)
             for image in images:
-                told = tell(known, f"{folder}/{image}")
-                if isinstance(told, str):
-                    listing.quarantined.append((f"{self.name}/{folder}/{image}", told))
+                cell = tell(known, f"{folder}/{image}")
+                if isinstance(cell, str):
+                    listing.quarantined.append((f"{self.name}/{folder}/{image}", cell))
                 else:
-                    listing.cells.append(Cell(top / folder / image, self.name, *told))
+                    listing.cells.append(Cell(top / folder / image, self.name, *cell))
         missing = [name for name in self.classes if name not in there]
         if missing:
             raise DataError(f"{self.title} lacks the folders of the classes {', '.join(missing)}. Unpack it again.")

@@ -70,7 +70,7 @@ def read_annotations(path: Path) -> dict[str, Line]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"could not read {path} as text ({type(error).__name__}). Download it again.") from None
-    found: dict[str, Line] = {}
+    lines: dict[str, Line] = {}
     for number, line in enumerate(text.splitlines(), 1):
         parts = line.split()
         if not parts:
@@ -86,11 +86,11 @@ def read_annotations(path: Path) -> dict[str, Line]:
                 f"unknown label '{label}' in line {number} of {path}. {did_you_mean(label, CODES)} Download it again."
             )
         key = _key(image)
-        if key in found:
+        if key in lines:
             raise DataError(f"line {number} of {path} is about the same image as an earlier one. Download it again.")
         named = zip(("second", "third"), later, strict=True)
-        found[key] = Line(label, {name: code for name, code in named if code.lower() != "nan"})
-    return found
+        lines[key] = Line(label, {name: code for name, code in named if code.lower() != "nan"})
+    return lines
 
 
 def cells_of(tree: Tree, top: Path, lines: Mapping[str, Line]) -> Listing:

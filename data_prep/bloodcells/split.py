@@ -33,13 +33,13 @@ def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, digest in enumerate(digests):
         places[digest].append(place)
-    found: dict[int, str] = {}
+    copies: dict[int, str] = {}
     for alike in places.values():
         if len({labels[place] for place in alike}) > 1:
-            found |= dict.fromkeys(alike, CONFLICT)
+            copies |= dict.fromkeys(alike, CONFLICT)
         else:
-            found |= dict.fromkeys(alike[1:], SAME)
-    return found
+            copies |= dict.fromkeys(alike[1:], SAME)
+    return copies
 
 
 def choose_test(strata: Sequence[str], units: Sequence[Hashable], share: float, seed: int) -> list[bool]:

@@ -60,11 +60,11 @@ class Tree:
 
     def unused(self) -> dict[str, int]:
         """Subject to the number of image files that no series asked for led to; '' if the folder names no subject."""
-        found: dict[str, int] = defaultdict(int)
+        counts: dict[str, int] = defaultdict(int)
         for folder, files in self.folders.items():
             if folder not in self._used:
-                found[next((part for part in folder.parts[::-1] if _SUBJECT.fullmatch(part)), "")] += len(files)
-        return dict(found)
+                counts[next((part for part in folder.parts[::-1] if _SUBJECT.fullmatch(part)), "")] += len(files)
+        return dict(counts)
 
     def count(self) -> int:
         """How many image files there are."""
@@ -103,10 +103,10 @@ def only_one(files: Iterable[Path]) -> list[Path]:
     by_size = defaultdict(list)
     for path in files:
         by_size[path.stat().st_size].append(path)
-    found: list[Path] = []
+    distinct: list[Path] = []
     for alike in by_size.values():
-        found += alike if len(alike) == 1 else {_digest(path): path for path in reversed(alike)}.values()
-    return sorted(found)
+        distinct += alike if len(alike) == 1 else {_digest(path): path for path in reversed(alike)}.values()
+    return sorted(distinct)
 
 
 def _is_image(name: str) -> bool:

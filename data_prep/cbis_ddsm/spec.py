@@ -160,9 +160,9 @@ def _say_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
             f"warning: the headers of {burned} images say that names or the like are burned into the pixels: look at "
             "them ('burned_in' in the data list) before you use or share the array"
         )
-    told_names = sum("identifying" in facts for facts in headers)
-    if told_names:
-        say(f"warning: the headers of {told_names} images may tell who the patient is; nothing of them was kept")
+    naming = sum("identifying" in facts for facts in headers)
+    if naming:
+        say(f"warning: the headers of {naming} images may tell who the patient is; nothing of them was kept")
 
 
 def _intents(used: Sequence[tuple[Image, Mapping[str, object]]]) -> list[str]:

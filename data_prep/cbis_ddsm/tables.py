@@ -161,14 +161,14 @@ def _read(path: Path, kind: str, split: str) -> list[Lesion]:
 def _columns(table: Table) -> dict[str, str]:
     """What medfl calls a column to what the table does."""
     own = {column.lower(): column for column in table.columns}
-    found = {key: next((own[name] for name in names if name in own), None) for key, names in _NAMES.items()}
-    missing = [_NAMES[key][0] for key, column in found.items() if column is None]
+    columns = {key: next((own[name] for name in names if name in own), None) for key, names in _NAMES.items()}
+    missing = [_NAMES[key][0] for key, column in columns.items() if column is None]
     if missing:
         raise DataError(
             f"expected the columns {', '.join(repr(name) for name in missing)} in {table.path}, missing. Take the case "
             "descriptions that come with CBIS-DDSM on the Cancer Imaging Archive."
         )
-    return {key: column for key, column in found.items() if column is not None}
+    return {key: column for key, column in columns.items() if column is not None}
 
 
 def _check(table: Table, rows: Sequence[Mapping[str, str]], key: str, pattern: str, expected: str) -> None:

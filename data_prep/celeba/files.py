@@ -105,8 +105,8 @@ def read_face(path: Path, size: tuple[int, int], crop: bool) -> LoadedItem:
 
 def _only_table(source: Path, tables: list[Path]) -> Path | None:
     if len(tables) > 1:
-        found = ", ".join(str(path.relative_to(source)) for path in tables)
-        raise DataError(f"expected one table of each kind in {source}, found {found}. Keep one of them.")
+        listing = ", ".join(str(path.relative_to(source)) for path in tables)
+        raise DataError(f"expected one table of each kind in {source}, found {listing}. Keep one of them.")
     return tables[0] if tables else None
 
 
@@ -116,10 +116,10 @@ def _only_images(source: Path, paths: list[Path]) -> dict[str, Path]:
             f"expected the images 000001.jpg, ... of CelebA in {source} or folders in it, there are none. Unpack "
             f"{ALIGNED}.zip there."
         )
-    found = {path.stem: path for path in paths}
-    if len(found) < len(paths):
+    by_stem = {path.stem: path for path in paths}
+    if len(by_stem) < len(paths):
         raise DataError(
-            f"expected one image of each name in {source}, {len(paths) - len(found)} of {len(paths)} files have the "
+            f"expected one image of each name in {source}, {len(paths) - len(by_stem)} of {len(paths)} files have the "
             "name of another. Give the folder of one copy of the data set."
         )
-    return found
+    return by_stem

@@ -134,7 +134,7 @@ class CelebA(ImageSpec):
 
 
 def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _Release:
-    found = read_attribute(files.attributes, attribute)
+    column = read_attribute(files.attributes, attribute)
     if split == "official" and files.partition is None:
         raise DataError(
             f"expected {PARTITION}.txt or {PARTITION}.csv for the official split, there is none. Put it beside the "
@@ -145,24 +145,24 @@ def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _
             f"expected {IDENTITY}.txt to count the images of each person, there is none. Put it beside the folder of "
             "images, or leave out --min-images."
         )
-    persons, splits = None, [SPLITS[0]] * len(found.images)
+    persons, splits = None, [SPLITS[0]] * len(column.images)
     if files.identity is not None:
-        persons = all_of(read_identities(files.identity), found.images, files.identity)
+        persons = all_of(read_identities(files.identity), column.images, files.identity)
     if files.partition is not None and split != "none":
-        splits = all_of(read_splits(files.partition), found.images, files.partition)
-    return _Release(found, persons, splits)
+        splits = all_of(read_splits(files.partition), column.images, files.partition)
+    return _Release(column, persons, splits)
 
 
 def _deviations(release: _Release) -> list[str]:
     """How the tables differ from the release: sentences, none if they do not."""
-    found = []
+    sentences = []
     if len(release.attribute.images) != IMAGES:
-        found.append(f"the table has {len(release.attribute.images)} images; CelebA has {IMAGES}")
+        sentences.append(f"the table has {len(release.attribute.images)} images; CelebA has {IMAGES}")
     if release.attribute.known != ATTRIBUTES:
-        found.append(f"the table has {release.attribute.known} attributes; CelebA has {ATTRIBUTES}")
+        sentences.append(f"the table has {release.attribute.known} attributes; CelebA has {ATTRIBUTES}")
     if release.persons is not None and len(set(release.persons)) != PERSONS:
-        found.append(f"there are {len(set(release.persons))} persons; CelebA has {PERSONS}")
-    return found
+        sentences.append(f"there are {len(set(release.persons))} persons; CelebA has {PERSONS}")
+    return sentences
 
 
 def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple[list[int], dict[int, str]]:

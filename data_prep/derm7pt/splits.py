@@ -34,10 +34,10 @@ def read_splits(folder: Path, cases: int) -> list[str]:
     Raises:
         DataError: If a file is missing or wrong, or they do not name each case once.
     """
-    found = {split: _read_indexes(folder / name) for split, name in INDEX_FILES.items()}
-    if sorted(index for indexes in found.values() for index in indexes) != list(range(cases)):
-        _explain(folder, found, cases)
-    split_of = {index: split for split, indexes in found.items() for index in indexes}
+    by_split = {split: _read_indexes(folder / name) for split, name in INDEX_FILES.items()}
+    if sorted(index for indexes in by_split.values() for index in indexes) != list(range(cases)):
+        _explain(folder, by_split, cases)
+    split_of = {index: split for split, indexes in by_split.items() for index in indexes}
     return [split_of[index] for index in range(cases)]
 
 
@@ -55,13 +55,13 @@ def _read_indexes(path: Path) -> list[int]:
     return [int(value) for value in values]
 
 
-def _explain(folder: Path, found: Mapping[str, list[int]], cases: int) -> None:
+def _explain(folder: Path, by_split: Mapping[str, list[int]], cases: int) -> None:
     """Say why index files do not name each case once.
 
     Raises:
         DataError: Always.
     """
-    shifted = _counting_from_one(found, cases)
+    shifted = _counting_from_one(by_split, cases)
     if shifted:
         names = ", ".join(INDEX_FILES[split] for split in shifted)
         raise DataError(
@@ -69,13 +69,13 @@ def _explain(folder: Path, found: Mapping[str, list[int]], cases: int) -> None:
             f"{'s' if len(shifted) == 1 else ''} from 1. {WHOLE}"
         )
     problems = []
-    for split, indexes in found.items():
+    for split, indexes in by_split.items():
         outside, twice = sum(index >= cases for index in indexes), len(indexes) - len(set(indexes))
         if outside:
             problems.append(f"{outside} of {len(indexes)} indexes of {INDEX_FILES[split]} are above {cases - 1}")
         if twice:
             problems.append(f"{twice} of {len(indexes)} indexes of {INDEX_FILES[split]} repeat others of this file")
-    held = Counter(index for indexes in found.values() for index in set(indexes))
+    held = Counter(index for indexes in by_split.values() for index in set(indexes))
     several, none = sum(count > 1 for count in held.values()), sum(index not in held for index in range(cases))
     if several:
         problems.append(f"{several} cases are in more than one file")
@@ -87,10 +87,10 @@ def _explain(folder: Path, found: Mapping[str, list[int]], cases: int) -> None:
     )
 
 
-def _counting_from_one(found: Mapping[str, list[int]], cases: int) -> list[str]:
+def _counting_from_one(by_split: Mapping[str, list[int]], cases: int) -> list[str]:
     """The splits whose files count from 1: all of them or one, if each case is named once when these are shifted."""
-    for shifted in (list(found), *([split] for split in found)):
-        moved = [index - (split in shifted) for split, indexes in found.items() for index in indexes]
+    for shifted in (list(by_split), *([split] for split in by_split)):
+        moved = [index - (split in shifted) for split, indexes in by_split.items() for index in indexes]
         if sorted(moved) == list(range(cases)):
             return shifted
     return []

@@ -106,28 +106,28 @@ class Release:
             return
         folded = _folded_paths(self.images)
         other_case = [place for place in missing if Path(names[place]).as_posix().casefold() in folded]
-        found = f"{len(missing)} of {len(names)} images are not in the folder {self.images}: {self._rows(missing)}. "
+        text = f"{len(missing)} of {len(names)} images are not in the folder {self.images}: {self._rows(missing)}. "
         if other_case:
-            found += (
+            text += (
                 f"{len(other_case)} of them are there with other capitals: names count as in meta.csv, where some "
                 "end in .jpg and some in .JPG. "
             )
-        raise DataError(f"{found}Unpack release_v0.zip again, whole and without renaming.")
+        raise DataError(f"{text}Unpack release_v0.zip again, whole and without renaming.")
 
     def deviations(self) -> list[str]:
         """How these cases differ from the official release: sentences, none if they do not."""
-        found = []
+        sentences = []
         pairs = Counter(zip(self.splits, self.groups, strict=True))
         for split, official in OFFICIAL.items():
             counts = {group: pairs[split, group] for group in GROUPS}
             if counts != official:
-                found.append(f"{split}: {_in_words(counts)}; the official release has {_in_words(official)}")
+                sentences.append(f"{split}: {_in_words(counts)}; the official release has {_in_words(official)}")
         if sum(self.doubled) != DOUBLED:
-            found.append(
+            sentences.append(
                 f"{sum(self.doubled)} cases have the dermoscopic image as clinical image, the official release has "
                 f"{DOUBLED} of them"
             )
-        return found
+        return sentences
 
     def _rows(self, places: Sequence[int]) -> str:
         return row_list([self.table.numbers[place] for place in places])

@@ -169,8 +169,10 @@ def _only_table(source: Path, tables: Collection[Path]) -> Path:
             "Download it from where the images come from, or name it with --metadata."
         )
     if len(tables) > 1:
-        found = ", ".join(str(path.relative_to(source)) for path in tables)
-        raise DataError(f"expected one table {TABLE} in {source}, found {found}. Name the one to use with --metadata.")
+        listing = ", ".join(str(path.relative_to(source)) for path in tables)
+        raise DataError(
+            f"expected one table {TABLE} in {source}, found {listing}. Name the one to use with --metadata."
+        )
     return next(iter(tables))
 
 

@@ -63,23 +63,25 @@ class Metadata:
         """How this table differs from the release: sentences, none if it does not."""
         classes = list(OFFICIAL)
         counts = Counter(classes[label] for label in self.labels)
-        found = []
+        sentences = []
         if counts != OFFICIAL:
-            found.append(f"{_in_words({name: counts[name] for name in OFFICIAL})}; HAM10000 has {_in_words(OFFICIAL)}")
+            sentences.append(
+                f"{_in_words({name: counts[name] for name in OFFICIAL})}; HAM10000 has {_in_words(OFFICIAL)}"
+            )
         if self.lesions is not None and len(set(self.lesions)) != LESIONS:
-            found.append(f"{len(set(self.lesions))} lesions; HAM10000 has {LESIONS}")
-        found += [f"the table has no column '{column}'" for column in UNKNOWN if column not in self.table.columns]
+            sentences.append(f"{len(set(self.lesions))} lesions; HAM10000 has {LESIONS}")
+        sentences += [f"the table has no column '{column}'" for column in UNKNOWN if column not in self.table.columns]
         for column, expected in UNKNOWN.items():
             missing = sum(fact.get(column, "") is None for fact in self.facts)
             if column in self.table.columns and missing != expected:
-                found.append(f"the {column} of {missing} images is not known; in HAM10000 that of {expected}")
+                sentences.append(f"the {column} of {missing} images is not known; in HAM10000 that of {expected}")
         collections = Counter(fact["dataset"] for fact in self.facts if "dataset" in fact)
         if collections and collections != COLLECTIONS:
-            found.append("the column 'dataset' does not hold the four collections of HAM10000 with their numbers")
+            sentences.append("the column 'dataset' does not hold the four collections of HAM10000 with their numbers")
         several = self._lesions_with_several_diagnoses()
         if several:
-            found.append(f"{several} lesions have images with different diagnoses; in HAM10000 there are none")
-        return found
+            sentences.append(f"{several} lesions have images with different diagnoses; in HAM10000 there are none")
+        return sentences
 
     def _lesions_with_several_diagnoses(self) -> int:
         held = defaultdict(set)
@@ -135,17 +137,17 @@ def _image_ids(table: Table) -> list[str]:
 
 def _labels(table: Table) -> list[int]:
     classes = {name: label for label, name in enumerate(OFFICIAL)}
-    found = [diagnosis.lower() for diagnosis in table.column("dx")]
-    unknown = [place for place, diagnosis in enumerate(found) if diagnosis not in classes]
+    diagnoses = [diagnosis.lower() for diagnosis in table.column("dx")]
+    unknown = [place for place, diagnosis in enumerate(diagnoses) if diagnosis not in classes]
     if unknown:
-        first = found[unknown[0]]
+        first = diagnoses[unknown[0]]
         shown = f" '{first}'" if re.fullmatch("[a-z ]{1,40}", first) else ""  # all else may name an image or a lesion
         raise DataError(
-            f"unknown diagnosis{shown} in the column 'dx' of {table.path}; {len(unknown)} of {len(found)} rows "
+            f"unknown diagnosis{shown} in the column 'dx' of {table.path}; {len(unknown)} of {len(diagnoses)} rows "
             f"have an unknown one: {row_list([table.numbers[place] for place in unknown])}. "
             f"{did_you_mean(first, classes)}"
         )
-    return [classes[diagnosis] for diagnosis in found]
+    return [classes[diagnosis] for diagnosis in diagnoses]
 
 
 def _facts(row: Mapping[str, str]) -> dict[str, str | float | None]:

@@ -100,11 +100,11 @@ def group_copies(thumbnails: np.ndarray) -> Groups:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    found = np.stack([spectra(image) for image in thumbnails])
-    pairs = [(one, other) for one, other, score in _compared(found) if score >= SAME]
+    coefficients = np.stack([spectra(image) for image in thumbnails])
+    pairs = [(first, other) for first, other, score in _compared(coefficients) if score >= SAME]
     ones, others = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    links = coo_array((np.ones(len(pairs)), (ones, others)), shape=(len(found), len(found)))
-    return Groups(connected_components(links, directed=False)[1], np.logical_not(found.any(axis=(1, 2, 3))))
+    links = coo_array((np.ones(len(pairs)), (ones, others)), shape=(len(coefficients), len(coefficients)))
+    return Groups(connected_components(links, directed=False)[1], np.logical_not(coefficients.any(axis=(1, 2, 3))))
 
 
 def spectra(thumbnail: np.ndarray) -> np.ndarray:
@@ -124,60 +124,60 @@ def spectra(thumbnail: np.ndarray) -> np.ndarray:
     rings = values.reshape(ANGLES, RINGS, _CIRCLES, _SAMPLES).mean(axis=2)
     area = (2 * np.arange(RINGS) + 1) / RINGS**2
     mean = (rings.mean(axis=2) * area).sum(axis=1)
-    found = np.fft.rfft(rings - mean[:, None, None], axis=-1)[..., : HARMONICS + 1] / _SAMPLES
-    found[..., 1:] *= 2**0.5  # for the conjugates, which are left out
-    found *= np.sqrt(area)[:, None]
-    blank = _length(found) < PLAIN
-    found *= 1 + np.arange(HARMONICS + 1)
-    unit: np.ndarray = (found / np.where(blank, np.inf, _length(found))).astype(np.complex64)
+    coefficients = np.fft.rfft(rings - mean[:, None, None], axis=-1)[..., : HARMONICS + 1] / _SAMPLES
+    coefficients[..., 1:] *= 2**0.5  # for the conjugates, which are left out
+    coefficients *= np.sqrt(area)[:, None]
+    blank = _length(coefficients) < PLAIN
+    coefficients *= 1 + np.arange(HARMONICS + 1)
+    unit: np.ndarray = (coefficients / np.where(blank, np.inf, _length(coefficients))).astype(np.complex64)
     return unit
 
 
-def correlation(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def correlation(first: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The correlation of discs at the best turn, with or without a reflection.
 
     Args:
-        one: Coefficients of each pair's one disc, shape (p, `RINGS`, 1 + `HARMONICS`).
+        first: Coefficients of each pair's one disc, shape (p, `RINGS`, 1 + `HARMONICS`).
         other: Of the other.
 
     Returns:
         Shape (p,), in -1..1.
     """
     turns = np.exp(2j * np.pi / _TURNS * np.outer(np.arange(HARMONICS + 1), np.arange(_TURNS)))
-    seen = [((one * disc).sum(axis=1) @ turns).real.max(axis=1) for disc in (other, other.conj())]
+    seen = [((first * disc).sum(axis=1) @ turns).real.max(axis=1) for disc in (other, other.conj())]
     best: np.ndarray = np.maximum(*seen)
     return best
 
 
-def _length(found: np.ndarray) -> np.ndarray:
+def _length(coefficients: np.ndarray) -> np.ndarray:
     """Of the coefficients of each angle, shape (`ANGLES`, 1, 1)."""
-    length: np.ndarray = np.sqrt((np.abs(found) ** 2).sum(axis=(1, 2), keepdims=True))
+    length: np.ndarray = np.sqrt((np.abs(coefficients) ** 2).sum(axis=(1, 2), keepdims=True))
     return length
 
 
-def _compared(found: np.ndarray) -> Iterator[tuple[int, int, float]]:
+def _compared(coefficients: np.ndarray) -> Iterator[tuple[int, int, float]]:
     """Pairs of images that may be copies, with the correlation of their discs."""
-    values = np.abs(found)
-    values[..., 0] = found[..., 0].real  # the mean of a ring has a sign
-    flat = values.reshape(len(found), ANGLES, -1)
-    starts = range(0, len(found), _BLOCK)
+    values = np.abs(coefficients)
+    values[..., 0] = coefficients[..., 0].real  # the mean of a ring has a sign
+    flat = values.reshape(len(coefficients), ANGLES, -1)
+    starts = range(0, len(coefficients), _BLOCK)
     for first in starts:
         for second in starts[first // _BLOCK :]:
             ones, others, angles = _candidates(flat[first : first + _BLOCK], flat[second : second + _BLOCK])
             ones, others = ones + first, others + second
-            scores = correlation(found[ones, angles // ANGLES], found[others, angles % ANGLES])
-            for one, other, score in zip(ones.tolist(), others.tolist(), scores.tolist(), strict=True):
-                if one < other:
-                    yield one, other, score
+            scores = correlation(coefficients[ones, angles // ANGLES], coefficients[others, angles % ANGLES])
+            for image, other, score in zip(ones.tolist(), others.tolist(), scores.tolist(), strict=True):
+                if image < other:
+                    yield image, other, score
 
 
-def _candidates(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _candidates(block: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places of the images in both blocks, and the best pair of angles, of pairs that reach `LOOSE`."""
-    width = one.shape[-1]
-    scores = (one.reshape(-1, width) @ other.reshape(-1, width).T).reshape(len(one), ANGLES, -1)
-    best = scores.max(axis=1).reshape(len(one), len(other), ANGLES).max(axis=2)
+    width = block.shape[-1]
+    scores = (block.reshape(-1, width) @ other.reshape(-1, width).T).reshape(len(block), ANGLES, -1)
+    best = scores.max(axis=1).reshape(len(block), len(other), ANGLES).max(axis=2)
     ones, others = np.nonzero(best >= LOOSE)
-    angles = scores.reshape(len(one), ANGLES, len(other), ANGLES)[ones, :, others]
+    angles = scores.reshape(len(block), ANGLES, len(other), ANGLES)[ones, :, others]
     return ones, others, angles.reshape(len(ones), ANGLES * ANGLES).argmax(axis=1)
 
 

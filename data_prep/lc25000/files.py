@@ -90,16 +90,16 @@ def find_files(source: Path, wanted: Collection[str]) -> Files:
     """
     if not source.is_dir():
         raise DataError(f"expected the folder of LC25000 at {source}, there is none. Give another --source.")
-    found: dict[str, list[Path]] = {name: [] for name in CLASSES}
+    folders: dict[str, list[Path]] = {name: [] for name in CLASSES}
     for folder, _, _ in sorted(os.walk(source)):
-        found.get(Path(folder).name.lower(), []).append(Path(folder))
-    missing = [name for name in wanted if not found[name]]
+        folders.get(Path(folder).name.lower(), []).append(Path(folder))
+    missing = [name for name in wanted if not folders[name]]
     if missing:
         raise DataError(
             f"expected the folders {', '.join(wanted)} of LC25000 in {source} or folders in it, {', '.join(missing)} "
             "are missing. Give the folder lung_colon_image_set, or choose one organ with --organ."
         )
-    several = [name for name in wanted if len(found[name]) > 1]
+    several = [name for name in wanted if len(folders[name]) > 1]
     if several:
         raise DataError(
             f"expected one folder of each class of LC25000 in {source}, there are several of {', '.join(several)}. "
@@ -107,7 +107,7 @@ def find_files(source: Path, wanted: Collection[str]) -> Files:
         )
     files = Files([], [], 0, [])
     for name in sorted(wanted):
-        _list(found[name][0], name, files)
+        _list(folders[name][0], name, files)
     return files
 
 

@@ -154,14 +154,14 @@ def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -
     gone = [key for key in classes if not counts[key]]
     if gone:
         raise DataError(f"no readable image is left of the classes {', '.join(gone)}. Unpack LC25000 again.")
-    found = []
+    sentences = []
     unlike = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL]
     if unlike:
-        found.append(f"LC25000 has {OFFICIAL} images of each class; here are {', '.join(unlike)}")
+        sentences.append(f"LC25000 has {OFFICIAL} images of each class; here are {', '.join(unlike)}")
     sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
     if sizes:
-        found.append(f"{sizes} of {len(kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in LC25000")
-    return found
+        sentences.append(f"{sizes} of {len(kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in LC25000")
+    return sentences
 
 
 def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
@@ -172,9 +172,9 @@ def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tupl
     for key in sorted(set(kept)):
         rows = [row for row, folder in enumerate(kept) if folder == key]
         say(f"note: looking for copies among {len(rows)} images of {CLASSES[key].text}")
-        found = group_copies(np.stack([thumbnail(outcome.facts[row]["grey"]) for row in rows]))
-        plain += int(found.plain.sum())
-        for row, number in zip(rows, found.numbers.tolist(), strict=True):
+        copies = group_copies(np.stack([thumbnail(outcome.facts[row]["grey"]) for row in rows]))
+        plain += int(copies.plain.sum())
+        for row, number in zip(rows, copies.numbers.tolist(), strict=True):
             names[row] = f"{key} {number}"
     sizes = sorted(Counter(names).values())
     say(
@@ -186,13 +186,15 @@ def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tupl
 
 def _strange(sizes: Sequence[int], plain: int) -> list[str]:
     """What may be wrong with the groups."""
-    found = []
+    warnings = []
     if plain:
-        found.append(f"{plain} images are blank in the middle: their copies were not found, each is a group of its own")
+        warnings.append(
+            f"{plain} images are blank in the middle: their copies were not found, each is a group of its own"
+        )
     large = [size for size in sizes if size > LARGE]
     if large:
-        found.append(
+        warnings.append(
             f"{len(large)} groups have more than {LARGE} images: different tiles that look alike may be in one group. "
             "This tears no copies apart, but look at the classes of each site"
         )
-    return found
+    return warnings

@@ -82,25 +82,25 @@ def deviations(flag: str, content: Content) -> list[str]:
     release = find_release(flag)
     if release is None:
         return [f"no official sizes are known for '{flag}', so the file was not compared with a release"]
-    found = []
+    sentences = []
     if content.counts != release.counts:
         counts = "/".join(map(str, content.counts))
         official = "/".join(map(str, release.counts))
-        found.append(f"{counts} images (train/val/test), the official release has {official}")
+        sentences.append(f"{counts} images (train/val/test), the official release has {official}")
     highest = _highest(content)
     if not release.multi_label and highest >= len(release.labels):
-        found.append(f"labels up to {highest}, the official release has {len(release.labels)} classes from 0")
+        sentences.append(f"labels up to {highest}, the official release has {len(release.labels)} classes from 0")
     side = split_flag(flag)[1]
     if content.shape[0] != side:
-        found.append(f"images of {content.shape[0]} pixels a side, the name says {side}")
+        sentences.append(f"images of {content.shape[0]} pixels a side, the name says {side}")
     if side in release.md5:
         with content.path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         if md5 != release.md5[side]:
-            found.append(f"MD5 {md5}, the official file has {release.md5[side]}: a re-save or another version")
+            sentences.append(f"MD5 {md5}, the official file has {release.md5[side]}: a re-save or another version")
     else:
-        found.append(f"no official checksum is known for images of {side} pixels a side")
-    return found
+        sentences.append(f"no official checksum is known for images of {side} pixels a side")
+    return sentences
 
 
 def prepare(

@@ -68,23 +68,23 @@ def find_films(folder: Path) -> dict[int, Path]:
     Raises:
         DataError: If there is none, or a film is there more than once.
     """
-    found: dict[int, list[Path]] = {}
+    films: dict[int, list[Path]] = {}
     for place, _, names in os.walk(folder):
         for name in names:
             if match := _FILM.fullmatch(name):
-                found.setdefault(int(match[1]), []).append(Path(place, name))
-    if not found:
+                films.setdefault(int(match[1]), []).append(Path(place, name))
+    if not films:
         raise DataError(
             f"expected the films mdb001.pgm, mdb002.pgm, ... of mini-MIAS below {folder}, there are none. Unpack "
             "all-mias.tar.gz whole."
         )
-    several = sum(len(paths) > 1 for paths in found.values())
+    several = sum(len(paths) > 1 for paths in films.values())
     if several:
         raise DataError(
-            f"expected each film once below {folder}, {several} of {len(found)} are there several times. Give the "
+            f"expected each film once below {folder}, {several} of {len(films)} are there several times. Give the "
             "folder of one copy of the data set."
         )
-    return {number: paths[0] for number, paths in found.items()}
+    return {number: paths[0] for number, paths in films.items()}
 
 
 def crop_box(circle: tuple[int, int, int], edge: int = EDGE) -> tuple[int, int, int]:

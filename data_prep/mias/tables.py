@@ -152,15 +152,15 @@ def read_films(path: Path) -> list[Film]:
 def deviations(films: Sequence[Film]) -> list[str]:
     """How a table differs from the official one: sentences, none if it does not."""
     rows = Counter(SEVERITIES.get(finding.severity, NORMAL) for film in films for finding in film.findings)
-    found = []
+    sentences = []
     for what, counts, official in (
         ("rows", rows, OFFICIAL_ROWS),
         ("films", Counter(film.diagnosis for film in films), OFFICIAL_FILMS),
     ):
         if any(counts[name] != number for name, number in official.items()):
             got, expected = (", ".join(f"{table[name]} {name}" for name in official) for table in (counts, official))
-            found.append(f"{FILE} has {got} {what}; the official one has {expected}")
-    return found
+            sentences.append(f"{FILE} has {got} {what}; the official one has {expected}")
+    return sentences
 
 
 def line_list(numbers: Sequence[int]) -> str:

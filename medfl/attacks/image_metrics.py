@@ -37,14 +37,14 @@ class Quality:
         }
 
 
-def quality(found: torch.Tensor, truth: torch.Tensor) -> Quality:
+def quality(images: torch.Tensor, truth: torch.Tensor) -> Quality:
     """Compare images with the true ones, each with its own.
 
     SSIM is MONAI's, with a Gaussian window of 11 cells along each axis, or of the largest odd number of cells that an
     image has room for.
 
     Args:
-        found: (B, C, H, W) or (B, C, H, W, D), B >= 1.
+        images: (B, C, H, W) or (B, C, H, W, D), B >= 1.
         truth: The same shape, in [0, 1].
 
     Raises:
@@ -55,18 +55,18 @@ def quality(found: torch.Tensor, truth: torch.Tensor) -> Quality:
         >>> round(float(quality(x + 0.1, x).psnr), 3)
         20.0
     """
-    if found.shape != truth.shape:
-        raise ValueError(f"expected two batches of the same shape, got {tuple(found.shape)} and {tuple(truth.shape)}")
-    found, truth = found.detach().cpu().double(), truth.detach().cpu().double()
-    mse = (found - truth).square().flatten(1).mean(dim=1)
+    if images.shape != truth.shape:
+        raise ValueError(f"expected two batches of the same shape, got {tuple(images.shape)} and {tuple(truth.shape)}")
+    images, truth = images.detach().cpu().double(), truth.detach().cpu().double()
+    mse = (images - truth).square().flatten(1).mean(dim=1)
     psnr = (-10 * mse.clamp(min=1e-30).log10()).clamp(max=MOST_PSNR)
-    return Quality(mse, psnr, _ssim(found, truth))
+    return Quality(mse, psnr, _ssim(images, truth))
 
 
-def _ssim(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+def _ssim(images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     from monai.metrics.regression import SSIMMetric  # takes seconds to import
 
     sizes = truth.shape[2:]
     window = [min(WINDOW, size - 1 + size % 2) for size in sizes]
-    values: torch.Tensor = SSIMMetric(len(sizes), win_size=window, reduction="none")(found, truth)  # type: ignore[assignment]
+    values: torch.Tensor = SSIMMetric(len(sizes), win_size=window, reduction="none")(images, truth)  # type: ignore[assignment]
     return values.flatten().double()

@@ -171,13 +171,13 @@ class OpenedRun:
 
     @cached_property
     def _committed(self) -> tuple[State, Commit]:
-        found = self.viewer.latest()
-        if found is None:
+        latest = self.viewer.latest()
+        if latest is None:
             raise StoreError(
                 f"The run in '{self.folder}' was cleaned: the state of its server is gone, and with it what its sites "
                 "have released. Run it again in another folder, or attack what needs its models only."
             )
-        return found
+        return latest
 
 
 def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> OpenedRun:
@@ -202,18 +202,18 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
             "finish it."
         )
     data_folder = _find_data(record, data)
-    told = record.run["identity"]
-    settings = read_settings(Settings, settings_in(told, record.run["rounds"]), f"the run in '{folder}'")
+    identity = record.run["identity"]
+    settings = read_settings(Settings, settings_in(identity, record.run["rounds"]), f"the run in '{folder}'")
     parser, _ = read_bundle(record, data_folder)
     task = rebuild_task(parser, record, settings, data_folder)
     mean, std = (tuple(parser.get_parsed_content(name, default=[0.5])) for name in ("mean", "std"))
-    sites = load_sites(data_folder, task.num_classes, mean, std, told["sites"])
+    sites = load_sites(data_folder, task.num_classes, mean, std, identity["sites"])
     server = load_global(data_folder, task.num_classes, mean, std)
     _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
     first = next(iter(sites.values()))
     task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
     files = [origin for origin in record.run.get("plugins", {}).values() if origin.endswith(".py")]
-    method = load_plugins(files=files).make_method(record.method, told["method_args"])
+    method = load_plugins(files=files).make_method(record.method, identity["method_args"])
     return OpenedRun(
         folder,
         record.method,
@@ -226,8 +226,8 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
     )
 
 
-def _find_data(record: RunRecord, given: Path | None) -> Path:
-    folder = given if given is not None else record.data_folder
+def _find_data(record: RunRecord, data: Path | None) -> Path:
+    folder = data if data is not None else record.data_folder
     if folder is None:
         raise StoreError(
             f"The run in '{record.folder}' does not say where its data are. Name their folder with --data."

@@ -44,20 +44,20 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
     Raises:
         StoreError: If the run has no bundle, or its configuration is damaged.
     """
-    found = homes(record)
-    if not found:
+    bundles = homes(record)
+    if not bundles:
         raise StoreError(
             f"The run in '{record.folder}' is {record.status} and has no model that can be attacked: expected bundles "
             "in its folders 'global' or 'sites'. Give its command again to finish it."
         )
     parser = ConfigParser()
     try:
-        parser.read_config(str(found[0] / CONFIG))
+        parser.read_config(str(bundles[0] / CONFIG))
     except (ValueError, OSError) as error:
-        raise StoreError(f"expected a configuration in '{found[0] / CONFIG}': {error}. Put the file back.") from None
-    own = {"bundle_root": str(found[0]), "dataset_dir": str(data_folder), "device": "cpu"}
+        raise StoreError(f"expected a configuration in '{bundles[0] / CONFIG}': {error}. Put the file back.") from None
+    own = {"bundle_root": str(bundles[0]), "dataset_dir": str(data_folder), "device": "cpu"}
     parser.update(pairs=own | {"class_weights": None, "network": "@network_def"})
-    return parser, found[0]
+    return parser, bundles[0]
 
 
 def bundle_network(home: Path) -> nn.Module:
@@ -98,9 +98,9 @@ def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, da
     return task
 
 
-def _optimizer(task: Task, told: Meta) -> OptimizerFactory:
+def _optimizer(task: Task, facts: Meta) -> OptimizerFactory:
     """The run's optimiser, which may have had other options than its bundle says."""
-    options = {name[10:]: fact["value"] for name, fact in told.items() if name.startswith("optimizer.")}
+    options = {name[10:]: fact["value"] for name, fact in facts.items() if name.startswith("optimizer.")}
     kind: Any = type(task.optimizer([nn.Parameter(torch.zeros(1))]))
     name = options.pop("name", kind.__name__)
     kind = kind if name == kind.__name__ else getattr(torch.optim, name, kind)

@@ -14,7 +14,7 @@ Target = Literal["shared", "update", "model"]
 
 
 @dataclass(frozen=True)
-class Found:
+class Reconstruction:
     """The reconstructions of one attack.
 
     Attributes:
@@ -50,8 +50,8 @@ class Attacked:
             class.
         names: The class of each.
         shown: Heading to further pictures, (n, C, *spatial), in the order of a page.
-        found: Reconstructions.
-        sent: The item that really left the sites, as in `Found.item`; empty where there is none.
+        reconstructions: What was made.
+        sent: The item that really left the sites, as in `Reconstruction.item`; empty where there is none.
         notes: Sentences about what was left out or assumed.
     """
 
@@ -59,18 +59,18 @@ class Attacked:
     truth: torch.Tensor
     names: tuple[str, ...]
     shown: dict[str, torch.Tensor]
-    found: tuple[Found, ...]
+    reconstructions: tuple[Reconstruction, ...]
     sent: str = ""
     notes: tuple[str, ...] = ()
 
     def rows(self) -> list[Meta]:
         """The results as the JSON has them."""
-        return [one.row(self.target) for one in self.found]
+        return [made.row(self.target) for made in self.reconstructions]
 
 
-def found(
+def reconstruction(
     attack: str, item: str, images: torch.Tensor, truth: torch.Tensor, converged: torch.Tensor | None = None
-) -> Found:
+) -> Reconstruction:
     """Reconstructions, compared with the truth; where an attack made no number of a cell, it is mid-grey."""
     images = images.detach().cpu().float().nan_to_num(0.5).clamp(0, 1).expand_as(truth)
-    return Found(attack, item, images, quality(images, truth), converged)
+    return Reconstruction(attack, item, images, quality(images, truth), converged)

@@ -277,10 +277,10 @@ def read_round(extra: Mapping[str, Any] | None, following: int) -> int:
     Raises:
         SettingsError: If it is no whole number of at least 1.
     """
-    given = (extra or {}).get(ROUND, following)
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise SettingsError(f"expected extra['{ROUND}'] to be a round, a whole number from 1 on, got {given!r}.")
-    return given
+    number = (extra or {}).get(ROUND, following)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise SettingsError(f"expected extra['{ROUND}'] to be a round, a whole number from 1 on, got {number!r}.")
+    return number
 
 
 def wants_final_model(extra: Mapping[str, Any] | None, site: str) -> bool:
@@ -289,10 +289,10 @@ def wants_final_model(extra: Mapping[str, Any] | None, site: str) -> bool:
     Raises:
         RefusedError: If it asks for another model.
     """
-    asked = (extra or {}).get(ExtraItems.MODEL_TYPE)
-    if asked not in (None, ModelType.FINAL_MODEL):
+    wanted = (extra or {}).get(ExtraItems.MODEL_TYPE)
+    if wanted not in (None, ModelType.FINAL_MODEL):
         raise RefusedError(
-            f"Site '{site}' has no model '{asked}': expected '{ModelType.FINAL_MODEL}', the one after its last "
+            f"Site '{site}' has no model '{wanted}': expected '{ModelType.FINAL_MODEL}', the one after its last "
             "training. It keeps no best one, for it does not choose by score; the server can, by validation scores."
         )
-    return asked is not None
+    return wanted is not None

@@ -25,10 +25,10 @@ def find_bundle(name_or_path: str) -> Path:
     """
     if Path(name_or_path).is_dir():
         return Path(name_or_path)
-    found = shipped()
-    if name_or_path not in found:
+    bundles = shipped()
+    if name_or_path not in bundles:
         raise SettingsError(
             f"There is no folder '{name_or_path}', and no bundle of that name comes with medfl. "
-            f"{did_you_mean(name_or_path, found)}"
+            f"{did_you_mean(name_or_path, bundles)}"
         )
-    return found[name_or_path]
+    return bundles[name_or_path]

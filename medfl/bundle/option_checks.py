@@ -89,15 +89,15 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
         parser: With the configuration files read.
         ids: Where to begin.
     """
-    found: set[str] = set()
+    used: set[str] = set()
     rest = [name for name in ids if name in parser]
     while rest:
         named = [ReferenceResolver.match_refs_pattern(text) for text in texts(parser[rest.pop()])]
         refers = {name.partition("#")[0] for names in named for name in names}
-        new = {name for name in refers - found if name in parser}
-        found |= new
+        new = {name for name in refers - used if name in parser}
+        used |= new
         rest += new
-    return found
+    return used
 
 
 def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]], where: str) -> None:
@@ -156,12 +156,12 @@ def _arguments(target: str) -> Iterable[str] | None:
     if function is None:
         return None
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return [parameter.name for parameter in found]
+    return [parameter.name for parameter in parameters]
 
 
 def _locate(target: str) -> Callable[..., Any] | None:
@@ -171,5 +171,5 @@ def _locate(target: str) -> Callable[..., Any] | None:
     package, _, attribute = name.rpartition(".")
     if not package:
         return None
-    found, available = optional_import(package, name=attribute)
-    return found if available else None
+    function, available = optional_import(package, name=attribute)
+    return function if available else None

@@ -68,19 +68,19 @@ def read_answer(
         RefusedError: If it holds anything that is not expected.
     """
     scores = rows_from_json(message.meta.get("evaluation") or [], site)
-    found = message.meta.get("answer")
+    content = message.meta.get("answer")
     if order is None:
         return None, scores
-    if not isinstance(found, dict) or found.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
+    if not isinstance(content, dict) or content.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
         raise RefusedError("expected an answer to the order, got none")
-    if found["step"] != step:
+    if content["step"] != step:
         raise RefusedError("expected an answer to this step, got one to another")
-    rows = rows_from_json(found["rows"], site)
-    if found["refused"] is not None:
-        return Answer(site, step, str(found["refused"])[:REASON], {}, rows), scores
-    _check_reply(f"site '{site}'", order, message.tensors, found["meta"], expected, limits)
-    undelivered = names(found, UNDELIVERED)
-    return Answer(site, step, None, found["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows), scores
+    rows = rows_from_json(content["rows"], site)
+    if content["refused"] is not None:
+        return Answer(site, step, str(content["refused"])[:REASON], {}, rows), scores
+    _check_reply(f"site '{site}'", order, message.tensors, content["meta"], expected, limits)
+    undelivered = names(content, UNDELIVERED)
+    return Answer(site, step, None, content["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows), scores
 
 
 def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:

@@ -114,9 +114,9 @@ def walk(value: Any) -> Iterator[tuple[Any, int, str]]:
         inner, depth, key = waiting.pop()
         yield inner, depth, key
         if isinstance(inner, dict):
-            waiting += [(one, depth + 1, name) for name, one in inner.items()]
+            waiting += [(element, depth + 1, name) for name, element in inner.items()]
         elif isinstance(inner, list):
-            waiting += [(one, depth + 1, key) for one in inner]
+            waiting += [(element, depth + 1, key) for element in inner]
 
 
 def refusal(expected: str, got: str, advice: str = FOREIGN, who: str = "") -> RefusedError:
@@ -163,7 +163,7 @@ def _offsets(name: str, entry: Any, limits: Limits) -> tuple[int, int]:
     if not isinstance(code, str) or code not in _DTYPES:
         raise refusal(f"a dtype of {shown(name)} among {', '.join(sorted(_DTYPES))}", shown(code))
     size = check_shape(entry["shape"], limits, name) * torch.empty(0, dtype=_DTYPES[code]).element_size()
-    if type(offsets) is not list or [type(one) for one in offsets] != [int, int]:
+    if type(offsets) is not list or [type(offset) for offset in offsets] != [int, int]:
         raise refusal(f"two integers as the data_offsets of {shown(name)}", "something else")
     start, stop = offsets
     if start < 0 or stop - start != size:
@@ -195,10 +195,10 @@ class _TwiceError(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    by_key = dict(pairs)
+    if len(by_key) != len(pairs):
         raise _TwiceError
-    return found
+    return by_key
 
 
 def _json_object(text: str, what: str) -> dict[str, Any]:

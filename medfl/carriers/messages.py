@@ -115,7 +115,7 @@ def check_tensors(
             raise refusal(f"names that begin with {sorted(prefixes)}", shown(name), _UNLIKE, who)
         form = (tuple(tensor.shape), tensor.dtype)
         if name in shapes and form not in shapes[name]:
-            known = " or ".join(sorted(_form(one) for one in shapes[name]))
+            known = " or ".join(sorted(_form(form) for form in shapes[name]))
             raise refusal(f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who)
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise refusal(f"finite numbers in {shown(name)}", "NaN or infinity", _DIVERGED, who)

@@ -104,8 +104,8 @@ class RemoteCarrier:
 
     def hello(self, offer: Meta, timeout: float) -> dict[str, str]:
         """Offer the run to all sites; returns the network that each one's own file names, where it names one."""
-        found = self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_network, timeout)
-        return {site: network for site, network in found.items() if network is not None}
+        networks = self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_network, timeout)
+        return {site: network for site, network in networks.items() if network is not None}
 
     def begin(self, networks: Mapping[str, str], expected: Expected) -> None:
         """Have the sites that took the offer load their data; fills `facts`.
@@ -142,26 +142,26 @@ class RemoteCarrier:
         self._folder.mkdir(parents=True)
         assert self._expected is not None, "begin comes first"
         ordered, expected = {order.to: order for order in orders}, self._expected
-        asked = [site for site in self._all if site in self.facts and (site in ordered or evaluation)]
+        sites = [site for site in self._all if site in self.facts and (site in ordered or evaluation)]
         packed = StepMessages(step, round_, evaluation, keep)
         rows = self._viewers(evaluation) if evaluation else []
-        found = self._talk(
-            {site: packed.message(ordered.get(site)) for site in asked},
+        answered = self._talk(
+            {site: packed.message(ordered.get(site)) for site in sites},
             lambda site, message: read_answer(site, message, step, ordered.get(site), expected, self._limits),
             keep=True,
         )
-        self._leave_out_silent(asked, found)
-        answers = [answer for answer, _ in found.values() if answer is not None]
-        rows += [row for _, scores in found.values() for row in scores]
+        self._leave_out_silent(sites, answered)
+        answers = [answer for answer, _ in answered.values() if answer is not None]
+        rows += [row for _, scores in answered.values() for row in scores]
         absent = sorted(set(ordered) - {answer.site for answer in answers})
         self._blame_senders(answers, absent)
         answers = [answer for answer in answers if answer.site not in absent]
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
 
-    def _leave_out_silent(self, asked: list[str], found: Collection[str]) -> None:
+    def _leave_out_silent(self, sites: list[str], answered: Collection[str]) -> None:
         """Ask a site no more that was silent several times in a row: each time all others waited for it."""
-        for site in asked:
-            self._silent[site] = 0 if site in found else self._silent.get(site, 0) + 1
+        for site in sites:
+            self._silent[site] = 0 if site in answered else self._silent.get(site, 0) + 1
             if self._silent[site] >= MAX_SILENT:
                 self.drop(site, f"{self.missing.get(site, 'no answer')}; left out until the run is resumed")
 
@@ -185,11 +185,11 @@ class RemoteCarrier:
         for start, owner in enumerate(names):
             others = names[start + 1 :] + names[:start]
             post = Message("post", evaluation.published, meta | {"to": others})
-            found = self._talk({owner: post}, read_rows)
-            if owner in found:
+            rows_by_site = self._talk({owner: post}, read_rows)
+            if owner in rows_by_site:
                 guest = Message("guest", {}, meta | {"owner": owner})
-                found |= self._talk(dict.fromkeys(others, guest), read_rows)
-            rows += [row for site in (owner, *others) for row in found.get(site, [])]
+                rows_by_site |= self._talk(dict.fromkeys(others, guest), read_rows)
+            rows += [row for site in (owner, *others) for row in rows_by_site.get(site, [])]
         return rows
 
     def install(self, published: Tensors, step: int, round_: int) -> dict[str, Meta]:
@@ -215,7 +215,7 @@ class RemoteCarrier:
 
         With `keep` an answer that can be used is laid into a file.
         """
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
 
         def take(site: str, blob: bytes) -> None:
             with self._lock:
@@ -223,7 +223,7 @@ class RemoteCarrier:
                     result = read(site, opened(blob, messages[site].kind, self._limits))
                     if keep:
                         self._file(site).write_bytes(blob)
-                    found[site] = result
+                    results[site] = result
                     self.missing.pop(site, None)
                 except MedflError as error:
                     self.missing[site] = str(error)
@@ -237,10 +237,10 @@ class RemoteCarrier:
         requests = {site: blobs[id(message)] for site, message in messages.items()}
         silent = self._transport.ask(requests, timeout or self._timeout, take)
         with self._lock:
-            self.missing |= {site: why for site, why in silent.items() if site not in found}
-        for site in sorted(set(messages) - set(found)):
+            self.missing |= {site: why for site, why in silent.items() if site not in results}
+        for site in sorted(set(messages) - set(results)):
             logger.warning("%s is missing: %s", site, self.missing.get(site, "no answer"))
-        return {site: found[site] for site in messages if site in found}
+        return {site: results[site] for site in messages if site in results}
 
     def _file(self, site: str) -> Path:
         return self._folder / f"{site}.safetensors"

@@ -38,19 +38,19 @@ def rows_to_json(rows: list[Row]) -> list[list[Any]]:
     return [[*row[:-1], row.value if math.isfinite(row.value) else str(row.value)] for row in rows]
 
 
-def rows_from_json(found: Any, site: str) -> list[Row]:
+def rows_from_json(rows: Any, site: str) -> list[Row]:
     """The rows of a message.
 
     Args:
-        found: What came.
+        rows: What came.
         site: Who sent it; it may tell rows of itself only.
 
     Raises:
         RefusedError: If a row has another form, or is of another site.
     """
-    if not isinstance(found, list) or len(found) > MAX_ROWS:
+    if not isinstance(rows, list) or len(rows) > MAX_ROWS:
         raise RefusedError(f"Expected at most {MAX_ROWS} rows of scores from '{site}', got something else.")
-    return [_row(entry, site) for entry in found]
+    return [_row(entry, site) for entry in rows]
 
 
 def _row(entry: Any, site: str) -> Row:
@@ -243,6 +243,6 @@ def read_account(site: str, message: Message) -> Meta:
         RefusedError: If it has another form.
     """
     account = message.meta.get("privacy")
-    told = {"privacy": Tell("public", or_none(ACCOUNT), after=("install",))}
-    check_told({"privacy": account}, told, "install", {}, f"site '{site}'")
+    declared = {"privacy": Tell("public", or_none(ACCOUNT), after=("install",))}
+    check_told({"privacy": account}, declared, "install", {}, f"site '{site}'")
     return account or {}

@@ -45,15 +45,15 @@ def lines(report: Report) -> list[str]:
 
 def _by_package(report: Report) -> list[str]:
     """Targets and imports, package by package with counts."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for code in report.code:
         if code.package:
-            found[code.package][code.text] += 1
+            counts[code.package][code.text] += 1
     shown = ["What is called and imported, by package (expressions can call more; they stand below in full):"]
-    for package in sorted(found, key=lambda name: (name in KNOWN, name)):
+    for package in sorted(counts, key=lambda name: (name in KNOWN, name)):
         mark = package if package in KNOWN else f"{package} (other package)"
         shown.append(f"  {mark}")
-        shown += [f"    {count} x {text}" for text, count in sorted(found[package].items())]
+        shown += [f"    {count} x {text}" for text, count in sorted(counts[package].items())]
     return shown
 
 

@@ -90,14 +90,14 @@ def remove(folder: Path) -> int:
         return _delete(folder)
 
 
-def _check(given: Path, everything: bool) -> Path:
+def _check(folder: Path, everything: bool) -> Path:
     """The absolute path of a run folder from which the state, or everything, may be removed."""
     from medfl.runs.records import read_run
 
-    for path in (given, given / "state"):
+    for path in (folder, folder / "state"):
         if path.is_symlink():
             raise StoreError(f"'{path}' is a link. Give the folder itself, with its state in it; nothing was removed.")
-    record = read_run(given.resolve())
+    record = read_run(folder.resolve())
     if everything:
         _check_names(record.folder)
     else:

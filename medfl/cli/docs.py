@@ -140,13 +140,13 @@ def _leaves(kind: Any) -> list[str]:
     parts = []
     if kind.sends:
         rows = [[f"`{prefix}...`", sort, KINDS[sort]] for prefix, sort in sorted(kind.sends.items())]
-        receiver = "To the server, or in parcels past it to other sites," if kind.posts_parcels else "To the server"
+        receiver = "To the server, or in parcels past it to other sites," if kind.sends_to_peers else "To the server"
         parts += [f"{receiver} go tensors of these names, and no others:", _table(["name", "kind", "what it is"], rows)]
     if kind.sends_meta:
         notes = {"public": "", "private": " (not in a run with a privacy setting)", "needed": ""}
         facts = [[f"`{key}`", tell.form.words() + notes[tell.kind]] for key, tell in sorted(kind.sends_meta.items())]
         parts += ["Facts that go beside them, and nothing else:", _table(["name", "what it is"], facts)]
-    if kind.posts_parcels:
+    if kind.sends_to_peers:
         parts.append("Sites also send parcels to each other, past the server; a run with a privacy setting refuses it.")
     if kind.pools_data:
         parts.append("**The training reads the raw images of all sites together.** It runs in a simulation only.")
@@ -154,7 +154,7 @@ def _leaves(kind: Any) -> list[str]:
 
 
 def _needs(kind: Any) -> list[str]:
-    private = not kind.pools_data and not kind.posts_parcels and set(kind.sends.values()) <= {"update"}
+    private = not kind.pools_data and not kind.sends_to_peers and set(kind.sends.values()) <= {"update"}
     private = private and all(tell.kind != "needed" for tell in kind.sends_meta.values())
     return [
         f"Networks: {_networks(kind)}",
@@ -174,9 +174,9 @@ def _settings(kind: Any) -> list[str]:
     if not kind.model_fields:
         return ["None of its own."]
     own = sorted(kind.model_fields.items(), key=lambda item: item[0] not in kind.__annotations__)
-    told = _descriptions(kind)
-    rows = [[f"`{name}`", type_of(info), f"`{default_of(info)}`", told.get(name, "")] for name, info in own]
-    name, info = next((one for one in own if one[1].default is not None), own[0])
+    descriptions = _descriptions(kind)
+    rows = [[f"`{name}`", type_of(info), f"`{default_of(info)}`", descriptions.get(name, "")] for name, info in own]
+    name, info = next((pair for pair in own if pair[1].default is not None), own[0])
     example = shlex.quote(default_of(info))
     parts = [_table(["setting", "type", "default", "meaning"], rows), f"Give one as `--method_args#{name} {example}`."]
     if any(kind.presets.values()):
@@ -189,11 +189,11 @@ def _settings(kind: Any) -> list[str]:
 
 def _descriptions(kind: type) -> dict[str, str]:
     """Setting to description, from the nearest class that documents it."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for parent in kind.__mro__:
         if parent.__module__.partition(".")[0] != "pydantic":
-            found = read_docstring(parent).attributes | found
-    return found
+            descriptions = read_docstring(parent).attributes | descriptions
+    return descriptions
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

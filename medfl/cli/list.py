@@ -19,7 +19,7 @@ MIN_WIDTH = 80
 """Columns below which a table is not squeezed."""
 
 
-class Kind(StrEnum):
+class ListedKind(StrEnum):
     """What can be listed."""
 
     methods = "methods"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 def command(
-    kind: Annotated[Kind | None, typer.Argument(help="Only these.", show_default=False)] = None,
+    kind: Annotated[ListedKind | None, typer.Argument(help="Only these.", show_default=False)] = None,
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
@@ -42,14 +42,14 @@ def command(
     registry = load(plugin, no_plugin)
     console = Console(markup=False, highlight=False, emoji=False)
     console.width = max(console.width, MIN_WIDTH)
-    for wanted in [kind] if kind else Kind:
-        if wanted is Kind.methods:
+    for wanted in [kind] if kind else ListedKind:
+        if wanted is ListedKind.methods:
             console.print(method_table(registry))
-        elif wanted is Kind.bundles:
+        elif wanted is ListedKind.bundles:
             console.print(bundle_table())
-        elif wanted is Kind.datasets:
+        elif wanted is ListedKind.datasets:
             console.print(dataset_table(registry))
-        elif wanted is Kind.sections:
+        elif wanted is ListedKind.sections:
             console.print(section_table(registry))
         else:
             console.print(plain_table(registry, wanted))
@@ -65,10 +65,10 @@ def method_table(registry: Registry) -> Table:
     return table
 
 
-def plain_table(registry: Registry, kind: Kind) -> Table:
+def plain_table(registry: Registry, kind: ListedKind) -> Table:
     """Networks or partitions, by name."""
     table = _table(kind.value.capitalize(), "name", "plugin", "what it is")
-    if kind is Kind.networks:
+    if kind is ListedKind.networks:
         rows = [(name, registry.givers("network", name)[0], r.summary) for name, r in registry.networks.items()]
     else:
         rows = [(name, registry.givers("partition", name)[0], r.summary) for name, r in registry.partitions.items()]

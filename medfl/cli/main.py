@@ -84,12 +84,12 @@ def real_command(name: str | None, target: str) -> Any:
         target: ``module:attribute`` of a function or a `typer.Typer`.
     """
     module, _, attribute = target.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
+    command = getattr(importlib.import_module(module), attribute)
+    if not isinstance(command, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=_help(found))(found)
-        found = single
-    return typer.main.get_command(found)
+        single.command(name, help=_help(command))(command)
+        command = single
+    return typer.main.get_command(command)
 
 
 def _help(function: Callable[..., Any]) -> str:
@@ -120,10 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: What comes after ``medfl``; by default those of the process. ``--debug`` may stand anywhere.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
     with _debugging(debug):
-        _run_command([argument for argument in given if argument != "--debug"], debug)
+        _run_command([argument for argument in words if argument != "--debug"], debug)
 
 
 @contextlib.contextmanager

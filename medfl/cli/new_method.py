@@ -16,7 +16,7 @@ import typer
 
 from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
-from medfl.hooks import Kind
+from medfl.hooks import RecordKind
 
 PIECES = ("hook", "imports", "class")
 """Templates that are common to both shapes of a plugin."""
@@ -39,7 +39,7 @@ def command(
     typer.echo(f"Test: pytest {written[-1]}")
 
 
-def check_name(name: str, kind: Kind) -> None:
+def check_name(name: str, kind: RecordKind) -> None:
     """Refuse a name that can't be a module, or that something else has.
 
     Raises:

@@ -89,7 +89,7 @@ def command(
     Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together.
     """
     from medfl.partition.partition import partition
-    from medfl.partition.plan import Plan
+    from medfl.partition.plan import PartitionPlan
     from medfl.report.sections.holdings import draw_partition
 
     function = load(plugin, no_plugin).partition(scheme)
@@ -97,7 +97,7 @@ def command(
     details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
     details |= {"public_test_fraction": public_test_fraction, "duplicates": duplicates}
     details |= {"allow_leaks": tuple(allow_leak) if allow_leak else None}
-    plan = Plan(
+    plan = PartitionPlan(
         scheme,
         SITES if sites is None and column is None else sites,
         seed,
@@ -146,10 +146,10 @@ def _row(datalist: Datalist, classes: list[str]) -> list[int]:
     ]
 
 
-def _options(named: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
+def _options(named: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
     """The options of the scheme: those with a flag of their own, and those of ``--option``."""
     options = {name: value for name, value in named.items() if value is not None}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise SettingsError(f"expected --option NAME=VALUE, got '{text}'")
@@ -161,8 +161,8 @@ def _options(named: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
 
 def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, Any]:
     """The details of the policies that are given, if they belong to them."""
-    given = {name: value for name, value in details.items() if value is not None}
-    for name in given:
+    chosen = {name: value for name, value in details.items() if value is not None}
+    for name in chosen:
         policy, needed = _BELONGS[name]
         public_too = name in ("duplicates", "allow_leaks") and policies["public"] != "none"
         if policies[policy] not in needed and not public_too:
@@ -171,7 +171,7 @@ def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[st
             raise SettingsError(
                 f"--{flag} belongs to --{owner} {' or '.join(needed)}, but --{owner} is {policies[policy]}"
             )
-    return given
+    return chosen
 
 
 def _show(written: Mapping[str, Datalist]) -> None:

@@ -113,7 +113,7 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
     """
     import ast
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -122,7 +122,7 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
             raise SettingsError(f"expected options as '--name value', got '{word}'")
         text = value if equals else rest.pop(0)
         try:
-            found[name] = ast.literal_eval(text)
+            values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            found[name] = text
-    return found
+            values[name] = text
+    return values

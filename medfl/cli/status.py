@@ -62,10 +62,10 @@ def rounds_done(record: RunRecord, writing: bool) -> int:
     if record.summary and not writing:
         return int(record.summary["rounds"])
     try:
-        found = RunViewer(record.folder).latest()
+        latest = RunViewer(record.folder).latest()
     except FileNotFoundError:
         raise StoreError(f"'{record.folder}' was written to while it was read. Ask again.") from None
-    return found[1].rounds_done if found else 0
+    return latest[1].rounds_done if latest else 0
 
 
 def _status(record: RunRecord, writing: bool) -> str:

@@ -44,8 +44,8 @@ def command(
     prepared = load_study(file, source, out, scale, seeds, workers, data or ())
     for problem in prepared.registry.problems:
         typer.echo(f"warning: {problem}", err=True)
-    if prepared.told:
-        typer.echo(f"warning: {prepared.told}", err=True)
+    if prepared.note:
+        typer.echo(f"warning: {prepared.note}", err=True)
     if dry_run:
         for line in commands(prepared):
             typer.echo(line)

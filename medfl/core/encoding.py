@@ -14,7 +14,7 @@ from typing import get_args
 
 import torch
 
-from medfl.contract import Filter, Kind, Method
+from medfl.contract import Filter, Method, PayloadKind
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.types import Meta, Tensors
 
@@ -22,7 +22,7 @@ FILTERED = "_filters"
 """Meta key beside filtered tensors: for each filter of the method, what it says of the tensors of each kind."""
 
 
-def kind_of(sends: Mapping[str, Kind], name: str, who: str) -> Kind:
+def kind_of(sends: Mapping[str, PayloadKind], name: str, who: str) -> PayloadKind:
     """What a tensor is, by the longest declared prefix of its name.
 
     Args:
@@ -54,7 +54,7 @@ def check_filters(method: Method, name: str) -> None:
     """
     for own in method.filters():
         kinds = set(own.kinds)
-        if kinds - set(get_args(Kind)) or not kinds & set(method.sends.values()):
+        if kinds - set(get_args(PayloadKind)) or not kinds & set(method.sends.values()):
             raise ContractError(
                 f"The filter {_name(own)} of method '{name}' is for tensors of the kinds {sorted(kinds)}: expected one "
                 f"or more of those that the method sends, {sorted(set(method.sends.values()))}. Correct its `kinds`."
@@ -72,7 +72,7 @@ class Encoder:
     """
 
     filters: tuple[Filter, ...]
-    sends: Mapping[str, Kind]
+    sends: Mapping[str, PayloadKind]
     rng: Callable[[str], torch.Generator]
 
     def encode(self, tensors: Tensors, who: str, noised: bool) -> tuple[Tensors, Meta]:
@@ -108,7 +108,7 @@ class Encoder:
                 sayings[-1][kind] = meta
         return tensors, {FILTERED: sayings} if self.filters else {}
 
-    def _encoded(self, own: Filter, group: Tensors, kind: Kind, label: str, who: str) -> tuple[Tensors, Meta]:
+    def _encoded(self, own: Filter, group: Tensors, kind: PayloadKind, label: str, who: str) -> tuple[Tensors, Meta]:
         encoded, meta = own.encode(_copies(group), self.rng(label))
         try:
             meta = json.loads(json.dumps(dict(meta), allow_nan=False))  # as it arrives
@@ -180,13 +180,15 @@ def decode_filtered(method: Method, tensors: Tensors, meta: Meta) -> tuple[Tenso
     return tensors, {key: value for key, value in meta.items() if key != FILTERED}
 
 
-def _in_turn(sends: Mapping[str, Kind], kinds: Collection[Kind], tensors: Tensors, who: str) -> list[Kind]:
+def _in_turn(
+    sends: Mapping[str, PayloadKind], kinds: Collection[PayloadKind], tensors: Tensors, who: str
+) -> list[PayloadKind]:
     """The kinds of a filter that there are any tensors of."""
     there = {kind_of(sends, name, who) for name in tensors}
-    return [kind for kind in sorted(get_args(Kind)) if kind in there and kind in kinds]
+    return [kind for kind in sorted(get_args(PayloadKind)) if kind in there and kind in kinds]
 
 
-def _parted(sends: Mapping[str, Kind], kind: Kind, tensors: Tensors, who: str) -> tuple[Tensors, Tensors]:
+def _parted(sends: Mapping[str, PayloadKind], kind: PayloadKind, tensors: Tensors, who: str) -> tuple[Tensors, Tensors]:
     """Tensors of other kinds, and those of this one, by name."""
     mine = {name: tensors[name] for name in sorted(tensors) if kind_of(sends, name, who) == kind}
     return {name: tensor for name, tensor in tensors.items() if name not in mine}, mine

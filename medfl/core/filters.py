@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Kind, Method, Parcel
+from medfl.contract import Method, PayloadKind, PeerMessage
 from medfl.core.encoding import FILTERED, Encoder, kind_of
 from medfl.core.quantization import dequantise, pack, quantise, unpack
 from medfl.errors import ContractError, RefusedError, SettingsError
@@ -58,7 +58,7 @@ class Filters:
 
     def __init__(
         self,
-        sends: Mapping[str, Kind],
+        sends: Mapping[str, PayloadKind],
         sends_meta: Mapping[str, Tell],
         settings: Settings,
         releases: int,
@@ -127,7 +127,7 @@ class Filters:
         _, meta = self._checked(tensors, meta, site)
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}, meta
 
-    def _checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[dict[str, Kind], Meta]:
+    def _checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[dict[str, PayloadKind], Meta]:
         """The kind of each tensor, and the meta that may leave."""
         kinds = {name: kind_of(self._sends, name, f"Site '{site}'") for name in tensors}
         for key in meta:
@@ -229,9 +229,9 @@ def check_method(method: Method | type[Method], settings: Settings, name: str | 
     """
     name = name or (method if isinstance(method, type) else type(method)).__name__
     check_tells(method.sends_meta, name)
-    sends: Mapping[str, Kind] = method.sends
+    sends: Mapping[str, PayloadKind] = method.sends
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(sends.items()) if kind != "update"]
-    if method.posts_parcels:
+    if method.sends_to_peers:
         other.append("parcels from site to site")
     if method.pools_data:
         other.append("the sites' raw data")
@@ -252,12 +252,12 @@ def check_method(method: Method | type[Method], settings: Settings, name: str | 
         )
 
 
-def check_parcels(parcels: Sequence[Parcel], allowed: bool, site: str, peers: Collection[str] | None) -> None:
+def check_parcels(parcels: Sequence[PeerMessage], allowed: bool, site: str, peers: Collection[str] | None) -> None:
     """Refuse parcels that a method may not post.
 
     Args:
         parcels: What a site would post.
-        allowed: Whether the method says `posts_parcels`.
+        allowed: Whether the method says `sends_to_peers`.
         site: Who posts, for the message.
         peers: Sites that parcels can be sent to; None checks no names.
 
@@ -269,7 +269,7 @@ def check_parcels(parcels: Sequence[Parcel], allowed: bool, site: str, peers: Co
     if parcels and not allowed or unknown or len(set(receivers)) != len(receivers):
         raise ContractError(
             f"Site '{site}' posts parcels to {receivers}: expected one at most for each site of the run, and none "
-            f"unless the method says `posts_parcels` (it says {allowed})."
+            f"unless the method says `sends_to_peers` (it says {allowed})."
         )
 
 

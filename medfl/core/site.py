@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from medfl.contract import Method, Model, Order, Parcel, Reply, Site, State
+from medfl.contract import Method, Model, Order, PeerMessage, Reply, Site, State
 from medfl.core.carrier import Answer, MethodFactory
 from medfl.core.encoding import Encoder
 from medfl.core.evaluation import Row, predictor_of, rows_of, score
@@ -75,7 +75,7 @@ class SiteRunner:
         task: Task,
         settings: Settings,
         run_id: str,
-        post: Callable[[int, Parcel], None],
+        post: Callable[[int, PeerMessage], None],
         peers: Collection[str] | None = None,
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
@@ -138,7 +138,7 @@ class SiteRunner:
             record = self._carry_out(make_method(), order, step, round_, digest, keep)
         for index, parcel in enumerate(record.meta["parcels"]):
             tensors = wire.select(record.tensors, f"parcel/{index}/")
-            self._post(step, Parcel(parcel["to"], tensors, parcel["meta"], self.name))
+            self._post(step, PeerMessage(parcel["to"], tensors, parcel["meta"], self.name))
         meta = record.meta
         return Answer(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
 
@@ -171,7 +171,7 @@ class SiteRunner:
             sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}
             tensors |= wire.prefixed(sent, "reply/")
-            check_parcels(reply.parcels, method.posts_parcels, self.name, self._peers)
+            check_parcels(reply.parcels, method.sends_to_peers, self.name, self._peers)
             parcels = []
             for index, parcel in enumerate(reply.parcels):
                 posted, parcel_meta = filters.outgoing_parcel(parcel.tensors, parcel.meta, site=self.name)

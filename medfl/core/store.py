@@ -18,7 +18,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from medfl.contract import Parcel, State
+from medfl.contract import PeerMessage, State
 from medfl.errors import DamagedError, StoreError
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
@@ -203,13 +203,13 @@ class Inbox:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "inbox"
 
-    def post(self, step: int, sender: str, parcel: Parcel) -> None:
+    def post(self, step: int, sender: str, parcel: PeerMessage) -> None:
         """Store a parcel (flushed to disk); the same sender, step and receiver is stored once."""
         path = self.folder / f"{step:08d}-{sender}.safetensors"
         if not path.exists():
             write_atomic(path, wire.encode(parcel.tensors, {"meta": parcel.meta, "sender": sender}))
 
-    def read(self, since: int, before: int) -> list[Parcel]:
+    def read(self, since: int, before: int) -> list[PeerMessage]:
         """Parcels posted in steps [since, before), sorted by sender."""
         parcels = []
         for path in sorted(self.folder.glob("????????-*.safetensors")):
@@ -218,7 +218,7 @@ class Inbox:
                     tensors, meta = wire.decode(path.read_bytes())
                 except DamagedError as error:
                     raise DamagedError(f"The parcel '{path}' can't be read. {error}") from error
-                parcels.append(Parcel(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
+                parcels.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
         return sorted(parcels, key=lambda parcel: parcel.sender)
 
     def drop(self, sender: str) -> None:

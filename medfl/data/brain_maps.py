@@ -37,10 +37,10 @@ class BrainMaps:
     ) -> None:
         self._folder, self._derivatives, self._grid = folder, tuple(derivatives), common_grid(size)
         self._mean, self._std = mean, std
-        found = _subjects(folder, self._derivatives)
-        self.subjects = [found[name] for name in sorted(found)]
-        self._names = sorted(found)
-        if not found:
+        subjects = _subjects(folder, self._derivatives)
+        self.subjects = [subjects[name] for name in sorted(subjects)]
+        self._names = sorted(subjects)
+        if not subjects:
             raise DataError(
                 f"expected maps such as <subject>_{derivatives[0]}{SUFFIXES[0]} in {folder}, found none. Give a folder "
                 "of maps, or the folder of a site."
@@ -48,8 +48,9 @@ class BrainMaps:
         lacking = [number for number, files in enumerate(self.subjects, 1) if len(files) < len(self._derivatives)]
         if lacking:
             raise DataError(
-                f"expected {', '.join(self._derivatives)} of each subject in {folder}; {len(lacking)} of {len(found)} "
-                f"subjects lack some, the first is number {lacking[0]} in the order of the names. Add or remove them."
+                f"expected {', '.join(self._derivatives)} of each subject in {folder}; {len(lacking)} of "
+                f"{len(subjects)} subjects lack some, the first is number {lacking[0]} in the order of the names. "
+                "Add or remove them."
             )
 
     def __len__(self) -> int:
@@ -71,14 +72,14 @@ class BrainMaps:
 
 def _subjects(folder: Path, derivatives: Sequence[str]) -> dict[str, dict[str, Path]]:
     """Beginning of the files' names to derivative to file."""
-    found: dict[str, dict[str, Path]] = {}
+    subjects: dict[str, dict[str, Path]] = {}
     for derivative in derivatives:
         for suffix in SUFFIXES:
             end = f"_{derivative}{suffix}"
             for path in sorted(folder.rglob(f"*{end}")):
                 if not path.name.startswith(".") and path.is_file():
-                    found.setdefault(path.name.removesuffix(end), {}).setdefault(derivative, path)
-    return found
+                    subjects.setdefault(path.name.removesuffix(end), {}).setdefault(derivative, path)
+    return subjects
 
 
 def load_maps(

@@ -125,8 +125,8 @@ def load_public(
     data = site_data(folder, content, mapped, len(classes), mean, std)
     own = class_names(datalist)
     if own != list(classes) or any(name != target for name, target in chosen.items()):
-        told = [f"'{name}' is {'left out' if (to := chosen[name]) is None else repr(to)}" for name in own]
-        logger.info("Classes of the public data: %s.", ", ".join(told))
+        parts = [f"'{name}' is {'left out' if (to := chosen[name]) is None else repr(to)}" for name in own]
+        logger.info("Classes of the public data: %s.", ", ".join(parts))
         data = replace(
             data, digest=hashlib.sha256(f"{data.digest}{json.dumps(chosen, sort_keys=True)}".encode()).hexdigest()
         )

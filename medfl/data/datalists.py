@@ -96,8 +96,8 @@ class Datalist:
         """Split to class to number of images; every class of the list is there."""
         table = {}
         for split in SPLITS:
-            found = Counter(record["label"] for record in self.splits.get(split, []))
-            table[split] = {str(label): found.get(label, 0) for label in range(self.num_classes)}
+            counts = Counter(record["label"] for record in self.splits.get(split, []))
+            table[split] = {str(label): counts.get(label, 0) for label in range(self.num_classes)}
         return table
 
 

@@ -21,21 +21,21 @@ def class_names(datalist: Datalist) -> list[str]:
     return [datalist.labels.get(str(number), str(number)) for number in range(datalist.num_classes)]
 
 
-def choose_map(public: Datalist, classes: Sequence[str], given: LabelMap | None, where: str) -> LabelMap:
+def choose_map(public: Datalist, classes: Sequence[str], label_map: LabelMap | None, where: str) -> LabelMap:
     """Which class of public data is which of the sites': as given, or by equal names.
 
     Args:
         public: The list of the public data.
         classes: Names of the sites' classes, from 0.
-        given: What the user says, for every class of the public data; None goes by names.
+        label_map: What the user says, for every class of the public data; None goes by names.
         where: Where the public data are, for messages.
 
     Raises:
-        SettingsError: If `given` names a class that there is not, or leaves one of the public data out.
+        SettingsError: If `label_map` names a class that there is not, or leaves one of the public data out.
         DataError: If nothing is given and the names do not say it.
     """
     own = class_names(public)
-    if given is None:
+    if label_map is None:
         named = all(str(number) in public.labels for number in range(public.num_classes))
         if own == list(classes) or (named and set(own) <= set(classes)):
             return {name: name for name in own}
@@ -45,21 +45,21 @@ def choose_map(public: Datalist, classes: Sequence[str], given: LabelMap | None,
             f'takes, for example, --label_map "{example}"; None leaves a class out), or prepare them with the same '
             "labels."
         )
-    if not isinstance(given, Mapping):
-        raise SettingsError(f"expected 'label_map' as names of classes by name, got {type(given).__name__}.")
-    for name, target in given.items():
+    if not isinstance(label_map, Mapping):
+        raise SettingsError(f"expected 'label_map' as names of classes by name, got {type(label_map).__name__}.")
+    for name, target in label_map.items():
         if name not in own:
             hint = did_you_mean(str(name), own)
             raise SettingsError(f"'label_map' names no class of the public data: '{name}'. {hint}")
         if target is not None and target not in classes:
             hint = did_you_mean(str(target), classes)
             raise SettingsError(f"'label_map' gives '{name}' to no class of the sites: '{target}'. {hint}")
-    if missing := [name for name in own if name not in given]:
+    if missing := [name for name in own if name not in label_map]:
         raise SettingsError(
             f"'label_map' says nothing of the classes {missing} of the public data. Name a class of the sites for each "
             f"({', '.join(classes)}), or None to leave its images out."
         )
-    return dict(given)
+    return dict(label_map)
 
 
 def relabelled(public: Datalist, classes: Sequence[str], chosen: LabelMap, where: str) -> Datalist:

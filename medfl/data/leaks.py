@@ -21,10 +21,10 @@ from medfl.data.datalists import Datalist, read_datalist, subjects_of
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.types import GLOBAL
 
-Kind = Literal["subjects", "pixels"]
+LeakKind = Literal["subjects", "pixels"]
 """What two places have in common."""
 
-KINDS: tuple[Kind, ...] = ("subjects", "pixels")
+KINDS: tuple[LeakKind, ...] = ("subjects", "pixels")
 """All kinds, in the order of reports."""
 
 CHUNK_BYTES = 16 << 20
@@ -44,7 +44,7 @@ class Leak:
         between: The two places, for example ``("site-01/training", "global/test")``.
     """
 
-    kind: Kind
+    kind: LeakKind
     count: int
     between: tuple[str, str]
 
@@ -87,18 +87,18 @@ def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = Non
         SettingsError: If a site, or the server's test set, is the public data as well.
     """
     places: list[str] = []
-    found: dict[Kind, list[set[Hashable]]] = {kind: [] for kind in KINDS}
+    contents: dict[LeakKind, list[set[Hashable]]] = {kind: [] for kind in KINDS}
     for name in _folders(dataset_dir, names, public):
         datalist = read_datalist(dataset_dir / name)
         array = (dataset_dir / name / datalist.image_array).resolve()
         for split, subjects, pixels in _contents(datalist, array, name):
             places.append(f"{name}/{split}")
-            found["subjects"].append(subjects)
-            found["pixels"].append(pixels)
+            contents["subjects"].append(subjects)
+            contents["pixels"].append(pixels)
     return [
-        Leak(kind, count, (places[one], places[other]))
+        Leak(kind, count, (places[first], places[other]))
         for kind in KINDS
-        for one, other, count in _overlaps(found[kind])
+        for first, other, count in _overlaps(contents[kind])
     ]
 
 
@@ -200,11 +200,11 @@ def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int
         for row, numbers in enumerate(shared[start : start + 4096]):
             block[row, [column[number] for number in numbers]] = 1
         counts += (block.T @ block).astype(np.int64)
-    for one, other in zip(*np.nonzero(np.triu(counts, 1)), strict=True):
-        yield involved[one], involved[other], int(counts[one, other])
+    for first, other in zip(*np.nonzero(np.triu(counts, 1)), strict=True):
+        yield involved[first], involved[other], int(counts[first, other])
 
 
-def _lines(kind: Kind, leaks: Sequence[Leak]) -> Iterator[str]:
+def _lines(kind: LeakKind, leaks: Sequence[Leak]) -> Iterator[str]:
     mine = sorted((leak for leak in leaks if leak.kind == kind), key=lambda leak: -leak.count)
     for leak in mine[:MAX_PAIRS]:
         yield f"  {_sentence(leak)}"
@@ -222,11 +222,11 @@ def _row_digests(path: Path, digest: str) -> tuple[bytes, ...]:
     images = open_array(path)
     size = max(1, int(np.prod(images.shape[1:])) * images.dtype.itemsize)
     step = max(1, CHUNK_BYTES // size)
-    found: list[bytes] = []
+    digests: list[bytes] = []
     for start in range(0, len(images), step):
         chunk = images[start : start + step]
-        found += [hashlib.blake2b(pixels.data, digest_size=16).digest() for pixels in _comparable(chunk)]
-    return tuple(found)
+        digests += [hashlib.blake2b(pixels.data, digest_size=16).digest() for pixels in _comparable(chunk)]
+    return tuple(digests)
 
 
 def _comparable(images: np.ndarray) -> Iterator[np.ndarray]:

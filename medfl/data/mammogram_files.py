@@ -65,7 +65,7 @@ def how_read(dataset_dir: str | Path, otherwise: Mapping[str, bool] | None) -> d
     """
     try:
         site = Path(dataset_dir) / site_names(Path(dataset_dir))[0]
-        found = read_datalist(site).extra.get("reading")
+        reading = read_datalist(site).extra.get("reading")
     except DataError:
         return None if otherwise is None else check_reading(otherwise)
-    return None if found is None else check_reading(found)
+    return None if reading is None else check_reading(reading)

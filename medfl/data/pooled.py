@@ -25,22 +25,22 @@ class Pooled:
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Images and labels of rows over all parts, in the order asked for."""
         owner = torch.bucketize(rows, torch.tensor(self._ends), right=True)
-        found = []
+        batches = []
         order = []
         for index in owner.unique().tolist() or [0]:
             places = (owner == index).nonzero(as_tuple=True)[0]
             start = self._ends[index - 1] if index else 0
-            found.append(self._parts[index].batch(rows[places] - start))
+            batches.append(self._parts[index].batch(rows[places] - start))
             order.append(places)
         back = torch.cat(order).argsort()
-        images = torch.cat([images for images, _ in found])[back]
-        return images, torch.cat([labels for _, labels in found])[back]
+        images = torch.cat([images for images, _ in batches])[back]
+        return images, torch.cat([labels for _, labels in batches])[back]
 
 
 def patients_of(data: Dataset) -> torch.Tensor | None:
     """Numbers that images of one patient share, (n,), int64; None if each image counts as a patient of its own."""
-    found: torch.Tensor | None = getattr(data, "patients", None)
-    return found
+    patients: torch.Tensor | None = getattr(data, "patients", None)
+    return patients
 
 
 def count_patients(data: Dataset) -> int:
@@ -61,12 +61,12 @@ def joined(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.
     """
     if all(part is None for part in parts):
         return None
-    found, start = [], 0
+    shifted, start = [], 0
     for part, size in zip(parts, sizes, strict=True):
         numbers = torch.arange(size) if part is None else part
-        found.append(numbers + start)
+        shifted.append(numbers + start)
         start += size if part is None else int(part.max()) + 1
-    return torch.cat(found)
+    return torch.cat(shifted)
 
 
 class Empty:

@@ -35,17 +35,17 @@ def balanced_rows(labels: torch.Tensor, count: int, generator: torch.Generator) 
     """
     if count < 0:
         raise SettingsError(f"expected a number of shared images >= 0, got {count}.")
-    found = class_rows(labels)
-    if not found:
+    rows_by_class = class_rows(labels)
+    if not rows_by_class:
         if count:
             raise SettingsError(
                 f"expected a shared set with images to draw {count} from, got an empty one. No site shared any image: "
                 "raise the share fraction, or train without a shared set."
             )
         return torch.empty(0, dtype=torch.int64)
-    each, left = divmod(count, len(found))
-    more = set(torch.randperm(len(found), generator=generator)[:left].tolist())
-    drawn = torch.cat([_draw(rows, each + (place in more), generator) for place, rows in enumerate(found)])
+    each, left = divmod(count, len(rows_by_class))
+    more = set(torch.randperm(len(rows_by_class), generator=generator)[:left].tolist())
+    drawn = torch.cat([_draw(rows, each + (place in more), generator) for place, rows in enumerate(rows_by_class)])
     return drawn[torch.randperm(count, generator=generator)]
 
 
@@ -79,7 +79,7 @@ def stratified_share(labels: torch.Tensor, fraction: float, generator: torch.Gen
 def class_rows(labels: torch.Tensor) -> list[torch.Tensor]:
     """The rows of each class that is present, ascending, in the order of the classes; on the CPU."""
     labels = labels.cpu()
-    return [(labels == one).nonzero(as_tuple=True)[0] for one in labels.unique().tolist()]
+    return [(labels == label).nonzero(as_tuple=True)[0] for label in labels.unique().tolist()]
 
 
 def _draw(rows: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:

@@ -226,8 +226,8 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
         channels, *size = image_shape(open_array(folder / datalist.image_array).shape)
     except DataError:
         return otherwise
-    found = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
-    return found[name]
+    facts = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
+    return facts[name]
 
 
 def load_split(

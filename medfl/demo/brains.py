@@ -17,7 +17,7 @@ from medfl.demo.runs import report, run
 from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.report.sections.holdings import draw_partition
 
@@ -80,6 +80,6 @@ def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:
             f"medfl partition {pooled} --out {data} --scheme by_site --column site --test-fraction {TEST_SHARE} "
             "--global-test none"
         )
-        plan = Plan("by_site", column="site", test_fraction=TEST_SHARE, global_test="none")
+        plan = PartitionPlan("by_site", column="site", test_fraction=TEST_SHARE, global_test="none")
         draw_partition(data, partition(pooled, data, plan, by_site))
     return data

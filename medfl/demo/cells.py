@@ -19,7 +19,7 @@ from medfl.demo.runs import report, run
 from medfl.ingest.prepare import prepare
 from medfl.partition.dirichlet_class import dirichlet_class_balanced
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.report.sections.holdings import draw_partition
 
@@ -64,6 +64,8 @@ def _prepare(out: Path, images: int, seed: int, console: Console) -> Path:
             f"--min-size {least} --test class_balanced --test-fraction {TEST_SHARE} --seed {seed}"
         )
         options = {"alpha": ALPHA, "min_size": least}
-        plan = Plan("dirichlet_class_balanced", SITES, seed, options, test="class_balanced", test_fraction=TEST_SHARE)
+        plan = PartitionPlan(
+            "dirichlet_class_balanced", SITES, seed, options, test="class_balanced", test_fraction=TEST_SHARE
+        )
         draw_partition(data, partition(pooled, data, plan, dirichlet_class_balanced))
     return data

@@ -56,5 +56,5 @@ def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str],
 
 def report(runs: Sequence[Path], page: Path, metrics: Sequence[str], console: Console) -> Path:
     """Show a table of runs against those alone, and write their page."""
-    console.print("\n" + to_markdown(compare([read_run(one) for one in runs], list(metrics), "local")))
+    console.print("\n" + to_markdown(compare([read_run(folder) for folder in runs], list(metrics), "local")))
     return write_report(list(runs), page)

@@ -80,22 +80,22 @@ class Connection:
     def sites(self) -> dict[str, str]:
         """The connected sites, each with when it was last heard of."""
         now = time.time()
-        found = self._ask("get_system_info").client_info
-        return {site.name: f"{max(0.0, now - float(site.last_connect_time)):.0f} s ago" for site in found}
+        clients = self._ask("get_system_info").client_info
+        return {site.name: f"{max(0.0, now - float(site.last_connect_time)):.0f} s ago" for site in clients}
 
     def sites_within(self, wanted: Collection[str], seconds: float) -> list[str]:
         """The connected sites, as soon as all the wanted ones are among them or the time is over."""
         end = time.monotonic() + seconds
         while True:
-            found = self.sites()
-            if set(wanted) <= set(found) and found or time.monotonic() >= end:
-                return sorted(found)
+            connected = self.sites()
+            if set(wanted) <= set(connected) and connected or time.monotonic() >= end:
+                return sorted(connected)
             time.sleep(RETRY_SECONDS)
 
     def jobs(self) -> list[Meta]:
         """What the server knows of its jobs, newest first."""
-        found: list[Meta] = self._ask("list_jobs")
-        return sorted(found, key=lambda job: str(job.get("submit_time", "")), reverse=True)
+        jobs: list[Meta] = self._ask("list_jobs")
+        return sorted(jobs, key=lambda job: str(job.get("submit_time", "")), reverse=True)
 
     def submit(self, folder: Path) -> str:
         """Submit a job; returns its id."""
@@ -118,19 +118,19 @@ class Connection:
         if meta.get("status") == "FINISHED:ABORTED":
             return "its job was aborted."
         waits = meta.get("status") in ("SUBMITTED", "FINISHED:CAN_NOT_SCHEDULE")
-        said = [*(meta.get("schedule_history") or [])[-1:]] if waits else meta.get("job_deploy_detail") or []
-        refused = [str(text) for text in said if not str(text).endswith(": OK")]
+        reasons = [*(meta.get("schedule_history") or [])[-1:]] if waits else meta.get("job_deploy_detail") or []
+        refused = [str(text) for text in reasons if not str(text).endswith(": OK")]
         return f"NVFlare says {meta.get('status')}" + (f": {'; '.join(refused)}." if refused else ".")
 
     def progress(self, job: str) -> Answer:
         """How far a job is."""
         try:
-            found = self._ask("do_app_command", job, PROGRESS, {})
+            progress = self._ask("do_app_command", job, PROGRESS, {})
         except SilentError:
             return Answer(True, {})
         except GoneError:
             return Answer(False, {})
-        return Answer(True, found if isinstance(found, dict) else {})
+        return Answer(True, progress if isinstance(progress, dict) else {})
 
     def died_with_server(self, job: str) -> bool:
         """Whether the server was started after the job: NVFlare calls such a job running for ever."""
@@ -172,7 +172,7 @@ class Connection:
 
     def _ask(self, name: str, *arguments: Any, retry: bool = True) -> Any:
         """Call a method of the session; if the server can't be reached, again and again for a while."""
-        end, told = time.monotonic() + self._patience, False
+        end, warned = time.monotonic() + self._patience, False
         while True:
             try:
                 if self._session is None:
@@ -181,9 +181,9 @@ class Connection:
             except UnreachableError:
                 if not retry or time.monotonic() > end:
                     raise
-                if not told:
+                if not warned:
                     logger.warning("The server at %s can't be reached; trying again.", self._server)
-                    told = True
+                    warned = True
                 self.close()
                 time.sleep(RETRY_SECONDS)
 

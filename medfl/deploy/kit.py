@@ -22,7 +22,7 @@ from typing import Literal
 from medfl.errors import MedflError, SettingsError
 from medfl.types import Meta
 
-Kind = Literal["server", "client", "admin"]
+KitKind = Literal["server", "client", "admin"]
 LOG = "console.log"
 """Where the process of a kit writes, in its folder."""
 
@@ -47,13 +47,13 @@ OUTCOME_SECONDS = 15
 _MODULE = "nvflare.private.fed.app."
 
 
-def kind_of(kit: Path) -> Kind:
+def kind_of(kit: Path) -> KitKind:
     """Whose kit it is.
 
     Raises:
         SettingsError: If the folder is no startup kit.
     """
-    kinds: tuple[Kind, ...] = ("server", "client", "admin")
+    kinds: tuple[KitKind, ...] = ("server", "client", "admin")
     for kind in kinds:
         if (kit / "startup" / f"fed_{kind}.json").is_file():
             return kind
@@ -79,12 +79,12 @@ def processes(kit: Path) -> list[int]:
     """Ids of the processes that run from a kit: NVFlare's own, and those of its jobs."""
     listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
     root = str(kit.resolve())
-    found = []
+    numbers = []
     for line in listed.splitlines():
         number, _, words = line.strip().partition(" ")
         if (_MODULE in words and f"-m {root} " in words) or f"{root}/startup/sub_start.sh" in words:
-            found.append(int(number))
-    return found
+            numbers.append(int(number))
+    return numbers
 
 
 def start(kit: Path, *, watch: bool = True, patience: float = 60.0) -> None:
@@ -157,7 +157,7 @@ def _threads(kit: Path) -> int:
         return 1  # `medfl site check`, and every run, says what is wrong with the file
 
 
-def _startable(kit: Path) -> Kind:
+def _startable(kit: Path) -> KitKind:
     kind = kind_of(kit)
     if kind == "admin":
         raise SettingsError(f"'{kit}' is a researcher's kit, there is nothing to start: submit a run with it.")
@@ -203,7 +203,7 @@ def _said(log: Path, since: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _reason(kit: Path, kind: Kind) -> str:
+def _reason(kit: Path, kind: KitKind) -> str:
     if kind == "server":
         return ""
     config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))

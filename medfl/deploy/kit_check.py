@@ -77,13 +77,13 @@ def _certificate(kit: Path, who: str, site: str | None) -> str:
         return "not looked into (the package 'cryptography' is not installed)"
     path = kit / "startup" / f"{who}.crt"
     try:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
         raise SettingsError(f"'{path}' is no certificate ({error}); ask whoever made the kit") from None
-    names = [str(name.value) for name in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if site is not None and site not in names:
         raise SettingsError(f"it is of '{', '.join(names)}', the file is of '{site}'; correct 'site', or take its kit")
-    end = found.not_valid_after_utc
+    end = certificate.not_valid_after_utc
     left = (end - datetime.datetime.now(datetime.UTC)).days
     if left < 0:
         raise SettingsError(f"it ended on {end:%Y-%m-%d}; ask whoever made the kit for a new one")

@@ -236,11 +236,11 @@ def bundle_hash(root: Path) -> str:
     Raises:
         SettingsError: If there is no such file, or one can't be read.
     """
-    found = sorted((root / "configs").glob("*.json"), key=lambda path: path.name)
-    if not found:
+    files = sorted((root / "configs").glob("*.json"), key=lambda path: path.name)
+    if not files:
         raise SettingsError(f"Expected a bundle with files configs/*.json in '{root}'; there are none.")
     total = hashlib.sha256()
-    for path in found:
+    for path in files:
         try:
             content = path.read_bytes()
         except OSError as error:

@@ -216,16 +216,16 @@ def _build(project: Project, ca: Path) -> Path:
         from nvflare.lighter.provisioner import Provisioner
     except ImportError as error:
         raise SettingsError(f'NVIDIA FLARE is not installed: pip install "medfl[flare]" ({error})') from error
-    definition, said = project.definition(), _Said()
+    definition, log = project.definition(), _Said()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             provisioner = Provisioner(str(ca.resolve()), prepare_builders(definition))
-            context = provisioner.provision(prepare_project(definition), logger=said)
+            context = provisioner.provision(prepare_project(definition), logger=log)
         except (ValueError, RuntimeError) as error:
             raise SettingsError(f"NVFlare can't provision this federation: {error}") from error
     folder = context.get(CtxKey.CURRENT_PROD_DIR)
     if context.get(CtxKey.BUILD_ERROR) or not folder:
-        raise StoreError(f"NVFlare's builders failed: {'; '.join(said.lines[-3:])}")
+        raise StoreError(f"NVFlare's builders failed: {'; '.join(log.lines[-3:])}")
     return Path(folder)
 
 

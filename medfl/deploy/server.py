@@ -111,9 +111,9 @@ def serve(
         _same_shared_test(carrier, data.tests.get(GLOBAL))
         data.meet(tuple(about.get("classes", ())))
         carrier.set_viewers(data.viewers(writer))
-        told = {site: facts["facts"] for site, facts in carrier.facts.items()}
-        check_validation(opened.settings, [site for site, facts in told.items() if facts["validates"]])
-        training = sum(bool(facts.get("trainable", True)) for facts in told.values())
+        facts_by_site = {site: facts["facts"] for site, facts in carrier.facts.items()}
+        check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
+        training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
         check_privacy(opened.settings, method, built, {}, training)
         progress.state = "running"
 
@@ -179,19 +179,19 @@ def _same_data(carrier: RemoteCarrier) -> Meta:
     """What the sites say of their data set; a site whose classes are others than those of most sites is left out."""
     if not carrier.facts:
         return {}
-    told = {site: facts["data"] for site, facts in sorted(carrier.facts.items())}
-    common = Counter(tuple(about["classes"]) for about in told.values()).most_common(1)[0][0]
-    for site, about in told.items():
+    data_by_site = {site: facts["data"] for site, facts in sorted(carrier.facts.items())}
+    common = Counter(tuple(about["classes"]) for about in data_by_site.values()).most_common(1)[0][0]
+    for site, about in data_by_site.items():
         if tuple(about["classes"]) != common:
             carrier.drop(site, f"its classes are {about['classes']}, those of most sites {list(common)}")
-    return next(about for about in told.values() if tuple(about["classes"]) == common)
+    return next(about for about in data_by_site.values() if tuple(about["classes"]) == common)
 
 
 def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
     """Leave out sites whose shared test set is another one than the server's."""
     for site, facts in sorted(carrier.facts.items()):
-        told = facts["data"]["shared_test"]
-        if told is not None and (test is None or told != fingerprint(test)):
+        site_test = facts["data"]["shared_test"]
+        if site_test is not None and (test is None or site_test != fingerprint(test)):
             carrier.drop(site, "its shared test set has other images or labels than the server's")
 
 
@@ -204,11 +204,11 @@ def _expected(opened: OfferedRun, method: Method) -> Expected:
 
 def _means(rows: list[Row]) -> dict[str, float]:
     """Mean over sites of each validation score, of the models that sites would take home."""
-    found: dict[str, list[float]] = {}
+    by_metric: dict[str, list[float]] = {}
     for row in rows:
         if row.split == "val" and row.moment == "aggregated" and row.value == row.value:
-            found.setdefault(row.metric, []).append(row.value)
-    return {metric: sum(values) / len(values) for metric, values in sorted(found.items())}
+            by_metric.setdefault(row.metric, []).append(row.value)
+    return {metric: sum(values) / len(values) for metric, values in sorted(by_metric.items())}
 
 
 def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer: RunWriter, about: Meta) -> None:
@@ -219,8 +219,8 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     home = Home(opened.folder, built.site_values, opened.shape, classes, str(about.get("name", "")))
     export_global(writer.folder, home, outcome.models, opened.make_method())
     summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
-    if told := {site: account for site, account in accounts.items() if account}:
-        summary["privacy"] = told
+    if known_accounts := {site: account for site, account in accounts.items() if account}:
+        summary["privacy"] = known_accounts
     writer.finish(outcome, summary)
 
 

@@ -135,8 +135,8 @@ def status(kit: Path, opener: Callable[[Path], Connection] = connect) -> list[tu
         rows += [("site", f"{name}, last heard of {seen}") for name, seen in sorted(sites.items())]
         rows += [] if sites else [("site", "none is connected")]
         for job in connection.jobs():
-            told = f"{job['job_id']} {job['status']}, submitted {str(job['submit_time'])[:19].replace('T', ' ')} UTC"
-            rows.append((str(job["job_name"]), told))
+            line = f"{job['job_id']} {job['status']}, submitted {str(job['submit_time'])[:19].replace('T', ' ')} UTC"
+            rows.append((str(job["job_name"]), line))
     return rows
 
 
@@ -276,14 +276,14 @@ def _fetch(connection: Connection, followed: Followed, out: Path) -> str:
     for name in ("summary.json", "report.html"):
         (out / name).unlink(missing_ok=True)  # of an earlier job; this one's come now
     with tempfile.TemporaryDirectory(prefix=".fetched-", dir=out) as folder:
-        found = connection.fetch(followed.job, Path(folder))
-        error = (found or Path(folder)) / "error.txt"
+        fetched = connection.fetch(followed.job, Path(folder))
+        error = (fetched or Path(folder)) / "error.txt"
         failed = error.read_text(encoding="utf-8", errors="replace") if error.is_file() else ""
-        if found is not None:
+        if fetched is not None:
             names = {"error.txt", RECORD}
-            shutil.copytree(found, out, dirs_exist_ok=True, ignore=lambda _, all_: names & set(all_))
+            shutil.copytree(fetched, out, dirs_exist_ok=True, ignore=lambda _, all_: names & set(all_))
     done = followed.status == COMPLETED
-    return failed or ("" if done and found is not None else connection.why(followed.job) + followed.last_words)
+    return failed or ("" if done and fetched is not None else connection.why(followed.job) + followed.last_words)
 
 
 def _summary(out: Path) -> Meta | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medfl.carriers.messages import Message, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
-from medfl.contract import Model, Order, Parcel
+from medfl.contract import Model, Order, PeerMessage
 from medfl.core.checks import check_labels, check_plan, check_privacy
 from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
@@ -31,7 +31,7 @@ from medfl.utils import wire
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[Parcel, int, str], bool]
+Send = Callable[[PeerMessage, int, str], bool]
 """Posts a parcel: (parcel, step, use) to whether its receiver has stored it."""
 
 METHOD, EXCHANGE = "method", "exchange"
@@ -76,10 +76,10 @@ class SiteRun:
         self._sends, self._sends_meta = method.sends, method.sends_meta
 
     def _check_network(self, own: str | None) -> None:
-        given = self.settings.networks_by_site.get(self.name, self.task.network)
-        if own is not None and given != own:
-            raise RefusedError(f"The run wants '{self.name}' to train network '{given}'; its own file says '{own}'.")
-        unknown = sorted({*self.settings.networks_by_site.values(), given} - set(self.task.networks))
+        network = self.settings.networks_by_site.get(self.name, self.task.network)
+        if own is not None and network != own:
+            raise RefusedError(f"The run wants '{self.name}' to train network '{network}'; its own file says '{own}'.")
+        unknown = sorted({*self.settings.networks_by_site.values(), network} - set(self.task.networks))
         if unknown:
             raise RefusedError(f"The run names networks {unknown}; the bundle has {sorted(self.task.networks)}.")
 
@@ -167,13 +167,13 @@ class SiteRun:
         if round_ > self.settings.rounds or not isinstance(order.get("meta"), dict):
             raise RefusedError(f"expected an order of one of {self.settings.rounds} rounds, with its facts by name")
         self._undelivered = []
-        asked = Order(self.name, str(order.get("op")), sent, order["meta"])
-        answer = self.host.step(self._opened.make_method, asked, step, round_, str(digest), keep)
+        received = Order(self.name, str(order.get("op")), sent, order["meta"])
+        answer = self.host.step(self._opened.make_method, received, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
         return tensors, facts | {"rows": rows_to_json(self._leaving(answer.rows))}
 
-    def _deliver(self, step: int, parcel: Parcel) -> None:
+    def _deliver(self, step: int, parcel: PeerMessage) -> None:
         if not self._send(parcel, step, METHOD):
             logger.warning("The parcel for '%s' was not acknowledged.", parcel.to)
             self._undelivered.append(parcel.to)
@@ -201,14 +201,14 @@ class SiteRun:
         if sender not in self._opened.offer.sites or sender == self.name:
             raise RefusedError(f"expected a parcel of another site of the run, got one of '{sender}'")
         guest = meta["use"] == EXCHANGE
-        if not guest and not self._opened.make_method().posts_parcels:
+        if not guest and not self._opened.make_method().sends_to_peers:
             raise RefusedError(f"the method '{self._opened.offer.method}' posts no parcels")
         if guest:
             self._check_exchange()
         self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
         check_parcel(GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'")
         folder = self.folder / EXCHANGE if guest else self.host.store.folder
-        Inbox(folder).post(step, sender, Parcel(self.name, message.tensors, meta["meta"], sender))
+        Inbox(folder).post(step, sender, PeerMessage(self.name, message.tensors, meta["meta"], sender))
 
     def _check_parcel(self, tensors: Tensors, prefixes: Collection[str]) -> None:
         """Refuse a model that is a part of one of the run's networks only."""
@@ -237,22 +237,22 @@ class SiteRun:
         model = models[kind]
         meta = {"network": model.network, "meta": model.meta, "owner": kind}
         for receiver in to:
-            self._send(Parcel(receiver, wire.prefixed(model.tensors, MODEL), meta), step, EXCHANGE)
+            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL), meta), step, EXCHANGE)
         return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
 
     def score_guest(self, message: Message) -> tuple[Tensors, Meta]:
         """The global test: score the model of another site, which came as a parcel."""
         step, owner = integer(message.meta, "step"), message.meta.get("owner")
         inbox = Inbox(self.folder / EXCHANGE)
-        found = [parcel for parcel in inbox.read(step, step + 1) if parcel.sender == owner]
-        if not found:
+        messages = [parcel for parcel in inbox.read(step, step + 1) if parcel.sender == owner]
+        if not messages:
             raise RefusedError(f"the model of '{owner}' has not come")
-        meta = found[0].meta
+        meta = messages[0].meta
         if meta.get("network") not in self.task.networks or meta.get("owner") not in ("personal", "global"):
             raise RefusedError(f"expected a model of '{owner}' with one of the networks {sorted(self.task.networks)}")
-        model = Model(meta["network"], wire.select(found[0].tensors, MODEL), meta["meta"])
+        model = Model(meta["network"], wire.select(messages[0].tensors, MODEL), meta["meta"])
         rows = self._score(model, f"{meta['owner']}@{owner}", integer(message.meta, "round"))
-        inbox.drop(found[0].sender)
+        inbox.drop(messages[0].sender)
         return {}, {"rows": rows_to_json(rows)}
 
     def _score(self, model: Model, name: str, round_: int) -> list[Row]:

@@ -65,30 +65,30 @@ def check_site(path: Path, bundle: str | None = None, kit: Path | None = None) -
         A line for each check.
     """
     try:
-        found = read_site_file(path)
+        file = read_site_file(path)
     except MedflError as error:
         return [Line(False, " ".join(str(error).split()))]
-    who = "the server" if found.is_server else f"site '{found.site}'"
-    lines = [Line(True, f"file: '{found.path}' is read; it is the file of {who}")]
+    who = "the server" if file.is_server else f"site '{file.site}'"
+    lines = [Line(True, f"file: '{file.path}' is read; it is the file of {who}")]
     checks: list[tuple[str, Callable[[], str]]] = [
-        ("state folder", lambda: _writable(found.state)),
-        *([] if found.is_server else [("secret", lambda: _secret(found))]),
-        ("methods", lambda: _methods(found)),
-        ("device", lambda: _device(found)),
-        ("limits", lambda: _limits(found)),
-        ("privacy", lambda: _privacy(found)),
+        ("state folder", lambda: _writable(file.state)),
+        *([] if file.is_server else [("secret", lambda: _secret(file))]),
+        ("methods", lambda: _methods(file)),
+        ("device", lambda: _device(file)),
+        ("limits", lambda: _limits(file)),
+        ("privacy", lambda: _privacy(file)),
     ]
-    if found.privacy is not None and found.privacy.ledger is not None:
-        ledger = found.privacy.ledger
+    if file.privacy is not None and file.privacy.ledger is not None:
+        ledger = file.privacy.ledger
         checks.append(("ledger", lambda: _writable(ledger)))
     lines += [_line(title, check) for title, check in checks]
-    names = sorted(found.bundles) if bundle is None else [bundle]
+    names = sorted(file.bundles) if bundle is None else [bundle]
     if not names:
         lines.append(Line(False, "bundles: none is listed, so no run is accepted; write a table [bundles.NAME]"))
     for name in names:
-        lines += _bundle(found, name)
+        lines += _bundle(file, name)
     if kit is not None:
-        site = None if found.is_server else found.site
+        site = None if file.is_server else file.site
         lines += [_line(f"kit, {title}", check) for title, check in check_kit(kit, site)]
     return lines
 
@@ -120,43 +120,43 @@ def _writable(folder: Path) -> str:
     return f"'{folder}' can be written, {shutil.disk_usage(folder).free / 1e9:.1f} GB are free"
 
 
-def _secret(found: SiteFile) -> str:
-    found.secret()
-    mode = (found.state / SECRET).stat().st_mode & 0o777
+def _secret(file: SiteFile) -> str:
+    file.secret()
+    mode = (file.state / SECRET).stat().st_mode & 0o777
     return f"it is there and only its owner can read it (mode {mode:04o})"
 
 
-def _methods(found: SiteFile) -> str:
+def _methods(file: SiteFile) -> str:
     registry = load_plugins()
-    for name in found.methods:
+    for name in file.methods:
         registry.method_class(name)
-    if not found.methods:
+    if not file.methods:
         raise SettingsError("none may run here, so no run is accepted; list them in 'methods'")
-    return ", ".join(f"{name} ({method_version(registry, name)})" for name in found.methods)
+    return ", ".join(f"{name} ({method_version(registry, name)})" for name in file.methods)
 
 
-def _device(found: SiteFile) -> str:
-    device = torch.device(pick_device(found.device))
+def _device(file: SiteFile) -> str:
+    device = torch.device(pick_device(file.device))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingsError(f"'{device}' was asked for, there are {torch.cuda.device_count()} GPUs; correct 'device'")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if found.threads > cores:
-        raise SettingsError(f"'threads' is {found.threads}, there are {cores} cores; give as many threads at most")
-    return f"{device}, {found.threads} of {cores} cores"
+    if file.threads > cores:
+        raise SettingsError(f"'threads' is {file.threads}, there are {cores} cores; give as many threads at most")
+    return f"{device}, {file.threads} of {cores} cores"
 
 
-def _limits(found: SiteFile) -> str:
-    tells = " and ".join(found.describe) or "nothing"
+def _limits(file: SiteFile) -> str:
+    tells = " and ".join(file.describe) or "nothing"
     return (
-        f"at most {found.max_rounds} rounds and messages of {found.max_message_mb} MB; scores only of "
-        f"{found.min_count} images or more; tells {tells} of its training data; models "
-        f"{'are' if found.exchange else 'are not'} exchanged for a global test, its own "
-        f"{'is' if found.shared_test else 'is not'} scored on a test set that all sites share"
+        f"at most {file.max_rounds} rounds and messages of {file.max_message_mb} MB; scores only of "
+        f"{file.min_count} images or more; tells {tells} of its training data; models "
+        f"{'are' if file.exchange else 'are not'} exchanged for a global test, its own "
+        f"{'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
     )
 
 
-def _privacy(found: SiteFile) -> str:
-    floor = found.privacy
+def _privacy(file: SiteFile) -> str:
+    floor = file.privacy
     if floor is None:
         return "no floor: runs without differential privacy are accepted"
     total = "" if floor.total_epsilon is None else f"; all runs together stay within epsilon {floor.total_epsilon:g}"
@@ -164,33 +164,33 @@ def _privacy(found: SiteFile) -> str:
     return f"over all its releases a run must promise at least {promise(floor)}{total}{account}"
 
 
-def _bundle(found: SiteFile, name: str) -> Iterator[Line]:
+def _bundle(file: SiteFile, name: str) -> Iterator[Line]:
     """The checks of one bundle. Those of its data need its configuration."""
     title = f"bundle '{name}'"
-    configured = _line(title, lambda: _configuration(found.bundle(name)))
+    configured = _line(title, lambda: _configuration(file.bundle(name)))
     yield configured
     if not configured.ok:
         return
-    bundle = found.bundle(name)
+    bundle = file.bundle(name)
     if bundle.data is None:
         yield _line(f"{title}, network", lambda: _forward(bundle, None, bundle.folder / "no-data"))
         return
-    with _dataset(found, bundle.data) as folder:
-        shown = (str(folder if found.is_server else folder / found.site), str(bundle.data))
+    with _dataset(file, bundle.data) as folder:
+        shown = (str(folder if file.is_server else folder / file.site), str(bundle.data))
         parts: list[SiteData] = []
-        yield _line(f"{title}, data", lambda: _data(found, bundle, folder, parts), shown)
+        yield _line(f"{title}, data", lambda: _data(file, bundle, folder, parts), shown)
         if parts:
             yield _line(f"{title}, network", lambda: _forward(bundle, parts[0], folder), shown)
-            yield _line(f"{title}, leaks", lambda: _leaks(found, folder), shown)
+            yield _line(f"{title}, leaks", lambda: _leaks(file, folder), shown)
 
 
 @contextmanager
-def _dataset(found: SiteFile, data: Path) -> Iterator[Path]:
+def _dataset(file: SiteFile, data: Path) -> Iterator[Path]:
     """A folder as bundles expect it, with one folder for each site: here links to this participant's data alone."""
-    links = {found.site: data}
-    if found.shared_test and (data.parent / GLOBAL).is_dir():
+    links = {file.site: data}
+    if file.shared_test and (data.parent / GLOBAL).is_dir():
         links[GLOBAL] = data.parent / GLOBAL
-    if found.is_server:
+    if file.is_server:
         links = {name: data / name for name in NO_SITES if (data / name).is_dir()}
         links |= {"any": next(iter(links.values()))} if links else {}  # a bundle takes its facts from any site
     with tempfile.TemporaryDirectory() as folder:
@@ -226,12 +226,12 @@ def _facts(bundle: SiteBundle, dataset_dir: Path) -> Meta:
     return {name: parser.get_parsed_content(name) for name in FACTS if name in parser}
 
 
-def _data(found: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData]) -> str:
+def _data(file: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData]) -> str:
     """Load all data; they go to `parts`."""
-    names = [name for name in (NO_SITES if found.is_server else (found.site, GLOBAL)) if (folder / name).is_symlink()]
+    names = [name for name in (NO_SITES if file.is_server else (file.site, GLOBAL)) if (folder / name).is_symlink()]
     if not names:
         raise DataError(f"expected {' or '.join(NO_SITES)} in '{bundle.data}'; leave 'data' out if there is neither")
-    if found.shared_test and GLOBAL not in names:
+    if file.shared_test and GLOBAL not in names:
         raise DataError(f"shared_test is true: expected a folder '{GLOBAL}' beside the data, as the server has it")
     facts = _facts(bundle, folder)
     classes = int(facts["num_classes"])
@@ -239,14 +239,14 @@ def _data(found: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteDat
     places = [(folder / name).readlink() for name in names]  # as a run reads them
     own = [load_site(place, classes, (0.5,), (0.5,)) for place in places]
     check_unchanged(places[0].parent, own, bundle.allow_changes)
-    if not found.is_server:
-        check_counts(found, len(parts[0].train))
-    return "; ".join(_told(found, part) for part in parts) + _to_give(bundle, facts)
+    if not file.is_server:
+        check_counts(file, len(parts[0].train))
+    return "; ".join(_told(file, part) for part in parts) + _to_give(bundle, facts)
 
 
-def _told(found: SiteFile, part: SiteData) -> str:
+def _told(file: SiteFile, part: SiteData) -> str:
     def count(number: int) -> str:
-        return str(number) if number == 0 or number >= found.min_count else f"fewer than {found.min_count}"
+        return str(number) if number == 0 or number >= file.min_count else f"fewer than {file.min_count}"
 
     sizes = ((part.train, "training"), (part.val, "validation"), (part.test, "test"))
     splits = ", ".join(f"{count(len(data))} {name}" for data, name in sizes)
@@ -294,7 +294,7 @@ def _forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> st
     return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite logits"
 
 
-def _leaks(found: SiteFile, folder: Path) -> str:
-    public = PUBLIC if found.is_server and (folder / PUBLIC).is_dir() else None
-    check_leaks(folder, [] if found.is_server else [found.site], public)
+def _leaks(file: SiteFile, folder: Path) -> str:
+    public = PUBLIC if file.is_server and (folder / PUBLIC).is_dir() else None
+    check_leaks(folder, [] if file.is_server else [file.site], public)
     return "its splits share no patient and no image"

@@ -223,13 +223,13 @@ def read_site_file(path: str | Path) -> SiteFile:
         ) from None
     except ValueError as error:
         raise SettingsError(f"The site's file '{file}' is no valid TOML: {error}. Correct it there.") from None
-    found = read_settings(SiteFile, values, f"the site's file '{file}'")
-    found = _anchored(found, file.parent)
-    found._path = file
-    return found
+    site_file = read_settings(SiteFile, values, f"the site's file '{file}'")
+    site_file = _anchored(site_file, file.parent)
+    site_file._path = file
+    return site_file
 
 
-def _anchored(found: SiteFile, start: Path) -> SiteFile:
+def _anchored(site_file: SiteFile, start: Path) -> SiteFile:
     """The same with absolute paths."""
 
     def absolute(values: Strict, *names: str) -> Any:
@@ -238,9 +238,9 @@ def _anchored(found: SiteFile, start: Path) -> SiteFile:
             update={name: start / path.expanduser() for name, path in paths.items() if path is not None}
         )
 
-    bundles = {name: absolute(entry, "folder", "data") for name, entry in found.bundles.items()}
-    floor = None if found.privacy is None else absolute(found.privacy, "ledger")
-    changed: SiteFile = absolute(found, "state")
+    bundles = {name: absolute(entry, "folder", "data") for name, entry in site_file.bundles.items()}
+    floor = None if site_file.privacy is None else absolute(site_file.privacy, "ledger")
+    changed: SiteFile = absolute(site_file, "state")
     return changed.model_copy(update={"bundles": bundles, "privacy": floor})
 
 

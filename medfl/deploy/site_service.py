@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from medfl.carriers.messages import Limits, Message, pack, unpack
-from medfl.contract import Parcel
+from medfl.contract import PeerMessage
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.site import SiteRun
@@ -136,7 +136,7 @@ class SiteService:
             self._run = run
         return Message("begin", {}, {"refused": None} | self._run.facts())
 
-    def _send(self, parcel: Parcel, step: int, use: str) -> bool:
+    def _send(self, parcel: PeerMessage, step: int, use: str) -> bool:
         meta = {"step": step, "use": use, "meta": parcel.meta}
         assert self._opened is not None
         patience = PARCELS * self._opened.offer.answer_timeout
@@ -145,7 +145,7 @@ class SiteService:
 
 def _networks(meta: Meta) -> dict[str, str]:
     """Site to network, from a message."""
-    found: Any = meta.get("networks")
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+    networks: Any = meta.get("networks")
+    if not isinstance(networks, dict) or not all(isinstance(name, str) for name in networks.values()):
         raise RefusedError("expected the name of a network for each site")
-    return dict(found)
+    return dict(networks)

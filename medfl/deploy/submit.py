@@ -43,14 +43,14 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
             f"carrier 'flare' takes the bundle's own files {list(FILES)}, got {names}: the sites have their own copies "
             "of the bundle. Give what differs as options."
         )
-    given = {bare_name(name): value for name, value in options.items()}
-    if not given.get("kit"):
+    values = {bare_name(name): value for name, value in options.items()}
+    if not values.get("kit"):
         raise SettingsError("carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).")
     facts = {
         name: parser.get_parsed_content(name) for name in FACTS
     }  # of the data at hand, if any, or the bundle's own
-    sent = facts | {name: value for name, value in given.items() if name not in HERE}
+    sent = facts | {name: value for name, value in values.items() if name not in HERE}
     out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
-    sites, timeout = given.get("sites") or (), int(given.get("answer_timeout") or OPTIONS["answer_timeout"])
+    sites, timeout = values.get("sites") or (), int(values.get("answer_timeout") or OPTIONS["answer_timeout"])
     offer = make_offer(Path(str(parser["bundle_root"])), sent, out.name, sites, timeout)
-    return Submission(offer, Path(str(given["kit"])).absolute(), out)
+    return Submission(offer, Path(str(values["kit"])).absolute(), out)

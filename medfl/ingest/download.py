@@ -195,10 +195,10 @@ def _extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | N
     if response.status != 206:
         length = response.headers.get("Content-Length", "")
         return 0, int(length) if length.isdigit() else None
-    found = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-    if not found:
+    extent = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+    if not extent:
         return -1, None
-    return int(found[1]) if have else -1, None if found[2] == "*" else int(found[2])
+    return int(extent[1]) if have else -1, None if extent[2] == "*" else int(extent[2])
 
 
 def _refused(job: _Job, error: urllib.error.HTTPError, have: int) -> None:
@@ -265,15 +265,15 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _verify(job: _Job) -> None:
     """Compare length and checksum; what is wrong is deleted."""
-    found: list[tuple[str, object, object]] = []
+    checks: list[tuple[str, object, object]] = []
     if job.size is not None:
-        found.append(("bytes", job.size, job.have()))
+        checks.append(("bytes", job.size, job.have()))
     if job.checksum:
         name, expected = job.checksum
         with job.part.open("rb") as file:
             got = hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
-        found.append((name.upper(), expected.lower(), got))
-    for what, wanted, came in found:
+        checks.append((name.upper(), expected.lower(), got))
+    for what, wanted, came in checks:
         if wanted != came:
             job.restart()
             raise DataError(

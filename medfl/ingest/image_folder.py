@@ -50,30 +50,30 @@ class ImageFolder:
             )
         matches = [[path] if os.path.isfile(path) else self._by_stem.get(path, []) for path in paths]  # noqa: PTH113
         self._check_found(matches, numbers)
-        files = [found[0] for found in matches]
+        files = [paths_of_name[0] for paths_of_name in matches]
         self._check_unique(files, numbers)
         return files
 
     @cached_property
     def _by_stem(self) -> dict[Path, list[Path]]:
         """Path without ending to the image files with that path."""
-        found = defaultdict(list)
+        paths = defaultdict(list)
         for folder, _, names in os.walk(self.path):
             for name in names:
                 ending = next((end for end in IMAGE_SUFFIXES if name.lower().endswith(end)), None)
                 if ending:
-                    found[Path(folder, name[: -len(ending)])].append(Path(folder, name))
-        return found
+                    paths[Path(folder, name[: -len(ending)])].append(Path(folder, name))
+        return paths
 
     def _check_found(self, matches: list[list[Path]], numbers: Sequence[int]) -> None:
-        missing = [number for number, found in zip(numbers, matches, strict=True) if not found]
+        missing = [number for number, paths in zip(numbers, matches, strict=True) if not paths]
         if missing:
             raise DataError(
                 f"{len(missing)} of {len(matches)} images are not in the folder {self.path}: {row_list(missing)}. The "
                 "image column must hold paths relative to the folder; an ending may be left out if it is one of "
                 f"{', '.join(IMAGE_SUFFIXES)}."
             )
-        several = [number for number, found in zip(numbers, matches, strict=True) if len(found) > 1]
+        several = [number for number, paths in zip(numbers, matches, strict=True) if len(paths) > 1]
         if several:
             raise DataError(
                 f"{len(several)} of {len(matches)} names without ending fit more than one image file of {self.path}: "

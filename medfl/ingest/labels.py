@@ -170,7 +170,7 @@ def _check_sides(groups: Sequence[str], splits: Sequence[str]) -> None:
     sides = defaultdict(set)
     for group, split in zip(groups, splits, strict=True):
         sides[group].add(split)
-    torn = sum(len(found) > 1 for found in sides.values())
+    torn = sum(len(sides_of_group) > 1 for sides_of_group in sides.values())
     if torn:
         raise DataError(
             f"expected all images of a patient in one split, {torn} of {len(sides)} patients are in several. "
@@ -180,11 +180,11 @@ def _check_sides(groups: Sequence[str], splits: Sequence[str]) -> None:
 
 def _others(table: Table, columns: Columns) -> list[dict[str, str]]:
     sites = table.column(columns.site) if columns.site else None
-    found = []
+    facts = []
     for place, row in enumerate(table.rows):
         site = {} if sites is None else {"site": sites[place]}
-        found.append(site | {column: row[column] for column in columns.keep})
-    return found
+        facts.append(site | {column: row[column] for column in columns.keep})
+    return facts
 
 
 def _number(text: str) -> float | None:

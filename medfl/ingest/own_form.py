@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.images import Kind, look_at, read_image
+from medfl.data.readers.images import ImageKind, look_at, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import row_list
@@ -61,7 +61,7 @@ def read_row(path: Path, form: Form) -> LoadedItem:
     return LoadedItem(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
 
 
-def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, Kind], dict[int, str]]:
+def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, ImageKind], dict[int, str]]:
     """Look at the heads of image files, which mostly means to wait for a disk: in threads.
 
     Args:
@@ -73,13 +73,13 @@ def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, 
         Place in `files` to what the file holds, and place to the reason why it can't be read; both ascending.
     """
 
-    def look(path: Path) -> Kind | DataError:
+    def look(path: Path) -> ImageKind | DataError:
         try:
             return look_at(path, check)
         except DataError as error:
             return error
 
-    kinds: dict[int, Kind] = {}
+    kinds: dict[int, ImageKind] = {}
     failed: dict[int, str] = {}
     threads = ThreadPoolExecutor(core_count())
     try:
@@ -96,7 +96,7 @@ def look_at_all(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, 
 
 
 def form_of(
-    kinds: Mapping[int, Kind],
+    kinds: Mapping[int, ImageKind],
     size: Sequence[int],
     channels: int | None,
     reading: Mapping[str, bool] | None,

@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from medfl.data.datalists import Datalist, Record
 from medfl.data.readers.dicom_identity import CHECKS
 from medfl.data.readers.dicom_intent import intent_records, tell_intents
-from medfl.data.readers.images import Kind
+from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import about_reading
 from medfl.data.table import read_table
 from medfl.errors import DataError
@@ -52,7 +52,7 @@ class Own:
     """
 
     rows: Rows
-    kinds: dict[int, Kind]
+    kinds: dict[int, ImageKind]
     warnings: list[str]
 
 

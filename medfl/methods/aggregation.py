@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from medfl.contract import Kind, Replies
+from medfl.contract import PayloadKind, Replies
 from medfl.errors import RefusedError
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import select
@@ -26,7 +26,7 @@ def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
 
 
-def check_updates(updates: Tensors, originals: Tensors, sends: Mapping[str, Kind]) -> None:
+def check_updates(updates: Tensors, originals: Tensors, sends: Mapping[str, PayloadKind]) -> None:
     """Refuse updates that can't be added to what they are updates of.
 
     Args:

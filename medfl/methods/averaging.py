@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from medfl.contract import Filter, Findings, Kind, Model, Order, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Filter, Findings, Model, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, check_updates, mean_updates, normalised, sample, subtract
 from medfl.methods.kept import KEPT, add_to_kept, shared_of
@@ -37,11 +37,11 @@ class Averaging(Rounds, LocalTraining):
     think twice. It is not inherited: a subclass that says nothing does not promise it.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count())}
     unlike_networks: ClassVar[bool] = False
     unlike_heads: ClassVar[bool] = False
-    posts_parcels: ClassVar[bool] = False
+    sends_to_peers: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Kind, Model, Order, Reply, Server, Site
+from medfl.contract import Model, Order, PayloadKind, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import subtract
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
@@ -33,7 +33,7 @@ class BodySharing(Averaging):
             run's global model. No site trains from that head.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", HEAD: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
     unlike_heads: ClassVar[bool] = True
 
     global_head: Literal["none", "average"] = "none"
@@ -110,8 +110,8 @@ class BodySharing(Averaging):
 
     def models(self, holder: Server | Site) -> dict[str, Model]:
         """A personal model at each site; if heads are averaged, a global one."""
-        found = super().models(holder)
+        models = super().models(holder)
         published = self.publish(holder) if isinstance(holder, Server) else holder.published
         if head := select(published, HEAD):
-            found["global"] = Model(holder.task.network, select(published, MODEL) | head)
-        return found
+            models["global"] = Model(holder.task.network, select(published, MODEL) | head)
+        return models

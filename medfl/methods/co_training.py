@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from medfl.contract import Site
-from medfl.methods.feature_hooks import Taps
+from medfl.methods.feature_hooks import FeatureHooks
 from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.training.loop import Batch
 from medfl.types import Tensors
-from medfl.utils.rng import Aside
+from medfl.utils.rng import SeparateStream
 
 
-class Beside:
+class CompanionModel:
     """A model in training beside another one, with a fresh optimiser and a stream of its own for its dropout.
 
     The first model trains with the bits that it would have alone, as long as no loss ties the two.
@@ -39,7 +39,7 @@ class Beside:
             head.requires_grad_(False)
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = site.task.optimizer(self._parameters)
-        self._aside = Aside(site.rng("beside"), site.task.device)
+        self._aside = SeparateStream(site.rng("beside"), site.task.device)
         self._smallest = 2 if has_batch_norm(self.model) and site.settings.norm_sync != "frozen" else 1
 
     def sits_out(self, batch: Batch) -> bool:
@@ -64,7 +64,7 @@ class Beside:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-class Pair:
+class ModelPair:
     """A site's own model and one beside it: what their stages computed last, and the means of their losses.
 
     Args:
@@ -73,9 +73,9 @@ class Pair:
         compared: Gives the stages of a network that are watched.
     """
 
-    def __init__(self, own: nn.Module, guest: Beside, compared: Callable[[nn.Module], list[nn.Module]]) -> None:
+    def __init__(self, own: nn.Module, guest: CompanionModel, compared: Callable[[nn.Module], list[nn.Module]]) -> None:
         self.guest = guest
-        self._taps = Taps(compared(own)), Taps(compared(guest.model))
+        self._taps = FeatureHooks(compared(own)), FeatureHooks(compared(guest.model))
         self._sums: dict[str, torch.Tensor] = {}
         self._images = 0
 

@@ -21,31 +21,31 @@ def stages(model: nn.Module, network: str) -> list[nn.Module]:
     Raises:
         SettingsError: If it has none.
     """
-    found = getattr(model, "feature_layers", None)
-    if not found:
+    layers = getattr(model, "feature_layers", None)
+    if not layers:
         raise SettingsError(
             f"Network '{network}' ({type(model).__name__}) has no `feature_layers`: expected a list of the modules "
             "whose outputs are its features, stage by stage. Add one, or choose a network that has it."
         )
-    return list(found)
+    return list(layers)
 
 
-def check_alike(found: Mapping[str, nn.Module], layers: Sequence[int] | None) -> None:
+def check_alike(networks: Mapping[str, nn.Module], layers: Sequence[int] | None) -> None:
     """Refuse networks whose stages can't be compared one by one.
 
     Args:
-        found: Network's name to a network.
+        networks: Network's name to a network.
         layers: Numbers of the stages that are compared, from 1; None means all.
 
     Raises:
         SettingsError: If a network has no stages, if two have unlike numbers of them, or if a stage is named that is
             not there.
     """
-    counts = {name: len(stages(model, name)) for name, model in found.items()}
+    counts = {name: len(stages(model, name)) for name, model in networks.items()}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"'{name}' has {count}" for name, count in sorted(counts.items()))
+        text = ", ".join(f"'{name}' has {count}" for name, count in sorted(counts.items()))
         raise SettingsError(
-            f"Networks are compared stage by stage: expected one number of `feature_layers` at all sites, got {told}. "
+            f"Networks are compared stage by stage: expected one number of `feature_layers` at all sites, got {text}. "
             "Their widths may differ; choose networks of one depth."
         )
     number = max(counts.values())
@@ -54,7 +54,7 @@ def check_alike(found: Mapping[str, nn.Module], layers: Sequence[int] | None) ->
         raise SettingsError(f"`layers` names stages from 1 to {number} of {sorted(counts)}, got {wrong}.")
 
 
-class Taps:
+class FeatureHooks:
     """Catches the outputs of stages at each forward pass, with their gradients.
 
     Args:

@@ -14,11 +14,11 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from medfl.contract import Kind, Model, Order, Reply, Server, Site
+from medfl.contract import Model, Order, PayloadKind, Reply, Server, Site
 from medfl.methods.aggregation import sample
 from medfl.methods.personal import Personal
 from medfl.methods.rounds import Due, Step
-from medfl.methods.transfer import SENDS, TELLS, Traveller, arrived, as_host, is_finite, pack, route, unpack
+from medfl.methods.transfer import SENDS, TELLS, ModelInTransit, arrived, as_host, is_finite, pack, route, unpack
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import Tell, one_of
 
@@ -34,9 +34,9 @@ class Circulating(Personal):
             the number of sites with training data.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = SENDS
+    sends: ClassVar[Mapping[str, PayloadKind]] = SENDS
     sends_meta: ClassVar[Mapping[str, Tell]] = {**TELLS, "guest": Tell("public", one_of("owner", none=True))}
-    posts_parcels: ClassVar[bool] = True
+    sends_to_peers: ClassVar[bool] = True
 
     route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"
     p2p_scale: Literal["N"] | int = "N"
@@ -95,7 +95,7 @@ class Circulating(Personal):
 
     def send(self, site: Site, order: Order) -> Reply:
         """Post a copy of the own model to its host."""
-        mine = Traveller(site.name, site.network, self.lent(site, order))
+        mine = ModelInTransit(site.name, site.network, self.lent(site, order))
         return Reply(parcels=[pack(order.meta["to"], mine, [site.round])])
 
     def lent(self, site: Site, order: Order) -> Tensors:
@@ -126,11 +126,11 @@ class Circulating(Personal):
         if owner == site.name:
             site.state.tensors = kept
         else:
-            reply.parcels = [pack(owner, Traveller(owner, guest.network, kept), [site.round])]
+            reply.parcels = [pack(owner, ModelInTransit(owner, guest.network, kept), [site.round])]
         return reply
 
-    def guest(self, site: Site, owner: str) -> Traveller | None:
+    def guest(self, site: Site, owner: str) -> ModelInTransit | None:
         """The model of `owner` that is here this round; None if it did not come."""
         if owner == site.name:
-            return Traveller(site.name, site.network, self.own(site))
+            return ModelInTransit(site.name, site.network, self.own(site))
         return arrived(site, owner, [site.round])

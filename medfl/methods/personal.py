@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from medfl.contract import Kind, Model, Replies, Server, Site
+from medfl.contract import Model, PayloadKind, Replies, Server, Site
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import FitResult
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
@@ -25,7 +25,7 @@ class Personal(Averaging):
         init: ``shared`` starts all sites of one network from one model, ``own`` each from its own.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {}
     sends_meta: ClassVar[Mapping[str, Tell]] = {}
     unlike_networks: ClassVar[bool] = True
 

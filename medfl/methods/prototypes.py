@@ -37,20 +37,20 @@ def prototypes(model: nn.Module, data: Dataset, classes: int, batch_size: int, d
     return (sums / torch.where(counts > 0, counts, math.nan)[:, None]).float()
 
 
-def scaled(found: torch.Tensor) -> torch.Tensor:
+def scaled(prototypes: torch.Tensor) -> torch.Tensor:
     """Prototypes (classes, d) of norm sqrt(d), that of a standard normal vector; zeros stay zeros."""
-    norms = torch.linalg.vector_norm(found, dim=1, keepdim=True)
-    return torch.where(norms == 0, found, found * math.sqrt(found.shape[1]) / norms)
+    norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
+    return torch.where(norms == 0, prototypes, prototypes * math.sqrt(prototypes.shape[1]) / norms)
 
 
-def distance(latent: torch.Tensor, found: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def distance(latent: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean over a batch of the squared distance of each latent vector to the prototype of its class.
 
     Args:
         latent: (B, d).
-        found: (classes, d); those of the labels are present.
+        prototypes: (classes, d); those of the labels are present.
         labels: (B,).
 
     Source: FedTPF, equation 6.
     """
-    return (latent - found[labels]).square().sum(1).mean()
+    return (latent - prototypes[labels]).square().sum(1).mean()

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from medfl.contract import Kind, Parcel, Site
+from medfl.contract import PayloadKind, PeerMessage, Site
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import PARCEL, Tell, count, one_of, text
@@ -20,7 +20,7 @@ from medfl.utils.wire import prefixed, select
 MODEL = "model/"
 
 
-SENDS: Mapping[str, Kind] = {MODEL: "weights", OPTIMIZER: "statistic"}
+SENDS: Mapping[str, PayloadKind] = {MODEL: "weights", OPTIMIZER: "statistic"}
 """What a parcel with a model holds; for a method's `sends`."""
 
 
@@ -33,7 +33,7 @@ TELLS: Mapping[str, Tell] = {
 
 
 @dataclass(frozen=True)
-class Traveller:
+class ModelInTransit:
     """A model away from its owner, or on its way home.
 
     Attributes:
@@ -47,7 +47,7 @@ class Traveller:
     kept: Tensors
 
 
-def pack(to: str, traveller: Traveller, stamp: list[int]) -> Parcel:
+def pack(to: str, traveller: ModelInTransit, stamp: list[int]) -> PeerMessage:
     """A parcel with a model.
 
     Args:
@@ -56,19 +56,19 @@ def pack(to: str, traveller: Traveller, stamp: list[int]) -> Parcel:
         stamp: When it was sent; begins with the round. By it the receiver tells it from one that came late.
     """
     tensors = {name if name.startswith(OPTIMIZER) else MODEL + name: t for name, t in traveller.kept.items()}
-    return Parcel(to, tensors, {"owner": traveller.owner, "network": traveller.network, "stamp": stamp})
+    return PeerMessage(to, tensors, {"owner": traveller.owner, "network": traveller.network, "stamp": stamp})
 
 
-def unpack(parcel: Parcel) -> Traveller:
+def unpack(parcel: PeerMessage) -> ModelInTransit:
     """The model in a parcel."""
     kept = select(parcel.tensors, MODEL) | prefixed(select(parcel.tensors, OPTIMIZER), OPTIMIZER)
-    return Traveller(parcel.meta["owner"], parcel.meta["network"], kept)
+    return ModelInTransit(parcel.meta["owner"], parcel.meta["network"], kept)
 
 
-def arrived(site: Site, owner: str, stamp: list[int]) -> Traveller | None:
+def arrived(site: Site, owner: str, stamp: list[int]) -> ModelInTransit | None:
     """The model of `owner` that came with this stamp, or None: its sender was away, or it came late."""
-    found = [p for p in site.inbox if p.meta.get("owner") == owner and p.meta.get("stamp") == stamp]
-    return unpack(found[0]) if found else None
+    messages = [p for p in site.inbox if p.meta.get("owner") == owner and p.meta.get("stamp") == stamp]
+    return unpack(messages[0]) if messages else None
 
 
 def as_host(site: Site, network: str, scale: int = 1) -> Site:
@@ -116,12 +116,12 @@ def route(hosts: Sequence[str], held: Mapping[str, str], kind: Route, generator:
         ahead = {host: hosts[(index + shift) % len(hosts)] for index, host in enumerate(hosts)}
         first = {ahead[held[model]]: model for model in reversed(models)}  # of two at one host the second waits
         return {host: first[host] for host in hosts if host in first}
-    found: dict[str, str] = {}
+    guests: dict[str, str] = {}
     for _ in range(TRIES if kind == "derangement" else 1):
-        found = _draw(hosts, models, generator)
-        if all(held[model] != host for host, model in found.items()):
+        guests = _draw(hosts, models, generator)
+        if all(held[model] != host for host, model in guests.items()):
             break
-    return found
+    return guests
 
 
 def _draw(hosts: Sequence[str], models: Sequence[str], generator: torch.Generator) -> dict[str, str]:

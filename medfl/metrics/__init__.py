@@ -49,8 +49,8 @@ def worst(metric: str, values: Iterable[float]) -> float:
         >>> worst("accuracy", [0.7, 0.9]), worst("ece", [0.1, 0.3])
         (0.7, 0.3)
     """
-    found = [value for value in values if not math.isnan(value)]
-    return (max if metric in LOWER_IS_BETTER else min)(found, default=math.nan)
+    defined = [value for value in values if not math.isnan(value)]
+    return (max if metric in LOWER_IS_BETTER else min)(defined, default=math.nan)
 
 
 def check_metrics(names: Iterable[str]) -> None:

@@ -52,15 +52,15 @@ def recovery_intervals(series: Sequence[float], last: bool = False) -> tuple[tup
     if not all(math.isfinite(value) and value >= 0 for value in series):
         raise ValueError(f"expected finite scores >= 0, got {list(series)}")
     peak = next((place for place, value in enumerate(series) if value > 0), len(series))
-    found = []
+    intervals = []
     for place in range(peak + 1, len(series)):
         if series[place] >= series[peak] * (1 - ROUNDING):
             if place - peak >= 2:
-                found.append((peak, place))
+                intervals.append((peak, place))
             peak = place
     if last and peak < len(series) - 1:
-        found.append((peak, len(series) - 1))
-    return tuple(found)
+        intervals.append((peak, len(series) - 1))
+    return tuple(intervals)
 
 
 def consistency(series: Sequence[float], mode: Mode = "literal") -> Consistency:

@@ -18,11 +18,11 @@ NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
 def norm_names(model: nn.Module, kinds: tuple[str, ...] = ("batch",)) -> set[str]:
     """State-dict names (parameters and buffers) of all normalisation layers of the given kinds."""
     types = tuple(t for kind in kinds for t in NORM_TYPES[kind])
-    found = set()
+    names = set()
     for path, module in model.named_modules():
         if isinstance(module, types):
-            found |= {f"{path}.{name}" if path else name for name in module.state_dict()}
-    return found
+            names |= {f"{path}.{name}" if path else name for name in module.state_dict()}
+    return names
 
 
 def buffer_names(model: nn.Module) -> set[str]:

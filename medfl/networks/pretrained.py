@@ -59,26 +59,26 @@ class Pretrained:
             SettingsError: If the file has changed, or does not fit: names the tensors, and the option to set.
         """
         where = f"The weights in '{self.path.name}' don't fit network '{network}'"
-        own, given = (_of_body(tensors, head_path(model, network)) for tensors in (model.state_dict(), self._read()))
-        if _has_statistics(given) and not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        own, loaded = (_of_body(tensors, head_path(model, network)) for tensors in (model.state_dict(), self._read()))
+        if _has_statistics(loaded) and not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise SettingsError(
                 f"{where}: they were made with batch norm, which the network does not have. Set norm to 'batch' "
                 "(norm_sync 'frozen' then keeps the file's statistics), or give no weights."
             )
         biases = {f"{path}.bias" for path, module in model.named_modules() if isinstance(module, _ConvNd)}
-        missing = [name for name in own if name not in given and name not in biases]
-        extra = sorted(given.keys() - own.keys())
+        missing = [name for name in own if name not in loaded and name not in biases]
+        extra = sorted(loaded.keys() - own.keys())
         if missing or extra:
             raise SettingsError(
                 f"{where}: the file {_listed('lacks', missing)}{' and ' * bool(missing and extra)}"
                 f"{_listed('has beyond it', extra)}. Choose the network that the file was made for with network_name."
             )
-        unlike = [name for name in own if name in given and given[name].shape != own[name].shape]
+        unlike = [name for name in own if name in loaded and loaded[name].shape != own[name].shape]
         if unlike:
-            raise SettingsError(f"{where}: {_shapes(unlike, own, given)}. {_advice(model, own, given)}")
-        if broken := [name for name, tensor in given.items() if not tensor.isfinite().all()]:
+            raise SettingsError(f"{where}: {_shapes(unlike, own, loaded)}. {_advice(model, own, loaded)}")
+        if broken := [name for name, tensor in loaded.items() if not tensor.isfinite().all()]:
             raise SettingsError(f"{where}: not all numbers of {broken[:3]} are finite. Get the file anew.")
-        return {name: given[name].to(t.dtype) if name in given else torch.zeros_like(t) for name, t in own.items()}
+        return {name: loaded[name].to(t.dtype) if name in loaded else torch.zeros_like(t) for name, t in own.items()}
 
     def _read(self) -> Tensors:
         return _read(self.path, self.sha256)
@@ -149,8 +149,8 @@ def _of_body(tensors: Tensors, head: str) -> Tensors:
     return {name: t for name, t in tensors.items() if not name.startswith(head) and t.is_floating_point()}
 
 
-def _has_statistics(given: Tensors) -> bool:
-    return any(name.rpartition(".")[2] == "running_mean" for name in given)
+def _has_statistics(loaded: Tensors) -> bool:
+    return any(name.rpartition(".")[2] == "running_mean" for name in loaded)
 
 
 def _listed(verb: str, names: list[str]) -> str:
@@ -158,19 +158,19 @@ def _listed(verb: str, names: list[str]) -> str:
     return f"{verb} {', '.join(names[:3])}{more}" if names else ""
 
 
-def _shapes(names: list[str], own: Tensors, given: Tensors) -> str:
-    told = [f"{name} is {tuple(given[name].shape)} in the file and {tuple(own[name].shape)} here" for name in names]
-    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if len(told) > 3 else "")
+def _shapes(names: list[str], own: Tensors, loaded: Tensors) -> str:
+    shapes = [f"{name} is {tuple(loaded[name].shape)} in the file and {tuple(own[name].shape)} here" for name in names]
+    return "; ".join(shapes[:3]) + (f"; and {len(shapes) - 3} more" if len(shapes) > 3 else "")
 
 
-def _advice(model: nn.Module, own: Tensors, given: Tensors) -> str:
+def _advice(model: nn.Module, own: Tensors, loaded: Tensors) -> str:
     """The options of a residual network to which the shape of the file's first convolution points."""
     first = next((f"{path}.weight" for path, module in model.named_modules() if isinstance(module, _ConvNd)), "")
-    if first not in given or own[first].dim() != given[first].dim():
+    if first not in loaded or own[first].dim() != loaded[first].dim():
         return "Choose the network that the file was made for with network_name; files of images need spatial_dims 2."
-    theirs, mine = given[first].shape, own[first].shape
+    theirs, mine = loaded[first].shape, own[first].shape
     advice = [f"width to {theirs[0]}"] * (theirs[0] != mine[0])
     advice += [f"stem_kernel to {theirs[2]}"] * (theirs[2:] != mine[2:])
     advice += [f"in_channels to {theirs[1]} (images of {theirs[1]} channels)"] * (theirs[1] != mine[1])
-    told = f"Set {', '.join(advice)}" if advice else "Choose the network that the file was made for with network_name"
-    return f"{told}, or give no weights."
+    hint = f"Set {', '.join(advice)}" if advice else "Choose the network that the file was made for with network_name"
+    return f"{hint}, or give no weights."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl.data.datalists import Datalist, Record, subjects_of
-from medfl.data.leaks import Kind
+from medfl.data.leaks import LeakKind
 from medfl.errors import DataError, SettingsError
 from medfl.partition.holdouts import local_splits, per_class
 from medfl.partition.overlap import OF_PUBLIC, OF_TRAINING, PublicPool, Sides, find_overlap, images, refuse
@@ -21,7 +21,7 @@ from medfl.utils.rng import seed_of
 from medfl.utils.text import names_and_more
 
 if TYPE_CHECKING:
-    from medfl.partition.plan import Plan
+    from medfl.partition.plan import PartitionPlan
 
 NOBODY = -1
 """Owner of a unit that is at no site."""
@@ -53,7 +53,7 @@ class Distribution:
         DataError: If rows or labels of the list are wrong, or there are no training images.
     """
 
-    def __init__(self, source: Datalist, hashes: Sequence[bytes], plan: Plan) -> None:
+    def __init__(self, source: Datalist, hashes: Sequence[bytes], plan: PartitionPlan) -> None:
         self.source, self.hashes, self.plan = source, hashes, plan
         self.records, self.test = source.splits["training"], source.splits["test"]
         if not self.records:
@@ -109,8 +109,8 @@ class Distribution:
         if plan.global_test != "official":
             return
         at_site = self.owner[self.units] >= 0
-        found = find_overlap(self.records, self.test, self.hashes)
-        masks = {kind: mask & at_site for kind, mask in found.items()}
+        overlap = find_overlap(self.records, self.test, self.hashes)
+        masks = {kind: mask & at_site for kind, mask in overlap.items()}
         copies = self._copies(masks, OF_TRAINING)
         if copies.any():
             self._drop(copies)
@@ -145,14 +145,14 @@ class Distribution:
             kept[split].append(record)
         return kept
 
-    def _copies(self, masks: Mapping[Kind, np.ndarray], sides: Sides) -> np.ndarray:
+    def _copies(self, masks: Mapping[LeakKind, np.ndarray], sides: Sides) -> np.ndarray:
         """Mask of the images to drop; where the plan does not say so, they are refused."""
         refused = {kind: mask for kind, mask in masks.items() if mask.any() and kind not in self.plan.allow_leaks}
         if refused and self.plan.duplicates == "refuse":
             refuse({kind: int(mask.sum()) for kind, mask in refused.items()}, sides)
         return np.logical_or.reduce([np.zeros_like(masks["pixels"]), *refused.values()])
 
-    def _allow(self, masks: Mapping[Kind, np.ndarray], kept: np.ndarray, sides: Sides) -> None:
+    def _allow(self, masks: Mapping[LeakKind, np.ndarray], kept: np.ndarray, sides: Sides) -> None:
         """Note leaks that are allowed by name."""
         counts = {kind: int((masks[kind] & kept).sum()) for kind in masks if kind in self.plan.allow_leaks}
         self.notes.allowed_leaks += [sides.sentence(kind, count) for kind, count in counts.items() if count]
@@ -254,7 +254,7 @@ class Distribution:
 
 
 def distribute(
-    source: Datalist, hashes: Sequence[bytes], plan: Plan, scheme: Scheme, public: PublicPool | None = None
+    source: Datalist, hashes: Sequence[bytes], plan: PartitionPlan, scheme: Scheme, public: PublicPool | None = None
 ) -> tuple[Splits, Notes]:
     """Find out who gets which image.
 
@@ -286,5 +286,5 @@ def distribute(
 
 def _warnings_before(source: Datalist) -> list[str]:
     """What the preparation of the pooled data set wants said, wherever its images go."""
-    found = source.extra.get("warnings", [])
-    return [str(sentence) for sentence in found] if isinstance(found, list) else []
+    sentences = source.extra.get("warnings", [])
+    return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []

@@ -28,9 +28,9 @@ def by_site(
         DataError: If a value is missing or leaves nothing for a name, or two values give one name.
         SettingsError: If `sites` is given and there are more or fewer values.
     """
-    found = np.unique(np.asarray(values, dtype=str))
-    names = [folder_name(value) for value in found.tolist()]
-    empty = np.isin(values, [value for value, name in zip(found, names, strict=True) if not name])
+    distinct = np.unique(np.asarray(values, dtype=str))
+    names = [folder_name(value) for value in distinct.tolist()]
+    empty = np.isin(values, [value for value, name in zip(distinct, names, strict=True) if not name])
     if empty.any():
         raise DataError(
             f"{empty.sum()} of {len(values)} values of the column are missing, or have no Latin letter or digit "
@@ -43,9 +43,9 @@ def by_site(
             f"several values of the column give the same site's folder: {', '.join(double)} (upper and lower case "
             "count as equal). Write them alike if they mean one site, or make them differ."
         )
-    if sites is not None and sites != len(found):
-        raise SettingsError(f"expected as many sites as the column has values, {len(found)}, got {sites}")
-    return {name: np.flatnonzero(values == value) for name, value in zip(names, found, strict=True)}
+    if sites is not None and sites != len(distinct):
+        raise SettingsError(f"expected as many sites as the column has values, {len(distinct)}, got {sites}")
+    return {name: np.flatnonzero(values == value) for name, value in zip(names, distinct, strict=True)}
 
 
 def folder_name(value: str) -> str:

@@ -58,7 +58,7 @@ def by_source(
             f"expected {sites_per_source} sites for each of {len(sources)} sources, "
             f"{len(sources) * sites_per_source}, got {sites}. Leave out --sites, or correct sites_per_source."
         )
-    found: dict[str, np.ndarray] = {}
+    rows_by_site: dict[str, np.ndarray] = {}
     width = max(2, len(str(sites_per_source)))
     for name, members in sources.items():
         classes, sizes = np.unique(labels[members], return_counts=True)
@@ -75,8 +75,10 @@ def by_source(
         for label, owners in zip(classes, owns.T, strict=True):
             pile = rng.permutation(members[labels[members] == label])
             _draw_units(pile, rng.permutation(np.flatnonzero(owners)), parts, min_per_class, max_per_class, rng)
-        found |= {f"{name}-{number:0{width}d}": np.sort(np.concatenate(part)) for number, part in enumerate(parts, 1)}
-    return found
+        rows_by_site |= {
+            f"{name}-{number:0{width}d}": np.sort(np.concatenate(part)) for number, part in enumerate(parts, 1)
+        }
+    return rows_by_site
 
 
 def _check_range(what: str, low: int, high: int) -> None:

@@ -15,7 +15,7 @@ from medfl.partition.units import find_units, majority
 from medfl.utils.rng import seed_of
 
 if TYPE_CHECKING:
-    from medfl.partition.plan import Plan
+    from medfl.partition.plan import PartitionPlan
 
 
 def holdout(
@@ -154,7 +154,7 @@ def per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.random.
 
 def local_splits(
     records: Sequence[Record],
-    plan: Plan,
+    plan: PartitionPlan,
     name: str,
     units: np.ndarray | None = None,
     strata: np.ndarray | None = None,
@@ -185,7 +185,7 @@ def local_splits(
 
 
 def _local_test(
-    labels: np.ndarray, strata: np.ndarray | None, plan: Plan, name: str
+    labels: np.ndarray, strata: np.ndarray | None, plan: PartitionPlan, name: str
 ) -> tuple[np.ndarray, np.random.Generator]:
     """Mask of a site's test units, and the generator for what comes after."""
     if plan.test == "k_fold":

@@ -54,7 +54,7 @@ def limited_classes(
     return [np.sort(np.concatenate([part, *more])) for part, more in zip(parts, gains, strict=True)]
 
 
-def _check(option: str, given: list[int] | list[str], known: list[int] | list[str]) -> None:
-    unknown = [one for one in given if one not in known]
-    if unknown or not given:
-        raise SettingsError(f"expected {option} out of {known}, at least one, got {given}")
+def _check(option: str, values: list[int] | list[str], known: list[int] | list[str]) -> None:
+    unknown = [value for value in values if value not in known]
+    if unknown or not values:
+        raise SettingsError(f"expected {option} out of {known}, at least one, got {values}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from medfl.data.datalists import Record, subjects_of
-from medfl.data.leaks import Kind
+from medfl.data.leaks import LeakKind
 from medfl.errors import DataError
 
 
@@ -31,7 +31,7 @@ class Sides:
         """Why an image was left out."""
         return f"the same image or patient is in {self.held}"
 
-    def sentence(self, kind: Kind, count: int) -> str:
+    def sentence(self, kind: LeakKind, count: int) -> str:
         """What was found, for a message or a report."""
         alike = (
             f"of subjects who are in {self.held} too" if kind == "subjects" else f"identical to images of {self.held}"
@@ -65,7 +65,7 @@ def find_overlap(
     others: Sequence[Record],
     hashes: Sequence[bytes],
     other_hashes: Sequence[bytes] | None = None,
-) -> dict[Kind, np.ndarray]:
+) -> dict[LeakKind, np.ndarray]:
     """Find images whose subject, or whose pixels, are among others.
 
     Args:
@@ -91,18 +91,18 @@ def images(count: int, what: str = "image") -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def refuse(found: dict[Kind, int], sides: Sides) -> None:
+def refuse(counts: dict[LeakKind, int], sides: Sides) -> None:
     """End with what was found and what can be done.
 
     Args:
-        found: Kind of leak to number of images.
+        counts: Kind of leak to number of images.
         sides: What was compared.
 
     Raises:
         DataError: Always.
     """
-    lines = "\n".join(f"  {sides.sentence(kind, count)}" for kind, count in found.items())
-    allow = " ".join(f"--allow-leak {kind}" for kind in found)
+    lines = "\n".join(f"  {sides.sentence(kind, count)}" for kind, count in counts.items())
+    allow = " ".join(f"--allow-leak {kind}" for kind in counts)
     raise DataError(
         f"{sides.title} share patients or images:\n{lines}\n"
         f"Either leave the {sides.what} copies out (--duplicates drop), or keep them and have it recorded ({allow})."

@@ -12,12 +12,14 @@ from medfl.data.leaks import check_rows, row_digests
 from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.overlap import PublicPool
-from medfl.partition.plan import NO_PUBLIC, VALIDATION, Plan
+from medfl.partition.plan import NO_PUBLIC, VALIDATION, PartitionPlan
 from medfl.partition.schemes import Scheme
 from medfl.partition.writing import Pool, write_sites
 
 
-def partition(pool: Path, out: Path, plan: Plan, scheme: Scheme, *, force: bool = False) -> dict[str, Datalist]:
+def partition(
+    pool: Path, out: Path, plan: PartitionPlan, scheme: Scheme, *, force: bool = False
+) -> dict[str, Datalist]:
     """Distribute the training split of a pooled data set over sites and write their folders.
 
     Args:
@@ -60,7 +62,7 @@ def _read(folder: Path) -> tuple[Datalist, Path]:
     return datalist, array
 
 
-def _public(plan: Plan, out: Path, force: bool) -> tuple[Datalist, Path] | None:
+def _public(plan: PartitionPlan, out: Path, force: bool) -> tuple[Datalist, Path] | None:
     """The public data of another data set, if the plan names one."""
     if plan.public in (NO_PUBLIC, VALIDATION):
         return None

@@ -28,7 +28,7 @@ over, or none."""
 
 
 NO_PUBLIC, VALIDATION = "none", "validation"
-"""What `Plan.public` says instead of a folder."""
+"""What `PartitionPlan.public` says instead of a folder."""
 
 
 Duplicates = Literal["refuse", "drop"]
@@ -36,7 +36,7 @@ Duplicates = Literal["refuse", "drop"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartitionPlan:
     """How a pooled data set becomes sites.
 
     A unit is what stays together, see `medfl.partition.units`; without groups it is one image.

@@ -16,15 +16,15 @@ from medfl.partition.plan import numbered
 from medfl.utils.rng import seed_of
 
 if TYPE_CHECKING:
-    from medfl.partition.plan import Plan
+    from medfl.partition.plan import PartitionPlan
 
 Scheme = Callable[..., list[np.ndarray] | dict[str, np.ndarray]]
 """Maps labels (n,), a number of sites, options and a generator ``rng`` to positions; see `medfl.partition`."""
 
-_GIVEN = ("labels", "sites", "values", "rng")
+_INPUTS = ("labels", "sites", "values", "rng")
 
 
-def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: Plan) -> dict[str, np.ndarray]:
+def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: PartitionPlan) -> dict[str, np.ndarray]:
     """Let a scheme deal units to sites.
 
     Args:
@@ -61,7 +61,7 @@ def needs_column(scheme: Scheme) -> bool:
     return "values" in inspect.signature(scheme).parameters
 
 
-def check_column(scheme: Scheme, plan: Plan) -> None:
+def check_column(scheme: Scheme, plan: PartitionPlan) -> None:
     """Refuse a plan that lacks the column or the number of sites that its scheme needs, or has one too many.
 
     Raises:
@@ -75,9 +75,9 @@ def check_column(scheme: Scheme, plan: Plan) -> None:
         raise SettingsError(f"partition '{plan.scheme}' needs a number of sites: give --sites.")
 
 
-def _options(scheme: Scheme, plan: Plan) -> dict[str, Any]:
+def _options(scheme: Scheme, plan: PartitionPlan) -> dict[str, Any]:
     """The options, as the types that the scheme declares."""
-    known = {name: kind for name, kind in inspect.signature(scheme).parameters.items() if name not in _GIVEN}
+    known = {name: kind for name, kind in inspect.signature(scheme).parameters.items() if name not in _INPUTS}
     for name in plan.options:
         if name not in known:
             raise SettingsError(f"partition '{plan.scheme}' has no option '{name}'. {did_you_mean(name, known)}")
@@ -91,7 +91,7 @@ def _options(scheme: Scheme, plan: Plan) -> dict[str, Any]:
     return {name: _typed(kinds.get(name, Any), value, name, plan) for name, value in plan.options.items()}
 
 
-def _typed(kind: Any, value: Any, name: str, plan: Plan) -> Any:
+def _typed(kind: Any, value: Any, name: str, plan: PartitionPlan) -> Any:
     if isinstance(value, str) and typing.get_origin(kind) is list:  # of a command line
         value = value.split(",")
     try:
@@ -101,7 +101,7 @@ def _typed(kind: Any, value: Any, name: str, plan: Plan) -> Any:
         raise SettingsError(f"partition '{plan.scheme}', option '{name}': {message}, got {value!r}") from None
 
 
-def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: Plan) -> None:
+def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: PartitionPlan) -> None:
     together = np.concatenate([np.empty(0, np.int64), *parts.values()])
     distinct = np.unique(together)
     inside = not len(together) or 0 <= distinct[0] <= distinct[-1] < units
@@ -115,5 +115,5 @@ def _check_positions(parts: Mapping[str, np.ndarray], units: int, plan: Plan) ->
         )
 
 
-def _broken(plan: Plan, what: str) -> str:
+def _broken(plan: PartitionPlan, what: str) -> str:
     return f"partition '{plan.scheme}' {what}. Its author can mend it."

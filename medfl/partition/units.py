@@ -33,8 +33,8 @@ def find_units(*keys: Sequence[Any]) -> np.ndarray:
         first: dict[Any, int] = {}
         for image, key in enumerate(kind):
             if key is not None:
-                one, other = _root(parent, first.setdefault(key, image)), _root(parent, image)
-                parent[max(one, other)] = min(one, other)
+                root, other = _root(parent, first.setdefault(key, image)), _root(parent, image)
+                parent[max(root, other)] = min(root, other)
     roots = np.array([_root(parent, image) for image in range(len(parent))], dtype=np.int64)
     units: np.ndarray = np.unique(roots, return_inverse=True)[1].astype(np.int64)
     return units

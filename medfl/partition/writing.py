@@ -21,7 +21,7 @@ from medfl.errors import DataError
 from medfl.types import NO_SITES, PUBLIC
 
 if TYPE_CHECKING:
-    from medfl.partition.plan import Plan
+    from medfl.partition.plan import PartitionPlan
 
 
 POOLED = "pooled data set"
@@ -64,7 +64,7 @@ def write_sites(
     folder: Path,
     pool: Pool,
     splits: Mapping[str, dict[str, list[Record]]],
-    plan: Plan,
+    plan: PartitionPlan,
     notes: Notes | None = None,
     public: Pool | None = None,
 ) -> dict[str, Datalist]:
@@ -127,14 +127,14 @@ def totals(datalist: Datalist) -> list[int]:
     return [sum(split[str(label)] for split in counts) for label in range(datalist.num_classes)]
 
 
-def not_distributed(source: Datalist, plan: Plan) -> dict[str, int]:
+def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
     """Splits of the pooled data set that are nowhere in the partition, to their sizes."""
     kept = {"training", "test"} if plan.global_test == "official" else {"training"}
     kept |= {"validation"} if plan.public == "validation" else set()
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 
 
-def _how(plan: Plan, splits: Mapping[str, Any]) -> dict[str, Any]:
+def _how(plan: PartitionPlan, splits: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a plan that had an effect."""
     keys = {
         "fraction": ("test_fraction",),
@@ -165,12 +165,12 @@ def _said(notes: Notes) -> dict[str, Any]:
 
 def _exclusions_before(source: Datalist) -> list[dict[str, Any]]:
     """What was left out of the pooled data set when it was prepared."""
-    found = source.extra.get("exclusions", [])
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+    exclusions = source.extra.get("exclusions", [])
+    if not isinstance(exclusions, list) or not all(isinstance(entry, dict) for entry in exclusions):
         raise DataError(
             f"expected a list of objects in 'exclusions' of the pooled data set '{source.name}'. Prepare it again."
         )
-    return [{**entry, "where": POOLED} for entry in found]
+    return [{**entry, "where": POOLED} for entry in exclusions]
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -109,19 +109,19 @@ def calibrate(budget: float, count: int, rate: float, delta: float, adjacency: s
 def _smallest(spent: Callable[[float], float], budget: float, guess: float) -> float:
     """A noise multiplier that spends between 99.5 % and all of the budget; secant steps on logarithmic axes."""
     sigma, slope = guess, -1.0
-    found = spent(sigma)
+    cost = spent(sigma)
     for _ in range(30):
-        if 0.995 * budget <= found <= budget:
+        if 0.995 * budget <= cost <= budget:
             break
-        change = (0.9975 * budget / found) ** (1 / slope) if math.isfinite(found) else 2.0
+        change = (0.9975 * budget / cost) ** (1 / slope) if math.isfinite(cost) else 2.0
         step = min(max(change, 0.25), 4.0)
-        before, sigma = found, sigma * step
-        found = spent(sigma)
-        if math.isfinite(before) and math.isfinite(found):
-            slope = min(max(math.log(found / before) / math.log(step), -4.0), -0.25)
-    while not found <= budget:
+        before, sigma = cost, sigma * step
+        cost = spent(sigma)
+        if math.isfinite(before) and math.isfinite(cost):
+            slope = min(max(math.log(cost / before) / math.log(step), -4.0), -0.25)
+    while not cost <= budget:
         sigma *= 1.01
-        found = spent(sigma)
+        cost = spent(sigma)
     return sigma
 
 
@@ -131,15 +131,15 @@ def _replaced(added: Callable[[float], float], delta: float) -> float:
     It is twice the smallest number that is enough for delta / (1 + e^number), which is met from below by steps that
     shrink about geometrically.
     """
-    found = added(delta)
+    bound = added(delta)
     step = 0.0
-    while found < FARTHEST:
-        missing = added(delta / (1 + math.exp(found))) - found
+    while bound < FARTHEST:
+        missing = added(delta / (1 + math.exp(bound))) - bound
         if missing <= 0:
-            return 2 * found
+            return 2 * bound
         ratio = min(missing / step, 0.9) if step else 0.0
         step = missing
-        found += missing / (1 - ratio) + min(RESOLUTION / 4, found / 1000)
+        bound += missing / (1 - ratio) + min(RESOLUTION / 4, bound / 1000)
     return math.inf
 
 
@@ -157,7 +157,7 @@ def _numerical(parts: tuple[Part, ...], delta: float) -> float:
         losses = [prv.PoissonSubsampledGaussianPRV(part.rate, part.sigma) for part in parts]
         cut = [prv.TruncatedPrivacyRandomVariable(loss, domain.t_min, domain.t_max) for loss in losses]
         together = prv.compose_heterogeneous(
-            dprvs=[prv.discretize(one, domain) for one in cut], num_self_compositions=counts
+            dprvs=[prv.discretize(loss, domain) for loss in cut], num_self_compositions=counts
         )
         try:
             upper = float(together.compute_epsilon(delta, error, RESOLUTION)[2])
@@ -175,8 +175,8 @@ def _reach(parts: tuple[Part, ...], error: float) -> float:
     orders = [1.05, 1.1, 1.25, 1.5, *range(2, 65), 128, 256, 512]
     single = [rdp.compute_rdp(q=p.rate, noise_multiplier=p.sigma, steps=1, orders=orders) for p in parts]
     each = error / (8 * sum(part.count for part in parts))
-    bounds = [rdp.get_privacy_spent(orders=orders, rdp=one, delta=each)[0] for one in single]
-    total = sum(part.count * one for part, one in zip(parts, single, strict=True))
+    bounds = [rdp.get_privacy_spent(orders=orders, rdp=curve, delta=each)[0] for curve in single]
+    total = sum(part.count * curve for part, curve in zip(parts, single, strict=True))
     bounds.append(rdp.get_privacy_spent(orders=orders, rdp=total, delta=error / 4)[0])
     return float(max(*bounds, RESOLUTION)) + 3
 

@@ -41,10 +41,10 @@ def load_entries(path: Path, site: str) -> dict[str, Meta]:
 def ledger_of(path: Path) -> Path | None:
     """The ledger that a file in a run's folder is a copy from; None for an account without a ledger, or no file."""
     try:
-        found = json.loads(path.read_bytes()).get("ledger")
+        ledger = json.loads(path.read_bytes()).get("ledger")
     except (OSError, ValueError):
         return None
-    return None if found is None else Path(found)
+    return None if ledger is None else Path(ledger)
 
 
 def part_of(entry: Mapping[str, Any]) -> Part:

@@ -207,13 +207,13 @@ def epsilon_together(releases: Sequence[Release], adjacency: str) -> float | Non
     check_choice("adjacency", adjacency, SENSITIVITY)
     gaussian: list[composition.Part] = []
     laplace: list[float] = []
-    for one in releases:
-        if one.clip is None or one.noise == "none":
+    for release in releases:
+        if release.clip is None or release.noise == "none":
             return None
-        if one.noise == "gaussian":
-            gaussian.append(composition.Part(one.scale / one.clip, 1))
+        if release.noise == "gaussian":
+            gaussian.append(composition.Part(release.scale / release.clip, 1))
         else:
-            laplace.append(SENSITIVITY[adjacency] * one.clip / one.scale)
+            laplace.append(SENSITIVITY[adjacency] * release.clip / release.scale)
     exact = composition.epsilon(tuple(gaussian), _delta(releases), adjacency) if gaussian else 0.0
     return exact + math.fsum(laplace)
 
@@ -234,7 +234,7 @@ def sentences(releases: Sequence[Release]) -> list[str]:
         "Not covered are the generator, the classifier and the task model: they are trained on raw images and shared.",
         "The label of each part and the number of parts of a site are sent in clear.",
     ]
-    if not all(one.private for one in releases):
+    if not all(release.private for release in releases):
         return [f"no differential privacy: {_gap(releases)}.", f"What is sent of each image is {part}.", *hints]
     return [
         f"The unit is one image's shared part: {part}; {_hiding(releases)}.",
@@ -249,7 +249,7 @@ def sentences(releases: Sequence[Release]) -> list[str]:
 
 def _delta(releases: Sequence[Release]) -> float:
     """The one delta of the Gaussian releases; 0 without any, for Laplace releases need none."""
-    deltas = {one.delta for one in releases if one.noise == "gaussian"}
+    deltas = {release.delta for release in releases if release.noise == "gaussian"}
     if len(deltas) > 1:
         raise SettingsError(f"expected one delta for releases of the same image, got {sorted(deltas)}. Choose one.")
     return deltas.pop() if deltas else 0.0
@@ -258,7 +258,7 @@ def _delta(releases: Sequence[Release]) -> float:
 def _guarantee(releases: Sequence[Release]) -> str:
     added, replaced = (epsilon_together(releases, adjacency) for adjacency in ("add_remove", "replace"))
     names = {"gaussian": "the exact (analytic) Gaussian mechanism", "laplace": "the Laplace mechanism"}
-    by = " and ".join(names[kind] for kind in sorted({one.noise for one in releases}))
+    by = " and ".join(names[kind] for kind in sorted({release.noise for release in releases}))
     return (
         f"It is (epsilon, delta)-private with delta {_delta(releases):g} and epsilon {added:.4g} for a part that is "
         f"{WHAT['add_remove']} ('add_remove': against an empty part), or epsilon {replaced:.4g} for one that is "
@@ -270,8 +270,8 @@ def _hiding(releases: Sequence[Release]) -> str:
     """How each release is clipped and noised."""
     what = "it" if len(releases) == 1 else "one copy"
     return " and ".join(
-        f"{what} is clipped as a whole to {one.norm.upper()} norm {one.clip:g} and carries {_noise(one)}"
-        for one in releases
+        f"{what} is clipped as a whole to {release.norm.upper()} norm {release.clip:g} and carries {_noise(release)}"
+        for release in releases
     )
 
 
@@ -282,9 +282,9 @@ def _noise(release: Release) -> str:
 
 def _gap(releases: Sequence[Release]) -> str:
     """Why nothing is guaranteed."""
-    if any(one.noise == "none" for one in releases):
+    if any(release.noise == "none" for release in releases):
         return "parts of images are sent without noise"
-    unbounded = " and ".join(_noise(one) for one in releases if one.clip is None)
+    unbounded = " and ".join(_noise(release) for release in releases if release.clip is None)
     return f"{unbounded} is added, but no clip bounds the norm of the part, so the noise hides no image"
 
 
@@ -294,4 +294,4 @@ def _adding(releases: Sequence[Release]) -> str:
         "epsilon for all",
         "laplace": "the epsilons of Laplace releases add up",
     }
-    return "; ".join(rules[kind] for kind in sorted({one.noise for one in releases}))
+    return "; ".join(rules[kind] for kind in sorted({release.noise for release in releases}))

@@ -42,19 +42,21 @@ class Released:
     @property
     def variance(self) -> float:
         """Of the noise in the mean of all copies; 0 where one has none."""
-        if any(one.noise == "none" for one in self.releases):
+        if any(release.noise == "none" for release in self.releases):
             return 0.0
-        return 1 / sum(1 / one.variance for one in self.releases)
+        return 1 / sum(1 / release.variance for release in self.releases)
 
     def mean(self, copies: list[torch.Tensor]) -> torch.Tensor:
         """The mean of copies, each weighted by its precision, one over the variance of its noise."""
         if len(copies) == 1:
             return copies[0]
-        return torch.stack([self.variance / one.variance * copy for one, copy in zip(self.releases, copies)]).sum(0)
+        return torch.stack(
+            [self.variance / release.variance * copy for release, copy in zip(self.releases, copies)]
+        ).sum(0)
 
     def sent(self, parts: torch.Tensor, stream: SecretStream) -> torch.Tensor:
         """What an attacker makes of parts of images that are sent like these: the `mean` of copies with fresh noise."""
-        return self.mean([one.apply(parts, stream) for one in self.releases])
+        return self.mean([release.apply(parts, stream) for release in self.releases])
 
 
 def as_seen(parts: torch.Tensor, release: Release, scale: Scale) -> torch.Tensor:

@@ -192,8 +192,8 @@ class PrivateSteps:
         parameters = {f"model.{name}": p.detach() for name, p in self._parameters.items()}
         parts = {name: value[:, None] for name, value in _tensors(batch).items()}
 
-        def of_one(trained: dict[str, torch.Tensor], one: dict[str, torch.Tensor]) -> torch.Tensor:
-            value: torch.Tensor = functional_call(alone, trained, (one,))
+        def of_one(trained: dict[str, torch.Tensor], example: dict[str, torch.Tensor]) -> torch.Tensor:
+            value: torch.Tensor = functional_call(alone, trained, (example,))
             return value
 
         try:
@@ -208,8 +208,8 @@ class PrivateSteps:
                 f"{error} Choose another method or loss, or the unit 'site'."
             ) from error
         self._add({name: gradients[f"model.{name}"] for name in self._parameters})
-        found: torch.Tensor = values.detach().float().cpu()
-        return found
+        losses: torch.Tensor = values.detach().float().cpu()
+        return losses
 
     def _add(self, gradients: dict[str, torch.Tensor]) -> None:
         """Clip and sum; an image whose gradient is not finite counts as none, or it alone would stop the training."""

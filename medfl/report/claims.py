@@ -109,11 +109,11 @@ def check_claim(groups: Sequence[Group], measure: str, better: str, than: str) -
     metric = kind.metric(groups)
     both = pairs(named[better], named[than]) if metric and better in named and than in named else []
     values = [[kind.value(run, metric or "") for run in pair] for pair in both]
-    told = [math.isfinite(ours - theirs) for ours, theirs in values]
-    gaps = [ours - theirs for ours, theirs in compress(values, told)]
+    defined = [math.isfinite(ours - theirs) for ours, theirs in values]
+    gaps = [ours - theirs for ours, theirs in compress(values, defined)]
     mean, folds = mean_std(gaps)[0] if gaps else math.nan, folds_among([run for run, _ in both])
     interval, tests = paired_t(gaps, folds=folds), paired_tests(gaps, folds)
-    ours, theirs = (_side(kind, metric or "", [pair[side] for pair in compress(both, told)]) for side in (0, 1))
+    ours, theirs = (_side(kind, metric or "", [pair[side] for pair in compress(both, defined)]) for side in (0, 1))
     return Checked(measure, better, than, len(gaps), mean, interval, tests, ours, theirs, metric or "")
 
 
@@ -136,13 +136,13 @@ def claims_table(claims: Sequence[Checked]) -> pd.DataFrame:
         there is NaN.
     """
     rows = []
-    for one in claims:
-        row: dict[str, Any] = {name: getattr(one, name) for name in ("measure", "metric", "better", "than", "pairs")}
-        for name, side in (("better", one.ours), ("than", one.theirs)):
+    for claim in claims:
+        row: dict[str, Any] = {name: getattr(claim, name) for name in ("measure", "metric", "better", "than", "pairs")}
+        for name, side in (("better", claim.ours), ("than", claim.theirs)):
             row |= {f"{name}_{part}": value for part, value in asdict(side).items()}
-        interval = one.interval or Interval(math.nan, math.nan, math.nan)
-        row |= {"difference": one.difference, "low": interval.low, "high": interval.high, "verdict": one.verdict}
-        tests = {"p_t": one.tests.t, "p_corrected": one.tests.corrected, "p_wilcoxon": one.tests.wilcoxon}
+        interval = claim.interval or Interval(math.nan, math.nan, math.nan)
+        row |= {"difference": claim.difference, "low": interval.low, "high": interval.high, "verdict": claim.verdict}
+        tests = {"p_t": claim.tests.t, "p_corrected": claim.tests.corrected, "p_wilcoxon": claim.tests.wilcoxon}
         rows.append(row | tests)
     return pd.DataFrame(rows)
 
@@ -151,15 +151,15 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
     """A table of checked claims; empty without any."""
     if not claims:
         return ""
-    tested = any(not math.isnan(one.tests.wilcoxon) for one in claims)
+    tested = any(not math.isnan(claim.tests.wilcoxon) for claim in claims)
     over, few = ("seeds and folds", "pairs") if tested else ("seeds", "seeds")
     lines = [["claim", "measure", few, "better", "than", "difference", "verdict", *(HEADER if tested else ())]]
-    for one in claims:
-        gap = "-" if math.isnan(one.difference) else f"{one.difference:+.3f}"
-        gap += f" [{one.interval.low:+.3f}, {one.interval.high:+.3f}]" if one.interval else ""
-        sides = [plus_minus(side.mean, side.std) for side in (one.ours, one.theirs)]
-        cells = [f"{one.better} > {one.than}", one.measure, str(one.pairs), *sides, gap, one.verdict]
-        tests = (one.tests.t, one.tests.corrected, one.tests.wilcoxon) if tested else ()
+    for claim in claims:
+        gap = "-" if math.isnan(claim.difference) else f"{claim.difference:+.3f}"
+        gap += f" [{claim.interval.low:+.3f}, {claim.interval.high:+.3f}]" if claim.interval else ""
+        sides = [plus_minus(side.mean, side.std) for side in (claim.ours, claim.theirs)]
+        cells = [f"{claim.better} > {claim.than}", claim.measure, str(claim.pairs), *sides, gap, claim.verdict]
+        tests = (claim.tests.t, claim.tests.corrected, claim.tests.wilcoxon) if tested else ()
         lines.append([*cells, *map(p_value, tests)])
     notes = [
         f"Better, than: mean ± standard deviation (ddof = 1) over the {over} that both have on the same data. "
@@ -167,9 +167,11 @@ def claims_markdown(claims: Sequence[Checked]) -> str:
         "A claim holds or is reversed if the interval is on one side of 0; 'n.s.': it holds 0; '-': fewer than two "
         f"{few}, or the same difference in all."
     ]
-    notes += [explain(max(one.pairs for one in claims))] if tested else []
-    said = {one.measure: f"{one.metric}, {CLAIMABLE[one.measure].meaning}" for one in claims if one.metric}
-    notes += [f"{name}: {meaning}." for name, meaning in said.items() if CLAIMABLE[name].meaning]
+    notes += [explain(max(claim.pairs for claim in claims))] if tested else []
+    meanings = {
+        claim.measure: f"{claim.metric}, {CLAIMABLE[claim.measure].meaning}" for claim in claims if claim.metric
+    }
+    notes += [f"{name}: {meaning}." for name, meaning in meanings.items() if CLAIMABLE[name].meaning]
     return "\n".join(["### Claims\n", table_lines(lines), "", *(f"- {note}" for note in notes)]) + "\n"
 
 

@@ -29,7 +29,7 @@ def by_people(groups: Sequence[Group]) -> dict[str, list[Group]]:
     names, parts = data_names(runs), _people(groups)
     seeds = [{run.seed for run in runs if run.data in data} for data in parts]
     apart = sum(map(len, seeds)) == len(set().union(*seeds))
-    found = {}
+    by_name = {}
     for data in parts:
         own = [run for run in runs if run.data in data]
         if len(parts) == 1:
@@ -39,16 +39,16 @@ def by_people(groups: Sequence[Group]) -> dict[str, list[Group]]:
         else:
             name = f"data of {_seeds(own)}" if apart else f"folds of data {own[0].data[:8]}"
         cut = [Group(group.label, tuple(run for run in group.runs if run.data in data)) for group in groups]
-        found[name] = [group for group in cut if group.runs]
-    return found
+        by_name[name] = [group for group in cut if group.runs]
+    return by_name
 
 
 def by_seed(group: Group) -> dict[int, list[RunRecord]]:
     """The runs of each seed of a group: one, or the folds of a partition."""
-    found: dict[int, list[RunRecord]] = {}
+    runs_by_seed: dict[int, list[RunRecord]] = {}
     for run in group.runs:
-        found.setdefault(run.seed, []).append(run)
-    return found
+        runs_by_seed.setdefault(run.seed, []).append(run)
+    return runs_by_seed
 
 
 def _people(groups: Sequence[Group]) -> list[set[str]]:

@@ -75,21 +75,21 @@ def compare(
 
 def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str) -> None:
     """Refuse what no run has."""
-    found: dict[str, set[str]] = {}
+    metrics_of: dict[str, set[str]] = {}
     for run in runs:
         for splits in run.summary.get("scores", {}).values():
             for name, scores in splits.items():
-                found.setdefault(name, set()).update(scores)
-    if not found:
+                metrics_of.setdefault(name, set()).update(scores)
+    if not metrics_of:
         raise StoreError(
             "None of these runs has scores: a run has them when it is over. `medfl status RUN...` says how far each is."
         )
-    if split not in found:
-        raise SettingsError(f"No run has scores on the split '{split}'. {did_you_mean(split, found)}")
+    if split not in metrics_of:
+        raise SettingsError(f"No run has scores on the split '{split}'. {did_you_mean(split, metrics_of)}")
     for metric in metrics:
-        if metric not in found[split]:
+        if metric not in metrics_of[split]:
             raise SettingsError(
-                f"No run has the metric '{metric}' on the split '{split}'. {did_you_mean(metric, found[split])}"
+                f"No run has the metric '{metric}' on the split '{split}'. {did_you_mean(metric, metrics_of[split])}"
             )
 
 
@@ -99,14 +99,14 @@ def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str)
 def _baseline(groups: Sequence[Group], name: str | None) -> Group:
     if name is None:
         return groups[0]
-    found = [group for group in groups if name == group.label] or [group for group in groups if name == group.method]
-    if not found:
+    matching = [group for group in groups if name == group.label] or [group for group in groups if name == group.method]
+    if not matching:
         raise SettingsError(f"Unknown baseline '{name}'. {did_you_mean(name, [group.label for group in groups])}")
-    if len(found) > 1:
+    if len(matching) > 1:
         raise SettingsError(
-            f"The baseline '{name}' is not one row: name one of {', '.join(repr(group.label) for group in found)}."
+            f"The baseline '{name}' is not one row: name one of {', '.join(repr(group.label) for group in matching)}."
         )
-    return found[0]
+    return matching[0]
 
 
 def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
@@ -168,18 +168,18 @@ def _against(group: Group, base: Group, metric: str, split: str) -> Meta:
 
 def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, split: str) -> list[float]:
     """For each pair of runs, the mean over the sites that both have a score for."""
-    found = []
+    differences = []
     for pair in matched:
         ours, theirs = (_scores(run, metric, split) for run in pair)
         both = sorted(ours.keys() & theirs.keys())
-        found += [math.fsum(ours[site] - theirs[site] for site in both) / len(both)] if both else []
-    return found
+        differences += [math.fsum(ours[site] - theirs[site] for site in both) / len(both)] if both else []
+    return differences
 
 
 def _scores(run: RunRecord, metric: str, split: str) -> dict[str, float]:
     """Site to the score of the model that it takes home; without sites where it is not defined."""
-    found = {site: run.score(site, metric, split) for site in run.run["identity"]["sites"]}
-    return {site: value for site, value in found.items() if value is not None}
+    scores = {site: run.score(site, metric, split) for site in run.run["identity"]["sites"]}
+    return {site: value for site, value in scores.items() if value is not None}
 
 
 def _joined(numbers: Iterable[int]) -> str:
@@ -210,8 +210,8 @@ def notes(table: pd.DataFrame) -> list[str]:
     """
     split, bases = table["split"].iloc[0], table["baseline"].unique()
     folds = bool(table["seeds"].str.contains("fold").any())
-    rounds = ", ".join(sorted({found for rows in table["rounds"] for found in rows.split(", ") if found}, key=int))
-    found = [
+    rounds = ", ".join(sorted({last for rows in table["rounds"] for last in rows.split(", ") if last}, key=int))
+    sentences = [
         f"Split: {split}. Each run's last evaluated round (round {rounds}), never its best one.",
         "Mean of sites: of the model that each site takes home, every site with the same weight. Worst site: its "
         f"worst value. ± is the standard deviation over the {'runs, one for each seed and fold' if folds else 'seeds'} "
@@ -220,28 +220,28 @@ def notes(table: pd.DataFrame) -> list[str]:
     if len(set(table["label"])) > 1:
         over, few = ("seeds and folds", "pairs") if folds else ("seeds", "seeds")
         base = bases[0] if len(bases) == 1 else "the row that is named beside it"
-        found.append(
+        sentences.append(
             f"Difference: to {base}, paired over the {over} that both have on the same data, with its 95 % interval by "
             f"Student's t. 'n.s.': the interval holds 0. '-': fewer than two such {few}, or the same difference in all "
             "of them, from which no interval can be computed."
         )
-    found += [AT_SERVER[name] for name in _at_server(table)]
+    sentences += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():
-        found.append(explain(int(table["pairs"].max())))
+        sentences.append(explain(int(table["pairs"].max())))
     if table["all_sites"].notna().any():
-        found.append(
+        sentences.append(
             "All sites' test sets: every site's model on every site's test images, the mean over the sites for each "
             "model, then over the models. ± is the standard deviation over the runs; 'over models': that over the "
             "models of a run, as a mean over the runs."
         )
     if (table["sites"] < table["of_sites"]).any():
-        found.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
+        sentences.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
     if table["status"].str.contains("diverged|incomplete|running").any():
-        found.append(
+        sentences.append(
             "Runs that did not finish stay in the table with the scores of their last evaluated round; a run that has "
             "none counts in no mean."
         )
-    return found
+    return sentences
 
 
 def _metric(name: str, rows: pd.DataFrame) -> str:
@@ -271,9 +271,9 @@ def _metric(name: str, rows: pd.DataFrame) -> str:
 
 def _at_server(rows: pd.DataFrame) -> list[str]:
     """The columns on images that the server holds which say something; the shared one only beside the global one."""
-    found = [name for name in AT_SERVER if rows[name].notna().any()]
-    told = (rows["shared_test"].notna() & (rows["shared_test"] != rows["global_test"])).any()
-    return [name for name in found if name != "shared_test" or told]
+    names = [name for name in AT_SERVER if rows[name].notna().any()]
+    differs = (rows["shared_test"].notna() & (rows["shared_test"] != rows["global_test"])).any()
+    return [name for name in names if name != "shared_test" or differs]
 
 
 def _difference(row: dict[Any, Any]) -> str:

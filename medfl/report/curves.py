@@ -22,10 +22,10 @@ def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
     return looks([group.label for group in groups], [group.label for group in groups if group.method == ALONE])
 
 
-def ends(found: Sequence[Curve], after: str = "round {:.0f}") -> str:
+def ends(curves: Sequence[Curve], after: str = "round {:.0f}") -> str:
     """Where curves end, in words; empty without any."""
-    told = [f"{one.name}: {one.middle[-1]:.3f} after {after.format(one.rounds[-1])}" for one in found]
-    return "; ".join(told) + "." if told else ""
+    phrases = [f"{curve.name}: {curve.middle[-1]:.3f} after {after.format(curve.rounds[-1])}" for curve in curves]
+    return "; ".join(phrases) + "." if phrases else ""
 
 
 def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
@@ -109,8 +109,8 @@ def trained_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
     Returns:
         None for fewer than two.
     """
-    found = _mean([way.trained.mean(axis=1) for way in ways]).dropna()
-    return Curve(name, found.index.tolist(), found.tolist()) if len(found) > 1 else None
+    means = _mean([way.trained.mean(axis=1) for way in ways]).dropna()
+    return Curve(name, means.index.tolist(), means.tolist()) if len(means) > 1 else None
 
 
 def work_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
@@ -122,8 +122,8 @@ def work_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
         None for fewer than two.
     """
     work, scores = _mean([way.seconds for way in ways]), _mean([way.server for way in ways])
-    found = pd.DataFrame({"work": work, "score": scores}).dropna()
-    return Curve(name, found["work"].tolist(), found["score"].tolist()) if len(found) > 1 else None
+    table = pd.DataFrame({"work": work, "score": scores}).dropna()
+    return Curve(name, table["work"].tolist(), table["score"].tolist()) if len(table) > 1 else None
 
 
 def _mean(runs: Sequence[pd.Series[float]]) -> pd.Series[float]:
@@ -135,6 +135,6 @@ def _curve(name: str, rows: pd.DataFrame, band: bool) -> Curve | None:
     finite = rows[np.isfinite(rows["value"].to_numpy(dtype=float))]
     if finite["round"].nunique() < 2:
         return None
-    found = finite.groupby("round")["value"].agg(["mean", "min", "max"])
-    mean, low, high = (found[column].to_numpy() for column in ("mean", "min", "max"))
-    return Curve(name, found.index.to_numpy(), mean, low if band else (), high if band else ())
+    table = finite.groupby("round")["value"].agg(["mean", "min", "max"])
+    mean, low, high = (table[column].to_numpy() for column in ("mean", "min", "max"))
+    return Curve(name, table.index.to_numpy(), mean, low if band else (), high if band else ())

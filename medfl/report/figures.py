@@ -125,15 +125,15 @@ class Reliability:
 
 def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
     """A look for each name; those in `alone` are grey. Up to twelve others differ."""
-    found, count = {}, 0
+    styles, count = {}, 0
     for name in names:
         dashes = DASHES[count // len(COLOURS) % len(DASHES)]
         if name in alone:
-            found[name] = Look(ALONE, DASHES[1], "s")
+            styles[name] = Look(ALONE, DASHES[1], "s")
         else:
-            found[name] = Look(COLOURS[count % len(COLOURS)], dashes, "o^Dv"[count % 4])
+            styles[name] = Look(COLOURS[count % len(COLOURS)], dashes, "o^Dv"[count % 4])
             count += 1
-    return found
+    return styles
 
 
 def curves_figure(
@@ -212,24 +212,24 @@ def recovery_figure(
     return figure
 
 
-def reliability_figure(found: Sequence[Reliability], styles: Mapping[str, Look]) -> Figure:
+def reliability_figure(curves: Sequence[Reliability], styles: Mapping[str, Look]) -> Figure:
     """Reliability curves with the diagonal on which confidence and accuracy agree; large marks stand for many images.
 
     Source: Guo et al. 2017, On Calibration of Modern Neural Networks, figure 1.
 
     Args:
-        found: At least one.
+        curves: At least one.
         styles: Name to look, from `looks`.
     """
-    with _axes(3.6, len(found)) as (figure, axes):
+    with _axes(3.6, len(curves)) as (figure, axes):
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        for one in found:
-            look = styles[one.name]
+        for line in curves:
+            look = styles[line.name]
             axes.plot(
-                one.confidence, one.accuracy, color=look.colour, linestyle=look.dashes, linewidth=1.2, label=one.name
+                line.confidence, line.accuracy, color=look.colour, linestyle=look.dashes, linewidth=1.2, label=line.name
             )
-            areas = [LARGEST * share for share in one.share]
-            axes.scatter(one.confidence, one.accuracy, areas, color=look.colour, marker=look.marker, linewidths=0)
+            areas = [LARGEST * share for share in line.share]
+            axes.scatter(line.confidence, line.accuracy, areas, color=look.colour, marker=look.marker, linewidths=0)
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="how sure the model is", ylabel="how often it is right")
         axes.set_aspect("equal")
         _legend(figure, axes)

@@ -74,18 +74,18 @@ def measures(run: RunRecord, metric: str) -> dict[str, float]:
 
 def measures_of(way: Trajectory) -> dict[str, float]:
     """The same, of a run's way that is read already."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     if len(way.server):
-        found |= _series("global", way.server, way.every_round())
+        numbers |= _series("global", way.server, way.every_round())
     if len(way.trained):
         local, by_site = way.trained.mean(axis=1), way.trained.mean(axis=0)
-        found |= _series("local", local, consecutive=True)
-        found |= {"worst_mean": float(way.trained.min(axis=1).mean()), "worst_site": float(by_site.min())}
-    if "global_mean" in found and "local_mean" in found:
-        found["balance"] = (found["global_mean"] + found["local_mean"]) / 2
+        numbers |= _series("local", local, consecutive=True)
+        numbers |= {"worst_mean": float(way.trained.min(axis=1).mean()), "worst_site": float(by_site.min())}
+    if "global_mean" in numbers and "local_mean" in numbers:
+        numbers["balance"] = (numbers["global_mean"] + numbers["local_mean"]) / 2
     if way.every_round() and _sites_learn(way):
-        found |= _transfer(way)
-    return {name: found[name] for name in MEASURES if name in found}
+        numbers |= _transfer(way)
+    return {name: numbers[name] for name in MEASURES if name in numbers}
 
 
 def missing(run: RunRecord, metric: str) -> list[str]:
@@ -95,21 +95,21 @@ def missing(run: RunRecord, metric: str) -> list[str]:
 
 def missing_of(run: RunRecord, way: Trajectory) -> list[str]:
     """The same, of a run whose way is read already."""
-    found = []
+    reasons = []
     if not len(way.server):
-        found.append("Without a global model and a test set at the server there are no global measures.")
+        reasons.append("Without a global model and a test set at the server there are no global measures.")
     if not len(way.trained):
-        asked = "trained" in run.run["identity"]["settings"].get("moments", [])
+        scored = "trained" in run.run["identity"]["settings"].get("moments", [])
         moments = "scores right after training: `--moments \"['aggregated', 'trained']\"`"
-        found.append(f"Local measures need {OWN_TESTS if asked else moments}.")
+        reasons.append(f"Local measures need {OWN_TESTS if scored else moments}.")
     if len(way.sites) or len(way.server):
         if not way.every_round():
-            found.append(
+            reasons.append(
                 "Global consistency and backward transfer need scores after every round: `--evaluate_every 1`."
             )
         if not _sites_learn(way):
-            found.append(f"Backward transfer needs {OWN_TESTS}.")
-    return found
+            reasons.append(f"Backward transfer needs {OWN_TESTS}.")
+    return reasons
 
 
 def forgetting_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
@@ -135,13 +135,13 @@ def forgetting_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
 
 def _series(name: str, scores: pd.Series[float], consecutive: bool) -> dict[str, float]:
     values = [float(value) for value in scores]
-    found = {f"{name}_mean": fmean(values), f"{name}_std": pstdev(values), f"{name}_final": values[-1]}
+    numbers = {f"{name}_mean": fmean(values), f"{name}_std": pstdev(values), f"{name}_final": values[-1]}
     if consecutive:
         for mode in get_args(Mode):
             suffix = "" if mode == "literal" else f"_{mode}"
-            found[f"consistency_{name}{suffix}"] = consistency(values, mode).value
-        found[f"intervals_{name}"] = len(consistency(values).intervals)
-    return found
+            numbers[f"consistency_{name}{suffix}"] = consistency(values, mode).value
+        numbers[f"intervals_{name}"] = len(consistency(values).intervals)
+    return numbers
 
 
 def _sites_learn(way: Trajectory) -> bool:

@@ -57,7 +57,7 @@ def plain(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return ", ".join(plain(one) for one in value) or "none"
+        return ", ".join(plain(element) for element in value) or "none"
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 

@@ -135,8 +135,8 @@ def worst_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
 
 def mean_known(values: Iterable[float | None]) -> float | None:
     """Mean of the values that are there; None without any."""
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if found else None
+    defined = [value for value in values if value is not None]
+    return math.fsum(defined) / len(defined) if defined else None
 
 
 def mean_interval(intervals: Sequence[Interval]) -> Interval:
@@ -151,9 +151,9 @@ def mean_interval(intervals: Sequence[Interval]) -> Interval:
         intervals: At least one.
     """
     count = len(intervals)
-    centre = math.fsum(one.difference for one in intervals) / count
-    below = math.hypot(*(one.difference - one.low for one in intervals)) / count
-    above = math.hypot(*(one.high - one.difference for one in intervals)) / count
+    centre = math.fsum(interval.difference for interval in intervals) / count
+    below = math.hypot(*(interval.difference - interval.low for interval in intervals)) / count
+    above = math.hypot(*(interval.high - interval.difference for interval in intervals)) / count
     return Interval(centre, centre - below, centre + above)
 
 
@@ -161,19 +161,19 @@ def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Se
     alone = mean_known(pair.alone.score(site, metric) for pair in pairs)
     other = mean_known(pair.other.score(site, metric) for pair in pairs)
     sets = [(tested[str(pair.alone.folder)].get(site), tested[str(pair.other.folder)].get(site)) for pair in pairs]
-    images = max((len(one.labels) for both in sets for one in both if one is not None), default=None)
+    images = max((len(test_set.labels) for both in sets for test_set in both if test_set is not None), default=None)
     if images is None and alone is None and other is None:
         return Gain(site, None, None, None, verdict="no test images")
     plain = None if alone is None or other is None else other - alone
-    found, reason = [], ""
+    intervals, reason = [], ""
     for before, after in sets:
-        one, why = paired(metric, before, after)
+        interval, why = paired(metric, before, after)
         reason = reason or why
-        found += [one] if one is not None else []
+        intervals += [interval] if interval is not None else []
     if reason:
         return Gain(site, images, alone, other, plain, verdict=reason)
-    counts = [one.patient_count for both in sets for one in both if one is not None]
-    row = gain_row(metric, site, images, (alone, other), found)
+    counts = [test_set.patient_count for both in sets for test_set in both if test_set is not None]
+    row = gain_row(metric, site, images, (alone, other), intervals)
     return replace(row, patients=max((count for count in counts if count is not None), default=None))
 
 
@@ -187,8 +187,8 @@ def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[In
         return None, "no interval: a model gives no numbers"
     classes = before.probabilities.shape[1]
     sides = after.probabilities, before.probabilities
-    found = paired_bootstrap(metric, *sides, before.labels, classes, patients=before.patients)
-    return found, "" if found else UNDEFINED
+    interval = paired_bootstrap(metric, *sides, before.labels, classes, patients=before.patients)
+    return interval, "" if interval else UNDEFINED
 
 
 def mean_row(metric: str, rows: Sequence[Gain], place: str = "site") -> Gain:
@@ -220,7 +220,7 @@ def gain_row(
     name: str,
     images: int | None,
     sides: tuple[float | None, float | None],
-    found: Sequence[Interval],
+    intervals: Sequence[Interval],
 ) -> Gain:
     """The mean over seeds: clear only if its interval is on one side of 0 and the differences of all seeds are, too.
 
@@ -229,10 +229,12 @@ def gain_row(
         name: Of the row.
         images: Test images, the same in each seed.
         sides: Scores alone and with the other method.
-        found: The difference of each seed, at least one.
+        intervals: The difference of each seed, at least one.
     """
-    mean = Interval(*(fmean(getattr(one, part) for one in found) for part in ("difference", "low", "high")))
-    by_run = tuple(one.difference for one in found)
+    mean = Interval(
+        *(fmean(getattr(interval, part) for interval in intervals) for part in ("difference", "low", "high"))
+    )
+    by_run = tuple(interval.difference for interval in intervals)
     row = interval_row(metric, name, images, sides, mean, by_run)
     return row if _agree(by_run) else replace(row, verdict=UNCLEAR)
 
@@ -242,14 +244,14 @@ def interval_row(
     name: str,
     images: int | None,
     sides: tuple[float | None, float | None],
-    found: Interval,
+    interval: Interval,
     by_run: tuple[float, ...],
 ) -> Gain:
     """A row with an interval, which is clear if that is on one side of 0. Arguments as in `Gain`."""
     verdict = UNCLEAR
-    if found.decided:
-        verdict = GAINS if (found.low > 0) != (metric in LOWER_IS_BETTER) else LOSES
-    return Gain(name, images, *sides, found.difference, found.low, found.high, by_run, verdict)
+    if interval.decided:
+        verdict = GAINS if (interval.low > 0) != (metric in LOWER_IS_BETTER) else LOSES
+    return Gain(name, images, *sides, interval.difference, interval.low, interval.high, by_run, verdict)
 
 
 def _agree(differences: Sequence[float]) -> bool:

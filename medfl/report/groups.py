@@ -51,10 +51,10 @@ def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -
     members: dict[str, list[RunRecord]] = {}
     for run, key in zip(runs, labels or _keys(runs), strict=True):
         members.setdefault(key, []).append(run)
-    names = list(members) if labels else _labels([found[0] for found in members.values()])
+    names = list(members) if labels else _labels([alike[0] for alike in members.values()])
     groups = [
-        Group(name, tuple(sorted(found, key=lambda run: (run.seed, -1 if run.fold is None else run.fold))))
-        for name, found in zip(names, members.values(), strict=True)
+        Group(name, tuple(sorted(alike, key=lambda run: (run.seed, -1 if run.fold is None else run.fold))))
+        for name, alike in zip(names, members.values(), strict=True)
     ]
     for group in groups:
         _check_repetitions(group)
@@ -62,18 +62,18 @@ def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -
 
 
 def _check_repetitions(group: Group) -> None:
-    for one, other in zip(group.runs, group.runs[1:], strict=False):
-        places = f"'{one.folder}' and '{other.folder}'"
-        if (one.seed, one.fold) == (other.seed, other.fold):
-            fold = "" if one.fold is None else f" and the fold {one.fold}"
+    for run, other in zip(group.runs, group.runs[1:], strict=False):
+        places = f"'{run.folder}' and '{other.folder}'"
+        if (run.seed, run.fold) == (other.seed, other.fold):
+            fold = "" if run.fold is None else f" and the fold {run.fold}"
             raise SettingsError(
-                f"Two runs of '{group.label}' have the seed {one.seed}{fold}: {places}. "
+                f"Two runs of '{group.label}' have the seed {run.seed}{fold}: {places}. "
                 "Give each run once, and runs on other data in a comparison of their own."
             )
-        if one.seed == other.seed and one.folds != other.folds:
+        if run.seed == other.seed and run.folds != other.folds:
             raise SettingsError(
-                f"Two runs of '{group.label}' with the seed {one.seed} have unlike numbers of folds, "
-                f"{one.folds or 'none'} and {other.folds or 'none'}: {places}. "
+                f"Two runs of '{group.label}' with the seed {run.seed} have unlike numbers of folds, "
+                f"{run.folds or 'none'} and {other.folds or 'none'}: {places}. "
                 "Give those with one number of folds in a comparison of their own."
             )
 
@@ -84,8 +84,8 @@ def repetitions(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         folds.setdefault(run.seed, []).extend([] if run.fold is None else [run.fold])
     return ", ".join(
-        str(seed) + (f" (fold{'s' if len(found) > 1 else ''} {', '.join(map(str, found))})" if found else "")
-        for seed, found in folds.items()
+        str(seed) + (f" (fold{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))})" if numbers else "")
+        for seed, numbers in folds.items()
     )
 
 
@@ -116,11 +116,11 @@ def by_data(groups: Sequence[Group]) -> dict[str, list[Group]]:
     The name is empty where all runs have the same data. A site's name may stand for other images in other data.
     """
     names = data_names([run for group in groups for run in group.runs])
-    found: dict[str, list[Group]] = {}
+    by_name: dict[str, list[Group]] = {}
     for data, name in names.items():
         parts = [Group(group.label, tuple(run for run in group.runs if run.data == data)) for group in groups]
-        found[name] = [part for part in parts if part.runs]
-    return found
+        by_name[name] = [part for part in parts if part.runs]
+    return by_name
 
 
 def data_names(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -160,8 +160,8 @@ def data_per(runs: Sequence[RunRecord]) -> str:
 def _keys(runs: Sequence[RunRecord]) -> list[str]:
     """What the runs of a group share. Networks by machines that were made up for a seed tell only those of it apart."""
     loose = [json.dumps(_facts(run, drawn=False), sort_keys=True) for run in runs]
-    found = Counter((key, run.seed, run.fold) for key, run in zip(loose, runs, strict=True))
-    clashing = {key for (key, *_), times in found.items() if times > 1}
+    counts = Counter((key, run.seed, run.fold) for key, run in zip(loose, runs, strict=True))
+    clashing = {key for (key, *_), times in counts.items() if times > 1}
     return [
         json.dumps(_facts(run), sort_keys=True) if key in clashing else key
         for key, run in zip(loose, runs, strict=True)
@@ -189,10 +189,10 @@ def _facts(run: RunRecord, drawn: bool = True) -> Meta:
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Meta:
-    found: Meta = {}
+    facts: Meta = {}
     for name, value in values.items():
-        found |= _flat(value, f"{path}{name}.") if isinstance(value, Mapping) else {path + name: value}
-    return found
+        facts |= _flat(value, f"{path}{name}.") if isinstance(value, Mapping) else {path + name: value}
+    return facts
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
@@ -204,7 +204,7 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
     for run in runs:
         same = [other for other in runs if other.method == run.method]
         loose = [_facts(other, drawn=False) for other in same]
-        drawn = any(loose.count(one) > 1 for one in loose)  # nothing else tells them apart
+        drawn = any(loose.count(settings) > 1 for settings in loose)  # nothing else tells them apart
         facts, others = _facts(run, drawn), [_facts(other, drawn) for other in same]
         names = sorted({name for other in others for name in other.keys() | facts.keys()})
         unlike = [name for name in names if any(other.get(name) != facts.get(name) for other in others)]

@@ -127,13 +127,13 @@ def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
         best = run.summary.get("best_round")
         if not best:
             continue
-        told = [f"it ended early, after {run.summary['rounds']} of {run.run['rounds']} rounds"] * best["ended_early"]
+        clauses = [f"it ended early, after {run.summary['rounds']} of {run.run['rounds']} rounds"] * best["ended_early"]
         if best["taken_home"]:
-            told.append(f"its models and final scores are those of round {best['round']}")
+            clauses.append(f"its models and final scores are those of round {best['round']}")
         elif best["round"]:
-            told.append(f"its models are those of round {run.summary['models_round']}; the best was {best['round']}")
+            clauses.append(f"its models are those of round {run.summary['models_round']}; the best was {best['round']}")
         score = f" ({best['metric']} {best['score']:.3f})" if best["round"] else " (of which none came)"
-        notices.append(Notice("info", f"{name}: {', and '.join(told)}, by scores on {best['on']}{score}."))
+        notices.append(Notice("info", f"{name}: {', and '.join(clauses)}, by scores on {best['on']}{score}."))
     return notices
 
 
@@ -195,8 +195,8 @@ def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:
             promises.setdefault(_promise(Privacy.model_validate(settings)), []).append(group.label)
     if not promises and not named:
         return [Notice("info", "No differential privacy was used.")]
-    found = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
-    text = f"Differential privacy: {found}. The section Privacy says what that means, and what was spent."
+    summary = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
+    text = f"Differential privacy: {summary}. The section Privacy says what that means, and what was spent."
     others = [Notice("info", f"No differential privacy was used by {listed(without)}.")] if without else []
     return [*([Notice("info", text)] if promises else []), *others]
 

@@ -72,20 +72,20 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
     Raises:
         StoreError: If a file of predictions can't be read.
     """
-    found: dict[str, Tested] = {}
+    test_sets: dict[str, Tested] = {}
     if not run.summary or run.summary["evaluated_round"] != run.summary["models_round"]:
-        return found
+        return test_sets
     for site in run.run["identity"]["sites"]:
         try:
             table = run.predictions(site)
             if table is not None:
-                found[site] = _tested(table, int(run.run["identity"]["task"]["num_classes"]))
+                test_sets[site] = _tested(table, int(run.run["identity"]["task"]["num_classes"]))
         except (ValueError, KeyError, OSError) as error:
             raise StoreError(
                 f"'{run.folder / 'sites' / site / PREDICTIONS}' can't be read: {error}. "
                 "Give the command of that run again: it writes the file anew."
             ) from None
-    return found
+    return test_sets
 
 
 def _tested(table: pd.DataFrame, classes: int) -> Tested:
@@ -108,11 +108,11 @@ def _tested(table: pd.DataFrame, classes: int) -> Tested:
 
 def pooled(tested: dict[str, Tested]) -> Tested | None:
     """The test sets of all sites as one, of each what its model says only; None unless some are without NaN."""
-    parts = [one for _, one in sorted(tested.items()) if one.defined]
+    parts = [test_set for _, test_set in sorted(tested.items()) if test_set.defined]
     if not parts:
         return None
     return Tested(
-        torch.cat([one.rows for one in parts]),
-        torch.cat([one.labels for one in parts]),
-        torch.cat([one.probabilities for one in parts]),
+        torch.cat([test_set.rows for test_set in parts]),
+        torch.cat([test_set.labels for test_set in parts]),
+        torch.cat([test_set.probabilities for test_set in parts]),
     )

@@ -44,8 +44,8 @@ def shades(image: np.ndarray) -> np.ndarray:
     """Shade of each cell from the darkest to the brightest of an image, 0 to `GREYS` - 1; 0 in an even one."""
     low, high = float(image.min()), float(image.max())
     share = (image - low) / (high - low) if high > low else np.zeros_like(image)
-    found: np.ndarray = np.rint(share * (GREYS - 1)).astype(int)
-    return found
+    cells: np.ndarray = np.rint(share * (GREYS - 1)).astype(int)
+    return cells
 
 
 def strengths(values: np.ndarray, full: float) -> np.ndarray:
@@ -56,8 +56,8 @@ def strengths(values: np.ndarray, full: float) -> np.ndarray:
         full: From this size on a value has the full strength, >= 0; with 0 none has any.
     """
     share = values / full if full > 0 else np.zeros_like(values)
-    found: np.ndarray = np.clip(np.rint(share * STEPS), -STEPS, STEPS).astype(int)
-    return found
+    cells: np.ndarray = np.clip(np.rint(share * STEPS), -STEPS, STEPS).astype(int)
+    return cells
 
 
 def grey_layer(levels: np.ndarray) -> str:

@@ -54,12 +54,12 @@ def rounds_markdown(table: pd.DataFrame) -> str:
 
 
 def _table(table: pd.DataFrame, title: str, names: tuple[str, ...]) -> str:
-    found = table[table["measure"].isin(names)]
-    if found.empty:
+    chosen = table[table["measure"].isin(names)]
+    if chosen.empty:
         return ""
-    shown = [name for name in names if name in set(found["measure"])]
+    shown = [name for name in names if name in set(chosen["measure"])]
     lines = [["method", "seeds", *shown], ["---"] * (len(shown) + 2)]
-    for label, rows in found.groupby("label", sort=False):
+    for label, rows in chosen.groupby("label", sort=False):
         seeds = max(rows["seeds"], key=len)
         values = {row["measure"]: _cell(row, seeds) for row in rows.to_dict("records")}
         lines.append([str(label), seeds, *(values.get(name, "-") for name in shown)])

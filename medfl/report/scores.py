@@ -83,9 +83,9 @@ def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]
     for group in groups:
         summaries = [run.summary.get("scores", {}) for run in group.runs]
         for model in sorted({model for scores in summaries for model in scores}):
-            found = [scores.get(model, {}).get(split, {}) for scores in summaries]
-            for metric in [name for name in METRICS if any(name in metrics for metrics in found)]:
-                values = [metrics.get(metric, {}) for metrics in found]
+            run_scores = [scores.get(model, {}).get(split, {}) for scores in summaries]
+            for metric in [name for name in METRICS if any(name in metrics for metrics in run_scores)]:
+                values = [metrics.get(metric, {}) for metrics in run_scores]
                 row = [value_over([value.get(key) for value in values]) for key in COLUMNS]
                 table.setdefault(metric, []).append(ScoreRow(group.label, model, *row))
     return table
@@ -101,9 +101,9 @@ def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
     """The test images of all sites and seeds of a group, each under the model that its site takes home."""
     return pooled(
         {
-            f"{index} {site}": one
+            f"{index} {site}": test_set
             for index, run in enumerate(group.runs)
-            for site, one in tested[str(run.folder)].items()
+            for site, test_set in tested[str(run.folder)].items()
         }
     )
 
@@ -152,14 +152,14 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[S
     rows = []
     for site in group.runs[0].run["identity"]["sites"]:
         value = mean_known(run.score(site, metric) for run in group.runs)
-        one = tested[str(group.runs[0].folder)].get(site)
-        sets = {run.data: found for run in group.runs if (found := tested[str(run.folder)].get(site)) is not None}
-        images = sum(len(found.labels) for found in sets.values()) if sets else None
+        first_set = tested[str(group.runs[0].folder)].get(site)
+        sets = {run.data: test_set for run in group.runs if (test_set := tested[str(run.folder)].get(site)) is not None}
+        images = sum(len(test_set.labels) for test_set in sets.values()) if sets else None
         ends: tuple[float | None, float | None] = (None, None)
-        if one is not None and one.defined and metric == "accuracy" and len(group.runs) == 1:
-            ends = wilson_over_patients(one.right, one.patients)
-        named = any(found.patients is not None for found in sets.values())
-        patients = sum(found.patient_count or len(found.labels) for found in sets.values()) if named else None
+        if first_set is not None and first_set.defined and metric == "accuracy" and len(group.runs) == 1:
+            ends = wilson_over_patients(first_set.right, first_set.patients)
+        named = any(test_set.patients is not None for test_set in sets.values())
+        patients = sum(test_set.patient_count or len(test_set.labels) for test_set in sets.values()) if named else None
         rows.append(SiteScore(site, images, value, *ends, patients))
     return rows
 

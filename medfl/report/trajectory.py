@@ -60,10 +60,10 @@ def read_trajectory(run: RunRecord, metric: str) -> Trajectory:
 
 
 def _participants(work: pd.DataFrame) -> dict[int, list[str]]:
-    found: dict[int, set[str]] = {}
+    sites_by_round: dict[int, set[str]] = {}
     for number, site in zip(work["round"], work["site"], strict=True):
-        found.setdefault(int(number), set()).add(str(site))
-    return {number: sorted(sites) for number, sites in found.items()}
+        sites_by_round.setdefault(int(number), set()).add(str(site))
+    return {number: sorted(sites) for number, sites in sites_by_round.items()}
 
 
 def _by_site(rows: pd.DataFrame) -> pd.DataFrame:

@@ -62,10 +62,10 @@ def read_results(run: Path, attack: str, out: Path | None = None) -> Meta | None
     if not path.is_file():
         return None
     try:
-        found: Meta = json.loads(path.read_text(encoding="utf-8"))
-        known = found["attack"] == attack and found["version"] == VERSION
+        content: Meta = json.loads(path.read_text(encoding="utf-8"))
+        known = content["attack"] == attack and content["version"] == VERSION
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"'{path}' is damaged ({error}). Attack again: medfl attack {attack} '{run}'.") from None
     if not known:
         raise StoreError(f"'{path}' was written by another version of medfl. Attack again: medfl attack {attack}.")
-    return found
+    return content

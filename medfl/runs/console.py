@@ -33,8 +33,8 @@ def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
     for model, splits in summary["scores"].items():
         for split, scores in splits.items():
             for metric in metrics[:MAX_METRICS]:
-                found = scores[metric]
-                values = (found[key] for key in ("mean", "worst", "global_test"))
+                shown = scores[metric]
+                values = (shown[key] for key in ("mean", "worst", "global_test"))
                 table.add_row(model, split, metric, *("-" if value is None else f"{value:.3f}" for value in values))
     console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
     if summary["reason"]:
@@ -86,13 +86,13 @@ def round_progress(rounds: int, metric: str) -> Iterator[Callable[[int, list[Row
 
 def _scores(rows: list[Row], metric: str) -> str:
     """Mean test score over the sites where it is defined, by model, of the round that was scored."""
-    found: dict[tuple[int, str], list[float]] = {}
+    by_model: dict[tuple[int, str], list[float]] = {}
     for row in rows:
         its_own = row.site not in NO_SITES and "@" not in row.model  # not another site's model, as in the global test
-        asked = (row.metric, row.split, row.moment) == (metric, "test", "aggregated")
-        if its_own and asked and not math.isnan(row.value):
-            found.setdefault((row.round, row.model), []).append(row.value)
+        of_metric = (row.metric, row.split, row.moment) == (metric, "test", "aggregated")
+        if its_own and of_metric and not math.isnan(row.value):
+            by_model.setdefault((row.round, row.model), []).append(row.value)
     return "; ".join(
         f"{metric} after round {round_}: {sum(values) / len(values):.3f} ({model}, mean of {len(values)} test sets)"
-        for (round_, model), values in found.items()
+        for (round_, model), values in by_model.items()
     )

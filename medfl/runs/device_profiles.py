@@ -126,30 +126,33 @@ class Placed(NamedTuple):
     network: str
 
 
-def place(sites: Sequence[str], asked: Capability, seed: int) -> dict[str, Placed]:
+def place(sites: Sequence[str], capability: Capability, seed: int) -> dict[str, Placed]:
     """Put sites into clusters.
 
     Args:
         sites: Their names.
-        asked: How.
+        capability: How.
         seed: Of made-up profiles.
 
     Raises:
         SettingsError: If a profile is missing or impossible.
     """
-    profiles = find_profiles(sites, asked.profiles, seed)
-    scores = {site: score(profile, asked.weights) for site, profile in profiles.items()}
-    found = clusters(scores, asked.thresholds)
-    return {site: Placed(profiles[site], scores[site], found[site], asked.networks[found[site]]) for site in profiles}
+    profiles = find_profiles(sites, capability.profiles, seed)
+    scores = {site: score(profile, capability.weights) for site, profile in profiles.items()}
+    clusters_ = clusters(scores, capability.thresholds)
+    return {
+        site: Placed(profiles[site], scores[site], clusters_[site], capability.networks[clusters_[site]])
+        for site in profiles
+    }
 
 
-def place_sites(sites: Sequence[str], given: Mapping[str, Any] | None, seed: int) -> dict[str, Placed]:
+def place_sites(sites: Sequence[str], settings: Mapping[str, Any] | None, seed: int) -> dict[str, Placed]:
     """`place` with settings as a user gives them; nothing where there are none.
 
     Raises:
         SettingsError: If they are not valid, or as `place`.
     """
-    return {} if given is None else place(sites, read_settings(Capability, dict(given), "capability"), seed)
+    return {} if settings is None else place(sites, read_settings(Capability, dict(settings), "capability"), seed)
 
 
 def score(profile: Profile, weights: Sequence[float]) -> float:
@@ -222,8 +225,8 @@ def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Prof
         ) from None
     clock, battery = _quietly(lambda: psutil.cpu_freq()), _quietly(lambda: psutil.sensors_battery())
     known, memory = clock is not None and clock.max > 0, psutil.virtual_memory()
-    told = {"clock": known, "battery": battery is not None, "latency": latency_ms is not None}
-    assumed = [name for name, is_told in told.items() if not is_told]
+    known_parts = {"clock": known, "battery": battery is not None, "latency": latency_ms is not None}
+    assumed = [name for name, is_told in known_parts.items() if not is_told]
     if assumed:
         logger.warning("This machine tells no %s: assumed to be at its best.", ", ".join(assumed))
     return Profile(
@@ -262,12 +265,12 @@ def read_profiles(path: Path) -> dict[str, Profile]:
     missing = [name for name in ("site", *Profile._fields) if name not in columns]
     if missing:
         raise SettingsError(f"expected the columns site, {', '.join(Profile._fields)} in '{path}', got no {missing}.")
-    found: dict[str, Profile] = {}
+    profiles: dict[str, Profile] = {}
     for number, row in enumerate(rows, start=2):
-        if row["site"] in found:
+        if row["site"] in profiles:
             raise SettingsError(f"'{path}', line {number}: site '{row['site']}' has a profile already. Keep one.")
-        found[row["site"]] = _checked(row, f"'{path}', line {number}")
-    return found
+        profiles[row["site"]] = _checked(row, f"'{path}', line {number}")
+    return profiles
 
 
 def _checked(row: Mapping[str, str], where: str) -> Profile:

@@ -84,8 +84,8 @@ def begun_settings(folder: Path) -> Meta | None:
         StoreError: If ``run.json`` is damaged.
     """
     path = folder / "run.json"
-    found: Meta | None = _read(path)["identity"]["settings"] if path.exists() else None
-    return found
+    settings: Meta | None = _read(path)["identity"]["settings"] if path.exists() else None
+    return settings
 
 
 def _read(path: Path) -> Meta:
@@ -156,9 +156,9 @@ def run_id_of(named: Meta) -> str:
 def _inputs(task: Task) -> Meta:
     """What a task does with its images before a network sees them, and the file that the network starts from."""
     changes = {"augmentation": task.augmentation, "views": task.views}
-    found: Meta = {name: change.facts for name, change in changes.items() if change is not None}
-    found |= {} if task.weights is None else {"weights": task.weights.sha256}
-    return found | ({} if task.regions is None else {"regions": wire.digest({"regions": task.regions})[:16]})
+    inputs: Meta = {name: change.facts for name, change in changes.items() if change is not None}
+    inputs |= {} if task.weights is None else {"weights": task.weights.sha256}
+    return inputs | ({} if task.regions is None else {"regions": wire.digest({"regions": task.regions})[:16]})
 
 
 def _loss(loss: nn.Module) -> Meta:

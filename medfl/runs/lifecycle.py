@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from medfl.contract import Model, Parcel, Server, Site, State
+from medfl.contract import Model, PeerMessage, Server, Site, State
 from medfl.core.journal import Commit, Journal, Outcome
 from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import PATIENCE, Store, only_writer
@@ -109,7 +109,7 @@ class RunWriter:
         self,
         name: str,
         data: Splits,
-        post: Callable[[int, Parcel], None],
+        post: Callable[[int, PeerMessage], None],
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
         withheld: Collection[str] = (),
@@ -157,7 +157,7 @@ class RunWriter:
         write_json(self.folder / SUMMARY, summary)
 
 
-def _refuse_to_post(step: int, parcel: Parcel) -> None:
+def _refuse_to_post(step: int, parcel: PeerMessage) -> None:
     raise RefusedError("who only looks on posts nothing")
 
 

@@ -51,20 +51,20 @@ class RunRecord:
     @property
     def fold(self) -> int | None:
         """The fold that is the sites' test sets, from 0; None where they are no folds."""
-        found = self.run.get("data", {}).get("fold")
-        return None if found is None else int(found)
+        number = self.run.get("data", {}).get("fold")
+        return None if number is None else int(number)
 
     @property
     def folds(self) -> int | None:
         """How many folds there are, whether each has a run or not; None where the test sets are no folds."""
-        found = self.run.get("data", {}).get("folds")
-        return None if found is None else int(found)
+        number = self.run.get("data", {}).get("folds")
+        return None if number is None else int(number)
 
     @property
     def data_folder(self) -> Path | None:
         """Where the data lay when the run was given, seen from where its folder is now; None where it does not say."""
-        found = self.run.get("data", {}).get("folder")
-        return None if found is None else Path(os.path.normpath(self.folder.absolute() / str(found)))
+        folder = self.run.get("data", {}).get("folder")
+        return None if folder is None else Path(os.path.normpath(self.folder.absolute() / str(folder)))
 
     @property
     def status(self) -> str:
@@ -75,7 +75,7 @@ class RunRecord:
         """The kind of model that a site takes home: ``personal`` where it has one, else ``global``; None if neither."""
         for kind in ("personal", "global"):
             for metrics in self.summary.get("scores", {}).get(kind, {}).values():
-                if any(site in found["sites"] for found in metrics.values()):
+                if any(site in scores["sites"] for scores in metrics.values()):
                     return kind
         return None
 

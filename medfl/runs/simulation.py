@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from medfl.carriers.local import LocalCarrier
-from medfl.contract import Method, Model, Parcel
+from medfl.contract import Method, Model, PeerMessage
 from medfl.core.carrier import MethodFactory
 from medfl.core.checks import (
     check_labels,
@@ -176,7 +176,7 @@ def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteR
     """Sites that train, and holders of test data only."""
 
     def site(name: str, data: Splits) -> SiteRunner:
-        def post(step: int, parcel: Parcel) -> None:
+        def post(step: int, parcel: PeerMessage) -> None:
             Inbox(run.folder / "state" / parcel.to).post(step, name, parcel)
 
         return writer.runner(name, data, post, run.secrets.get(name))

@@ -47,10 +47,10 @@ def summarise(csv: Path, method: str, outcome: Outcome, settings: Settings, metr
     for (model, split, name), group in scores.groupby(["model", "split", "metric"]):
         values = dict(zip(group["site"], group["value"], strict=True))
         pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
-        found = [value for value in values.values() if not math.isnan(value)]
+        defined = [value for value in values.values() if not math.isnan(value)]
         results.setdefault(str(model), {}).setdefault(str(split), {})[str(name)] = {
-            "mean": sum(found) / len(found) if found else None,
-            "worst": worst(str(name), found) if found else None,
+            "mean": sum(defined) / len(defined) if defined else None,
+            "worst": worst(str(name), defined) if defined else None,
             "sites": {site: _number(value) for site, value in values.items()},
             "global_test": _number(pooled),
             "public_test": _number(public),
@@ -92,8 +92,8 @@ def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str])
     """
 
     def counts(data: Dataset) -> list[int]:
-        found: list[int] = torch.bincount(data.labels, minlength=len(classes)).tolist()
-        return found
+        numbers: list[int] = torch.bincount(data.labels, minlength=len(classes)).tolist()
+        return numbers
 
     return {
         "classes": list(classes),

@@ -100,12 +100,12 @@ class AttackJob:
         """What it found; empty if it is still to do."""
         try:
             late = self.file.stat().st_mtime_ns < (self.folder / "summary.json").stat().st_mtime_ns
-            found = None if late else read_results(self.folder, self.kind)
+            content = None if late else read_results(self.folder, self.kind)
         except (OSError, StoreError):
             return []
-        used = found["options"] if found else {}
+        used = content["options"] if content else {}
         same = all(used.get(name.replace("-", "_")) == value for name, value in self.options.items())
-        return list(found["results"]) if found and same else []
+        return list(content["results"]) if content and same else []
 
     def status(self) -> str:
         """``finished``, or ``not run``."""
@@ -155,9 +155,9 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
                 if value is not None and math.isfinite(value):
                     values.setdefault(key, {}).setdefault(attack.run.repetition, []).append(float(value))
     rows: list[list[Any]] = []
-    for key, found in values.items():
-        mean, std = mean_std([math.fsum(same) / len(same) for same in found.values()])
-        rows.append([*key, len(found), mean, math.nan if std is None else std])
+    for key, by_run in values.items():
+        mean, std = mean_std([math.fsum(same) / len(same) for same in by_run.values()])
+        rows.append([*key, len(by_run), mean, math.nan if std is None else std])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -174,13 +174,13 @@ def attacks_markdown(table: pd.DataFrame) -> str:
     for kind, results in table.groupby("kind", sort=False):
         headings, keys = MEASURES[str(kind)], [name for name in KEY if (results[name] != "").any()]
         lines = [["method", "seeds", *keys, *headings.values()]]
-        for key, found in results.groupby(["label", *keys], sort=False):
+        for key, rows in results.groupby(["label", *keys], sort=False):
             cells = {
                 row["measure"]: _spread(row["mean"], row["std"], DIGITS.get(row["measure"], 3))
-                for row in found.to_dict("records")
+                for row in rows.to_dict("records")
             }
             label, *what = (str(part) or "-" for part in key)
-            lines.append([label, str(found["seeds"].max()), *what, *(cells.get(name, "-") for name in headings)])
+            lines.append([label, str(rows["seeds"].max()), *what, *(cells.get(name, "-") for name in headings)])
         parts.append(f"### Attack: {kind}\n\n{table_lines(lines)}\n\n- {NOTES[str(kind)]}\n")
     return "\n".join(parts)
 

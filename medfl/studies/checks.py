@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
 from medfl.studies.jobs import CONFIGS, Job
 from medfl.studies.schema import DataSet, Study
@@ -20,14 +20,14 @@ SOURCE_VARIABLE = "MEDFL_DATA"
 """Environment variable: the source folder, where none is given."""
 
 
-def find_source(given: Path | None) -> Path | None:
+def find_source(folder: Path | None) -> Path | None:
     """The source folder: the one that is given, else the one of the environment, else None.
 
     Raises:
         DataError: If it is no folder.
     """
     named = os.environ.get(SOURCE_VARIABLE)
-    source = given if given is not None else Path(named) if named else None
+    source = folder if folder is not None else Path(named) if named else None
     if source is not None and not source.is_dir():
         raise DataError(f"expected a folder of data at '{source}', there is none. Give another --source.")
     return None if source is None else source.absolute()
@@ -47,8 +47,8 @@ def check_rows(study: Study, registry: Registry) -> None:
         try:
             registry.make_method(row.method, row.method_args)
             for data in study.data.values():
-                given = study.settings | data.options | row.settings
-                known = {key: value for key, value in given.items() if key in Settings.model_fields}
+                settings = study.settings | data.options | row.settings
+                known = {key: value for key, value in settings.items() if key in Settings.model_fields}
                 read_settings(Settings, {"rounds": 1} | known, "the run")
         except MedflError as error:
             raise SettingsError(f"row '{name}': {error}") from None
@@ -63,12 +63,12 @@ def check_attacks(study: Study) -> None:
     for kind, attack in study.attacks.items():
         options = _attack_options(kind)
         known = [field.name for field in dataclasses.fields(options)] + ["device"]
-        given = {name.replace("-", "_"): value for name, value in attack.options.items()}
-        for name in given:
+        values = {name.replace("-", "_"): value for name, value in attack.options.items()}
+        for name in values:
             if name not in known:
                 raise SettingsError(f"'attacks.{kind}.options': unknown option '{name}'. {did_you_mean(name, known)}")
         try:
-            options(**{name: value for name, value in given.items() if name != "device"})
+            options(**{name: value for name, value in values.items() if name != "device"})
         except MedflError as error:
             raise SettingsError(f"'attacks.{kind}.options': {error}") from None
 
@@ -105,8 +105,8 @@ def check_options(bundle: Path, jobs: list[Job]) -> None:
             raise SettingsError(f"row '{job.row}' on '{job.data}': {error}") from None
 
 
-def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int | None = None) -> Plan:
-    """The plan of a partition: fields of `Plan`, and options of its scheme.
+def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int | None = None) -> PartitionPlan:
+    """The plan of a partition: fields of `PartitionPlan`, and options of its scheme.
 
     Args:
         name: Of the data set.
@@ -119,23 +119,23 @@ def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int
         PluginError: If the scheme is unknown.
         SettingsError: If a key belongs to neither, or the plan is not possible.
     """
-    given = dict(data.partition or {})
-    scheme = registry.partition(given["scheme"])
-    fields = {field.name for field in dataclasses.fields(Plan)} - {"options"}
+    values = dict(data.partition or {})
+    scheme = registry.partition(values["scheme"])
+    fields = {field.name for field in dataclasses.fields(PartitionPlan)} - {"options"}
     options = set(inspect.signature(scheme).parameters) - {"labels", "sites", "values", "rng"}
-    for key in given:
+    for key in values:
         if key not in fields | options:
             raise SettingsError(f"'data.{name}.partition': unknown key '{key}'. {did_you_mean(key, fields | options)}")
-    plain = {key: value for key, value in given.items() if key in fields}
-    scheme_options = {key: value for key, value in given.items() if key not in fields}
+    plain = {key: value for key, value in values.items() if key in fields}
+    scheme_options = {key: value for key, value in values.items() if key not in fields}
     drawn = {"seed": seed} | ({} if fold is None else {"fold": fold})
     try:
-        return Plan(**(drawn | plain), options=scheme_options)
+        return PartitionPlan(**(drawn | plain), options=scheme_options)
     except (MedflError, TypeError) as error:
         raise SettingsError(f"'data.{name}.partition': {error}") from None
 
 
-def difference(plan: Plan, facts: Mapping[str, Any]) -> str | None:
+def difference(plan: PartitionPlan, facts: Mapping[str, Any]) -> str | None:
     """How a plan differs from the one that a ``partition.json`` tells of, or None.
 
     Args:

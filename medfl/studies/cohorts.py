@@ -12,7 +12,7 @@ from medfl.errors import DataError, StoreError
 from medfl.ingest.prepare import prepare
 from medfl.ingest.spec import DatasetSpec
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
 from medfl.report.sections.holdings import draw_partition
 from medfl.runs.records import repetition
@@ -79,7 +79,7 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
                     say(f"warning: {warning}")
 
 
-def _plan(out: Path, name: str, data: DataSet, seed: int, registry: Registry, fold: int | None) -> Plan:
+def _plan(out: Path, name: str, data: DataSet, seed: int, registry: Registry, fold: int | None) -> PartitionPlan:
     """The plan of a partition, with the public data that it compares with the private ones."""
     plan = make_plan(name, data, seed, registry, fold)
     return replace(plan, public=str(public_dir(out, name))) if drops_public(data) else plan
@@ -153,7 +153,7 @@ def _source(name: str, source: Path | None) -> Path:
     return source
 
 
-def _is_there(place: Path, plan: Plan) -> bool:
+def _is_there(place: Path, plan: PartitionPlan) -> bool:
     """Whether a partition is there.
 
     Raises:

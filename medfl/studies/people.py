@@ -50,7 +50,7 @@ def people_table(dataset_dir: Path) -> pd.DataFrame:
     lists = {site: read_datalist(dataset_dir / site) for site in site_names(dataset_dir)}
     first = next(iter(lists.values()))
     names = {label: first.labels.get(str(label), str(label)) for label in range(first.num_classes)}
-    held = {site: [record for split in SPLITS for record in found.splits[split]] for site, found in lists.items()}
+    held = {site: [record for split in SPLITS for record in datalist.splits[split]] for site, datalist in lists.items()}
     everybody = [record for records in held.values() for record in records]
     sexes = sorted({sex for record in everybody if (sex := entry_text(record, "sex"))})
     rows = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from medfl.errors import SettingsError, did_you_mean
 from medfl.report.claims import CLAIMABLE
 from medfl.settings import read_settings
-from medfl.studies.schema import FULL, Change, DataSet, Row, Scale, Study, slug
+from medfl.studies.schema import FULL, Change, DataSet, Study, StudyRow, StudyScale, slug
 from medfl.utils.dotted import texts
 from medfl.utils.strict_yaml import read_yaml
 
@@ -37,7 +37,7 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
         if name not in study.data:
             raise SettingsError(f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}")
     _check_names(study)
-    chosen = study.scales.get(scale, Scale())
+    chosen = study.scales.get(scale, StudyScale())
     rows = _changed(study.rows, chosen.methods)
     seed_choice = study.seeds if chosen.seeds is None else chosen.seeds
     study = study.model_copy(
@@ -59,18 +59,18 @@ def _sized(data: DataSet, size: int | None) -> DataSet:
     return data if size is None else data.model_copy(update={"size": size})
 
 
-def _changed(rows: dict[str, Row], changes: dict[str, Change]) -> dict[str, Row]:
+def _changed(rows: dict[str, StudyRow], changes: dict[str, Change]) -> dict[str, StudyRow]:
     """The rows with what a scale changes for their methods."""
     known = {row.method for row in rows.values()}
     for method in changes:
         if method not in known:
             raise SettingsError(f"a scale changes '{method}', the method of no row. {did_you_mean(method, known)}")
-    found = {}
+    changed = {}
     for name, row in rows.items():
         change = changes.get(row.method, Change())
         new = {"method_args": row.method_args | change.method_args, "settings": row.settings | change.settings}
-        found[name] = row.model_copy(update=new)
-    return found
+        changed[name] = row.model_copy(update=new)
+    return changed
 
 
 def _check_names(study: Study) -> None:
@@ -107,16 +107,16 @@ def _check_known(place: str, names: Iterable[str], known: Iterable[str], what: s
 
 
 def _check_slugs(part: str, names: Iterable[str]) -> None:
-    found: dict[str, str] = {}
+    names_by_slug: dict[str, str] = {}
     for name in names:
         short = slug(name)
         if not short:
             raise SettingsError(f"'{part}': the name '{name}' has neither a letter nor a digit. Rename it.")
-        if short in found:
+        if short in names_by_slug:
             raise SettingsError(
-                f"'{part}': '{found[short]}' and '{name}' would share the folder '{short}'. Rename one of them."
+                f"'{part}': '{names_by_slug[short]}' and '{name}' would share the folder '{short}'. Rename one of them."
             )
-        found[short] = name
+        names_by_slug[short] = name
 
 
 def _check_options(study: Study) -> None:

@@ -90,12 +90,12 @@ def write_people(study: Study, data: str, source: Path | None, out: Path) -> Non
         source: Folder of the data as they are.
         out: Folder of the study.
     """
-    one, page, tables = study.data[data], _path(out, data, ".md"), []
+    data_set, page, tables = study.data[data], _path(out, data, ".md"), []
     parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else ""]
-    for seed, fold in study.repetitions(one):
+    for seed, fold in study.repetitions(data_set):
         if fold:
             continue  # the folds of a seed have the same people
-        place = dataset_dir(out, source, data, one, seed, fold)
+        place = dataset_dir(out, source, data, data_set, seed, fold)
         tables.append(people_table(place).assign(seed=seed))
         parts += [f"### Seed {seed}\n", people_markdown(tables[-1].drop(columns="seed"), place, page)]
     write_atomic(_path(out, data, ".csv"), pd.concat(tables).to_csv(index=False).encode())
@@ -150,18 +150,21 @@ def _attacks(study: Study, data: str, jobs: list[Job], out: Path) -> str:
 def _failed(attacked: Outcome[AttackJob] | None, data: str) -> str:
     """A line for each attack that was tried and gave nothing."""
     tried = attacked.status.items() if attacked else ()
-    failed = [(one, status) for one, status in tried if one.run.data == data and status.startswith("failed")]
-    lines = [f"- {one.kind} of {one.run.row}, {one.run.repetition}: {status}; see {one.log}" for one, status in failed]
+    failed = [(attack, status) for attack, status in tried if attack.run.data == data and status.startswith("failed")]
+    lines = [
+        f"- {attack.kind} of {attack.run.row}, {attack.run.repetition}: {status}; see {attack.log}"
+        for attack, status in failed
+    ]
     return "\n".join(["Attacks that failed:\n", *lines]) + "\n" if lines else ""
 
 
 def _releases(jobs: list[Job]) -> str:
     """What is promised for the images that sites released, a line for each row and promise; empty if none did."""
-    found = {(job.row, *cells): None for job in jobs if (cells := _release(job.folder))}
-    if not found:
+    releases = {(job.row, *cells): None for job in jobs if (cells := _release(job.folder))}
+    if not releases:
         return ""
     head = ["method", "noise", "variance", "clip", "epsilon, add or remove", "epsilon, replace"]
-    return f"### Privacy of released images\n\n{table_lines([head, *map(list, found)])}\n"
+    return f"### Privacy of released images\n\n{table_lines([head, *map(list, releases)])}\n"
 
 
 def _release(folder: Path) -> list[str]:
@@ -173,9 +176,9 @@ def _release(folder: Path) -> list[str]:
     if not copies or not sharing["items"]:
         return []
     columns: list[list[str]] = [
-        [one.noise for one in copies],
-        ["-" if one.noise == "none" else f"{one.variance:g}" for one in copies],
-        ["none" if one.clip is None else f"{one.norm.upper()} {one.clip:g}" for one in copies],
+        [release.noise for release in copies],
+        ["-" if release.noise == "none" else f"{release.variance:g}" for release in copies],
+        ["none" if release.clip is None else f"{release.norm.upper()} {release.clip:g}" for release in copies],
     ]
     epsilons = [epsilon_together(copies, adjacency) for adjacency in SENSITIVITY]
     promised = ["no differential privacy" if epsilon is None else f"{epsilon:.2f}" for epsilon in epsilons]

@@ -209,11 +209,11 @@ def _run(job: Work, start: Launch, say: Say, stopped: threading.Event) -> tuple[
 
 def _wait_for_orphan(job: Work, say: Say, stopped: threading.Event) -> None:
     """A study that was killed may have left its last run at work; let it end, then go on from where it is."""
-    told = False
+    announced = False
     while being_written(job.folder) and not stopped.is_set():
-        if not told:
+        if not announced:
             say("  another process still writes there, perhaps left by a study that was killed; waiting for it")
-            told = True
+            announced = True
         stopped.wait(1)
 
 

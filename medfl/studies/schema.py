@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.settings import Strict
 from medfl.studies.preps import Prep
 
 FULL = "full"
 """The scale of the file as it stands."""
 
-FOLDS = Plan.folds
+FOLDS = PartitionPlan.folds
 """Number of folds where a partition names none."""
 
 
@@ -24,9 +24,9 @@ class DataSet(Strict):
     Attributes:
         prep: How to prepare it; or
         folder: a folder relative to the source: a pooled data set if there is a `partition`, else a partitioned one.
-        partition: ``scheme``, fields of `medfl.partition.plan.Plan`, and options of the scheme, in one mapping.
-            Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a ``fold``
-            stands for all ``folds``: a run for each of them.
+        partition: ``scheme``, fields of `medfl.partition.plan.PartitionPlan`, and options of the scheme, in one
+            mapping. Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a
+            ``fold`` stands for all ``folds``: a run for each of them.
         public: How to prepare data that the server may train on in every run (``--public``); see
             `medfl.studies.jobs.drops_public`.
         options: Options of the run for this data set, for example ``epochs``.
@@ -68,7 +68,7 @@ class DataSet(Strict):
         return list(range(plan.get("folds", FOLDS)))
 
 
-class Row(Strict):
+class StudyRow(Strict):
     """One row of the table.
 
     Attributes:
@@ -124,7 +124,7 @@ class Claim(Strict):
     than: str
 
 
-class Scale(Strict):
+class StudyScale(Strict):
     """A smaller (or larger) version of a study.
 
     Attributes:
@@ -164,7 +164,7 @@ class Study(Strict):
     about: str = ""
     bundle: str
     data: dict[str, DataSet] = Field(min_length=1)
-    rows: dict[str, Row] = {}
+    rows: dict[str, StudyRow] = {}
     seeds: int | list[int] = 1
     metrics: list[str] = []
     baseline: str | None = None
@@ -172,7 +172,7 @@ class Study(Strict):
     attacks: dict[Literal["membership", "inversion"], Attack] = {}
     settings: dict[str, Any] = {}
     without_weights: dict[str, Any] | None = None
-    scales: dict[str, Scale] = {}
+    scales: dict[str, StudyScale] = {}
 
     def seed_list(self) -> list[int]:
         """The seeds, in order."""

@@ -57,13 +57,13 @@ def models_table(groups: Sequence[Group], metrics: Sequence[str]) -> pd.DataFram
     rows = []
     for metric in metrics:
         for group in groups:
-            found = [(table, one_model(run, metric)) for run in group.runs if (table := cross_table(run, metric))]
-            if not found:
+            tables = [(table, one_model(run, metric)) for run in group.runs if (table := cross_table(run, metric))]
+            if not tables:
                 continue
             facts = {"metric": metric, "label": group.label, "method": group.method}
-            sites = sorted({site for table, _ in found for site in table}) if len(same_people(group)) == 1 else []
-            rows += [facts | _site_row(site, found) for site in sites]
-            rows.append(facts | _mean_row([table for table, _ in found], any(single for _, single in found)))
+            sites = sorted({site for table, _ in tables for site in table}) if len(same_people(group)) == 1 else []
+            rows += [facts | _site_row(site, tables) for site in sites]
+            rows.append(facts | _mean_row([table for table, _ in tables], any(single for _, single in tables)))
     return pd.DataFrame(rows)
 
 
@@ -85,18 +85,18 @@ def models_markdown(table: pd.DataFrame, metric: str) -> str:
     parts = []
     for name in ("local", "global"):
         lines = [["method", MEAN, "over sites", *sites]]
-        for label, found in rows.groupby("label", sort=False):
-            cells = {row["site"]: plus_minus(row[name], row[f"{name}_std"]) for row in found.to_dict("records")}
-            mean = found[found["site"] == MEAN].iloc[0]
+        for label, group_rows in rows.groupby("label", sort=False):
+            cells = {row["site"]: plus_minus(row[name], row[f"{name}_std"]) for row in group_rows.to_dict("records")}
+            mean = group_rows[group_rows["site"] == MEAN].iloc[0]
             over = plus_minus(mean[f"{name}_spread"], math.nan)
             lines.append([str(label), cells[MEAN], over, *(cells.get(site, "-") for site in sites)])
         parts.append(f"### {metric}, {name} test of each site's model\n\n{table_lines(lines)}\n")
     return "\n".join([*parts, *(f"- {note}" for note in NOTES)]) + "\n"
 
 
-def _site_row(site: str, found: Sequence[tuple[Table, bool]]) -> dict[str, Any]:
+def _site_row(site: str, run_tables: Sequence[tuple[Table, bool]]) -> dict[str, Any]:
     """One site's model over the runs; a model that all sites share has no global test of its own."""
-    tables = [(table[site], single) for table, single in found if site in table]
+    tables = [(table[site], single) for table, single in run_tables if site in table]
     own = [row.get(site, math.nan) for row, _ in tables]
     others = [list(row.values()) for row, single in tables if not single]
     return {

@@ -31,7 +31,7 @@ class Prepared:
         registry: What the plugins offer.
         source: Folder of the data as they are, or None.
         out: Folder of the study.
-        told: What is to be said before anything runs; may be empty.
+        note: What is to be said before anything runs; may be empty.
     """
 
     study: Study
@@ -40,7 +40,7 @@ class Prepared:
     registry: Registry
     source: Path | None
     out: Path
-    told: str = ""
+    note: str = ""
 
 
 def load_study(
@@ -66,19 +66,19 @@ def load_study(
     Raises:
         MedflError: If anything is not as needed: the file, the bundle, a method, an option, data.
     """
-    found = find_source(source)
-    study, told = find_weights(read_study(file, scale, seeds, data), found)
+    source = find_source(source)
+    study, note = find_weights(read_study(file, scale, seeds, data), source)
     near = file.parent / study.bundle
     bundle = (near if near.is_dir() else find_bundle(study.bundle)).absolute()
     place = (out or default_out(study, scale)).absolute()
     registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
     check_rows(study, registry)
     check_attacks(study)
-    check_data(study, found, place, registry)
-    jobs = expand(study, bundle, found, place, workers)
+    check_data(study, source, place, registry)
+    jobs = expand(study, bundle, source, place, workers)
     if jobs:
         check_options(bundle, jobs)
-    return Prepared(study, jobs, attack_jobs(study, jobs), registry, found, place, told)
+    return Prepared(study, jobs, attack_jobs(study, jobs), registry, source, place, note)
 
 
 def default_out(study: Study, scale: str) -> Path:
@@ -132,4 +132,4 @@ def _over(outcome: Outcome[W]) -> int:
 def commands(prepared: Prepared) -> list[str]:
     """The command lines of all runs and of the attacks on them, quoted for a shell."""
     everything: list[Job | AttackJob] = [*prepared.jobs, *prepared.attacks]
-    return [shlex.join(one.command()) for one in everything]
+    return [shlex.join(job.command()) for job in everything]

@@ -36,13 +36,13 @@ def find_weights(study: Study, source: Path | None) -> tuple[Study, str]:
         return study.model_copy(update={"settings": study.settings | {OPTION: str(path.resolve())}}), ""
     if study.without_weights is None:
         raise DataError(f"expected a file of weights at '{path}', there is none. Put it there, or correct 'weights'.")
-    told = (
+    note = (
         f"There is no file of weights '{name}' in the source folder: networks begin with random weights and have other "
         f"options, so these are not the runs of '{study.name}', and everything is called '{MARK}'."
     )
     settings = study.settings | {OPTION: None} | study.without_weights
-    changes = {"name": f"{study.name}-{MARK.replace(' ', '-')}", "about": f"{told} {study.about}", "settings": settings}
-    return _renamed(study.model_copy(update=changes)), told
+    changes = {"name": f"{study.name}-{MARK.replace(' ', '-')}", "about": f"{note} {study.about}", "settings": settings}
+    return _renamed(study.model_copy(update=changes)), note
 
 
 def _renamed(study: Study) -> Study:
@@ -55,10 +55,16 @@ def _renamed(study: Study) -> Study:
         marked(name): row.model_copy(update={"baseline": None if row.baseline is None else marked(row.baseline)})
         for name, row in study.rows.items()
     }
-    claims = [one.model_copy(update={"better": marked(one.better), "than": marked(one.than)}) for one in study.claims]
-    data = {name: one.model_copy(update={"rows": list(map(marked, one.rows))}) for name, one in study.data.items()}
+    claims = [
+        claim.model_copy(update={"better": marked(claim.better), "than": marked(claim.than)}) for claim in study.claims
+    ]
+    data = {
+        name: data_set.model_copy(update={"rows": list(map(marked, data_set.rows))})
+        for name, data_set in study.data.items()
+    }
     attacks = {
-        kind: one.model_copy(update={"rows": list(map(marked, one.rows))}) for kind, one in study.attacks.items()
+        kind: attack.model_copy(update={"rows": list(map(marked, attack.rows))})
+        for kind, attack in study.attacks.items()
     }
     return study.model_copy(
         update={

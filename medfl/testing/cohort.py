@@ -170,20 +170,20 @@ def folders(count: int) -> Iterator[list[Path]]:
 
 def bits(result: Result) -> dict[str, Tensors]:
     """All models of a result, by participant and kind."""
-    found = {f"server/{kind}": model.tensors for kind, model in result.outcome.models.items()}
+    tensors_by_model = {f"server/{kind}": model.tensors for kind, model in result.outcome.models.items()}
     for site, models in result.models.items():
-        found |= {f"{site}/{kind}": model.tensors for kind, model in models.items()}
-    return found
+        tensors_by_model |= {f"{site}/{kind}": model.tensors for kind, model in models.items()}
+    return tensors_by_model
 
 
 def states(folder: Path) -> dict[str, Tensors]:
     """The newest state of every participant on disk."""
-    found = {}
+    tensors_by_holder = {}
     for path in sorted((folder / "state").iterdir()):
         record = Store(path).latest()
         if record is not None:
-            found[path.name] = record.state().tensors
-    return found
+            tensors_by_holder[path.name] = record.state().tensors
+    return tensors_by_holder
 
 
 def scores(folder: Path) -> list[str]:

@@ -47,12 +47,12 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
             return reply
 
         def fold(self, server: Server, replies: Replies) -> None:
-            told = {site: (tensors, replies.meta[site]) for site, tensors in replies}
-            for site in sorted(told)[-1:]:
-                for what, tensors, meta in _lies(*told[site], sorted(self.sends_meta)):
+            sent = {site: (tensors, replies.meta[site]) for site, tensors in replies}
+            for site in sorted(sent)[-1:]:
+                for what, tensors, meta in _lies(*sent[site], sorted(self.sends_meta)):
                     with contextlib.suppress(RefusedError):
                         check_reply(self, server.task, orders[site], tensors, meta, site)
-                        self.suffer(server, _Told(told | {site: (tensors, meta)}, replies.missing), what)
+                        self.suffer(server, _SentReplies(sent | {site: (tensors, meta)}, replies.missing), what)
             super().fold(server, replies)
 
         def suffer(self, server: Server, replies: Replies, what: str) -> None:
@@ -74,19 +74,19 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
         finite(bits(result), "beside a dishonest site")
 
 
-class _Told:
+class _SentReplies:
     """Replies in memory."""
 
-    def __init__(self, told: dict[str, tuple[Tensors, Meta]], missing: list[str]) -> None:
-        self._told, self.missing = told, missing
-        self.meta = {site: meta for site, (_, meta) in told.items()}
+    def __init__(self, sent: dict[str, tuple[Tensors, Meta]], missing: list[str]) -> None:
+        self._sent, self.missing = sent, missing
+        self.meta = {site: meta for site, (_, meta) in sent.items()}
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
-        for site, (tensors, _) in sorted(self._told.items()):
+        for site, (tensors, _) in sorted(self._sent.items()):
             yield site, dict(tensors)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._sent)
 
 
 def _lies(tensors: Tensors, meta: Meta, declared: list[str]) -> Iterator[tuple[str, Tensors, Meta]]:

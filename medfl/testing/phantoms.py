@@ -16,7 +16,7 @@ from medfl.data.datalists import Datalist, Record, make_records
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import SettingsError
 from medfl.partition.holdouts import local_splits
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.partition.writing import Pool, write_sites
 from medfl.types import GLOBAL
 from medfl.utils.rng import seed_of
@@ -159,7 +159,9 @@ def make_cohort(
             raise SettingsError(f"phantoms: expected {name} in {low}..{high}, got {value}")
     out = Path(out)
     check_free(out, force)
-    plan = Plan("phantoms", sites, seed, {"classes": classes, "size": size}, test_fraction=0.2, val_fraction=0.1)
+    plan = PartitionPlan(
+        "phantoms", sites, seed, {"classes": classes, "size": size}, test_fraction=0.2, val_fraction=0.1
+    )
     images, splits = _cohort(plan, images_per_site, classes, size)
     with written_whole(out, force) as folder:
         np.save(folder / "images.npy", images, allow_pickle=False)
@@ -168,7 +170,9 @@ def make_cohort(
     return plan.names()
 
 
-def _cohort(plan: Plan, count: int, classes: int, size: int) -> tuple[np.ndarray, dict[str, dict[str, list[Record]]]]:
+def _cohort(
+    plan: PartitionPlan, count: int, classes: int, size: int
+) -> tuple[np.ndarray, dict[str, dict[str, list[Record]]]]:
     """All images, and the records of each site and of the server."""
     parts: list[np.ndarray] = []
     splits: dict[str, dict[str, list[Record]]] = {}

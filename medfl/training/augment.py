@@ -39,7 +39,7 @@ class Augmentation:
 
     def __init__(self, transform: Compose) -> None:
         self.transform = transform
-        self.facts: Meta = {str(number): _facts(one) for number, one in enumerate(transform.flatten().transforms)}
+        self.facts: Meta = {str(number): _facts(part) for number, part in enumerate(transform.flatten().transforms)}
 
     def __call__(
         self, images: torch.Tensor, regions: torch.Tensor | None, generator: torch.Generator
@@ -68,22 +68,22 @@ class Augmentation:
             changed = [self._one(image, regions, seed % _SEEDS) for image, seed in zip(images, seeds, strict=True)]
         finally:
             set_track_meta(tracked)
-        labels = None if regions is None else torch.stack([one[REGIONS][0] for one in changed]).to(regions.dtype)
-        return torch.stack([one[IMAGE] for one in changed]), labels
+        labels = None if regions is None else torch.stack([item[REGIONS][0] for item in changed]).to(regions.dtype)
+        return torch.stack([item[IMAGE] for item in changed]), labels
 
     def _one(self, image: torch.Tensor, regions: torch.Tensor | None, seed: int) -> dict[str, torch.Tensor]:
         item = {IMAGE: image} | ({} if regions is None else {REGIONS: regions[None]})
         self.transform.set_random_state(seed=seed)
-        found: Mapping[str, torch.Tensor] = self.transform(item)
-        return {key: convert_to_tensor(value, track_meta=False) for key, value in found.items()}
+        changed: Mapping[str, torch.Tensor] = self.transform(item)
+        return {key: convert_to_tensor(value, track_meta=False) for key, value in changed.items()}
 
 
 def _facts(transform: Any) -> Meta:
     """The class of a transform and its plain attributes, with those of the transforms inside."""
-    found: Meta = {"class": type(transform).__name__}
+    facts: Meta = {"class": type(transform).__name__}
     for name, value in vars(transform).items():
         if type(value).__module__.startswith("monai.transforms"):
-            found[name] = _facts(value)
+            facts[name] = _facts(value)
         elif isinstance(value, bool | int | float | str | tuple | list | None) and not name.startswith("_"):
-            found[name] = repr(value)
-    return found
+            facts[name] = repr(value)
+    return facts

@@ -58,10 +58,10 @@ class RandColourd(RandomizableTransform, MapTransform):
         factors = [float(self.R.uniform(1 - strength, 1 + strength)) for strength in self.strengths]
         if float(self.R.uniform()) < self.grey:
             factors[2] = 0.0
-        found = dict(data)
-        for key in self.key_iterator(found):
-            found[key] = self._change(convert_to_tensor(found[key], track_meta=False), *factors)
-        return found
+        changed = dict(data)
+        for key in self.key_iterator(changed):
+            changed[key] = self._change(convert_to_tensor(changed[key], track_meta=False), *factors)
+        return changed
 
     def _change(self, image: torch.Tensor, brightness: float, contrast: float, saturation: float) -> torch.Tensor:
         mean, std = _channels(self.mean, image), _channels(self.std, image)

@@ -147,8 +147,10 @@ class PlainSteps:
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
         """Those of `row_batches` that are large enough."""
-        asked = self._settings
-        for rows in row_batches(n, asked.batch_size, self._generator, asked.epochs, asked.steps, self._weights):
+        settings = self._settings
+        for rows in row_batches(
+            n, settings.batch_size, self._generator, settings.epochs, settings.steps, self._weights
+        ):
             if len(rows) >= self._smallest:
                 yield rows
 

@@ -21,17 +21,17 @@ DISABLE = "MEDFL_DISABLE"
 
 def installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
     """Entry points of the group with where they come from, sorted by name; one for each name."""
-    found: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
+    points: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
     for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        if point.name not in found:
-            found[point.name] = (origin, point)
-        elif found[point.name][1].value != point.value:
+        if point.name not in points:
+            points[point.name] = (origin, point)
+        elif points[point.name][1].value != point.value:
             problems.append(
-                f"Two installed packages have a plugin '{point.name}': {found[point.name][0]} and {origin}. "
+                f"Two installed packages have a plugin '{point.name}': {points[point.name][0]} and {origin}. "
                 "The first is used; uninstall one of them."
             )
-    return list(found.values())
+    return list(points.values())
 
 
 def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:

@@ -122,7 +122,7 @@ class SecretStream:
         return torch.from_numpy(-np.sign(u) * np.log1p(-2.0 * np.abs(u))).reshape(shape)
 
 
-class Aside:
+class SeparateStream:
     """Within its block torch's global generators are another stream, which goes on where the block before left it.
 
     For a second model whose dropout must not take numbers from the first one's.

@@ -46,7 +46,9 @@ class Centralized(FedAvg):
         super().setup(server)
         if len(names := self.networks(server)) > 1:
             initial = {name: server.task.initial(server.settings.seed, name) for name in names}
-            server.state.tensors = {f"{name}/{key}": t for name, found in initial.items() for key, t in found.items()}
+            server.state.tensors = {
+                f"{name}/{key}": t for name, tensors in initial.items() for key, t in tensors.items()
+            }
             server.state.meta["complete"] = False
 
     def train(self, site: Site, order: Order) -> Reply:

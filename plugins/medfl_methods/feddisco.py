@@ -102,9 +102,9 @@ def discrepancies(
     together = [sum(column) for column in zip(*counts.values(), strict=True)]
     aim = shares(together if target == "global" else [1] * len(together))
     distance = divergence if metric == "kl" else math.dist
-    found = {name: distance(shares(own), aim) if sum(own) else 0.0 for name, own in counts.items()}
-    total = math.fsum(found.values())
-    return {name: one / total for name, one in found.items()} if normalise and total > 0 else found
+    distances = {name: distance(shares(own), aim) if sum(own) else 0.0 for name, own in counts.items()}
+    total = math.fsum(distances.values())
+    return {name: distance / total for name, distance in distances.items()} if normalise and total > 0 else distances
 
 
 def shares(counts: Sequence[int]) -> list[float]:

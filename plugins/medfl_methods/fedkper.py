@@ -110,14 +110,14 @@ class FedKPer(Averaging):
         """lambda for a batch: a scalar, or shape (B,) with `lambda_scope` ``sample``."""
         if self.lambda_mode == "const":
             return torch.tensor(self.lambda_cap)
-        asked = slice(None) if self.lambda_scope == "client" else rows
-        return adaptive_weight(teacher[asked], labels[asked], self.lambda_cap, self.lambda_scope == "sample")
+        chosen = slice(None) if self.lambda_scope == "client" else rows
+        return adaptive_weight(teacher[chosen], labels[chosen], self.lambda_cap, self.lambda_scope == "sample")
 
 
 def own_accuracy(fit: Fit) -> float:
     """Share of the site's training images that the model gets right."""
-    said = logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device).argmax(dim=1)
-    return float((said == fit.site.train.labels).double().mean())
+    predicted = logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device).argmax(dim=1)
+    return float((predicted == fit.site.train.labels).double().mean())
 
 
 def adaptive_weight(teacher: torch.Tensor, labels: torch.Tensor, cap: float, per_sample: bool = False) -> torch.Tensor:

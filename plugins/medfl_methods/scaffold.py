@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Kind, Server
+from medfl.contract import PayloadKind, Server
 from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
@@ -47,7 +47,7 @@ class Scaffold(Averaging):
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, Algorithm 1, option II.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", CONTROL: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", CONTROL: "update"}
 
     server_lr: float = Field(1.0, gt=0, allow_inf_nan=False)
 

@@ -106,10 +106,10 @@ def end(run_folder: str, status: str) -> None:
 def _send(client: MlflowClient, folder: Path, state: State) -> None:
     from medfl_mlflow.points import points
 
-    found = points(read_metrics(folder / "metrics.csv"))
+    written = points(read_metrics(folder / "metrics.csv"))
     if state["sending"]:
-        state["sent"] |= _arrived(client, state["run_id"], {p.name for p in found if p.step > _last(state, p.name)})
-    new = [point for point in found if point.step > _last(state, point.name)]
+        state["sent"] |= _arrived(client, state["run_id"], {p.name for p in written if p.step > _last(state, p.name)})
+    new = [point for point in written if point.step > _last(state, point.name)]
     if not new:
         return
     state["sending"] = True
@@ -235,7 +235,7 @@ def _log(client: MlflowClient, run_id: str, new: list[Point]) -> None:
 def _arrived(client: MlflowClient, run_id: str, names: set[str]) -> dict[str, int]:
     """Metric to the last round that MLflow has of it."""
     steps = {name: [metric.step for metric in client.get_metric_history(run_id, name)] for name in sorted(names)}
-    return {name: max(found) for name, found in steps.items() if found}
+    return {name: max(rounds) for name, rounds in steps.items() if rounds}
 
 
 def _last(state: State, name: str) -> int:
@@ -245,5 +245,5 @@ def _last(state: State, name: str) -> int:
 def _read(folder: Path) -> State:
     """What `FILE` holds; nothing if there is none. A half-written one can't be: it is written atomically."""
     path = folder / FILE
-    found: State = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    state: State = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return state

@@ -65,14 +65,14 @@ def test_it_prints_a_line_for_each_result_and_writes_them(medfl, place: Path) ->
         "global model, shadow model",
     ]
     assert lines[2].startswith("wrote ")
-    found = read_results(place / "run", "membership")
-    assert found is not None
-    assert (found["attack"], found["version"]) == ("membership", 1)
-    assert [(row["target"], row["attack"]) for row in found["results"]] == [
+    content = read_results(place / "run", "membership")
+    assert content is not None
+    assert (content["attack"], content["version"]) == ("membership", 1)
+    assert [(row["target"], row["attack"]) for row in content["results"]] == [
         ("global", "loss_threshold"),
         ("global", "shadow_topk"),
     ]
-    for row in found["results"]:
+    for row in content["results"]:
         assert row["members"] == row["non_members"] > 20
         assert all(0 <= row[name] <= 1 for name in NUMBERS)
         assert row["auc_interval"][0] <= row["auc"] <= row["auc_interval"][1]
@@ -84,7 +84,7 @@ def test_it_prints_a_line_for_each_result_and_writes_them(medfl, place: Path) ->
         "seed": 0,
         "shadow_epochs": 2,
     }
-    assert found["options"] == options | {"device": "cpu", "round": None}
+    assert content["options"] == options | {"device": "cpu", "round": None}
     after = contents(place / "run")
     written = {path: after.pop(path) for path in list(after) if path.parent.name == "attacks"}
     assert after == before, "the run itself is only read"
@@ -130,8 +130,8 @@ def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: 
     with undrawn():
         status, out, _ = medfl(*words)
     assert status == 0
-    found = read_results(run, "membership")["results"]
-    assert [(row["target"], row["site"], row["attack"]) for row in found] == [
+    results = read_results(run, "membership")["results"]
+    assert [(row["target"], row["site"], row["attack"]) for row in results] == [
         ("sites", "site-01", "loss_threshold"),
         ("sites", "site-02", "loss_threshold"),
     ]
@@ -144,10 +144,10 @@ def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: 
 def test_models_of_rounds_that_were_kept(medfl, place: Path, tmp_path: Path) -> None:
     words = ("attack", "membership", place / "run", "--shadow", "none", "--out", tmp_path)
     with undrawn():
-        status, one, _ = medfl(*words, "--round", 1)
-        assert medfl(*words, "--round", "kept") == (status, one, "")
+        status, out, _ = medfl(*words, "--round", 1)
+        assert medfl(*words, "--round", "kept") == (status, out, "")
     assert status == 0
-    assert one.startswith("global model after round 1, loss threshold: AUC")
+    assert out.startswith("global model after round 1, loss threshold: AUC")
     assert json.loads((tmp_path / "membership.json").read_text())["results"][0]["round"] == 1
 
 

@@ -43,6 +43,6 @@ def test_it_begins_as_the_mean_image_of_any_size(shape):
 
 def test_the_global_generator_is_left_alone_and_the_seed_decides():
     own, before = stripes(8, 1), torch.get_rng_state()
-    one, other = (train_decoder(own, lambda images: images, 3, generator()) for _ in range(2))
+    first, other = (train_decoder(own, lambda images: images, 3, generator()) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))

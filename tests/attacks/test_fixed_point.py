@@ -23,23 +23,23 @@ X = torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 
 def test_without_a_generator_the_item_is_the_image():
     part = Part(0.0)
-    found, converged = fixed_point(part(X), part)
-    assert torch.equal(found, X)
+    images, converged = fixed_point(part(X), part)
+    assert torch.equal(images, X)
     assert bool(converged.all())
 
 
 def test_a_contraction_leads_back_to_the_image():
     part = Part(0.5)
-    found, converged = fixed_point(part(X), part)
-    assert float((found - X).abs().max()) < 1e-4
+    images, converged = fixed_point(part(X), part)
+    assert float((images - X).abs().max()) < 1e-4
     assert bool(converged.all())
 
 
 def test_what_is_no_contraction_does_not_converge_and_keeps_the_best_place():
     part = Part(1.5, turned=True)  # q(x) = 1.5 (1 - x): the iteration jumps between two ends
-    found, converged = fixed_point(part(X), part)
+    images, converged = fixed_point(part(X), part)
     assert not bool(converged.any())
-    misfit = (part(found) - part(X)).square().flatten(1).mean(dim=1)
+    misfit = (part(images) - part(X)).square().flatten(1).mean(dim=1)
     started = (part(part(X).clamp(0, 1)) - part(X)).square().flatten(1).mean(dim=1)
     assert bool((misfit <= started).all())
 
@@ -56,6 +56,6 @@ def test_a_generator_that_diverged_leaves_finite_images():
         def forward(self, images):
             return images * torch.nan
 
-    found, converged = fixed_point(X, Broken())
-    assert bool(found.isfinite().all())
+    guesses, converged = fixed_point(X, Broken())
+    assert bool(guesses.isfinite().all())
     assert not bool(converged.any())

@@ -44,11 +44,11 @@ def test_the_gradient_of_a_linear_model_holds_the_image():
     ratio = (true["1.weight"][2] / true["1.bias"][2]).view(1, 1, 6, 6)
     torch.testing.assert_close(ratio, X)
     update = {name: -0.1 * tensor for name, tensor in true.items()}  # a step of SGD; its length does not matter
-    found = invert_update(update, gradient, torch.full_like(X, 0.5), 0.0, 100)
-    assert float(quality(found, X).mse) < 1e-3
+    image = invert_update(update, gradient, torch.full_like(X, 0.5), 0.0, 100)
+    assert float(quality(image, X).mse) < 1e-3
     noisy = {name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator(2)) for name, tensor in update.items()}
     worse = invert_update(noisy, gradient, torch.full_like(X, 0.5), 0.0, 100)
-    assert float(quality(worse, X).mse) > 10 * float(quality(found, X).mse)
+    assert float(quality(worse, X).mse) > 10 * float(quality(image, X).mse)
 
 
 class Half(nn.Module):
@@ -60,19 +60,19 @@ class Half(nn.Module):
 def test_items_without_noise_lead_back_to_the_image(clip):
     release = Release("none", 0.0, clip)
     item = release.apply(Half()(X), SecretStream(b"0" * 16))
-    found = invert_items(item, Half(), release, torch.full((1, 6, 6), 0.5), 0.0, 120)
+    image = invert_items(item, Half(), release, torch.full((1, 6, 6), 0.5), 0.0, 120)
     if clip is None:
-        assert float(quality(found, X).mse) < 1e-4
+        assert float(quality(image, X).mse) < 1e-4
     else:  # the length is lost, the direction is not
-        assert float(torch.cosine_similarity(found.flatten(), X.flatten(), dim=0)) > 0.999
+        assert float(torch.cosine_similarity(image.flatten(), X.flatten(), dim=0)) > 0.999
 
 
 def test_noise_makes_it_worse_and_the_usual_image_is_what_remains():
     usual = torch.full((1, 6, 6), 0.3)
     release = Release("gaussian", 0.25, None)
     items = {"clean": Half()(X), "noisy": release.apply(Half()(X), SecretStream(b"0" * 16))}
-    found = {name: invert_items(item, Half(), None, usual, SMOOTHNESS, 80) for name, item in items.items()}
-    assert float(quality(found["noisy"], X).mse) > 10 * float(quality(found["clean"], X).mse)
+    images = {name: invert_items(item, Half(), None, usual, SMOOTHNESS, 80) for name, item in items.items()}
+    assert float(quality(images["noisy"], X).mse) > 10 * float(quality(images["clean"], X).mse)
     lost = invert_items(items["noisy"] * 0 + 0.15, Half(), release, usual, 100.0, 50)  # 0.15 is the usual image's part
     torch.testing.assert_close(lost[0], usual, atol=1e-3, rtol=0)
 
@@ -87,8 +87,8 @@ def test_a_linear_class_is_its_positive_weights():
     model = softmax_model()
     with torch.no_grad():
         model[1].weight[1:] = 0
-    found = invert_classes(model, torch.full((3, 1, 6, 6), 0.5), 0.0, 150)
-    assert torch.equal(found[0].flatten().round(), (model[1].weight[0] > 0).float())
+    images = invert_classes(model, torch.full((3, 1, 6, 6), 0.5), 0.0, 150)
+    assert torch.equal(images[0].flatten().round(), (model[1].weight[0] > 0).float())
 
 
 def test_total_variation_of_images_and_volumes():

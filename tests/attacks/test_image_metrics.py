@@ -23,9 +23,9 @@ def test_an_image_is_its_own_best_reconstruction(shape):
 
 def test_a_tenth_more_everywhere_is_twenty_decibels():
     x = 0.8 * images(3, 1, 28, 28)
-    found = quality(x + 0.1, x)
-    torch.testing.assert_close(found.mse, torch.full((3,), 0.01, dtype=torch.float64), atol=1e-7, rtol=0)
-    torch.testing.assert_close(found.psnr, torch.full((3,), 20.0, dtype=torch.float64), atol=1e-4, rtol=0)
+    scores = quality(x + 0.1, x)
+    torch.testing.assert_close(scores.mse, torch.full((3,), 0.01, dtype=torch.float64), atol=1e-7, rtol=0)
+    torch.testing.assert_close(scores.psnr, torch.full((3,), 20.0, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
 def test_ssim_is_that_of_scikit_image():

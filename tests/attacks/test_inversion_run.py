@@ -116,24 +116,26 @@ def test_the_page_holds_all_it_shows_and_warns(tmp_path):
 
 def test_the_same_seed_gives_the_same_files_and_another_one_other_images(tmp_path):
     run = opened(tmp_path, Shares(GAUSSIAN))
-    one, again, other = (attack(run, dataclasses.replace(QUICK, against="shared", seed=seed))[0] for seed in (0, 0, 1))
-    assert one.rows() == again.rows()
-    assert not torch.equal(one.truth, other.truth)
+    first, again, other = (
+        attack(run, dataclasses.replace(QUICK, against="shared", seed=seed))[0] for seed in (0, 0, 1)
+    )
+    assert first.rows() == again.rows()
+    assert not torch.equal(first.truth, other.truth)
 
 
 def test_images_are_spread_over_the_classes(tmp_path):
-    (found,) = attack(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="update"))
-    assert sorted(found.names) == ["0", "1", "2"]
+    (attacked,) = attack(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="update"))
+    assert sorted(attacked.names) == ["0", "1", "2"]
 
 
 def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
     run = opened(tmp_path, Shares(Release("none", 0.0, None), back=0.0))
-    (found,) = attack(run, dataclasses.replace(QUICK, against="shared"))
-    assert found.sent == "x_s"
-    rows = {(row["attack"], row["item"]): row for row in found.rows()}
+    (attacked,) = attack(run, dataclasses.replace(QUICK, against="shared"))
+    assert attacked.sent == "x_s"
+    rows = {(row["attack"], row["item"]): row for row in attacked.rows()}
     assert ("fixed_point", "x_p") not in rows
     assert rows["fixed_point", "x_s"]["mse"] == 0  # oracle O-TP-11: nothing was kept back
-    assert "x_s itself" in found.notes[0]
+    assert "x_s itself" in attacked.notes[0]
 
 
 def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
@@ -142,11 +144,11 @@ def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
     options = dataclasses.replace(QUICK, against="shared", steps=1)
     noise = []
     for releases in ([both[0]], [both[1]], both):
-        (one,) = attack(opened(tmp_path, Shares(*releases)), options)
-        noise.append(float((one.shown["sent x_p"] - one.shown["shared part x_s"]).var()))
-        assert ("copies" in " ".join(one.notes)) == (len(releases) == 2)
+        (attacked,) = attack(opened(tmp_path, Shares(*releases)), options)
+        noise.append(float((attacked.shown["sent x_p"] - attacked.shown["shared part x_s"]).var()))
+        assert ("copies" in " ".join(attacked.notes)) == (len(releases) == 2)
     expected = 1 / (1 / 0.15**2 + 1 / 0.25**2)
-    assert f"variance {expected:.3g}, that of the copies is 0.0225 and 0.0625" in one.notes[0]
+    assert f"variance {expected:.3g}, that of the copies is 0.0225 and 0.0625" in attacked.notes[0]
     assert noise == pytest.approx([0.15**2, 0.25**2, expected], rel=0.35)  # of 108 numbers
     released = Shares(*both).shown()
     parts = torch.randn(2, 1, 6, 6)
@@ -156,23 +158,23 @@ def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
 
 def test_without_validation_images_there_is_no_decoder(tmp_path):
     sites = {name: Splits(site.train, Empty(), site.test) for name, site in make_sites({"a": 9}).items()}
-    (found,) = attack(opened(tmp_path, Shares(GAUSSIAN), sites), dataclasses.replace(QUICK, against="shared"))
-    assert "decoder" not in {made.attack for made in found.found}
-    assert any("no decoder" in note for note in found.notes)
+    (attacked,) = attack(opened(tmp_path, Shares(GAUSSIAN), sites), dataclasses.replace(QUICK, against="shared"))
+    assert "decoder" not in {made.attack for made in attacked.reconstructions}
+    assert any("no decoder" in note for note in attacked.notes)
 
 
 def test_a_run_without_shared_images_is_refused_for_them_and_attacked_otherwise(tmp_path):
     run = opened(tmp_path, Shares())
     with pytest.raises(SettingsError, match="have shared no images.*'shares'"):
         attack(run, dataclasses.replace(QUICK, against="shared"))
-    assert [one.target for one in attack(run, QUICK)] == ["update", "model"]
+    assert [attacked.target for attacked in attack(run, QUICK)] == ["update", "model"]
 
 
 def test_a_run_with_nothing_to_attack_is_refused(tmp_path):
     method = Shares()
     method.sends = {}
-    for against, said in (("model", "no global model"), ("update", "no global model"), ("all", "nothing to invert")):
-        with pytest.raises(SettingsError, match=said):
+    for against, message in (("model", "no global model"), ("update", "no global model"), ("all", "nothing to invert")):
+        with pytest.raises(SettingsError, match=message):
             attack(opened(tmp_path, method), dataclasses.replace(QUICK, against=against))
 
 
@@ -189,7 +191,9 @@ def test_the_runs_own_filters_act_on_the_update(tmp_path):
     plain, private = (
         attack(opened(tmp_path, Shares(), **settings), options)[0] for settings in ({}, {"privacy": privacy})
     )
-    best = [next(made for made in one.found if made.attack == "gradient") for one in (plain, private)]
+    best = [
+        next(made for made in attacked.reconstructions if made.attack == "gradient") for attacked in (plain, private)
+    ]
     assert float(best[0].quality.mse.mean()) < float(best[1].quality.mse.mean())
     assert any("epsilon 0.1" in note for note in private.notes)
     (coarse,) = attack(opened(tmp_path, Shares(), compression={"bits": 8}), options)

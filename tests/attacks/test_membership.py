@@ -30,21 +30,21 @@ from medfl.types import Dataset
 class Made(OpenedRun):
     """A run whose models are given, not read."""
 
-    given: dict[str, Model]
+    stored: dict[str, Model]
 
     def global_model(self, round_: int | None = None) -> Model | None:
-        return self.given.get("global") if round_ is None else super().global_model(round_)
+        return self.stored.get("global") if round_ is None else super().global_model(round_)
 
     def site_models(self) -> dict[str, Model]:
-        return {name: model for name, model in self.given.items() if name != "global"}
+        return {name: model for name, model in self.stored.items() if name != "global"}
 
     def predictor(self, model: Model, name: str = "") -> nn.Module:
         return self.task.load(model.tensors, model.network).eval()
 
 
-def made(sites: dict[str, Splits], given: dict[str, Model], settings: Settings | None = None) -> Made:
+def made(sites: dict[str, Splits], models: dict[str, Model], settings: Settings | None = None) -> Made:
     run = Made(Path("run"), "made", object(), noise_task(), settings or noise_settings(), sites)
-    run.given = given
+    run.stored = models
     return run
 
 
@@ -116,12 +116,12 @@ def test_classes_that_only_one_group_has_leave_nobody() -> None:
 
 def test_the_seed_draws_the_images(shadow: ShadowAttack) -> None:
     members, others = noise(60, seed=2), noise(60, seed=3)
-    found = [
+    rows = [
         attack(made({}, {}), target(net_of(0), members, others), shadow, MembershipOptions(images=20, seed=seed))
         for seed in (0, 0, 1)
     ]
-    assert found[0] == found[1]
-    assert found[0] != found[2]
+    assert rows[0] == rows[1]
+    assert rows[0] != rows[2]
 
 
 def net_of(seed: int) -> nn.Module:
@@ -150,14 +150,14 @@ def test_log_odds_of_the_highest_probabilities() -> None:
 def test_the_logistic_regression_is_where_its_slope_is_zero() -> None:
     generator = torch.Generator().manual_seed(0)
     members, others = torch.randn(80, 4, generator=generator) * 3, torch.randn(80, 4, generator=generator)
-    found = _fit(members, others, 3)
-    weights = found.weights.clone().requires_grad_()
-    scores = replace(found, weights=weights).scores(torch.cat([members, others]))
-    asked = torch.cat([torch.ones(80), torch.zeros(80)]).double()
-    loss = nn.functional.binary_cross_entropy_with_logits(scores, asked) + 0.005 * weights.square().sum()
+    fit = _fit(members, others, 3)
+    weights = fit.weights.clone().requires_grad_()
+    scores = replace(fit, weights=weights).scores(torch.cat([members, others]))
+    truth = torch.cat([torch.ones(80), torch.zeros(80)]).double()
+    loss = nn.functional.binary_cross_entropy_with_logits(scores, truth) + 0.005 * weights.square().sum()
     loss.backward()
     assert float(weights.grad.abs().max()) < 1e-9
-    assert float(found.scores(members).mean()) > float(found.scores(others).mean())
+    assert float(fit.scores(members).mean()) > float(fit.scores(others).mean())
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,13 @@ def model(seed: int) -> Model:
 
 def test_the_global_model_is_attacked_with_all_sites_images() -> None:
     run = made(sites(), {"global": model(0), "a": model(1), "b": model(2)})
-    (one,) = find_targets(run)
-    assert (one.name, len(one.members), len(one.others)) == ("global", 80, 60)
+    (attacked,) = find_targets(run)
+    assert (attacked.name, len(attacked.members), len(attacked.others)) == ("global", 80, 60)
     run.global_test = noise(7, seed=50)
     assert len(find_targets(run)[0].others) == 67
     torch.testing.assert_close(
-        logits(one.model, one.members, run.settings)[40:], logits(net_of(0), run.sites["b"].train, run.settings)
+        logits(attacked.model, attacked.members, run.settings)[40:],
+        logits(net_of(0), run.sites["b"].train, run.settings),
     )
 
 
@@ -213,13 +214,14 @@ def test_models_of_earlier_rounds_are_attacked_by_shadows_trained_as_long(tmp_pa
         (attack, round_) for round_ in (2, 4) for attack in ("loss_threshold", "shadow_topk")
     ]
     content = read_results(tmp_path, "membership") or {}
-    assert [one["epochs"] for one in content["shadow"]] == [2, 4], "of 6 in the whole run"
+    assert [facts["epochs"] for facts in content["shadow"]] == [2, 4], "of 6 in the whole run"
     assert content["options"]["round"] == KEPT
     assert "global model after round 4" in render(content)
     assert plain_line(rows[0]).startswith("global model after round 2, loss threshold: AUC")
-    (one,) = find_targets(run, None, 4)
+    (attacked,) = find_targets(run, None, 4)
     torch.testing.assert_close(
-        logits(one.model, one.members, run.settings)[:40], logits(net_of(4), run.sites["a"].train, run.settings)
+        logits(attacked.model, attacked.members, run.settings)[:40],
+        logits(net_of(4), run.sites["a"].train, run.settings),
     )
     with pytest.raises(StoreError, match="round 3 was not kept"):
         find_targets(run, None, 3)
@@ -229,13 +231,13 @@ def test_models_of_earlier_rounds_are_attacked_by_shadows_trained_as_long(tmp_pa
 
 def test_a_sites_model_is_attacked_with_its_own_images(caplog: pytest.LogCaptureFixture) -> None:
     run = made(sites(), {"a": model(1), "b": model(2)})
-    found = find_targets(run)
-    assert [(one.name, one.site, len(one.members), len(one.others)) for one in found] == [
+    targets = find_targets(run)
+    assert [(attacked.name, attacked.site, len(attacked.members), len(attacked.others)) for attacked in targets] == [
         ("sites", "a", 40, 30),
         ("sites", "b", 40, 30),
     ]
     run.sites = {**run.sites, "b": Splits(noise(40, 1), noise(0, 0), noise(0, 0))}
-    assert [one.site for one in find_targets(run)] == ["a"]
+    assert [attacked.site for attacked in find_targets(run)] == ["a"]
     assert caplog.messages == ["Left out, too few training and test images of the same classes: b."]
     with pytest.raises(SettingsError, match="has no global model"):
         find_targets(run, "global")
@@ -281,8 +283,8 @@ def test_no_data_pooled_is_empty() -> None:
 
 def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
     members, others = noise(40, seed=2), noise(40, seed=3)
-    one = Target("sites", "a", net_of(0), "net", members, others)
-    pair = attack(made({}, {}), one, shadow, MembershipOptions())
+    attacked = Target("sites", "a", net_of(0), "net", members, others)
+    pair = attack(made({}, {}), attacked, shadow, MembershipOptions())
     rows = [row | {"site": f"<site {number}>"} for number in range(14) for row in pair]
     content = {
         "results": rows,

@@ -12,11 +12,11 @@ from medfl.errors import SettingsError
 
 def test_random_scores_are_guesses() -> None:
     rng = np.random.default_rng(0)
-    found = measure(Scores(rng.random(2000), rng.random(2000), 0.5))
-    assert found["auc"] == pytest.approx(0.5, abs=0.05)
-    assert found["auc_interval"][0] < 0.5 < found["auc_interval"][1]
+    numbers = measure(Scores(rng.random(2000), rng.random(2000), 0.5))
+    assert numbers["auc"] == pytest.approx(0.5, abs=0.05)
+    assert numbers["auc_interval"][0] < 0.5 < numbers["auc_interval"][1]
     for name in ("recall", "accuracy", "recall_balanced"):
-        assert found[name] == pytest.approx(0.5, abs=0.035)
+        assert numbers[name] == pytest.approx(0.5, abs=0.035)
 
 
 def test_always_saying_member_raises_recall_and_nothing_else() -> None:

@@ -42,8 +42,8 @@ def taken_home(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "models" / "model.pt", weights_only=True)
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == other.keys() and all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_the_task_is_that_of_the_run(place: Path) -> None:
@@ -75,10 +75,10 @@ def test_the_models_are_bit_by_bit_those_taken_home(place: Path, method: str) ->
     assert sorted(models) == ["site-01", "site-02"]
     for name, model in models.items():
         assert same(model.tensors, taken_home(place / method / "sites" / name))
-    found = run.global_model()
-    assert (found is not None) == (method == "fedavg")
-    if found is not None:
-        assert same(found.tensors, taken_home(place / method / "global"))
+    global_model = run.global_model()
+    assert (global_model is not None) == (method == "fedavg")
+    if global_model is not None:
+        assert same(global_model.tensors, taken_home(place / method / "global"))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
@@ -86,9 +86,9 @@ def test_the_models_say_what_they_said_in_the_run(place: Path, method: str) -> N
     run = open_run(place / method)
     model = run.models()["site-02"]
     assert not model.training
-    said = pd.read_csv(place / method / "sites" / "site-02" / "predictions.csv")[["p0", "p1", "p2", "p3"]]
-    found = predict(model, run.sites["site-02"].test, run.settings)
-    torch.testing.assert_close(found.double(), torch.from_numpy(said.to_numpy()), atol=1e-6, rtol=0)
+    written = pd.read_csv(place / method / "sites" / "site-02" / "predictions.csv")[["p0", "p1", "p2", "p3"]]
+    probabilities = predict(model, run.sites["site-02"].test, run.settings)
+    torch.testing.assert_close(probabilities.double(), torch.from_numpy(written.to_numpy()), atol=1e-6, rtol=0)
 
 
 def test_the_server_is_as_it_was_left(place: Path) -> None:

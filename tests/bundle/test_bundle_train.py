@@ -38,10 +38,10 @@ def bundle(tmp_path) -> Path:
 
 
 def workflow(bundle: Path, cohort: Path, **options) -> ConfigWorkflow:
-    given = {"bundle_root": str(bundle), "dataset_dir": str(cohort), "num_classes": 4, "max_epochs": 1, **options}
+    values = {"bundle_root": str(bundle), "dataset_dir": str(cohort), "num_classes": 4, "max_epochs": 1, **options}
     configs = bundle / "configs"
     return ConfigWorkflow(
-        str(configs / "train.json"), str(configs / "metadata.json"), logging_file=False, workflow_type="train", **given
+        str(configs / "train.json"), str(configs / "metadata.json"), logging_file=False, workflow_type="train", **values
     )
 
 

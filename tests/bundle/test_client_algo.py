@@ -42,16 +42,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
 def mean(replies: list[ExchangeObject]) -> Tensors:
     """A server's weighted mean in float64, written out; counters take the largest."""
     sizes = [reply.statistics[FlStatistics.DATA_COUNT] for reply in replies]
-    found: Tensors = {}
+    averaged: Tensors = {}
     for name, first in replies[0].weights.items():
         parts = [reply.weights[name] for reply in replies]
         if first.is_floating_point():
-            found[name] = parts[0].double() * (sizes[0] / sum(sizes))
+            averaged[name] = parts[0].double() * (sizes[0] / sum(sizes))
             for part, size in zip(parts[1:], sizes[1:], strict=True):
-                found[name].add_(part.double(), alpha=size / sum(sizes))
+                averaged[name].add_(part.double(), alpha=size / sum(sizes))
         else:
-            found[name] = torch.stack(parts).amax(0)
-    return found
+            averaged[name] = torch.stack(parts).amax(0)
+    return averaged
 
 
 def drive(algos: list[ClientAlgo], weights: Tensors, rounds: int = 2) -> Tensors:

@@ -61,10 +61,10 @@ BAD: dict[str, tuple[Callable[[Tensors], Any], str]] = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_weights_of_another_model_are_refused_and_change_nothing(files: Files, bad: str) -> None:
-    change, said = BAD[bad]
+    change, message = BAD[bad]
     start, algo = global_weights(files), files.make()
     for call in (algo.train, algo.evaluate):
-        with pytest.raises(RefusedError, match=said):
+        with pytest.raises(RefusedError, match=message):
             call(change(start))
     with pytest.raises(CallError, match="failed or was aborted"):
         algo.get_weights()
@@ -73,9 +73,9 @@ def test_weights_of_another_model_are_refused_and_change_nothing(files: Files, b
 
 def test_an_update_that_may_not_leave_is_refused(files: Files) -> None:
     start = global_weights(files, norm_sync="none")
-    for changes, said in (({"norm_bound": 1e-6}, "norm_bound"), ({"optimizer#lr": 1e38}, "finite")):
+    for changes, message in (({"norm_bound": 1e-6}, "norm_bound"), ({"optimizer#lr": 1e38}, "finite")):
         algo = files.make(norm_sync="none", **changes)
-        with pytest.raises(RefusedError, match=said) as refused:
+        with pytest.raises(RefusedError, match=message) as refused:
             algo.train(send(start))
         with pytest.raises(CallError):
             algo.get_weights()
@@ -103,7 +103,7 @@ def test_a_site_without_training_images_only_scores(files: Files, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"method": "fedprox"}, "got method 'fedprox'"),
         ({"privacy": {"epsilon": 1.0, "clip": 1.0}}, "setting 'privacy'"),
@@ -115,8 +115,8 @@ def test_a_site_without_training_images_only_scores(files: Files, tmp_path: Path
     ],
     ids=lambda value: str(value),
 )
-def test_what_can_not_be_done_is_refused_at_the_start(files: Files, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_what_can_not_be_done_is_refused_at_the_start(files: Files, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         files.make(**changes)
 
 

@@ -84,11 +84,15 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    found = Made(request.param, tmp_path_factory.mktemp(request.param))
-    MAKERS[found.name](found.place)
-    bundle = BUNDLES / found.name
-    options = {"bundle_root": str(bundle), "dataset_dir": str(found.data), "output_dir": str(found.place / "run")}
-    widths = {found.sites[1]: "resnet10_minus2", found.sites[2]: "resnet10_minus4"}
+    federation = Made(request.param, tmp_path_factory.mktemp(request.param))
+    MAKERS[federation.name](federation.place)
+    bundle = BUNDLES / federation.name
+    options = {
+        "bundle_root": str(bundle),
+        "dataset_dir": str(federation.data),
+        "output_dir": str(federation.place / "run"),
+    }
+    widths = {federation.sites[1]: "resnet10_minus2", federation.sites[2]: "resnet10_minus4"}
     workflow = FederatedWorkflow(
         [str(bundle / "configs" / name) for name in ("train.json", "federate.json")],
         logging_file=False,
@@ -103,7 +107,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
     workflow.initialize()
     workflow.run()
-    return found
+    return federation
 
 
 def predictions(home: Path) -> np.ndarray:
@@ -125,20 +129,20 @@ def test_plain_monai_scores_a_sites_own_model_as_the_federation_did(made: Made) 
     options = {"bundle_root": str(made.home), "dataset_dir": str(made.data), "output_dir": str(made.home / "eval")}
     monai_run(config_file=made.config("train.json", "evaluate.json"), **options)
     lines = (made.home / "eval" / "metrics.csv").read_text().splitlines()
-    found = {name: float(value) for name, value in (line.split(",") for line in lines)}
+    metrics = {name: float(value) for name, value in (line.split(",") for line in lines)}
     scores = json.loads((made.place / "run" / "summary.json").read_text())["scores"]["personal"]["test"]
     for name, values in scores.items():
         expected = values["sites"][made.home.name]
-        assert found[name] == pytest.approx(float("nan") if expected is None else expected, abs=1e-6, nan_ok=True)
+        assert metrics[name] == pytest.approx(float("nan") if expected is None else expected, abs=1e-6, nan_ok=True)
 
 
 def test_its_inference_reads_the_files_of_the_release_as_prep_did(made: Made, tmp_path: Path) -> None:
     """Of a folder with all files of the release; the site's test images are among them."""
     options = {"bundle_root": str(made.home), "output_dir": str(tmp_path)}
     monai_run(config_file=made.config("inference.json")[0], dataset_dir=str(made.place / FILES[made.name]), **options)
-    found = np.array([[float(value) for value in row[1:]] for row in csv.reader((tmp_path / "predictions.csv").open())])
+    rows = np.array([[float(value) for value in row[1:]] for row in csv.reader((tmp_path / "predictions.csv").open())])
     for expected in predictions(made.home):
-        assert np.abs(found - expected).max(axis=1).min() < 1e-5
+        assert np.abs(rows - expected).max(axis=1).min() < 1e-5
 
 
 FILES = {"fmri_asd_classification": "release/Outputs", "dermoscopy_classification": "release_v0/images"}
@@ -158,9 +162,9 @@ def test_one_site_trains_exports_and_fits_its_metadata(made: Made, tmp_path: Pat
 def test_bundles_differ_only_where_they_must(name: str) -> None:
     """What is the same in all bundles is so to the letter, and a change in one is not forgotten in another."""
     for config in ("train.json", "federate.json", "evaluate.json", "inference.json"):
-        one, other = (json.loads((root / "configs" / config).read_text()) for root in (MEDMNIST, BUNDLES / name))
-        one, other = (content.pop("settings", {}) | content for content in (one, other))
-        unlike = {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+        first, other = (json.loads((root / "configs" / config).read_text()) for root in (MEDMNIST, BUNDLES / name))
+        first, other = (content.pop("settings", {}) | content for content in (first, other))
+        unlike = {key for key in first.keys() | other.keys() if first.get(key) != other.get(key)}
         assert unlike <= OWN, (config, unlike - OWN)
     trains = [json.loads((root / "configs" / "train.json").read_text())["train"] for root in (MEDMNIST, BUNDLES / name)]
     assert trains[0]["dataset"] == trains[1]["images"]

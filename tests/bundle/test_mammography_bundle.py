@@ -129,23 +129,23 @@ def test_each_site_takes_its_own_network_home(films: Made, breasts: Made) -> Non
 
 def test_plain_monai_scores_every_sites_model_as_the_federation_did(made: Made) -> None:
     scores = json.loads((made.place / "run" / "summary.json").read_text())["scores"]
-    found_of = scores.get("personal", scores.get("global"))["test"]
+    federated = scores.get("personal", scores.get("global"))["test"]
     for home in made.homes:
         options = {"bundle_root": str(home), "dataset_dir": str(made.data), "output_dir": str(home / "eval")}
         monai_run(config_file=configs(home, "train.json", "evaluate.json"), **options)
         lines = (home / "eval" / "metrics.csv").read_text().splitlines()
-        found = {name: float(value) for name, value in (line.split(",") for line in lines)}
-        for name, values in found_of.items():
+        metrics = {name: float(value) for name, value in (line.split(",") for line in lines)}
+        for name, values in federated.items():
             expected = values["sites"][home.name]
-            assert found[name] == pytest.approx(float("nan") if expected is None else expected, abs=1e-6, nan_ok=True)
+            assert metrics[name] == pytest.approx(float("nan") if expected is None else expected, abs=1e-6, nan_ok=True)
 
 
 def test_inference_on_a_sites_test_images_is_what_the_federation_predicted(made: Made, tmp_path: Path) -> None:
     for home in made.homes:
         options = {"bundle_root": str(home), "output_dir": str(tmp_path / home.name)}
         monai_run(config_file=configs(home, "inference.json")[0], dataset_dir=str(made.data / home.name), **options)
-        found = predictions(tmp_path / home.name / "predictions.csv")
-        assert np.allclose(found, own(home), atol=1e-5)
+        predicted = predictions(tmp_path / home.name / "predictions.csv")
+        assert np.allclose(predicted, own(home), atol=1e-5)
 
 
 def test_inference_reads_films_as_prep_did(films: Made, tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_inference_reads_films_as_prep_did(films: Made, tmp_path: Path) -> None:
         assert config["reading"] == {"crop_breast": False, "align": False, "voi": False}
         options = {"bundle_root": str(home), "output_dir": str(tmp_path / home.name)}
         monai_run(config_file=configs(home, "inference.json")[0], dataset_dir=str(films.place / "all-mias"), **options)
-        found = predictions(tmp_path / home.name / "predictions.csv")
-        assert len(found) == 32
-        assert np.ptp(found[:, 0]) > 1e-4, "films give unlike predictions"
+        predicted = predictions(tmp_path / home.name / "predictions.csv")
+        assert len(predicted) == 32
+        assert np.ptp(predicted[:, 0]) > 1e-4, "films give unlike predictions"
         assert len(own(home)) > 0
         for expected in own(home):
-            assert np.abs(found - expected).max(axis=1).min() < 1e-6
+            assert np.abs(predicted - expected).max(axis=1).min() < 1e-6
 
 
 def test_images_that_are_no_mammograms_are_read_as_elsewhere(breasts: Made) -> None:
@@ -190,12 +190,12 @@ def test_it_differs_from_the_first_bundle_only_where_it_must() -> None:
         *{"profiles", "thresholds", "clusters", "capability"},
     }
     for config in ("train.json", "federate.json", "evaluate.json", "inference.json"):
-        one, other = (
+        first, other = (
             json.loads((BUNDLES / name / "configs" / config).read_text())
             for name in ("medmnist_classification", "mammography_classification")
         )
-        one, other = (content.pop("settings", {}) | content for content in (one, other))
-        unlike = {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+        first, other = (content.pop("settings", {}) | content for content in (first, other))
+        unlike = {key for key in first.keys() | other.keys() if first.get(key) != other.get(key)}
         assert unlike <= allowed, (config, unlike - allowed)
     networks = [json.loads((BUNDLE / "configs" / f"{name}.json").read_text()) for name in ("train", "inference")]
     assert networks[0]["networks"] == networks[1]["networks"]
@@ -213,9 +213,9 @@ def test_its_views_differ_from_each_other_and_from_the_image_and_sites_train_on_
     views = parser.get_parsed_content("task#views")
     assert "augmentation" not in parser["task"]
     images = torch.rand(6, 1, *edges, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    one, other = (views.seeded(images, None, range(start, start + 6))[0] for start in (0, 6))
-    assert one.shape == images.shape
-    for left, right in ((one, other), (one, images), (other, images)):
+    first, other = (views.seeded(images, None, range(start, start + 6))[0] for start in (0, 6))
+    assert first.shape == images.shape
+    for left, right in ((first, other), (first, images), (other, images)):
         assert bool((left - right).flatten(1).abs().amax(dim=1).gt(0.01).all())
 
 

@@ -52,8 +52,8 @@ class Made:
 
     def scores(self, metric: str) -> dict[str, float | None]:
         summary = json.loads((self.run / "summary.json").read_text())
-        found: dict[str, float | None] = summary["scores"]["personal"]["test"][metric]["sites"]
-        return found
+        by_site: dict[str, float | None] = summary["scores"]["personal"]["test"][metric]["sites"]
+        return by_site
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +104,9 @@ def test_a_site_of_one_class_trains_and_takes_a_model_home(made: Made) -> None:
 
 
 def test_an_auc_of_one_class_is_no_number_and_left_out_of_the_mean(made: Made) -> None:
-    found = made.scores("auc")
-    assert {site for site, value in found.items() if value is None} == {ALONE, RARE}
-    known = [value for value in found.values() if value is not None]
+    by_site = made.scores("auc")
+    assert {site for site, value in by_site.items() if value is None} == {ALONE, RARE}
+    known = [value for value in by_site.values() if value is not None]
     summary = json.loads((made.run / "summary.json").read_text())
     assert summary["scores"]["personal"]["test"]["auc"]["mean"] == pytest.approx(sum(known) / 2)
     assert all(value is not None for value in made.scores("accuracy").values()), "what is defined is there"

@@ -45,34 +45,34 @@ class Made:
 
 @pytest.fixture(scope="module", params=NAMES)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    found = Made(BUNDLES / request.param, tmp_path_factory.mktemp(request.param))
-    make_cohort(found.place / "data", sites=2, images_per_site=20, classes=4, size=16, seed=1)
-    write(found.place / "w.safetensors", tensors(10, kernel=3))
+    federation = Made(BUNDLES / request.param, tmp_path_factory.mktemp(request.param))
+    make_cohort(federation.place / "data", sites=2, images_per_site=20, classes=4, size=16, seed=1)
+    write(federation.place / "w.safetensors", tensors(10, kernel=3))
     workflow = FederatedWorkflow(
-        [found.config(name, found.bundle) for name in ("train.json", "federate.json")],
+        [federation.config(name, federation.bundle) for name in ("train.json", "federate.json")],
         logging_file=False,
-        bundle_root=str(found.bundle),
-        dataset_dir=str(found.place / "data"),
-        output_dir=str(found.place / "run"),
+        bundle_root=str(federation.bundle),
+        dataset_dir=str(federation.place / "data"),
+        output_dir=str(federation.place / "run"),
         rounds=1,
         epochs=1,
         norm_sync="frozen",
-        weights=str(found.place / "w.safetensors"),
+        weights=str(federation.place / "w.safetensors"),
         **TINY,
         **PAPERS,
     )
     workflow.initialize()
     workflow.run()
-    return found
+    return federation
 
 
 def test_the_federation_began_from_the_file_and_kept_its_statistics(made: Made) -> None:
     state = torch.load(made.home / "models" / "model.pt", weights_only=True)
-    given = tensors(10, kernel=3)
-    statistics = [name for name in given if "running" in name]
+    file_tensors = tensors(10, kernel=3)
+    statistics = [name for name in file_tensors if "running" in name]
     assert len(statistics) == 2 * 12
-    assert all(torch.equal(state[name], given[name]) for name in statistics)
-    assert 0 < (state["conv1.weight"] - given["conv1.weight"]).abs().max() < 0.1
+    assert all(torch.equal(state[name], file_tensors[name]) for name in statistics)
+    assert 0 < (state["conv1.weight"] - file_tensors["conv1.weight"]).abs().max() < 0.1
     assert state["fc.hidden.weight"].shape == (16, 32)
     record = json.loads((made.place / "run" / "run.json").read_text())
     assert record["settings"]["weights"] == {"value": "w.safetensors", "origin": "command line"}
@@ -92,9 +92,9 @@ def test_its_inference_gives_the_predictions_of_the_federation(made: Made, tmp_p
     data = str(made.place / "data" / "site-01")
     options = {"bundle_root": str(made.home), "dataset_dir": data, "output_dir": str(tmp_path)}
     monai_run(config_file=made.config("inference.json"), **options)
-    found = np.loadtxt(tmp_path / "predictions.csv", delimiter=",", usecols=range(1, 5))
+    predicted = np.loadtxt(tmp_path / "predictions.csv", delimiter=",", usecols=range(1, 5))
     expected = np.loadtxt(made.home / "predictions.csv", delimiter=",", skiprows=1, usecols=range(2, 6))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(predicted, expected, atol=1e-5)
 
 
 def parsed(bundle: Path, **options: Any) -> ConfigParser:
@@ -145,22 +145,22 @@ def strides(network: ResNet) -> tuple[int, int]:
     return network.conv1.stride[0], getattr(network.maxpool, "stride", 1)
 
 
-def configs(one: str, other: str, config: str) -> list[Any]:
-    return [json.loads((BUNDLES / name / "configs" / config).read_text()) for name in (one, other)]
+def configs(first: str, other: str, config: str) -> list[Any]:
+    return [json.loads((BUNDLES / name / "configs" / config).read_text()) for name in (first, other)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_differ_from_the_bundle_for_dermoscopy_only_where_they_must(name: str) -> None:
     for config in ("train.json", "federate.json", "evaluate.json", "inference.json"):
-        one, other = configs("dermoscopy_classification", name, config)
-        unlike = {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+        first, other = configs("dermoscopy_classification", name, config)
+        unlike = {key for key in first.keys() | other.keys() if first.get(key) != other.get(key)}
         assert unlike <= OWN, (config, unlike - OWN)
 
 
 def test_they_differ_from_each_other_only_in_data_and_augmentation() -> None:
     for config in ("train.json", "federate.json", "inference.json"):
-        one, other = configs(*NAMES, config)
-        unlike = {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+        first, other = configs(*NAMES, config)
+        unlike = {key for key in first.keys() | other.keys() if first.get(key) != other.get(key)}
         assert unlike <= {"num_classes", "batch_size", "augmentation"}, config
 
 

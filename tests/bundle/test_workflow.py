@@ -91,8 +91,8 @@ def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> 
         "batch_size": (32, "bundle"),
         "method_args.weights": ("size", "default of the method"),
     }
-    found = {name: tuple(record["settings"][name][key] for key in ("value", "origin")) for name in expected}
-    assert found == expected
+    origins = {name: tuple(record["settings"][name][key] for key in ("value", "origin")) for name in expected}
+    assert origins == expected
     assert set(Settings.model_fields) <= set(record["settings"])
     sites = record["data"]["sites"]
     assert set(sites) == {"site-01", "site-02", "site-03", "global"}
@@ -103,14 +103,14 @@ def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> 
 def test_presets_and_further_files_are_named_as_origins() -> None:
     registry, task = load_plugins(), make_task()
     args = {"preset": "paper", "weights": "uniform"}
-    given = {
+    facts = {
         "settings": Settings(rounds=4, seed=3),
         "execution": Execution(),
         "method": registry.make_method("fedprox", args),
         "method_args": args,
     }
     own = {"rounds": 4, "seed": "$computed", "method_args": {}}
-    table = run_record(task, own, "study x", **given)["settings"]
+    table = run_record(task, own, "study x", **facts)["settings"]
     assert {name: table[name]["origin"] for name in ("rounds", "seed", "epochs")} == {
         "rounds": "bundle",
         "seed": "default of medfl",
@@ -118,7 +118,7 @@ def test_presets_and_further_files_are_named_as_origins() -> None:
     }
     assert table["method_args.mu"] == {"value": 1.0, "origin": "preset paper"}
     assert table["method_args.weights"] == {"value": "uniform", "origin": "study x"}
-    again = run_record(task, own | {"rounds": 5}, "study x", **given)["settings"]
+    again = run_record(task, own | {"rounds": 5}, "study x", **facts)["settings"]
     assert again["rounds"] == {"value": 4, "origin": "study x"}
 
 
@@ -130,8 +130,8 @@ def test_the_predictions_give_the_scores(finished: Path, cohort: Path) -> None:
         assert table["label"].tolist() == load_site(cohort / site, 4, (0.5,), (0.5,)).test.labels.tolist()
         probabilities = torch.tensor(table[["p0", "p1", "p2", "p3"]].to_numpy())
         for metric in ("accuracy", "auc", "ece"):
-            found = METRICS[metric](probabilities, torch.tensor(table["label"].to_numpy()), 4)
-            assert found == pytest.approx(scores[metric]["sites"][site], abs=1e-6)
+            computed = METRICS[metric](probabilities, torch.tensor(table["label"].to_numpy()), 4)
+            assert computed == pytest.approx(scores[metric]["sites"][site], abs=1e-6)
     assert run.predictions("site-99") is None
 
 

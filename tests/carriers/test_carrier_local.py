@@ -262,11 +262,11 @@ def test_another_order_for_a_step_that_is_done_is_refused(carriers: Any, tmp_pat
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, carriers: Any, tmp_path: Path) -> None:
-    given, carrier = orders(), carriers(workers)
-    sums = {name: float(tensor.double().sum()) for name, tensor in given[0].tensors.items()}
-    carrier.step(1, 1, given)
-    assert {name: float(tensor.double().sum()) for name, tensor in given[0].tensors.items()} == sums
-    assert all(order.meta == {"a": 1} for order in given)
+    own_orders, carrier = orders(), carriers(workers)
+    sums = {name: float(tensor.double().sum()) for name, tensor in own_orders[0].tensors.items()}
+    carrier.step(1, 1, own_orders)
+    assert {name: float(tensor.double().sum()) for name, tensor in own_orders[0].tensors.items()} == sums
+    assert all(order.meta == {"a": 1} for order in own_orders)
     for name in SIZES:
         assert Store(tmp_path / name).latest().state().meta["seen"] == sums  # type: ignore[union-attr]
 

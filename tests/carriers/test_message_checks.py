@@ -22,10 +22,10 @@ def check(tensors, prefixes=("model/",), shapes=None, norm_bound=None):
     check_tensors(tensors, prefixes=prefixes, shapes=shapes or {}, norm_bound=norm_bound, who=WHO)
 
 
-def tensors_refused(*said, **given):
+def tensors_refused(*words, **arguments):
     with pytest.raises(RefusedError, match="^A message from site 'site-01' was refused: expected ") as caught:
-        check(**given)
-    assert all(word in str(caught.value) for word in said), str(caught.value)
+        check(**arguments)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
     return str(caught.value)
 
 
@@ -33,13 +33,13 @@ def tensors_refused(*said, **given):
 
 
 def test_names_begin_with_a_declared_prefix_or_are_refused():
-    one = torch.ones(1)
-    check({"model/a": one, "proto/3": one}, ["model/", "proto/"])
-    check({"anything": one}, None)
+    tensor = torch.ones(1)
+    check({"model/a": tensor, "proto/3": tensor}, ["model/", "proto/"])
+    check({"anything": tensor}, None)
     check({}, [])
-    tensors_refused("['model/']", "got 'other'", tensors={"model/a": one, "other": one})
-    tensors_refused("begin with []", "'model/a'", tensors={"model/a": one}, prefixes=[])
-    tensors_refused("got 'my_model/a'", tensors={"my_model/a": one})
+    tensors_refused("['model/']", "got 'other'", tensors={"model/a": tensor, "other": tensor})
+    tensors_refused("begin with []", "'model/a'", tensors={"model/a": tensor}, prefixes=[])
+    tensors_refused("got 'my_model/a'", tensors={"my_model/a": tensor})
 
 
 @pytest.mark.parametrize("network", ["norm", "plain", "wide"])
@@ -48,8 +48,8 @@ def test_every_network_of_the_run_passes_by_its_own_tensors_and_no_other_does(ne
     state = {f"model/{name}": tensor for name, tensor in task.build(network).state_dict().items()}
     check(state, shapes=shapes_of(task, ["norm", "plain", "wide"]))
     if network == "wide":
-        said = "'model/body.0.bias' as float32 [6]", "got float32 [9]"
-        tensors_refused(*said, tensors=state, shapes=shapes_of(task, ["norm", "plain"]))
+        words = "'model/body.0.bias' as float32 [6]", "got float32 [9]"
+        tensors_refused(*words, tensors=state, shapes=shapes_of(task, ["norm", "plain"]))
 
 
 def test_shapes_are_those_of_all_networks_together():
@@ -70,9 +70,9 @@ def test_shape_and_dtype_are_one_pair():
     shapes = {"model/a": [((2,), torch.float32), ((3,), torch.int64)]}
     check({"model/a": torch.ones(2)}, shapes=shapes)
     check({"model/a": torch.ones(3, dtype=torch.int64), "model/free": torch.ones(9, 9)}, shapes=shapes)
-    said = "'model/a' as float32 [2] or int64 [3]"
+    words = "'model/a' as float32 [2] or int64 [3]"
     for other in (torch.ones(3), torch.ones(2, dtype=torch.int64), torch.ones(2, 1), torch.ones(2).double()):
-        tensors_refused(said, tensors={"model/a": other}, shapes=shapes)
+        tensors_refused(words, tensors={"model/a": other}, shapes=shapes)
     tensors_refused("as nothing", tensors={"model/a": torch.ones(1)}, shapes={"model/a": []})
 
 
@@ -187,13 +187,13 @@ CODECS = {
 
 @pytest.mark.parametrize("case", CODECS)
 def test_an_abused_codec_is_refused_before_it_is_used(case):
-    change, said = CODECS[case]
+    change, words = CODECS[case]
     tensors, meta, _ = quantised()
     check_codec(tensors, meta, Limits(max_bytes=1000))
     change(meta[CODEC])
     with pytest.raises(RefusedError, match="^A message was refused: expected ") as caught:
         check_codec(tensors, meta, Limits(max_bytes=1000))
-    assert said in str(caught.value)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("codec", [None, [], 4, "4", {}])

@@ -79,10 +79,10 @@ def test_what_is_not_the_message_is_refused(make):
     blobs = [blob for blob in (make(chance) for _ in range(1_000)) if blob != BLOB]
     assert len(blobs) > 700
     for blob in blobs:
-        said = outcome(blob)
-        assert isinstance(said, str), f"{blob!r} was taken for a message"
-        assert said.isprintable()
-        assert len(said) < 500
+        message = outcome(blob)
+        assert isinstance(message, str), f"{blob!r} was taken for a message"
+        assert message.isprintable()
+        assert len(message) < 500
 
 
 def test_a_forger_who_knows_the_checksum_can_only_send_messages():

@@ -19,7 +19,7 @@ def same(a, b):
     return (a.kind, a.meta) == (b.kind, b.meta) and wire.tensors_equal(a.tensors, b.tensors)
 
 
-def refused(blob, *said, limits=LIMITS):
+def refused(blob, *words, limits=LIMITS):
     """Bytes are refused, with these words and within little memory; returns the sentence."""
     tracemalloc.start()
     try:
@@ -29,7 +29,7 @@ def refused(blob, *said, limits=LIMITS):
     finally:
         tracemalloc.stop()
     text = str(caught.value)
-    assert all(word in text for word in said), text
+    assert all(word in text for word in words), text
     assert len(text) < 500
     assert text.isprintable()
     return text
@@ -77,7 +77,7 @@ def test_arrived_memory_is_its_own():
 
 
 @pytest.mark.parametrize(
-    ("limit", "largest", "said"),
+    ("limit", "largest", "words"),
     [
         ("max_bytes", len(BLOB), f"got {len(BLOB)}"),
         ("max_header_bytes", len(BLOB) - 8 - len(body_of(BLOB)), "got one of "),
@@ -87,9 +87,9 @@ def test_arrived_memory_is_its_own():
         ("max_meta_depth", 5, "a deeper one"),
     ],
 )
-def test_each_limit_is_kept_to_the_last_one(limit, largest, said):
+def test_each_limit_is_kept_to_the_last_one(limit, largest, words):
     assert same(unpack(pack(MESSAGE), replace(LIMITS, **{limit: largest})), unpack(BLOB, LIMITS))
-    refused(BLOB, str(largest - 1), said, "raise the receiver's limit", limits=replace(LIMITS, **{limit: largest - 1}))
+    refused(BLOB, str(largest - 1), words, "raise the receiver's limit", limits=replace(LIMITS, **{limit: largest - 1}))
 
 
 def test_a_size_is_refused_before_anything_is_read():
@@ -121,8 +121,8 @@ def test_only_bytes_are_taken(thing):
 
 @pytest.mark.parametrize("case", HEADERS)
 def test_a_header_of_another_form_is_refused(case):
-    header, *said = HEADERS[case]
-    refused(crafted(header, b"secret!!"), *said)
+    header, *words = HEADERS[case]
+    refused(crafted(header, b"secret!!"), *words)
 
 
 def test_headers_of_many_megabytes_end_in_a_sentence():

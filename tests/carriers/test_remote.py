@@ -29,8 +29,8 @@ def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
     assert (progress.state, progress.missing) == ("finished", {})
     local = place.local(offer, files, tmp_path / "local")
     expected = snapshot(tmp_path / "local")
-    found = digests(folder, files, offer.run)
-    assert found == {name: expected[name] for name in ("server", *SITES)}
+    states = digests(folder, files, offer.run)
+    assert states == {name: expected[name] for name in ("server", *SITES)}
     assert scores(folder) == expected["rows"]
     for site in SITES:
         home = torch.load(files[site].state / "runs" / offer.run / "bundle" / "models" / "model.pt", weights_only=True)

@@ -63,10 +63,10 @@ def undeclared_name(message: Message) -> None:
 
 
 def row(*changes: tuple[int, Any]) -> list[Any]:
-    found: list[Any] = [1, "site-03", "personal", "train", "trained", "loss", 0.5]
+    values: list[Any] = [1, "site-03", "personal", "train", "trained", "loss", 0.5]
     for index, value in changes:
-        found[index] = value
-    return found
+        values[index] = value
+    return values
 
 
 FROM_SITE: dict[str, Change] = {
@@ -117,7 +117,7 @@ def test_changed_answers_make_their_site_missing_and_harm_nobody(place: Place, t
     rounds = 2 * len(FROM_SITE)  # a site that fails twice in a row is left out
     files = place.files("changed", {name: {"max_rounds": 99} for name in ("server", *SITES)})
     offer = offered(place, min_replies=2, rounds=rounds, evaluate_every=rounds)
-    waiting = [change for one in FROM_SITE.values() for change in (one, lambda message: None)]
+    waiting = [change for tamper in FROM_SITE.values() for change in (tamper, lambda message: None)]
     reasons, progress = [], server_run.Progress()
 
     def change(message: Message) -> Message | None:
@@ -138,8 +138,8 @@ def test_changed_answers_make_their_site_missing_and_harm_nobody(place: Place, t
     assert [bool(reason) for reason in reasons] == [False, *[True, False] * (len(FROM_SITE) - 1), True]
     place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-03" and step % 2 == 1)
     expected = local_outcome(tmp_path / "local")
-    found = outcome_without("site-03", folder, files)
-    assert found == {name: expected[name] for name in found}
+    states = outcome_without("site-03", folder, files)
+    assert states == {name: expected[name] for name in states}
     assert not any(line.startswith("1,site-03,") for line in scores(folder))
 
 
@@ -262,7 +262,7 @@ def test_names_of_classes_are_no_code_in_the_bundle_that_the_server_writes(place
 def texts(value: Any) -> list[str]:
     """All texts of a JSON value that are not empty."""
     if isinstance(value, dict | list):
-        return [text for one in (value.values() if isinstance(value, dict) else value) for text in texts(one)]
+        return [text for inner in (value.values() if isinstance(value, dict) else value) for text in texts(inner)]
     return [value] if isinstance(value, str) and value else []
 
 

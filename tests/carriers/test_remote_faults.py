@@ -81,9 +81,9 @@ def test_a_lost_reply_is_asked_for_again_after_a_resume(place: Place, unbroken: 
     assert list(progress.missing) == ["site-02"]
     folder, progress, _ = serve(files, offer)
     assert (progress.state, progress.missing) == ("finished", {})
-    found = outcome(folder, files)
-    assert {name: found[name] for name in (*SITES, "rows")} == {name: unbroken[name] for name in (*SITES, "rows")}
-    assert found["server"][0] == unbroken["server"][0]
+    states = outcome(folder, files)
+    assert {name: states[name] for name in (*SITES, "rows")} == {name: unbroken[name] for name in (*SITES, "rows")}
+    assert states["server"][0] == unbroken["server"][0]
 
 
 def test_an_order_delivered_twice_changes_nothing(place: Place, unbroken: dict[str, Any]) -> None:
@@ -94,8 +94,8 @@ def test_an_order_delivered_twice_changes_nothing(place: Place, unbroken: dict[s
     def twice(site: str, blob: bytes) -> bytes:
         if unpack(blob, Limits()).kind in ("step", "install"):
             first, second = (unpack(loopback.services[site].answer(blob), Limits()) for _ in range(2))
-            one, two = (message.meta.get("answer") for message in (first, second))
-            differing.append(one != two)
+            first_answer, two = (message.meta.get("answer") for message in (first, second))
+            differing.append(first_answer != two)
         return blob
 
     loopback.tamper = twice
@@ -131,9 +131,9 @@ def test_an_answer_of_an_earlier_step_is_not_taken_for_one_of_this_step(
         return blob
 
     folder, progress, _ = serve(files, offer, tamper_answer=late)
-    found = outcome(folder, files)
+    states = outcome(folder, files)
     place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-03" and step > 1)
-    assert found["server"] == local_outcome(tmp_path / "local")["server"]
+    assert states["server"] == local_outcome(tmp_path / "local")["server"]
 
 
 def test_a_parcel_delivered_twice_is_one_parcel(place: Place, tmp_path: Path) -> None:
@@ -235,9 +235,9 @@ def test_a_run_goes_on_without_a_silent_site_as_its_quorum_says(place: Place, tm
     assert progress.state == "finished"
     assert "did not answer" in progress.missing["site-01"]
     place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-01")
-    found = outcome_without("site-01", folder, files)
+    states = outcome_without("site-01", folder, files)
     expected = local_outcome(tmp_path / "local")
-    assert found == {name: expected[name] for name in found}
+    assert states == {name: expected[name] for name in states}
 
 
 @pytest.mark.parametrize("since", ["hello", "step"])

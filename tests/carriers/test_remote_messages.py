@@ -79,11 +79,11 @@ TO_SITE: dict[str, Change] = {
 
 
 def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_ever(place: Place) -> None:
-    asked, said = talk(place, "to-site")
+    orders, replies = talk(place, "to-site")
     other = place.files("to-site-again")
     before = set(place.root.rglob("*"))
     service = SiteService(other["site-01"], lambda to, blob, patience: False)
-    hello, begin, first = asked[:3]
+    hello, begin, first = orders[:3]
     for early in (begin, first, pack(Message("install", {}, {"step": 1, "round": 1}))):
         assert refused(service.answer(early))
     service.answer(hello), service.answer(begin)
@@ -97,27 +97,27 @@ def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_eve
     assert all(own in path.parents or path in (own, *own.parents, own.parent.parent / "secret") for path in
                set(place.root.rglob("*")) - before)  # fmt: skip
     assert not list(own.rglob("step-*"))
-    answers = [unpack(service.answer(blob), LIMITS) for blob in asked[2:5]]
-    for mine, honest in zip(answers, (unpack(blob, LIMITS) for blob in said[2:5]), strict=True):
+    answers = [unpack(service.answer(blob), LIMITS) for blob in orders[2:5]]
+    for mine, honest in zip(answers, (unpack(blob, LIMITS) for blob in replies[2:5]), strict=True):
         assert wire.digest(mine.tensors) == wire.digest(honest.tensors)
         assert untimed(mine.meta) == untimed(honest.meta)
     service.close()
 
 
 def test_a_step_number_that_the_store_can_not_name_is_refused(place: Place) -> None:
-    asked, _ = talk(place, "steps")
+    orders, _ = talk(place, "steps")
     service = SiteService(place.files("steps-again")["site-01"], lambda to, blob, patience: False)
-    service.answer(asked[0]), service.answer(asked[1])
-    answer = service.answer(changed(asked[2], set_order(step=10**9)))
+    service.answer(orders[0]), service.answer(orders[1])
+    answer = service.answer(changed(orders[2], set_order(step=10**9)))
     service.close()
     assert refused(answer)
 
 
 def untimed(meta: Any) -> str:
-    found = copy.deepcopy(meta)
-    for rows in (found.get("evaluation") or [], (found.get("answer") or {}).get("rows") or []):
+    copied = copy.deepcopy(meta)
+    for rows in (copied.get("evaluation") or [], (copied.get("answer") or {}).get("rows") or []):
         rows[:] = [row for row in rows if "seconds" not in row[5]]
-    return json.dumps(found, sort_keys=True)
+    return json.dumps(copied, sort_keys=True)
 
 
 OFFERS: dict[str, dict[str, Any]] = {
@@ -150,11 +150,11 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
 
 
 def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(place: Place) -> None:
-    asked, _ = talk(place, "post", method="fedper", rounds=1, global_test=True)
+    orders, _ = talk(place, "post", method="fedper", rounds=1, global_test=True)
     posted: list[str] = []
     service = SiteService(place.files("post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
-    post = next(blob for blob in asked if unpack(blob, LIMITS).kind == "post")
-    for blob in asked[:3]:
+    post = next(blob for blob in orders if unpack(blob, LIMITS).kind == "post")
+    for blob in orders[:3]:
         service.answer(blob)
     for other in ("server", "stranger", "../site-02"):
         service.answer(changed(post, set_meta(to=[other])))
@@ -163,12 +163,12 @@ def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(pl
 
 
 def test_a_model_is_not_posted_where_the_run_has_no_global_test(place: Place) -> None:
-    asked, _ = talk(place, "no-post", method="fedper", rounds=1)
+    orders, _ = talk(place, "no-post", method="fedper", rounds=1)
     posted: list[str] = []
     service = SiteService(place.files("no-post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
-    for blob in asked[:3]:
+    for blob in orders[:3]:
         service.answer(blob)
-    published = wire.select(unpack(asked[3], LIMITS).tensors, "published/")
+    published = wire.select(unpack(orders[3], LIMITS).tensors, "published/")
     answer = service.answer(pack(Message("post", published, {"step": 1, "round": 1, "to": ["site-02"]})))
     service.close()
     assert refused(answer)

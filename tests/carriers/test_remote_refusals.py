@@ -90,11 +90,11 @@ def check_missing(
     folder, progress, _ = serve(files, offer)
     assert (progress.state, list(progress.missing)) == ("finished", ["site-03"])
     assert all(word in progress.missing["site-03"] for word in words), progress.missing
-    found = outcome_without("site-03", folder, files)
+    states = outcome_without("site-03", folder, files)
     if wanted:
         place.local(offer, files, tmp_path / "local", absent=lambda site, step: site == "site-03")
-        alone = {name: value for name, value in local_outcome(tmp_path / "local").items() if name in found}
-    assert found == alone
+        alone = {name: value for name, value in local_outcome(tmp_path / "local").items() if name in states}
+    assert states == alone
     assert not any("site-03" in line for line in scores(folder))
     assert not (files["site-03"].state / "runs" / "one" / "state").exists()
 
@@ -198,13 +198,13 @@ def test_threads_and_device_are_those_of_each_ones_own_file(place: Place) -> Non
         serve(files, offered(place, rounds=1))
     finally:
         torch.set_num_threads(1)
-    told = {site: json.loads((files[site].state / "runs" / "one" / "run.json").read_text()) for site in SITES}
-    assert {site: run["execution"]["threads"] for site, run in told.items()} == {
+    records = {site: json.loads((files[site].state / "runs" / "one" / "run.json").read_text()) for site in SITES}
+    assert {site: run["execution"]["threads"] for site, run in records.items()} == {
         "site-01": 1,
         "site-02": 2,
         "site-03": 1,
     }
-    assert {run["execution"]["device"] for run in told.values()} == {"cpu"}
+    assert {run["execution"]["device"] for run in records.values()} == {"cpu"}
 
 
 @pytest.mark.parametrize("at_site", [["size"], []])

@@ -18,7 +18,7 @@ from medfl.deploy.site_file import SiteFile, read_site_file
 from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.testing.phantoms import make_cohort
 from medfl_datasets.abide.phantom import ATLAS_FILE, write_release
 from medfl_datasets.abide.spec import Abide
@@ -33,7 +33,7 @@ def brains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("brains")
     release = write_release(root / "release", per_centre=6, centres=("NYU", "USM"), size=12)
     prepare(Abide(source=release, size=16, atlas=release / ATLAS_FILE), root / "pool", workers=1)
-    plan = Plan("by_site", column="site", test_fraction=0.4, global_test="none")
+    plan = PartitionPlan("by_site", column="site", test_fraction=0.4, global_test="none")
     partition(root / "pool", root / "data", plan, by_site)
     return root
 

@@ -27,17 +27,17 @@ def test_submit_is_run_with_the_carrier_and_the_kit(monkeypatch: pytest.MonkeyPa
 
 
 def test_provision_takes_the_sites_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Any] = []
+    provisioned: list[Any] = []
 
     def provision(federation: provisioning.Project, out: Path) -> dict[str, Path]:
-        asked.append(federation)
-        return {} if len(asked) > 1 else {"a": out / "a"}
+        provisioned.append(federation)
+        return {} if len(provisioned) > 1 else {"a": out / "a"}
 
     monkeypatch.setattr(provisioning, "provision", provision)
     words = ("--server", "fl.org", "--sites", "a, b,", "--admin", "me@x.org", "--out", str(tmp_path), "--port", "9")
     assert "1 kits made" in call("provision", *words).output
     assert "nobody is new" in call("provision", *words).output
-    assert asked[0] == provisioning.Project("fl.org", ("a", "b"), "me@x.org", port=9)
+    assert provisioned[0] == provisioning.Project("fl.org", ("a", "b"), "me@x.org", port=9)
 
 
 def test_stop_tells_a_kit_from_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def test_without_a_kind_all_are_listed(medfl_command):
 def test_bundles_are_listed_with_their_task_and_folder(medfl_command):
     code, out, _ = medfl_command("list", "bundles")
     assert code == 0
-    told = "".join(line.strip() for line in out.splitlines())  # a long path is folded
+    text = "".join(line.strip() for line in out.splitlines())  # a long path is folded
     assert " medmnist_classification Classification of small medical images" in words(out)
-    assert "/bundles/medmnist_classification" in told
+    assert "/bundles/medmnist_classification" in text
     assert "fedavg" not in out
 
 

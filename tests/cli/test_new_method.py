@@ -115,7 +115,7 @@ def test_nothing_is_overwritten_and_nothing_else_is_written_then(new_method, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("MyProx", "lower-case letters.*got 'MyProx'"),
         ("my-prox", "got 'my-prox'"),
@@ -129,8 +129,8 @@ def test_nothing_is_overwritten_and_nothing_else_is_written_then(new_method, tmp
         ("torch", "installed Python module"),
     ],
 )
-def test_a_name_that_can_not_be_is_refused(new_method, tmp_path, name, said):
+def test_a_name_that_can_not_be_is_refused(new_method, tmp_path, name, message):
     code, _, err = new_method(name, "--out", tmp_path)
     assert code == 2
-    assert re.search(said, err), err
+    assert re.search(message, err), err
     assert list(tmp_path.iterdir()) == []

@@ -47,8 +47,8 @@ def facts_of(folder: Path) -> dict:
 
 
 def test_from_a_pool_to_sites(medfl, pool, tmp_path):
-    given = ("partition", pool, "--out", tmp_path / "D", "--scheme", "dirichlet_class_balanced", "--sites", 4)
-    status, out, err = medfl(*given, "--alpha", 0.5, "--seed", 7, "--val-fraction", 0.1)
+    command = ("partition", pool, "--out", tmp_path / "D", "--scheme", "dirichlet_class_balanced", "--sites", 4)
+    status, out, err = medfl(*command, "--alpha", 0.5, "--seed", 7, "--val-fraction", 0.1)
     assert status == 0, err
     assert "site-04" in out
     assert next(line for line in out.splitlines() if line.startswith(" all sites")).split()[2:10] == ["25"] * 8
@@ -124,8 +124,8 @@ def test_folds_cover_every_image_once(medfl, pool, tmp_path):
 
 def test_a_scheme_of_a_plugin_gets_its_options(medfl, pool, tmp_path):
     (tmp_path / "mine.py").write_text(PLUGIN)
-    given = ("partition", pool, "--out", tmp_path / "D", "--plugin", tmp_path / "mine.py", "--scheme", "pieces")
-    status, _, err = medfl(*given, "--sites", 5, "--option", "skip=50", "--global-test", "remainder")
+    command = ("partition", pool, "--out", tmp_path / "D", "--plugin", tmp_path / "mine.py", "--scheme", "pieces")
+    status, _, err = medfl(*command, "--sites", 5, "--option", "skip=50", "--global-test", "remainder")
     assert status == 0, err
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     assert [record["image"] for record in held] == list(range(50))
@@ -135,15 +135,15 @@ def test_what_is_dropped_or_allowed_is_said(medfl, pool, tmp_path):
     images = np.load(pool / "images.npy")
     images[210] = images[10]
     np.save(pool / "images.npy", images)
-    given = ("partition", pool, "--out", tmp_path / "D", "--sites", 1)
-    status, _, err = medfl(*given)
+    command = ("partition", pool, "--out", tmp_path / "D", "--sites", 1)
+    status, _, err = medfl(*command)
     assert status == 2
     assert "--duplicates drop" in err
     assert not (tmp_path / "D").exists()
-    status, _, err = medfl(*given, "--duplicates", "drop")
+    status, _, err = medfl(*command, "--duplicates", "drop")
     assert status == 0, err
     assert "left out at site-01: 1 image, the same image or patient is in the server's test set" in err
-    status, _, err = medfl(*given, "--allow-leak", "pixels", "--force")
+    status, _, err = medfl(*command, "--allow-leak", "pixels", "--force")
     assert status == 0, err
     assert "allowed leak: pixels: 1 training image identical to images of the server's test set" in err
 

@@ -11,7 +11,7 @@ from medfl.data.sites import load_sites
 
 
 @pytest.fixture
-def given(tmp_path):
+def command(tmp_path):
     """The arguments for twelve images of six patients."""
     images = tmp_path / "images"
     images.mkdir()
@@ -26,9 +26,9 @@ def given(tmp_path):
     return ("prep", "folder", images, "--table", table, *columns, "--workers", 1, "--out", tmp_path / "P")
 
 
-def test_from_files_to_sites(medfl, given, tmp_path):
+def test_from_files_to_sites(medfl, command, tmp_path):
     extra = ("--site-column", "where", "--keep-column", "age", "--size", "8x6", "--name", "own", "--licence", "ours")
-    status, out, err = medfl(*given, *extra)
+    status, out, err = medfl(*command, *extra)
     assert status == 0, err
     assert out.splitlines() == [
         f"{tmp_path / 'P'}: 12 training, 0 validation, 0 test images of 2 classes",
@@ -52,19 +52,19 @@ def test_from_files_to_sites(medfl, given, tmp_path):
     assert sum(len(site.train) for site in sites.values()) == 12
 
 
-def test_mistakes_end_with_a_message_and_status_2(medfl, given, tmp_path):
+def test_mistakes_end_with_a_message_and_status_2(medfl, command, tmp_path):
     (tmp_path / "images" / "3.png").write_bytes(b"")
     for extra, message in (
         (("--size", "8by6"), "expected a size like 224, 224x160 or 64x64x32, got '8by6'"),
         (("--size", "8", "--site-column", "were"), "Did you mean 'where'?"),
         (("--size", "8"), "1 of 12 images can't be read"),
     ):
-        status, _, err = medfl(*given, *extra)
+        status, _, err = medfl(*command, *extra)
         assert status == 2, err
         assert message in err
         assert "Traceback" not in err
         assert not (tmp_path / "P").exists()
-    status, out, err = medfl(*given, "--size", "8", "--skip-unreadable")
+    status, out, err = medfl(*command, "--size", "8", "--skip-unreadable")
     assert status == 0, err
     assert "11 training" in out
     assert "1 of 12 images can't be read and were left out" in err
@@ -106,8 +106,8 @@ def source(tmp_path):
 
 
 def test_a_download_becomes_a_pooled_data_set(medfl, source, tmp_path):
-    given = ("prep", "medmnist", "--source", source, "--flag", "bloodmnist", "--out", tmp_path / "P")
-    status, out, err = medfl(*given)
+    command = ("prep", "medmnist", "--source", source, "--flag", "bloodmnist", "--out", tmp_path / "P")
+    status, out, err = medfl(*command)
     assert status == 0, err
     assert "200 training, 8 validation, 40 test images of 8 classes" in out
     assert err.startswith("bloodmnist: licence CC BY 4.0"), "the licence comes first"
@@ -117,7 +117,7 @@ def test_a_download_becomes_a_pooled_data_set(medfl, source, tmp_path):
         "validation": 8,
         "test": 40,
     }
-    status, _, err = medfl(*given)
+    status, _, err = medfl(*command)
     assert status == 2
     assert "--force" in err
 

@@ -57,11 +57,11 @@ def test_several_runs_stand_one_after_the_other(medfl_command, tmp_path):
 
 
 def test_a_run_that_was_stopped(tmp_path):
-    found = describe(read_run(make_run(tmp_path / "one", rounds=10, done=4, status="running")))
-    assert found["status"] == "stopped; the same command continues it"
-    assert found["rounds"] == "4 of 10"
-    assert found["time"] == "about 6.0 s a round; about 36.0 s left"
-    assert found["bundles"] == "none; they are written at the end"
+    facts = describe(read_run(make_run(tmp_path / "one", rounds=10, done=4, status="running")))
+    assert facts["status"] == "stopped; the same command continues it"
+    assert facts["rounds"] == "4 of 10"
+    assert facts["time"] == "about 6.0 s a round; about 36.0 s left"
+    assert facts["bundles"] == "none; they are written at the end"
 
 
 def test_a_run_that_is_being_written(tmp_path):
@@ -76,21 +76,21 @@ def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
     content = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(content | {"rounds": 9}))
     with only_writer(run):
-        found = describe(read_run(run))
-    assert (found["rounds"], found["time"]) == ("3 of 9", "about 6.0 s a round; about 36.0 s left")
+        facts = describe(read_run(run))
+    assert (facts["rounds"], facts["time"]) == ("3 of 9", "about 6.0 s a round; about 36.0 s left")
 
 
 def test_a_run_that_diverged(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="diverged", reason="Tensor 'a' is not finite.")
-    found = describe(read_run(run))
-    assert found["status"] == "diverged: Tensor 'a' is not finite. The same command tries that round again."
-    assert (found["rounds"], found["time"]) == ("4 of 10", "about 6.0 s a round")
+    facts = describe(read_run(run))
+    assert facts["status"] == "diverged: Tensor 'a' is not finite. The same command tries that round again."
+    assert (facts["rounds"], facts["time"]) == ("4 of 10", "about 6.0 s a round")
 
 
 def test_a_run_that_has_just_begun(tmp_path):
     run = make_run(tmp_path / "one", done=0, status="running", state=False)
-    found = describe(read_run(run))
-    assert (found["rounds"], found["score"], found["time"]) == ("0 of 3", "none yet", "not known yet")
+    facts = describe(read_run(run))
+    assert (facts["rounds"], facts["score"], facts["time"]) == ("0 of 3", "none yet", "not known yet")
 
 
 def test_the_time_of_a_round_is_that_of_the_slowest_site_or_of_all_by_the_workers(tmp_path):
@@ -234,11 +234,11 @@ def test_what_tracking_studies_and_attacks_leave_goes_with_all(medfl_command, tm
 
 @pytest.mark.parametrize(("answer", "there"), [("y", False), ("n", True)])
 def test_all_asks_first(medfl_command, tmp_path, monkeypatch, answer, there):
-    run, asked = make_run(tmp_path / "one"), []
-    monkeypatch.setattr("typer.confirm", lambda text: asked.append(text) or answer == "y")
+    run, questions = make_run(tmp_path / "one"), []
+    monkeypatch.setattr("typer.confirm", lambda text: questions.append(text) or answer == "y")
     code, out, _ = medfl_command("clean", run, "--all")
     assert (code, run.exists()) == (0, there)
-    assert asked[0].startswith(f"Remove these runs with their scores and models?\n  {run} (")
+    assert questions[0].startswith(f"Remove these runs with their scores and models?\n  {run} (")
     assert ("nothing was removed" in out) == there
 
 

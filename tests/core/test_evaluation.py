@@ -32,11 +32,11 @@ def test_every_image_is_seen_once_in_order():
 
     n = 2 * EVALUATION_BATCH + 3
     images = torch.linspace(-1, 1, n).reshape(n, 1, 1, 1)
-    found = predict(Counting(), TensorData(images, torch.zeros(n, dtype=torch.int64)), SETTINGS)
+    probabilities = predict(Counting(), TensorData(images, torch.zeros(n, dtype=torch.int64)), SETTINGS)
     assert seen == [EVALUATION_BATCH, EVALUATION_BATCH, 3]
-    assert found.shape == (n, 2)
-    assert torch.allclose(found.sum(1), torch.ones(n))
-    assert torch.allclose(found[:, 0], torch.sigmoid(2 * images.flatten()))
+    assert probabilities.shape == (n, 2)
+    assert torch.allclose(probabilities.sum(1), torch.ones(n))
+    assert torch.allclose(probabilities[:, 0], torch.sigmoid(2 * images.flatten()))
 
 
 def test_scoring_changes_nothing_and_drops_nothing():
@@ -162,13 +162,13 @@ def test_the_shared_test_scores_every_personal_model_on_the_servers_test_set(tmp
     assert set(map(tuple, table[["round", "site", "model", "moment"]].values)) == {
         (round_, site, "personal", "aggregated") for round_ in (1, 2) for site in make_sites()
     }
-    found = result.summary["scores"]["personal"]["shared"]["accuracy"]
+    scores = result.summary["scores"]["personal"]["shared"]["accuracy"]
     for site, models in result.models.items():
         model = FedAvg().predictor(make_task(), [models["personal"]])
         expected = score(model, shared, make_task(), SETTINGS)["accuracy"]
-        assert found["sites"][site] == pytest.approx(expected)
+        assert scores["sites"][site] == pytest.approx(expected)
         assert table.set_index(["round", "site"]).loc[(2, site), "value"] == pytest.approx(expected)
-    assert found["mean"] == pytest.approx(sum(found["sites"].values()) / 3)
+    assert scores["mean"] == pytest.approx(sum(scores["sites"].values()) / 3)
 
 
 def test_without_a_test_set_there_is_nothing_to_share(tmp_path):

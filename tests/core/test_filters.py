@@ -170,13 +170,13 @@ def test_same_payload_same_noise_and_otherwise_never():
 
     small = {name: t * 1e-3 for name, t in update().items()}
     nudged = small | {"model/b": small["model/b"] + 1e-6}
-    one = noise(small)
+    draw = noise(small)
     for other in (
         noise(nudged),
         noise(small, streams=lambda payload: stream(payload, secret=b"secret of site b")),
         noise(small, streams=lambda payload: stream(payload, round_=2)),
     ):
-        assert float((one - other).abs().mean()) > 1.0
+        assert float((draw - other).abs().mean()) > 1.0
 
 
 @pytest.mark.parametrize("other", [{"epsilon": 4.0, "clip": 2.5}, {"epsilon": 5.0, "clip": 2.0}])
@@ -333,7 +333,7 @@ class Updates:
 
     sends = {"model/": "update"}
     sends_meta: dict[str, Tell] = {}
-    posts_parcels = pools_data = supports_dp_sgd = False
+    sends_to_peers = pools_data = supports_dp_sgd = False
 
 
 class Weights(Updates):
@@ -349,7 +349,7 @@ class Prototypes(Updates):
 
 
 class Circulating(Updates):
-    posts_parcels = True
+    sends_to_peers = True
 
 
 class Pooled(Updates):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfl.contract import Parcel, State
+from medfl.contract import PeerMessage, State
 from medfl.core.store import Inbox, Store, only_writer
 from medfl.errors import DamagedError, StoreError
 from medfl.utils.files import write_atomic, write_json
@@ -95,9 +95,9 @@ def test_a_step_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     record = store.latest()
     assert record is not None
     assert (record.step, record.meta["rows"]) == (7, [[1, "x"]])
-    found = record.state()
-    assert tensors_equal(found.tensors, saved.tensors)
-    assert (found.meta, found.blobs) == (saved.meta, saved.blobs)
+    restored = record.state()
+    assert tensors_equal(restored.tensors, saved.tensors)
+    assert (restored.meta, restored.blobs) == (saved.meta, saved.blobs)
     assert tensors_equal(store.read(7, "reply/"), {"u": torch.ones(2)})
 
 
@@ -213,14 +213,14 @@ def test_a_damaged_step_keeps_its_blobs(tmp_path: Path) -> None:
 # ---- parcels
 
 
-def parcel(value: int) -> Parcel:
-    return Parcel("b", {"x": torch.tensor([value])}, {"value": value})
+def parcel(value: int) -> PeerMessage:
+    return PeerMessage("b", {"x": torch.tensor([value])}, {"value": value})
 
 
 def read(inbox: Inbox, since: int, before: int) -> list[tuple[str, int]]:
-    found = inbox.read(since, before)
-    assert all(p.to == "b" and int(p.tensors["x"]) == p.meta["value"] for p in found)
-    return [(p.sender, p.meta["value"]) for p in found]
+    messages = inbox.read(since, before)
+    assert all(p.to == "b" and int(p.tensors["x"]) == p.meta["value"] for p in messages)
+    return [(p.sender, p.meta["value"]) for p in messages]
 
 
 def test_a_parcel_is_read_by_the_first_step_after_it_was_posted(tmp_path: Path) -> None:

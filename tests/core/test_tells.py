@@ -75,7 +75,7 @@ TELLS = {
 
 
 @pytest.mark.parametrize(
-    ("meta", "op", "private", "said"),
+    ("meta", "op", "private", "message"),
     [
         ({"size": 3}, "fit", False, None),
         ({"size": 3, "score": 0.5}, "judge", False, None),
@@ -91,13 +91,13 @@ TELLS = {
         (None, "fit", False, "expected facts by name, got nothing"),
     ],
 )
-def test_what_is_told_fits_or_is_refused(meta: Any, op: str, private: bool, said: str | None) -> None:
-    if said is None:
+def test_what_is_told_fits_or_is_refused(meta: Any, op: str, private: bool, message: str | None) -> None:
+    if message is None:
         check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
         return
     with pytest.raises(RefusedError, match="^What site 'site-01' tells was refused: expected ") as caught:
         check_told(meta, TELLS, op, KNOWN, "site 'site-01'", private)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "Jane" not in str(caught.value).replace("got 'Jane'", "")
 
 
@@ -128,7 +128,7 @@ SENDS: Any = {"model/": "update", "part/": "update", "shared/": "samples"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, None),
         ({"model/n": None}, None),  # counters stay at home under a privacy setting
@@ -142,12 +142,12 @@ SENDS: Any = {"model/": "update", "part/": "update", "shared/": "samples"}
         ({"model/c": torch.zeros(2)}, "expected no such name"),
     ],
 )
-def test_updates_are_of_what_the_order_brought(changes: dict[str, Any], said: str | None) -> None:
+def test_updates_are_of_what_the_order_brought(changes: dict[str, Any], message: str | None) -> None:
     updates = {name: tensor for name, tensor in (BEFORE | changes).items() if tensor is not None}
-    if said is None:
+    if message is None:
         check_updates(updates, BEFORE, SENDS)
         return
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(RefusedError, match=message):
         check_updates(updates, BEFORE, SENDS)
 
 

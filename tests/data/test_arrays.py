@@ -98,9 +98,9 @@ def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch, o
     ],
 )
 def test_what_does_not_fit_together_is_named(change, message):
-    given = {"images": random_images(9, 4, 4, 3), "labels": [0, 1, 2], "rows": [0, 1, 2], **change}
+    fields = {"images": random_images(9, 4, 4, 3), "labels": [0, 1, 2], "rows": [0, 1, 2], **change}
     with pytest.raises(DataError, match=message):
-        ArrayDataset(**given)
+        ArrayDataset(**fields)
 
 
 def test_an_array_file_is_opened_once_and_hashed_by_content(tmp_path):

@@ -21,11 +21,11 @@ def write(path, values=None):
 def test_channels_are_in_the_order_of_the_derivatives(tmp_path):
     write(tmp_path / "Secret_0051_reho.nii.gz")
     write(tmp_path / "Secret_0051_lfcd.nii", np.random.default_rng(1).random((12, 12, 12)) + 0.1)
-    one, other = (BrainMaps(tmp_path, names, 8, (0.0,), (1.0,))[0]["image"] for names in (PAIR, PAIR[::-1]))
-    assert one.shape == (2, 8, 8, 8)
-    assert np.array_equal(one[0], other[1])
-    assert not np.array_equal(one[0], one[1])
-    assert one.meta["filename_or_obj"] == "Secret_0051"
+    image, other = (BrainMaps(tmp_path, names, 8, (0.0,), (1.0,))[0]["image"] for names in (PAIR, PAIR[::-1]))
+    assert image.shape == (2, 8, 8, 8)
+    assert np.array_equal(image[0], other[1])
+    assert not np.array_equal(image[0], image[1])
+    assert image.meta["filename_or_obj"] == "Secret_0051"
 
 
 PAIR = ("reho", "lfcd")
@@ -40,9 +40,9 @@ def test_a_subject_without_all_maps_is_told_by_number(tmp_path):
 
 def test_a_broken_map_is_told_by_number_and_derivative(tmp_path):
     write(tmp_path / "Secret_reho.nii.gz", np.full((12, 12, 12), np.nan))
-    with pytest.raises(DataError, match="subject 1 of 1 in .* reho: the map has values that are not finite") as told:
+    with pytest.raises(DataError, match="subject 1 of 1 in .* reho: the map has values that are not finite") as error:
         BrainMaps(tmp_path, ["reho"], 8, (0.0,), (1.0,))[0]
-    assert "Secret" not in str(told.value)
+    assert "Secret" not in str(error.value)
 
 
 def test_folders_without_maps_are_told(tmp_path):

@@ -17,7 +17,7 @@ from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "mammography_classification"
 CLASSES = ("normal", "benign", "malignant")
@@ -38,7 +38,7 @@ def pool(folder: Path, classes: tuple[str, ...], labels: list[int], named: bool 
 @pytest.fixture
 def sites(tmp_path: Path) -> Path:
     """Two sites that tell normal, benign and malignant images apart."""
-    partition(pool(tmp_path / "films", CLASSES, [0, 1, 2] * 8), tmp_path / "D", Plan("iid", 2), iid)
+    partition(pool(tmp_path / "films", CLASSES, [0, 1, 2] * 8), tmp_path / "D", PartitionPlan("iid", 2), iid)
     return tmp_path / "D"
 
 
@@ -63,12 +63,12 @@ def load(sites: Path, classes: tuple[str, ...], label_map: Any = None, named: bo
 def test_a_class_becomes_the_sites_class(
     sites: Path, classes: tuple[str, ...], label_map: Mapping[str, str | None] | None, labels: list[int]
 ) -> None:
-    found = load(sites, classes, label_map)
-    assert found.public is not None
-    assert found.public.train.labels.tolist() == labels
-    assert found.public.classes == CLASSES
-    assert found.label_map == (label_map or {name: name for name in classes})
-    images, _ = found.public.train.batch(torch.arange(len(labels)))
+    cohort = load(sites, classes, label_map)
+    assert cohort.public is not None
+    assert cohort.public.train.labels.tolist() == labels
+    assert cohort.public.classes == CLASSES
+    assert cohort.label_map == (label_map or {name: name for name in classes})
+    images, _ = cohort.public.train.batch(torch.arange(len(labels)))
     kept = [row for row, label in enumerate([0, 1, 1, 0, 1]) if (label_map or {}).get(classes[label], "") is not None]
     expected = np.load(sites.parent / "lesions" / "images.npy")[kept] / 255 * 2 - 1
     np.testing.assert_allclose(images[:, 0].numpy(), expected, atol=1e-6)
@@ -77,9 +77,9 @@ def test_a_class_becomes_the_sites_class(
 def test_another_map_is_other_data(sites: Path) -> None:
     """A run that goes on with another map would not be the same run."""
     plain = load(sites, ("benign", "malignant"))
-    given = {"benign": "benign", "malignant": "malignant"}
-    again = load_cohort(sites, 3, *SCALE, public="../lesions", label_map=given)
-    other = load_cohort(sites, 3, *SCALE, public="../lesions", label_map=given | {"benign": "normal"})
+    label_map = {"benign": "benign", "malignant": "malignant"}
+    again = load_cohort(sites, 3, *SCALE, public="../lesions", label_map=label_map)
+    other = load_cohort(sites, 3, *SCALE, public="../lesions", label_map=label_map | {"benign": "normal"})
     assert again.digest() == plain.digest() != other.digest()
 
 
@@ -105,7 +105,9 @@ def test_what_is_not_said_is_refused(
 
 def test_numbers_are_no_names(tmp_path: Path) -> None:
     """Class 1 of two unnamed classes need not be class 1 of three."""
-    partition(pool(tmp_path / "films", CLASSES, [0, 1, 2] * 8, named=False), tmp_path / "D", Plan("iid", 2), iid)
+    partition(
+        pool(tmp_path / "films", CLASSES, [0, 1, 2] * 8, named=False), tmp_path / "D", PartitionPlan("iid", 2), iid
+    )
     with pytest.raises(DataError, match=r"have the classes \['0', '1'\], the sites \['0', '1', '2'\]. Say which"):
         load(tmp_path / "D", ("a", "b"), named=False)
 

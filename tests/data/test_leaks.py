@@ -64,7 +64,7 @@ def subject_of(folder: Path, place: str, number: int) -> str:
 
 
 def pairs() -> list[tuple[str, str]]:
-    return [(one, other) for number, one in enumerate(PLACES) for other in PLACES[number + 1 :]]
+    return [(first, other) for number, first in enumerate(PLACES) for other in PLACES[number + 1 :]]
 
 
 def test_clean_data_have_none(cohort):
@@ -72,18 +72,18 @@ def test_clean_data_have_none(cohort):
     assert check_leaks(cohort, NAMES, "public") == []
 
 
-@pytest.mark.parametrize(("one", "other"), pairs())
-def test_a_subject_in_any_two_places_is_found(cohort, one, other):
+@pytest.mark.parametrize(("place", "other"), pairs())
+def test_a_subject_in_any_two_places_is_found(cohort, place, other):
     name, split = other.split("/")
-    edit(cohort / name, split, 3, subject_id=subject_of(cohort, one, 7))
-    assert find_leaks(cohort, NAMES, "public") == [Leak("subjects", 1, (one, other))]
+    edit(cohort / name, split, 3, subject_id=subject_of(cohort, place, 7))
+    assert find_leaks(cohort, NAMES, "public") == [Leak("subjects", 1, (place, other))]
 
 
-@pytest.mark.parametrize(("one", "other"), pairs())
-def test_an_identical_image_in_any_two_places_is_found(cohort, images, one, other):
-    images[10 * PLACES.index(other) + 3] = images[10 * PLACES.index(one) + 7]
+@pytest.mark.parametrize(("place", "other"), pairs())
+def test_an_identical_image_in_any_two_places_is_found(cohort, images, place, other):
+    images[10 * PLACES.index(other) + 3] = images[10 * PLACES.index(place) + 7]
     np.save(cohort / "images.npy", images)
-    assert find_leaks(cohort, NAMES, "public") == [Leak("pixels", 1, (one, other))]
+    assert find_leaks(cohort, NAMES, "public") == [Leak("pixels", 1, (place, other))]
 
 
 def test_all_pairs_of_places_are_counted(cohort, images):
@@ -248,9 +248,9 @@ def test_hashes_do_not_depend_on_how_the_same_pixels_were_saved(tmp_path, dtype)
     deep[2, 0], deep[3, 0] = np.nan, np.nan
     np.save(tmp_path / "half.npy", deep)
     np.save(tmp_path / "deep.npy", deep.astype(dtype) if dtype is not np.float16 else deep.astype(np.float32))
-    found = row_digests(tmp_path / "deep.npy")
-    assert found == row_digests(tmp_path / "half.npy")
-    assert len(set(found)) == 8, "images that are no 8-bit ones stay apart"
+    digests = row_digests(tmp_path / "deep.npy")
+    assert digests == row_digests(tmp_path / "half.npy")
+    assert len(set(digests)) == 8, "images that are no 8-bit ones stay apart"
 
 
 def test_an_array_that_is_not_in_c_order_has_the_same_hashes(tmp_path):
@@ -294,7 +294,7 @@ class ReadOnce(set):
 
 def test_many_places_with_everything_in_common_are_counted_together():
     contents = [ReadOnce(range(50)) for _ in range(60)]
-    found = list(leaks._overlaps(contents))
+    overlaps = list(leaks._overlaps(contents))
     assert {content.read for content in contents} == {1}
-    assert len(found) == 60 * 59 // 2
-    assert {count for _, _, count in found} == {50}
+    assert len(overlaps) == 60 * 59 // 2
+    assert {count for _, _, count in overlaps} == {50}

@@ -36,9 +36,9 @@ def test_a_film_is_read_as_prep_read_it(pool: Path) -> None:
     images = np.load(pool / "data" / "site-1" / "images.npy")
     for row, path in enumerate(sorted((pool / "all-mias").glob("*.pgm"))):
         assert np.array_equal(read_mammogram(path, (16, 16), 1), images[row])
-    found = load_mammograms(pool / "all-mias", how_read(pool / "data", None), 16, 2, 1, 3)
-    assert np.allclose(found[1]["image"][0], images[1] / 65535 * 2 - 1, atol=1e-6)
-    assert found[1]["image"].meta["filename_or_obj"] == "mdb002.pgm"
+    films = load_mammograms(pool / "all-mias", how_read(pool / "data", None), 16, 2, 1, 3)
+    assert np.allclose(films[1]["image"][0], images[1] / 65535 * 2 - 1, atol=1e-6)
+    assert films[1]["image"].meta["filename_or_obj"] == "mdb002.pgm"
     assert isinstance(load_mammograms(pool / "data" / "site-1", {}, 16, 2, 1, 3), SiteImages)
 
 
@@ -82,9 +82,9 @@ def test_right_breasts_are_mirrored_where_the_file_names_the_side(tmp_path: Path
 def test_what_cannot_be_read_is_refused_and_not_named(tmp_path: Path) -> None:
     path = tmp_path / "secret-sally.pgm"
     path.write_bytes(b"P5\n30 30\n255\n" + bytes(20))
-    found = load_mammograms(tmp_path, {}, 8, 2, 1, 2)
+    films = load_mammograms(tmp_path, {}, 8, 2, 1, 2)
     with pytest.raises(DataError, match=r"^image 1 of 1 in .*: the image file is damaged or cut short") as error:
-        found[0]
+        films[0]
     assert "sally" not in str(error.value)
     colour = dicom(tmp_path / "secret.dcm", np.zeros((4, 4, 3), np.uint8), "RGB", stored=8)
     with pytest.raises(DataError, match="expected a mammogram in grey, got colours"):

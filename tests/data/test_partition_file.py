@@ -76,8 +76,8 @@ def test_what_changed_is_named_and_accepted_by_name(
     cohort: Path, change: tuple[Callable[[Path], None], ...], names: list[str]
 ) -> None:
     assert changes(cohort) == []
-    for one in change:
-        one(cohort)
+    for edit in change:
+        edit(cohort)
     with pytest.raises(DataError, match=f"left them in .*: {', '.join(names)}. Partition again, or accept") as error:
         changes(cohort)
     assert str(names) in str(error.value), "the message shows how to accept it"

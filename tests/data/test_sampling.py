@@ -22,11 +22,11 @@ def test_every_class_counts_the_same_and_within_it_every_image(labels, count, se
     assert (rows.shape, rows.dtype) == ((count,), torch.int64)
     used = torch.bincount(rows, minlength=len(labels))
     assert len(used) == len(labels), "no row outside of the set"
-    per_class = [int(used[labels == one].sum()) for one in labels.unique()]
+    per_class = [int(used[labels == label].sum()) for label in labels.unique()]
     assert sum(per_class) == count
     assert max(per_class) - min(per_class) <= 1
-    for one in labels.unique():
-        assert int(used[labels == one].max() - used[labels == one].min()) <= 1
+    for label in labels.unique():
+        assert int(used[labels == label].max() - used[labels == label].min()) <= 1
     assert torch.equal(rows, balanced_rows(labels, count, make_generator(seed)))
 
 
@@ -44,7 +44,7 @@ def test_what_is_left_over_goes_to_each_class_equally_often():
         assert sorted(counts.tolist()) == [2, 2, 3]
         more[int(counts.argmax())] += 1
     bound = 4 * math.sqrt(draws * (1 / 3) * (2 / 3))
-    assert all(abs(more[one] - draws / 3) < bound for one in range(3))
+    assert all(abs(more[label] - draws / 3) < bound for label in range(3))
 
 
 def test_every_image_of_a_class_is_drawn_equally_often():
@@ -63,8 +63,8 @@ def test_classes_are_mixed_within_an_epoch():
 
 def test_an_empty_shared_set_gives_nothing_and_is_asked_for_nothing():
     nothing = torch.empty(0, dtype=torch.int64)
-    found = balanced_rows(nothing, 0, make_generator(0))
-    assert (found.shape, found.dtype) == ((0,), torch.int64)
+    rows = balanced_rows(nothing, 0, make_generator(0))
+    assert (rows.shape, rows.dtype) == ((0,), torch.int64)
     with pytest.raises(SettingsError, match="to draw 5 from, got an empty one"):
         balanced_rows(nothing, 5, make_generator(0))
     with pytest.raises(SettingsError, match="got -1"):
@@ -77,9 +77,9 @@ def test_a_share_takes_from_each_class_its_part_rounded_up(labels, percent, seed
     rows = stratified_share(labels, percent / 100, make_generator(seed))
     assert rows.dtype == torch.int64
     assert torch.equal(rows, rows.unique()), "sorted, no doubles"
-    for one in labels.unique():
-        size = int((labels == one).sum())
-        assert int((labels[rows] == one).sum()) == -(-percent * size // 100)  # exact, in integers
+    for label in labels.unique():
+        size = int((labels == label).sum())
+        assert int((labels[rows] == label).sum()) == -(-percent * size // 100)  # exact, in integers
 
 
 def test_a_share_of_nothing_of_a_little_and_of_all():

@@ -51,9 +51,9 @@ def test_sites_come_sorted_and_missing_splits_are_empty(cohort):
     assert list(load_sites(cohort, 3, names=["site-02"])) == ["site-02"]
     assert load_global(cohort, 3) is None
     make_site(cohort / "global", [9], [1], split="test")
-    found = load_global(cohort, 3)
-    assert found is not None
-    assert len(found.test) == 1
+    global_data = load_global(cohort, 3)
+    assert global_data is not None
+    assert len(global_data.test) == 1
     assert site_names(cohort) == ["site-01", "site-02"], "the server's test set is no site"
     assert len(load_split(cohort, "site-01", "training", 3)) == 3
 

@@ -24,9 +24,9 @@ def test_a_kit_is_started_once_and_its_processes_are_gone_after_stop(tmp_path: P
     kits.start(kit, patience=600)
     try:
         assert len(kits.processes(kit)) >= 1
-        said = (kit / kits.LOG).read_text()
-        assert "with 3 threads" in said
-        assert f"in {Path(sys.executable).parent}{os.pathsep}" in said
+        log = (kit / kits.LOG).read_text()
+        assert "with 3 threads" in log
+        assert f"in {Path(sys.executable).parent}{os.pathsep}" in log
         with pytest.raises(SettingsError, match="runs already"):
             kits.start(kit)
     finally:
@@ -60,10 +60,10 @@ def test_a_servers_jobs_are_kept_in_its_kit_wherever_that_lies(tmp_path: Path) -
     (kit / "local" / "resources.json").write_text(json.dumps(resources))
     with pytest.raises(MedflError, match="ended with status 0"):
         kits.start(kit, patience=600)
-    found = json.loads((kit / "local" / "resources.json").read_text())
-    assert found["kept"] == 1
-    assert found["components"][0]["args"]["uri_root"] == str(kit / "storage" / "jobs")
-    assert "/tmp/nvflare" not in json.dumps(found)
+    resources_ = json.loads((kit / "local" / "resources.json").read_text())
+    assert resources_["kept"] == 1
+    assert resources_["components"][0]["args"]["uri_root"] == str(kit / "storage" / "jobs")
+    assert "/tmp/nvflare" not in json.dumps(resources_)
 
 
 def test_kinds_are_told_apart(tmp_path: Path) -> None:

@@ -118,12 +118,12 @@ def test_anything_else_is_refused_shortly_and_never_fails_otherwise(offer: Offer
     changes = data.draw(some.dictionaries(some.sampled_from(sorted(Offer.model_fields)), JUNK, max_size=3) | JUNK)
     meta = offer.to_meta() | changes if isinstance(changes, dict) else changes
     try:
-        found = Offer.from_meta(meta)
+        read = Offer.from_meta(meta)
     except RefusedError as error:
         words = str(error)
     else:
         words = ""
-        assert found.to_meta() == json.loads(json.dumps(meta))
+        assert read.to_meta() == json.loads(json.dumps(meta))
     assert len(words) < 2100
 
 
@@ -152,9 +152,9 @@ def test_every_difference_is_told_with_both_values(offer: Offer, registry: Regis
         ("method", "fedavg"),
         ("method_version", "acme 1.0"),
     ):
-        (told,) = differences(offer, dataclasses.replace(same, **{name: value}))
-        assert value in told
-        assert getattr(offer, name) in told
+        (line,) = differences(offer, dataclasses.replace(same, **{name: value}))
+        assert value in line
+        assert getattr(offer, name) in line
 
 
 @pytest.mark.parametrize("what", ["edited", "added", "removed", "renamed"])

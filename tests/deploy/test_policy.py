@@ -156,14 +156,14 @@ def test_a_run_can_only_tighten_the_floor(floor: Floor, unit: str, adjacency: st
 
 
 @given(FLOORS, FLOORS, some.data())
-def test_what_a_stricter_floor_accepts_a_looser_one_does_too(one: Floor, other: Floor, data: Any) -> None:
+def test_what_a_stricter_floor_accepts_a_looser_one_does_too(stricter: Floor, other: Floor, data: Any) -> None:
     def as_run(floor: Floor) -> Privacy:
         return Privacy.model_validate(floor.model_dump(exclude={"ledger", "total_epsilon"}) | {"clip": 1.0})
 
     run = as_run(data.draw(FLOORS))
-    if at_least(other, as_run(one)) and at_least(one, run):
+    if at_least(other, as_run(stricter)) and at_least(stricter, run):
         assert at_least(other, run)
-    assert at_least(one, as_run(one)), "a floor keeps itself"
+    assert at_least(stricter, as_run(stricter)), "a floor keeps itself"
 
 
 def test_no_floor_accepts_any_privacy_and_none() -> None:
@@ -210,9 +210,9 @@ FACTS = {"trainable": True, "validates": False, "size": 40, "label_counts": [20,
 def test_a_site_tells_what_its_file_lists_and_no_small_counts(
     describe: list[str], counts: list[int], told_of: set[str]
 ) -> None:
-    found = told(site_file(describe=describe), FACTS, counts)
-    assert set(found) == told_of
-    assert all(found[name] == FACTS[name] for name in found)
+    facts = told(site_file(describe=describe), FACTS, counts)
+    assert set(facts) == told_of
+    assert all(facts[name] == FACTS[name] for name in facts)
 
 
 def test_facts_that_nobody_listed_are_never_told() -> None:
@@ -239,5 +239,5 @@ def test_small_splits_are_not_scored() -> None:
 
 def test_raising_the_bar_never_tells_more() -> None:
     sizes = {"val": 5, "test": 20}
-    found = [set(tellable(site_file(min_count=bar), sizes)) for bar in (1, 5, 6, 20, 21)]
-    assert all(more >= less for more, less in itertools.pairwise(found))
+    told_facts = [set(tellable(site_file(min_count=bar), sizes)) for bar in (1, 5, 6, 20, 21)]
+    assert all(more >= less for more, less in itertools.pairwise(told_facts))

@@ -48,9 +48,9 @@ def test_all_certificates_are_of_the_root_and_carry_the_participant(kits: dict[s
 
     root = x509.load_pem_x509_certificate(kits["root"].read_bytes())
     for name, file in {"localhost": "server", "site-01": "client", "site-02": "client", ONE.admin: "client"}.items():
-        found = x509.load_pem_x509_certificate((kits[name] / "startup" / f"{file}.crt").read_bytes())
-        found.verify_directly_issued_by(root)
-        assert found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == name
+        certificate = x509.load_pem_x509_certificate((kits[name] / "startup" / f"{file}.crt").read_bytes())
+        certificate.verify_directly_issued_by(root)
+        assert certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == name
 
 
 def test_nobody_else_can_read_a_kit_or_the_root_key(kits: dict[str, Path]) -> None:
@@ -66,10 +66,10 @@ def test_a_kit_allows_medfls_class_beside_nvflares_and_nothing_more(kits: dict[s
     for name, who in {"localhost": "server", "site-02": "client"}.items():
         local = kits[name] / "local"
         default = json.loads((local / "resources.json.default").read_text())
-        found = json.loads((local / "resources.json").read_text())
-        assert found["class_allow_list"] == [*default["class_allow_list"], ALLOWED[who]]
-        assert found["class_list_enforcement_mode"] == "enforce"
-        assert [part["id"] for part in found["components"]] == [part["id"] for part in default["components"]]
+        resources = json.loads((local / "resources.json").read_text())
+        assert resources["class_allow_list"] == [*default["class_allow_list"], ALLOWED[who]]
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert [part["id"] for part in resources["components"]] == [part["id"] for part in default["components"]]
         assert json.loads((local / "authorization.json").read_text()) == rights(is_server=who == "server")
     assert json.loads((kits["site-02"] / "local" / "resources.json").read_text())["allow_log_streaming"] is False
 

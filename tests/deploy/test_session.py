@@ -94,10 +94,10 @@ class Flare:
         ]
 
     def download_job_result(self, job: str, folder: str) -> str:
-        found = Path(folder) / job / "workspace" / "medfl"
-        found.mkdir(parents=True)
+        workspace = Path(folder) / job / "workspace" / "medfl"
+        workspace.mkdir(parents=True)
         for name, text in self.result.items():
-            (found / name).write_text(text)
+            (workspace / name).write_text(text)
         return str(Path(folder) / job)
 
     def close(self) -> None:
@@ -219,10 +219,10 @@ def test_a_run_at_work_is_followed_and_not_submitted_twice(place: SimpleNamespac
     def interrupt(topic: str, job: str, data: dict) -> dict:
         raise KeyboardInterrupt
 
-    asked, flare.do_app_command = flare.do_app_command, interrupt  # type: ignore[method-assign]
+    command, flare.do_app_command = flare.do_app_command, interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         submit(flare, place)
-    flare.do_app_command, flare.result = asked, summary()  # type: ignore[method-assign]
+    flare.do_app_command, flare.result = command, summary()  # type: ignore[method-assign]
     with pytest.raises(SettingsError, match="at work with other settings"):
         submit(flare, place, overrides={"rounds": 4})
     submit(flare, place)

@@ -82,8 +82,8 @@ def test_its_privacy_floor_is_told_and_its_ledger_is_tried(ready: Path) -> None:
     assert "unit site, adjacency replace, epsilon 8.0, delta 1e-05; all runs together stay within epsilon 20" in text
     assert (ready / "ledger").is_dir()
     (ready / "blocked").write_text("")
-    (found,) = failed(check_site(write_file(ready, more=more.replace('"ledger"', '"blocked/ledger"'))))
-    assert found.startswith("ledger: ")
+    (failure,) = failed(check_site(write_file(ready, more=more.replace('"ledger"', '"blocked/ledger"'))))
+    assert failure.startswith("ledger: ")
 
 
 def edit(ready: Path, what: str) -> Path:
@@ -137,16 +137,16 @@ def test_what_is_not_ready_is_named_and_all_other_checks_are_made(
     ready: Path, what: str, title: str, message: str
 ) -> None:
     lines = check_site(edit(ready, what))
-    found = failed(lines)
-    assert any(title in line.partition(": ")[0] and message in line for line in found), found
-    assert len(found) == (2 if what == "state folder" else 1), "the secret is in the state folder, too"
+    failures = failed(lines)
+    assert any(title in line.partition(": ")[0] and message in line for line in failures), failures
+    assert len(failures) == (2 if what == "state folder" else 1), "the secret is in the state folder, too"
     assert any("limits" in str(line) for line in lines)
 
 
 def test_messages_name_the_sites_own_folder_and_no_small_number(ready: Path) -> None:
     (ready / "data" / "images.npy").unlink()
-    (found,) = failed(check_site(write_file(ready)))
-    assert str(ready / "data" / "images.npy") in found
+    (failure,) = failed(check_site(write_file(ready)))
+    assert str(ready / "data" / "images.npy") in failure
     assert not any("4 test" in str(line) for line in check_site(write_file(ready)))
 
 
@@ -158,8 +158,8 @@ def test_a_bundle_whose_own_number_of_classes_does_not_fit_the_data_fails(ready:
     write_site(ready / "data", classes=3)
     assert failed(check_site(write_file(ready, {"data": "data", "folder": "own"}))) == []
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_classes": 2}))
-    (found,) = failed(check_site(write_file(ready, {"data": "data", "folder": "own"})))
-    assert "expected labels in 0..1" in found
+    (failure,) = failed(check_site(write_file(ready, {"data": "data", "folder": "own"})))
+    assert "expected labels in 0..1" in failure
 
 
 def test_a_file_that_can_not_be_read_is_one_failed_line(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_only_the_bundle_that_is_asked_for_is_checked(ready: Path) -> None:
     path = write_file(ready, more='[bundles.gone]\nfolder = "gone"\ndata = "data"')
     assert failed(check_site(path, bundle=NAME)) == []
     assert len(failed(check_site(path))) == 1
-    (found,) = failed(check_site(path, bundle="other"))
-    assert "'other'" in found
+    (failure,) = failed(check_site(path, bundle="other"))
+    assert "'other'" in failure
 
 
 def test_a_servers_file_needs_no_secret_and_no_training_data(tmp_path: Path) -> None:
@@ -190,14 +190,14 @@ def test_a_servers_file_needs_no_secret_and_no_training_data(tmp_path: Path) -> 
     text = "\n".join(map(str, lines))
     assert "global: 0 training, 0 validation, 12 test images of 1 x 8 x 8; 2 classes" in text
     write_site(tmp_path / "data" / "public", sizes={"training": 20})
-    (found,) = failed(check_site(write_file(tmp_path, {"data": "data"}, site="server")))
-    assert "leaks" in found, "both hold the same random images"
+    (failure,) = failed(check_site(write_file(tmp_path, {"data": "data"}, site="server")))
+    assert "leaks" in failure, "both hold the same random images"
 
 
 def test_a_server_whose_data_folder_holds_neither_is_told(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (found,) = failed(check_site(write_file(tmp_path, {"data": "data"}, site="server")))
-    assert "expected global or public" in found
+    (failure,) = failed(check_site(write_file(tmp_path, {"data": "data"}, site="server")))
+    assert "expected global or public" in failure
 
 
 def make_certificate(name: str, days: int) -> tuple[bytes, bytes]:
@@ -254,15 +254,15 @@ def test_a_whole_kit_passes(ready: Path, kit: Path) -> None:
 
 def test_the_own_resources_of_a_kit_win_over_the_ones_it_came_with(ready: Path, kit: Path) -> None:
     (kit / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["other.Class"]}))
-    (found,) = kit_failures(ready, kit)
-    assert ALLOWED["client"] in found
-    assert "resources.json'" in found
+    (failure,) = kit_failures(ready, kit)
+    assert ALLOWED["client"] in failure
+    assert "resources.json'" in failure
 
 
 def test_a_key_that_others_can_read_fails(ready: Path, kit: Path) -> None:
     (kit / "startup" / "client.key").chmod(0o640)
-    (found,) = kit_failures(ready, kit)
-    assert "chmod 600" in found
+    (failure,) = kit_failures(ready, kit)
+    assert "chmod 600" in failure
 
 
 @pytest.mark.parametrize(
@@ -272,27 +272,27 @@ def test_a_certificate_that_ended_or_is_anothers_fails(
     ready: Path, kit: Path, name: str, days: int, message: str
 ) -> None:
     (kit / "startup" / "client.crt").write_bytes(make_certificate(name, days)[1])
-    (found,) = kit_failures(ready, kit)
-    assert message in found
+    (failure,) = kit_failures(ready, kit)
+    assert message in failure
 
 
 def test_a_kit_that_is_not_whole_fails(ready: Path, kit: Path) -> None:
     (kit / "startup" / "rootCA.pem").unlink()
-    (found,) = kit_failures(ready, kit)
-    assert "startup/rootCA.pem" in found
+    (failure,) = kit_failures(ready, kit)
+    assert "startup/rootCA.pem" in failure
 
 
 def test_the_command_prints_a_line_for_each_check_and_its_status_tells(ready: Path, monkeypatch) -> None:
     write_file(ready)
     monkeypatch.chdir(ready)
-    found = CliRunner().invoke(app, ["check"])
-    assert found.exit_code == 0, found.output
-    *lines, last = found.output.strip().splitlines()
+    result = CliRunner().invoke(app, ["check"])
+    assert result.exit_code == 0, result.output
+    *lines, last = result.output.strip().splitlines()
     assert all(line.startswith("ok: ") for line in lines)
     assert last == f"{len(lines)} checks, 0 failed"
-    found = CliRunner().invoke(app, ["check", str(write_file(ready, methods=[])), "--bundle", NAME])
-    assert found.exit_code == 2
-    assert "FAIL: methods: none may run here" in found.output
+    result = CliRunner().invoke(app, ["check", str(write_file(ready, methods=[])), "--bundle", NAME])
+    assert result.exit_code == 2
+    assert "FAIL: methods: none may run here" in result.output
 
 
 def test_the_file_is_looked_for_in_the_kit(ready: Path, kit: Path) -> None:

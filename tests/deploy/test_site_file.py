@@ -52,27 +52,32 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
     (tmp_path / "local").mkdir()
     write(tmp_path / "local", WHOLE)
     monkeypatch.chdir(tmp_path)
-    found = read_site_file("local/medfl-site.toml")
-    assert (found.site, found.is_server, found.methods) == ("site-01", False, ("fedavg", "fedkper"))
-    assert (found.max_rounds, found.max_message_mb, found.min_count, found.threads) == (20, 64, 5, 2)
-    assert (found.describe, found.exchange, found.device) == (("size", "label_counts"), True, "cuda:1")
-    assert found.shared_test
-    assert found.path == tmp_path / "local" / "medfl-site.toml"
-    assert found.state == tmp_path / "local" / "state"
-    assert found.privacy is not None
-    assert (found.privacy.epsilon, found.privacy.delta, found.privacy.total_epsilon) == (8.0, 1e-6, 20)
-    assert found.privacy.ledger == tmp_path / "local" / "ledger"
-    assert found.bundles["own"].folder == tmp_path / "local" / ".." / "own"
-    assert found.bundles["own"].data == tmp_path / "local" / "own-data"
-    listed = found.bundle("medmnist_classification")
+    site_file = read_site_file("local/medfl-site.toml")
+    assert (site_file.site, site_file.is_server, site_file.methods) == ("site-01", False, ("fedavg", "fedkper"))
+    assert (site_file.max_rounds, site_file.max_message_mb, site_file.min_count, site_file.threads) == (20, 64, 5, 2)
+    assert (site_file.describe, site_file.exchange, site_file.device) == (("size", "label_counts"), True, "cuda:1")
+    assert site_file.shared_test
+    assert site_file.path == tmp_path / "local" / "medfl-site.toml"
+    assert site_file.state == tmp_path / "local" / "state"
+    assert site_file.privacy is not None
+    assert (site_file.privacy.epsilon, site_file.privacy.delta, site_file.privacy.total_epsilon) == (8.0, 1e-6, 20)
+    assert site_file.privacy.ledger == tmp_path / "local" / "ledger"
+    assert site_file.bundles["own"].folder == tmp_path / "local" / ".." / "own"
+    assert site_file.bundles["own"].data == tmp_path / "local" / "own-data"
+    listed = site_file.bundle("medmnist_classification")
     assert listed.folder == shipped()["medmnist_classification"], "by default the bundle that comes with medfl"
     assert (listed.data, listed.network) == (Path("/data/breast/site-01"), "cnn4")
 
 
 def test_what_is_left_out_allows_little(tmp_path: Path) -> None:
-    found = read_site_file(write(tmp_path, LEAST))
-    assert (found.methods, found.bundles, found.exchange) == ((), {}, False)
-    assert (found.min_count, found.describe, found.device, found.privacy) == (10, ("size",), "cpu", None)
+    site_file = read_site_file(write(tmp_path, LEAST))
+    assert (site_file.methods, site_file.bundles, site_file.exchange) == ((), {}, False)
+    assert (site_file.min_count, site_file.describe, site_file.device, site_file.privacy) == (
+        10,
+        ("size",),
+        "cpu",
+        None,
+    )
 
 
 def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch) -> None:
@@ -122,21 +127,21 @@ def test_a_missing_file_and_one_that_is_no_text_are_named(tmp_path: Path) -> Non
 
 def test_a_server_needs_no_data(tmp_path: Path) -> None:
     text = LEAST.replace("site-01", "server") + "[bundles.medmnist_classification]\n"
-    found = read_site_file(write(tmp_path, text))
-    assert found.is_server
-    assert found.bundle("medmnist_classification").data is None
+    site_file = read_site_file(write(tmp_path, text))
+    assert site_file.is_server
+    assert site_file.bundle("medmnist_classification").data is None
 
 
 def test_bundles_that_are_not_listed_or_not_there_are_refused_without_a_path(tmp_path: Path) -> None:
     more = f'[bundles.gone]\nfolder = "{tmp_path}/gone"\ndata = "d"\n[bundles.medmnist_classificatio]\ndata = "d"\n'
-    found = read_site_file(write(tmp_path, LEAST + more))
+    site_file = read_site_file(write(tmp_path, LEAST + more))
     for name, message in (
         ("other", "wants the bundle 'other'; 'site-01' allows: gone, medmnist_classificatio"),
         ("gone", "has no configs/metadata.json"),
         ("medmnist_classificatio", "Did you mean 'medmnist_classification'"),
     ):
         with pytest.raises(RefusedError, match=message) as caught:
-            found.bundle(name)
+            site_file.bundle(name)
         assert str(tmp_path) not in str(caught.value), "a refusal travels"
 
 
@@ -155,7 +160,7 @@ def test_the_secret_is_made_once_private_and_kept(site: SiteFile) -> None:
     assert len(first) == 32
     assert site.secret() == first == path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in site.state.iterdir()] == ["secret"], "nothing else is left behind"
+    assert [file.name for file in site.state.iterdir()] == ["secret"], "nothing else is left behind"
 
 
 def test_two_sites_have_unlike_secrets(tmp_path: Path) -> None:
@@ -164,20 +169,20 @@ def test_two_sites_have_unlike_secrets(tmp_path: Path) -> None:
 
 
 def test_processes_that_begin_at_once_agree_on_one_secret(site: SiteFile) -> None:
-    found: list[bytes] = []
+    secrets: list[bytes] = []
     start = threading.Barrier(8)
 
     def read() -> None:
         start.wait()
-        found.append(site.secret())
+        secrets.append(site.secret())
 
     threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(secrets) == 8
+    assert len(set(secrets)) == 1
 
 
 def test_a_secret_that_was_half_made_before_a_kill_is_made_anew(site: SiteFile) -> None:

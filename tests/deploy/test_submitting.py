@@ -19,9 +19,9 @@ BUNDLE = "medmnist_classification"
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
-    found: list[Submission] = []
-    monkeypatch.setattr(workflow, "submit", found.append)
-    return found
+    submissions: list[Submission] = []
+    monkeypatch.setattr(workflow, "submit", submissions.append)
+    return submissions
 
 
 def run(*words: Any) -> int:
@@ -34,11 +34,11 @@ def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
     words = ("--output_dir", tmp_path / "one", "--method", "fedprox", "--method_args#mu", 0.5, "--optimizer#lr", 0.1)
     sites = ("--sites", "['b','a']", "--answer_timeout", 60, "--num_classes", 2)
     assert run("--carrier", "flare", "--kit", tmp_path / "kit", *words, *sites) == 0
-    (found,) = submitted
-    offer = found.offer
+    (submission,) = submitted
+    offer = submission.offer
     assert (offer.run, offer.sites, offer.answer_timeout) == ("one", ["a", "b"], 60)
     assert (offer.bundle, offer.bundle_hash) == (BUNDLE, bundle_hash(shipped()[BUNDLE]))
-    assert (offer.method, found.kit, found.output_dir) == ("fedprox", tmp_path / "kit", tmp_path / "one")
+    assert (offer.method, submission.kit, submission.output_dir) == ("fedprox", tmp_path / "kit", tmp_path / "one")
     settings = {"method": "fedprox", "method_args#mu": 0.5, "optimizer#lr": 0.1}
     assert offer.overrides == settings | {"num_classes": 2, "in_channels": 3, "size": 28, "spatial_dims": 2}
     assert not (tmp_path / "one").exists()

@@ -194,8 +194,8 @@ CASES: dict[str, tuple[Damage, str]] = {
 def holds(error: str, wanted: str, row: str) -> bool:
     """Whether the parts of a wanted message are there, in order."""
     for part in wanted.replace("ROW", row).split(".*"):
-        before, found, error = error.partition(part)
-        if not found:
+        before, separator, error = error.partition(part)
+        if not separator:
             return False
     return True
 

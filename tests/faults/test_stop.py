@@ -165,7 +165,7 @@ class Posts(Ring):
 class Undeclared(Ring):
     """A ring that does not say that it posts parcels."""
 
-    posts_parcels: ClassVar[bool] = False
+    sends_to_peers: ClassVar[bool] = False
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -61,8 +61,8 @@ class Begun:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with federation(tmp_path_factory.mktemp("f")) as found:
-        yield found
+    with federation(tmp_path_factory.mktemp("f")) as up:
+        yield up
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,9 @@ def undrawn() -> Iterator[None]:
 def run_bundle(data: Path, folder: Path, **options: Any) -> Path:
     """Run the bundle on prepared data; its report has no pictures."""
     configs = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
-    given = {"bundle_root": str(BUNDLE), "dataset_dir": str(data), "output_dir": str(folder), "rounds": 2}
-    given["metrics"] = ["accuracy"]
-    workflow = FederatedWorkflow(configs, logging_file=False, **(given | options))
+    values = {"bundle_root": str(BUNDLE), "dataset_dir": str(data), "output_dir": str(folder), "rounds": 2}
+    values["metrics"] = ["accuracy"]
+    workflow = FederatedWorkflow(configs, logging_file=False, **(values | options))
     workflow.initialize()
     federation: FederatedRun = workflow.parser.get_parsed_content("federation")
     with undrawn():

@@ -25,8 +25,8 @@ def cell(path: Path, shape: tuple[int, int] = (12, 12), mode: str = "RGB", **opt
 
 def records(datalist):
     """All records, each with its split, in the order of the array."""
-    found = [record | {"split": split} for split in SPLITS for record in datalist.splits.get(split, [])]
-    return sorted(found, key=lambda record: record["image"])
+    entries = [record | {"split": split} for split in SPLITS for record in datalist.splits.get(split, [])]
+    return sorted(entries, key=lambda record: record["image"])
 
 
 def exclusions(datalist):

@@ -65,21 +65,21 @@ class Child:
         Raises:
             AssertionError: If one of them is left after `PATIENCE`.
         """
-        said = b""
+        message = b""
         while True:  # the pipe ends when the last process that inherited it does
             if not select.select([self._read], [], [], PATIENCE)[0]:
                 self.kill()
                 os.waitpid(self.pid, 0)
-                raise AssertionError(f"a process is left after {PATIENCE} s; said so far: {said.decode()!r}")
+                raise AssertionError(f"a process is left after {PATIENCE} s; said so far: {message.decode()!r}")
             part = os.read(self._read, 65536)
             if not part:
                 break
-            said += part
+            message += part
         os.close(self._read)
         _, status = os.waitpid(self.pid, 0)
         if os.WIFSIGNALED(status):
             return "killed"
-        return said.decode() or ("done" if os.WEXITSTATUS(status) == 0 else f"exit {os.WEXITSTATUS(status)}")
+        return message.decode() or ("done" if os.WEXITSTATUS(status) == 0 else f"exit {os.WEXITSTATUS(status)}")
 
 
 class Faults:
@@ -135,8 +135,8 @@ class _File:
 
     def write(self, data: Any) -> None:
         written = 0
-        number, said = self._faults._point("write", self._path)
-        if said == "half":
+        number, action = self._faults._point("write", self._path)
+        if action == "half":
             written = self._file.write(data[: len(data) // 2])
             self._file.flush()
             self._faults._act(number, "rest", str(self._path))

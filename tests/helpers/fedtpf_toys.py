@@ -49,9 +49,9 @@ def small_sites(**sizes):
 
 def unlike_sites():
     """Three; the third has no validation images."""
-    found = small_sites(site_1=7, site_2=6, site_3=5)
-    without_validation(found["site-3"])
-    return found
+    sites = small_sites(site_1=7, site_2=6, site_3=5)
+    without_validation(sites["site-3"])
+    return sites
 
 
 def without_validation(splits):
@@ -80,12 +80,12 @@ def shared_at(folder, name="server"):
 
 def rows(folder, metric):
     """(round, site) to the values of a metric at training, in their order."""
-    found = {}
+    values = {}
     with open(folder / "metrics.csv", newline="") as file:
         for row in csv.DictReader(file):
             if row["metric"] == metric:
-                found.setdefault((int(row["round"]), row["site"]), []).append(float(row["value"]))
-    return found
+                values.setdefault((int(row["round"]), row["site"]), []).append(float(row["value"]))
+    return values
 
 
 # ---- records of a run
@@ -98,8 +98,8 @@ class Work:
     site: str
     round: int
     op: str
-    given: dict
-    told: dict
+    received: dict
+    order_meta: dict
     sent: dict
     meta: dict
     parcels: int
@@ -128,8 +128,8 @@ class Log:
 
     def of(self, op, round_=None):
         """Site to its work of that kind, in a round; sorted."""
-        found = {one.site: one for one in self.work if one.op == op and round_ in (None, one.round)}
-        return dict(sorted(found.items()))
+        by_site = {work.site: work for work in self.work if work.op == op and round_ in (None, work.round)}
+        return dict(sorted(by_site.items()))
 
 
 def recorded(log, kind, **args):
@@ -137,10 +137,17 @@ def recorded(log, kind, **args):
 
     class Recorded(kind):
         def work(self, site, order):
-            given, told = _copy(order.tensors), dict(order.meta)
+            received, meta = _copy(order.tensors), dict(order.meta)
             reply = super().work(site, order)
-            one = (given, told, _copy(reply.tensors), dict(reply.meta), len(reply.parcels), set(site.state.tensors))
-            log.work.append(Work(site.name, site.round, order.op, *one))
+            facts = (
+                received,
+                meta,
+                _copy(reply.tensors),
+                dict(reply.meta),
+                len(reply.parcels),
+                set(site.state.tensors),
+            )
+            log.work.append(Work(site.name, site.round, order.op, *facts))
             return reply
 
         def fold(self, server, replies):
@@ -221,7 +228,7 @@ class Told:
 
 def told(replies, missing=()):
     """What the server gets of replies by site."""
-    tensors, meta = ({name: getattr(one, part) for name, one in replies.items()} for part in ("tensors", "meta"))
+    tensors, meta = ({name: getattr(reply, part) for name, reply in replies.items()} for part in ("tensors", "meta"))
     return Told(tensors, meta, list(missing))
 
 

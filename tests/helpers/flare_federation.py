@@ -31,7 +31,7 @@ from medfl.deploy.session import Submission, connect, read_record, resume, submi
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import MedflError
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import scores
 from medfl.testing.phantoms import make_cohort
@@ -61,7 +61,9 @@ def make_data(root: Path) -> tuple[Path, Meta]:
     with np.load(REAL) as whole:
         np.savez(root / "breastmnist.npz", **{name: whole[name][::KEPT] for name in whole})
     prepare(root, "breastmnist", root / "pool")
-    plan = Plan("dirichlet_class", 3, options={"alpha": 5.0, "min_size": 20}, val_fraction=0.2, public="validation")
+    plan = PartitionPlan(
+        "dirichlet_class", 3, options={"alpha": 5.0, "min_size": 20}, val_fraction=0.2, public="validation"
+    )
     partition(root / "pool", root / "data", plan, load_plugins().partition(plan.scheme))
     return root / "data", BREAST
 
@@ -96,8 +98,8 @@ class Federation:
         standing: dict[str, dict[str, Any]] = {name: {"bundles.other": entry} for name, entry in other.items()}
         standing["site-01"]["methods"] = [method for method in METHODS if method != "fedprox"]
         standing["site-02"]["max_message_mb"] = 1
-        given = {site: own | dict(changes.get(site.replace("-", "_"), {})) for site, own in standing.items()}
-        self.files = self.place.files("files", given)
+        entries = {site: own | dict(changes.get(site.replace("-", "_"), {})) for site, own in standing.items()}
+        self.files = self.place.files("files", entries)
         for site in self.files:
             shutil.copy(self.place.root / "files" / site / "medfl-site.toml", self.kits[site] / "local")
 
@@ -182,9 +184,9 @@ class Federation:
         folder = self.place.root / "local" / offer.run
         self.place.local(offer, self.files, folder)
         expected = snapshot(folder)
-        found = digests(self.files["server"].state / "runs" / offer.run, self.files, offer.run)
-        assert found == {name: expected[name] for name in found}
-        assert set(found) == {"server", *SITES}
+        actual = digests(self.files["server"].state / "runs" / offer.run, self.files, offer.run)
+        assert actual == {name: expected[name] for name in actual}
+        assert set(actual) == {"server", *SITES}
         private = offer.overrides.get("privacy") is not None
         assert scores(out) == [row for row in expected["rows"] if not (private and "loss," in row)]
 
@@ -241,16 +243,16 @@ def federation(root: Path) -> Iterator[Federation]:
         assert forking.stdin is not None
         assert forking.stdout is not None
         kits = _make_kits(root / "kits", warm / "socket")
-        found = Federation(place, facts, kits, warm)
-        found.write_files()
+        running = Federation(place, facts, kits, warm)
+        running.write_files()
         try:
-            found.start("server", *SITES)
+            running.start("server", *SITES)
             assert forking.stdout.readline() == b"ready\n"
-            yield found
+            yield running
         finally:
-            found.leave()
+            running.leave()
             for name in ("server", *SITES):
-                found.kill(name)
+                running.kill(name)
             forking.stdin.close()
 
 

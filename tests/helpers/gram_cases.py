@@ -48,16 +48,16 @@ def features(kind, n, k, seed=0):
 KINDS = ["normal", "relu", "common"]
 
 
-def relative(found, right):
-    return ((found.double() - right).norm() / right.norm()).item()
+def relative(computed, right):
+    return ((computed.double() - right).norm() / right.norm()).item()
 
 
-def check(found, right, x, y):
+def check(computed, right, x, y):
     """The accuracy that is promised: relative above a loss of 1e-3, absolute below."""
     loss = right[0].item()
-    assert abs(found[0].item() - loss) <= 1e-6 + 1e-5 * loss
-    assert found[0].item() >= 0
-    for gradient, truth, features_ in zip(found[1:], right[1:], (x, y), strict=True):
+    assert abs(computed[0].item() - loss) <= 1e-6 + 1e-5 * loss
+    assert computed[0].item() >= 0
+    for gradient, truth, features_ in zip(computed[1:], right[1:], (x, y), strict=True):
         if loss > 1e-3:
             assert relative(gradient, truth) < 1e-5
         # of features of Frobenius norm 1 the gradient is this much larger, so the bound is the strictest meaning

@@ -68,12 +68,12 @@ def edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None
 @contextmanager
 def opened_once() -> Iterator[None]:
     """A side is never changed, so that sites with the same options may have the same one; to read one takes longest."""
-    found: dict[str, Side] = {}
+    sides: dict[str, Side] = {}
 
-    def once(*asked: Any) -> Side:
-        if repr(asked) not in found:
-            found[repr(asked)] = open_side(*asked)
-        return found[repr(asked)]
+    def once(*options: Any) -> Side:
+        if repr(options) not in sides:
+            sides[repr(options)] = open_side(*options)
+        return sides[repr(options)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medfl.bundle.client_algo.open_side", once)

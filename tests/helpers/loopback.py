@@ -130,12 +130,12 @@ class Place:
 
     def files(self, name: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, SiteFile]:
         """Fresh files and states for all participants, under a name."""
-        found = {}
+        files = {}
         for site in ("server", *SITES):
             data = self.data if site == "server" else self.data / site
             own = (changes or {}).get(site, {})
-            found[site] = read_site_file(write_site_file(self.root / name / site, site, self.bundle, data, **own))
-        return found
+            files[site] = read_site_file(write_site_file(self.root / name / site, site, self.bundle, data, **own))
+        return files
 
     def offer(self, run: str = "one", **overrides: Any) -> Offer:
         values = {"rounds": 2, "batch_size": 8, "network_name": "tiny", "seed": 3, "metrics": ["accuracy"]}
@@ -180,9 +180,9 @@ def digests(server: Path, files: Mapping[str, SiteFile], run: str) -> dict[str, 
 
     folders = {"server": server / "state" / "server"}
     folders |= {site: files[site].state / "runs" / run / "state" / site for site in SITES}
-    found = {}
+    states = {}
     for name, folder in folders.items():
         record = Store(folder).latest()
         assert record is not None
-        found[name] = [wire.digest(record.state().tensors), record.state().meta, record.state().blobs]
-    return found
+        states[name] = [wire.digest(record.state().tensors), record.state().meta, record.state().blobs]
+    return states

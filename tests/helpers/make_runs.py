@@ -152,21 +152,21 @@ class MadeUpRun:
     @cached_property
     def predictions(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Site to probabilities (images, classes) and labels of its test set."""
-        found = {}
+        by_site = {}
         for site in self.sites:
             labels = _generator(self.data, site).integers(len(self.classes), size=self.images)
             noise = _generator(self.data, site, self.method, self.seed)
             logits = noise.normal(size=(self.images, len(self.classes)))
             logits[np.arange(self.images), labels] += self.skill
-            found[site] = torch.from_numpy(logits).softmax(dim=1), torch.from_numpy(labels)
-        return found
+            by_site[site] = torch.from_numpy(logits).softmax(dim=1), torch.from_numpy(labels)
+        return by_site
 
     @cached_property
     def final(self) -> Scores:
         """Scores after the last round."""
-        classes, found = len(self.classes), self.predictions.items()
+        classes, predictions = len(self.classes), self.predictions.items()
         return self.scores or {
-            name: {site: METRICS[name](*pair, classes) for site, pair in found} for name in self.metrics
+            name: {site: METRICS[name](*pair, classes) for site, pair in predictions} for name in self.metrics
         }
 
     def run(self) -> dict[str, Any]:
@@ -261,13 +261,13 @@ class MadeUpRun:
         } | ({"privacy": dict(self.accounts)} if self.accounts else {})
 
     def _summed_up(self) -> dict[str, Any]:
-        found = {}
+        summary = {}
         for metric, values in self.final.items():
             sites = {site: None if value is None or value != value else value for site, value in values.items()}
             known = [value for value in sites.values() if value is not None]
             mean, least = (sum(known) / len(known), worst(metric, known)) if known else (None, None)
-            found[metric] = {"mean": mean, "worst": least, "sites": sites, "global_test": None}
-        return found
+            summary[metric] = {"mean": mean, "worst": least, "sites": sites, "global_test": None}
+        return summary
 
     def _holdings(self) -> dict[str, Any]:
         sites = {}
@@ -302,8 +302,8 @@ def _predictions(
     known = {name: entries for name, entries in facts.items() if entries}
     lines = [",".join(["row", "label", *(f"p{index}" for index in range(probabilities.shape[1])), *known])]
     for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
-        told = [entries[row % len(entries)] for entries in known.values()]
-        lines.append(",".join([str(row), str(label), *(repr(value) for value in values), *told]))
+        cells = [entries[row % len(entries)] for entries in known.values()]
+        lines.append(",".join([str(row), str(label), *(repr(value) for value in values), *cells]))
     path.write_text("\n".join(lines) + "\n")
 
 

@@ -24,14 +24,14 @@ def told(folder: Path, **more: str) -> dict[str, str]:
 
 def rows(round_: int, evaluated: int | None) -> list[Row]:
     """What a round writes: its costs, and the scores of the round before, which are ready only now."""
-    found = [
+    written = [
         Row(round_, site, "personal", "train", "trained", "bytes_up", size)
         for site, size in (("site-01", 100.0), ("site-02", 300.0))
     ]
     for site, value in (("site-01", 0.5), ("site-02", 0.75), ("site-03", float("nan")), ("global", 0.125)):
         if evaluated is not None:
-            found.append(Row(evaluated, site, "global", "test", "aggregated", "accuracy", value + evaluated / 64))
-    return found
+            written.append(Row(evaluated, site, "global", "test", "aggregated", "accuracy", value + evaluated / 64))
+    return written
 
 
 def write(folder: Path, *steps: list[Row]) -> None:
@@ -65,13 +65,13 @@ def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
             if row["value"] != "nan":
                 key = (f"{row['model']}/{row['split']}/{row['metric']}", int(row["round"]))
                 groups.setdefault(key, {})[row["site"]] = float(row["value"])
-    found: dict[str, list[tuple[int, float]]] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     for (name, step), values in sorted(groups.items()):
         for site, value in values.items():
-            found.setdefault(f"{name}/{site}", []).append((step, value))
+            series.setdefault(f"{name}/{site}", []).append((step, value))
         mean = fmean(value for site, value in values.items() if site != "global")
-        found.setdefault(f"{name}/mean", []).append((step, mean))
-    return found
+        series.setdefault(f"{name}/mean", []).append((step, mean))
+    return series
 
 
 def begin(folder: Path, settings: dict | None = None, **more: str) -> None:

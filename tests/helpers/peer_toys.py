@@ -60,8 +60,8 @@ def host_to_owner(round_):
 
 def states(folder):
     """Participant to its newest state."""
-    found = {path.name: Store(path).latest() for path in sorted((folder / "state").iterdir())}
-    return {name: record.state() for name, record in found.items() if record}
+    records = {path.name: Store(path).latest() for path in sorted((folder / "state").iterdir())}
+    return {name: record.state() for name, record in records.items() if record}
 
 
 def tensors_of(folder):

@@ -27,15 +27,15 @@ class Page(HTMLParser):
         assert not self._open
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.tags.append((tag, given))
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
         if tag not in VOID:
             self._open.append(tag)
         if tag == "section":
-            self._section = given["id"]
+            self._section = attributes["id"]
             self.sections[self._section] = ""
-        if "scroll" in given.get("class", "").split():
-            self._label = given["aria-label"]
+        if "scroll" in attributes.get("class", "").split():
+            self._label = attributes["aria-label"]
             self.tables[self._label] = []
         if tag == "tr":
             self.tables[self._label].append([])

@@ -62,20 +62,20 @@ def outcome(folder: Path, files: Files, run: str = "one") -> dict[str, Any]:
 
 def local_outcome(folder: Path) -> dict[str, Any]:
     """The same of a run on one machine."""
-    found = snapshot(folder)
-    return {name: found[name] for name in ("server", *SITES, "rows") if name in found}
+    states = snapshot(folder)
+    return {name: states[name] for name in ("server", *SITES, "rows") if name in states}
 
 
 def outcome_without(away: str, folder: Path, files: Files, run: str = "one") -> dict[str, Any]:
     """The newest states of all but one site."""
-    found = {}
+    states = {}
     for name in ("server", *SITES):
         own = folder / "state" / name if name == "server" else files[name].state / "runs" / run / "state" / name
         record = Store(own).latest()
         if name != away and record is not None:
             state = record.state()
-            found[name] = [wire.digest(state.tensors), state.meta, state.blobs]
-    return found
+            states[name] = [wire.digest(state.tensors), state.meta, state.blobs]
+    return states
 
 
 @contextmanager
@@ -162,20 +162,20 @@ def serve(files: Files, offer: Offer, **disturbed: Any) -> tuple[Path, Progress,
 
 def talk(place: Place, name: str, about: str = "site-01", **overrides: Any) -> tuple[list[bytes], list[bytes]]:
     """An honest run: what a site was told, and what it said."""
-    files, asked, said = place.files(name), [], []
+    files, orders, replies = place.files(name), [], []
 
     def hear(site: str, blob: bytes) -> bytes:
         if site == about:
-            asked.append(blob)
+            orders.append(blob)
         return blob
 
     def tell(site: str, blob: bytes) -> bytes:
         if site == about:
-            said.append(blob)
+            replies.append(blob)
         return blob
 
     serve(files, offered(place, **{"rounds": 2} | overrides), tamper=hear, tamper_answer=tell)
-    return asked, said
+    return orders, replies
 
 
 def set_meta(**values: Any) -> Change:
@@ -226,5 +226,5 @@ def without_last_site(place: Place, folder: Path) -> dict[str, Any]:
         folder,
         absent=lambda site, step: site == "site-03",
     )
-    found = local_outcome(folder)
-    return {name: found[name] for name in ("server", "site-01", "site-02")}
+    states = local_outcome(folder)
+    return {name: states[name] for name in ("server", "site-01", "site-02")}

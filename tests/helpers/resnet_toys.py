@@ -29,14 +29,15 @@ def small(depth: int = 10, spatial_dims: int = 2, norm: Any = "group", **changes
 
 
 def stage_outputs(model: ResNet, batch: torch.Tensor) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     handles = [
-        layer.register_forward_hook(lambda module, args, output: found.append(output)) for layer in model.feature_layers
+        layer.register_forward_hook(lambda module, args, output: outputs.append(output))
+        for layer in model.feature_layers
     ]
     model(batch)
     for handle in handles:
         handle.remove()
-    return found
+    return outputs
 
 
 def backward_with_hooks(model: nn.Module) -> int:

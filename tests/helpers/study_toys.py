@@ -42,44 +42,46 @@ class Runs:
     def __call__(self, command: list[str], log: Path) -> int:
         self.commands.append(command)
         assert command[:4] == [sys.executable, "-m", "medfl", "run"]
-        given = parse_overrides(command[5:])
+        options = parse_overrides(command[5:])
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("the last words")
-        if given["method"] == self.failing:
+        if options["method"] == self.failing:
             return 2
-        write_run(Path(given["output_dir"]), given, self.status)
+        write_run(Path(options["output_dir"]), options, self.status)
         return 0
 
 
-def write_run(folder: Path, given: dict[str, Any], status: str) -> None:
+def write_run(folder: Path, options: dict[str, Any], status: str) -> None:
     """A run folder whose score is a number of its seed and method: 0.5 alone, 0.625 otherwise, plus seed / 8."""
-    score = (0.5 if given["method"] == "local" else 0.625) + given["seed"] / 8
+    score = (0.5 if options["method"] == "local" else 0.625) + options["seed"] / 8
     sites = {"site-01": score, "site-02": score}
-    found = {"mean": score, "worst": score, "sites": sites, "global_test": None}
-    args = {name.partition("#")[2]: value for name, value in given.items() if name.startswith("method_args#")}
+    values = {"mean": score, "worst": score, "sites": sites, "global_test": None}
+    args = {name.partition("#")[2]: value for name, value in options.items() if name.startswith("method_args#")}
     identity = {
-        "method": given["method"],
+        "method": options["method"],
         "method_args": args,
-        "settings": {"seed": given["seed"]},
+        "settings": {"seed": options["seed"]},
         "sites": list(sites),
-        "data": str(given["dataset-dir"]),
-        "task": {"metrics": given["metrics"], "optimizer": "SGD{}"},
+        "data": str(options["dataset-dir"]),
+        "task": {"metrics": options["metrics"], "optimizer": "SGD{}"},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    run = {"identity": identity, "rounds": given["rounds"], "settings": {}, "execution": {}, "versions": {}}
-    data = {"sites": {}, "allowed_leaks": []} | drawn_fold(given["dataset-dir"])
+    run = {"identity": identity, "rounds": options["rounds"], "settings": {}, "execution": {}, "versions": {}}
+    data = {"sites": {}, "allowed_leaks": []} | drawn_fold(options["dataset-dir"])
     (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": data}))
-    summary = {"method": given["method"], "status": status, "reason": "", "rounds": given["rounds"]}
+    summary = {"method": options["method"], "status": status, "reason": "", "rounds": options["rounds"]}
     summary |= {
-        "evaluated_round": given["rounds"],
-        "models_round": given["rounds"],
-        "scores": {"personal": {"test": {"accuracy": found}}},
+        "evaluated_round": options["rounds"],
+        "models_round": options["rounds"],
+        "scores": {"personal": {"test": {"accuracy": values}}},
     }
     summary |= {"costs": {}, "holdings": {"classes": [], "sites": {}}, "leaks": []}
     (folder / "summary.json").write_text(json.dumps(summary))
-    rows = [f"{given['rounds']},site-01,personal,test,aggregated,accuracy,{score}"]
-    if "trained" in given.get("moments", ()):
-        rows += [f"{number},site-01,personal,test,trained,accuracy,{score}" for number in range(1, given["rounds"] + 1)]
+    rows = [f"{options['rounds']},site-01,personal,test,aggregated,accuracy,{score}"]
+    if "trained" in options.get("moments", ()):
+        rows += [
+            f"{number},site-01,personal,test,trained,accuracy,{score}" for number in range(1, options["rounds"] + 1)
+        ]
     (folder / "metrics.csv").write_text("\n".join(["round,site,model,split,moment,metric,value", *rows]) + "\n")
 
 

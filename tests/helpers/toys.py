@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from medfl.contract import Kind, Method, Model, Order, Parcel, Plan, Replies, Reply, Server, Site
+from medfl.contract import Method, Model, Order, PayloadKind, PeerMessage, Plan, Replies, Reply, Server, Site
 from medfl.core.store import Store
 from medfl.methods.averaging import Averaging
 from medfl.plugins import Registry, load_plugins
@@ -30,13 +30,13 @@ class Ring(Averaging):
     A round is `send`, `train` and, with `alone`, a step of the server alone. A site keeps its first model as a blob.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {"model/": "weights"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {"model/": "weights"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "guests": Tell("public", text(8, shorter=True)),
         "first": Tell("public", count()),
         "letter": Tell("public", text(), after=(PARCEL,)),
     }
-    posts_parcels: ClassVar[bool] = True
+    sends_to_peers: ClassVar[bool] = True
 
     alone: bool = False
     to_self: bool = False
@@ -61,7 +61,7 @@ class Ring(Averaging):
         own = self.own(site)
         if order.op == "send":
             tensors = {"model/" + name: tensor for name, tensor in own.items()}
-            return Reply(parcels=[Parcel(order.meta["next"], tensors, {"letter": site.name})])
+            return Reply(parcels=[PeerMessage(order.meta["next"], tensors, {"letter": site.name})])
         if "first" not in site.state.blobs:
             site.keep_blob("first", own)
         start = {name: tensor.clone() for name, tensor in own.items()}
@@ -125,12 +125,12 @@ def builtin(name: str, **settings: Any) -> Case:
 
 def snapshot(folder: Path) -> dict[str, Any]:
     """What must be the same in two runs: all newest states (tensors by digest, meta, blobs) and the rows."""
-    found: dict[str, Any] = {"rows": scores(folder)}
+    facts: dict[str, Any] = {"rows": scores(folder)}
     for path in sorted((folder / "state").iterdir()):
         record = Store(path).latest()
         state = record.state() if record else None
-        found[path.name] = state and [wire.digest(state.tensors), state.meta, state.blobs]
-    return found
+        facts[path.name] = state and [wire.digest(state.tensors), state.meta, state.blobs]
+    return facts
 
 
 def digests(result: Result) -> dict[str, str]:

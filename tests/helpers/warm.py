@@ -75,13 +75,13 @@ def serve(address: str) -> dict[str, Any] | None:
         while server in select.select([server, sys.stdin], [], [])[0]:
             client, _ = server.accept()
             with client:
-                asked, files = _receive(client)
+                job, files = _receive(client)
                 child = os.fork()
                 if not child:
                     for number, file in enumerate(files):
                         os.dup2(file, number)
                         os.close(file)
-                    return asked
+                    return job
                 for file in files:
                     os.close(file)
                 _, status = os.waitpid(child, 0)
@@ -96,12 +96,12 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(text), files
 
 
-def carry_out(asked: dict[str, Any]) -> None:
+def carry_out(job: dict[str, Any]) -> None:
     """Run what was asked for as the main program of this process."""
-    os.chdir(asked["folder"])
+    os.chdir(job["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    name, *words = asked["words"]
+    os.environ.update(job["environment"])
+    name, *words = job["words"]
     if name == "medfl":
         script = str(Path(sys.executable).with_name("medfl"))
         sys.argv[:] = [script, *words]

@@ -57,7 +57,7 @@ def serve(folder: Path) -> dict[str, Any] | None:
             for number in ready:
                 if number is server:
                     client, _ = server.accept()
-                    asked, files = _receive(client)
+                    job, files = _receive(client)
                     child = os.fork()
                     if not child:
                         for target, file in enumerate(files):
@@ -66,7 +66,7 @@ def serve(folder: Path) -> dict[str, Any] | None:
                             os.close(number)
                             other.close()
                         client.close()
-                        return asked
+                        return job
                     for file in files:
                         os.close(file)
                     client.sendall(f"{child}\n".encode())
@@ -94,15 +94,15 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(text), files
 
 
-def carry_out(asked: dict[str, Any], holds: Path) -> None:
+def carry_out(job: dict[str, Any], holds: Path) -> None:
     """Run ``python -m MODULE ...`` as the main program of this process."""
-    _, flag, module, *words = command = asked["command"]
+    _, flag, module, *words = command = job["command"]
     assert flag == "-m"
     _show(command)
-    os.chdir(asked["folder"])
+    os.chdir(job["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.getppid = lambda: asked["parent"]  # NVFlare watches it
+    os.environ.update(job["environment"])
+    os.getppid = lambda: job["parent"]  # NVFlare watches it
     os.fsync = lambda descriptor: None  # no test makes a power cut
     os.replace = _holding(os.replace, holds)
     sys.argv[:] = [module, *words]

@@ -50,7 +50,7 @@ class _Warm:
 
     def launch_job(self, job_meta: Any, fl_ctx: Any) -> Handle:
         credentials = get_credential_env(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {})
-        asked = {
+        request = {
             "command": shlex.split(self.get_command(job_meta, fl_ctx)),  # type: ignore[attr-defined]
             "folder": os.getcwd(),
             "environment": dict(os.environ) | credentials,
@@ -58,7 +58,7 @@ class _Warm:
         }
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._address)
-        socket.send_fds(server, [json.dumps(asked).encode() + b"\n"], [0, 1, 2])
+        socket.send_fds(server, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
         return Handle(server)
 
 

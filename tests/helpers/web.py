@@ -27,7 +27,7 @@ class Web:
     status: list[int] = field(default_factory=list)
     cut: list[int | None] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    asked: list[tuple[str | None, str | None]] = field(default_factory=list)
+    requests: list[tuple[str | None, str | None]] = field(default_factory=list)
     url: str = ""
 
 
@@ -36,7 +36,7 @@ def serving(web: Web) -> Iterator[Web]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             web.paths.append(self.path)
-            web.asked.append((self.headers.get("Range"), self.headers.get("If-Range")))
+            web.requests.append((self.headers.get("Range"), self.headers.get("If-Range")))
             status = web.status.pop(0) if web.status else 200
             if status != 200:
                 self.send_error(status)

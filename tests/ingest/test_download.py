@@ -42,16 +42,16 @@ def test_a_whole_download(web, tmp_path, check):
     assert target.read_bytes() == CONTENT
     assert only_file(target.parent) == "file.npz", "nothing temporary stays"
     fetch(web, target, **check)
-    assert len(web.asked) == 1, "a file that is there is not asked for again"
+    assert len(web.requests) == 1, "a file that is there is not asked for again"
 
 
 def test_a_cut_line_is_continued_where_it_broke(web, tmp_path):
     web.cut = [1000, 5000, None]
-    said: list[str] = []
-    target = fetch(web, tmp_path / "file.npz", md5=MD5, say=said.append)
+    lines: list[str] = []
+    target = fetch(web, tmp_path / "file.npz", md5=MD5, say=lines.append)
     assert target.read_bytes() == CONTENT
-    assert web.asked == [(None, None), ("bytes=1000-", '"one"'), ("bytes=6000-", '"one"')]
-    assert [line for line in said if "was cut" in line] == [
+    assert web.requests == [(None, None), ("bytes=1000-", '"one"'), ("bytes=6000-", '"one"')]
+    assert [line for line in lines if "was cut" in line] == [
         f"the connection was cut (1000 of {len(CONTENT)} bytes came); trying again",
         f"the connection was cut (6000 of {len(CONTENT)} bytes came); trying again",
     ]
@@ -66,7 +66,7 @@ def test_what_came_is_kept_for_the_same_command_later(web, tmp_path):
     assert (tmp_path / "file.npz.part").read_bytes() == CONTENT[:HALF]
     assert not (tmp_path / "file.npz").exists()
     assert fetch(web, tmp_path / "file.npz", retries=0).read_bytes() == CONTENT
-    assert web.asked[-1] == (f"bytes={HALF}-", '"one"')
+    assert web.requests[-1] == (f"bytes={HALF}-", '"one"')
     assert only_file(tmp_path) == "file.npz"
 
 
@@ -74,13 +74,13 @@ def test_tries_that_bring_nothing_are_counted(web, tmp_path):
     web.cut = [0] * 10
     with pytest.raises(DataError, match=r"0 of \d+ bytes came. The same command continues"):
         fetch(web, tmp_path / "file.npz", retries=2)
-    assert len(web.asked) == 3
+    assert len(web.requests) == 3
 
 
 def test_a_server_that_ignores_range_begins_again(web, tmp_path):
     web.ranges, web.cut = False, [HALF]
     assert fetch(web, tmp_path / "file.npz", md5=MD5).read_bytes() == CONTENT
-    assert web.asked[1][0] == f"bytes={HALF}-"
+    assert web.requests[1][0] == f"bytes={HALF}-"
 
 
 def test_a_file_that_changed_meanwhile_begins_again(web, tmp_path):
@@ -97,7 +97,7 @@ def test_a_server_that_disregards_the_mark_does_not_make_a_mixture_of_two_versio
         fetch(web, tmp_path / "file.npz")
     web.content, web.etag = CONTENT[::-1], '"two"'
     assert fetch(web, tmp_path / "file.npz").read_bytes() == CONTENT[::-1]
-    assert [wanted for wanted, _ in web.asked[-2:]] == [f"bytes={HALF}-", None]
+    assert [wanted for wanted, _ in web.requests[-2:]] == [f"bytes={HALF}-", None]
 
 
 @pytest.mark.parametrize("lengths", [True, False])
@@ -120,7 +120,7 @@ def test_two_processes_do_not_write_to_the_same_part(web, tmp_path):
         assert alone
         with pytest.raises(DataError, match="another process is downloading .*file.npz. Run the same command again"):
             fetch(web, tmp_path / "file.npz")
-    assert not web.asked
+    assert not web.requests
     assert not list(tmp_path.iterdir())
     assert fetch(web, tmp_path / "file.npz").read_bytes() == CONTENT
     assert only_file(tmp_path) == "file.npz"
@@ -144,20 +144,20 @@ def test_many_at_once_bring_one_whole_file(web, tmp_path):
 def test_without_a_strong_mark_the_date_is_used(web, tmp_path, etag):
     web.etag, web.modified, web.cut = etag, "Wed, 21 Oct 2015 07:28:00 GMT", [HALF]
     assert fetch(web, tmp_path / "file.npz").read_bytes() == CONTENT
-    assert web.asked[1] == (f"bytes={HALF}-", "Wed, 21 Oct 2015 07:28:00 GMT")
+    assert web.requests[1] == (f"bytes={HALF}-", "Wed, 21 Oct 2015 07:28:00 GMT")
 
 
 @pytest.mark.parametrize(("md5", "second"), [(MD5, f"bytes={HALF}-"), (None, None)])
 def test_without_any_mark_only_a_checksum_lets_it_continue(web, tmp_path, md5, second):
     web.etag, web.cut = None, [HALF]
     assert fetch(web, tmp_path / "file.npz", md5=md5).read_bytes() == CONTENT
-    assert web.asked[1] == (second, None)
+    assert web.requests[1] == (second, None)
 
 
 def test_a_part_that_is_whole_needs_no_more_bytes(web, tmp_path):
     (tmp_path / "file.npz.part").write_bytes(CONTENT)
     assert fetch(web, tmp_path / "file.npz", md5=MD5).read_bytes() == CONTENT
-    assert web.asked == [(f"bytes={len(CONTENT)}-", None)]
+    assert web.requests == [(f"bytes={len(CONTENT)}-", None)]
 
 
 def test_a_part_that_is_too_long_begins_again(web, tmp_path):
@@ -168,7 +168,7 @@ def test_a_part_that_is_too_long_begins_again(web, tmp_path):
 def test_a_server_that_continues_elsewhere_begins_again(web, tmp_path):
     web.cut, web.shift = [HALF], 7
     assert fetch(web, tmp_path / "file.npz", md5=MD5).read_bytes() == CONTENT
-    assert [wanted for wanted, _ in web.asked] == [None, f"bytes={HALF}-", None]
+    assert [wanted for wanted, _ in web.requests] == [None, f"bytes={HALF}-", None]
 
 
 def test_wrong_bytes_are_deleted(web, tmp_path):
@@ -199,13 +199,13 @@ def test_a_missing_file_is_no_reason_to_try_again(web, tmp_path):
     web.status = [404]
     with pytest.raises(DataError, match="the server answered 404 Not Found for .*file.npz. Check the name"):
         fetch(web, tmp_path / "file.npz")
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_a_busy_server_is_asked_again(web, tmp_path):
     web.status = [503, 429]
     assert fetch(web, tmp_path / "file.npz").read_bytes() == CONTENT
-    assert len(web.asked) == 3
+    assert len(web.requests) == 3
 
 
 def test_nobody_there(tmp_path, monkeypatch):
@@ -242,6 +242,6 @@ def test_a_place_that_can_not_be_written(web, tmp_path):
 
 def test_progress_is_plain_lines_without_a_terminal(web, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.utils.progress.EVERY_SECONDS", 0.0)
-    said: list[str] = []
-    fetch(web, tmp_path / "file.npz", say=said.append)
-    assert said[-1] == "downloading file.npz: 1 of 1 MB"
+    lines: list[str] = []
+    fetch(web, tmp_path / "file.npz", say=lines.append)
+    assert lines[-1] == "downloading file.npz: 1 of 1 MB"

@@ -54,10 +54,10 @@ def stuck(folder: Path, item: Item) -> LoadedItem:
 @pytest.fixture
 def items(tmp_path):
     (tmp_path / "in").mkdir()
-    found = [Item(tmp_path / "in" / f"{number:02d}-Secret-Sally") for number in range(9)]
-    for number, item in enumerate(found):
+    made = [Item(tmp_path / "in" / f"{number:02d}-Secret-Sally") for number in range(9)]
+    for number, item in enumerate(made):
         item.path.write_text(str(10 + number))
-    return found
+    return made
 
 
 def run(tmp_path, items, *, workers=1, recipe=None, how=load, **more):
@@ -77,30 +77,30 @@ def run(tmp_path, items, *, workers=1, recipe=None, how=load, **more):
 
 def calls(tmp_path) -> list[str]:
     marks = tmp_path / "calls"
-    found = marks.read_text().split() if marks.exists() else []
+    names = marks.read_text().split() if marks.exists() else []
     marks.unlink(missing_ok=True)
-    return sorted(name[:2] for name in found)
+    return sorted(name[:2] for name in names)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_item_becomes_a_row_and_bad_ones_are_left_out(tmp_path, items, workers):
     items[3].path.write_text("no")
     items[7].path.write_text("nor this")
-    found = run(tmp_path, items, workers=workers)
-    assert found.kept == [0, 1, 2, 4, 5, 6, 8]
-    assert found.failed == {3: "expected a number, got no", 7: "expected a number, got nor this"}
-    assert found.facts == {place: {"odd": True} if place % 2 else {} for place in found.kept}
+    outcome = run(tmp_path, items, workers=workers)
+    assert outcome.kept == [0, 1, 2, 4, 5, 6, 8]
+    assert outcome.failed == {3: "expected a number, got no", 7: "expected a number, got nor this"}
+    assert outcome.facts == {place: {"odd": True} if place % 2 else {} for place in outcome.kept}
     images = np.load(tmp_path / "images.npy")
     assert images.dtype == np.uint16
-    np.testing.assert_array_equal(images, np.array(found.kept)[:, None, None] + np.full((2, 3), 10))
+    np.testing.assert_array_equal(images, np.array(outcome.kept)[:, None, None] + np.full((2, 3), 10))
     assert calls(tmp_path) == [f"{number:02d}" for number in range(9)]
     assert not work_folder(tmp_path / "P").exists()
 
 
 def test_a_decoder_that_ends_its_process_costs_one_item_only(tmp_path, items):
     items[1].path.write_text("crash")
-    found = run(tmp_path, items, workers=2)
-    assert found.failed == {1: CRASHED}
+    outcome = run(tmp_path, items, workers=2)
+    assert outcome.failed == {1: CRASHED}
     np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[:, 0, 0], [10, 12, 13, 14, 15, 16, 17, 18])
 
 
@@ -110,9 +110,9 @@ def test_a_bug_is_no_bad_file(tmp_path, items):
         run(tmp_path, items)
     assert calls(tmp_path) == [f"{number:02d}" for number in range(9)]
     items[8].path.write_text("18")
-    found = run(tmp_path, items)
+    outcome = run(tmp_path, items)
     assert calls(tmp_path) == ["08"], "the others were done"
-    assert found.kept == list(range(9))
+    assert outcome.kept == list(range(9))
     np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[:, 0, 0], np.arange(10, 19))
 
 
@@ -130,10 +130,10 @@ def test_what_changed_meanwhile_is_read_again(tmp_path, items):
     interrupt(tmp_path, items)
     items[2].path.write_text("777")
     items[4] = Item(items[4].path, add=100)
-    said: list[str] = []
-    run(tmp_path, items, say=said.append)
-    assert said[0].startswith("note: needs 0.0 MB on the disk of --out, which has ")
-    assert said[1:] == ["note: an earlier call was interrupted: 6 of 9 images are done, the rest follows"]
+    lines: list[str] = []
+    run(tmp_path, items, say=lines.append)
+    assert lines[0].startswith("note: needs 0.0 MB on the disk of --out, which has ")
+    assert lines[1:] == ["note: an earlier call was interrupted: 6 of 9 images are done, the rest follows"]
     assert calls(tmp_path) == ["02", "04", "08"]
     np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[:, 0, 0], [10, 11, 777, 13, 114, 15, 16, 17, 18])
 

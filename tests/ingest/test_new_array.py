@@ -25,9 +25,9 @@ def test_rows_come_in_any_order_and_some_are_kept(tmp_path, dtype):
         array.write(1, rows[1:4])
         array.flush()
     expected = np.where(np.isin(np.arange(8), (1, 2, 3, 5))[:, None, None], rows, 0)
-    found = np.load(path)
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, expected)
+    array_ = np.load(path)
+    assert array_.dtype == dtype
+    np.testing.assert_array_equal(array_, expected)
     for kept in ([0, 1, 2, 3, 5, 7], [1, 2, 4], [0, 1], []):
         expected = expected[kept]
         keep_rows(path, kept)
@@ -55,26 +55,26 @@ def test_no_more_than_a_row_is_in_memory(tmp_path):
 
 
 def test_what_is_needed_is_said_before_and_refused_if_it_is_not_there(tmp_path, monkeypatch):
-    path, said = tmp_path / "a.npy", []
+    path, lines = tmp_path / "a.npy", []
     monkeypatch.setattr(module, "_free", lambda folder: 3 * 10**9)
-    tell_need(path, (17092, 224, 224, 3), np.uint8, 2, said.append)
-    assert said == [
+    tell_need(path, (17092, 224, 224, 3), np.uint8, 2, lines.append)
+    assert lines == [
         "note: needs 2.6 GB on the disk of --out, which has 3.0 GB left, and about 450.0 MB of memory for 2 processes, "
         "however many images there are"
     ]
     for refused in (
-        lambda: tell_need(path, (10**10,), np.uint8, 1, said.append),
+        lambda: tell_need(path, (10**10,), np.uint8, 1, lines.append),
         lambda: new_array(path, [10**10], "u1"),
     ):
         with pytest.raises(DataError, match="needs 10.0 GB, the disk of --out has 3.0 GB left. Make room"):
             refused()
-    assert len(said) == 1
+    assert len(lines) == 1
     assert not path.exists()
     path.write_bytes(bytes(8192))
     os.sync()
     there = path.stat().st_blocks * 512
-    tell_need(path, (3 * 10**9 + there,), np.uint8, 1, said.append)  # what is there is written over
-    assert "3.0 GB" in said[-1]
+    tell_need(path, (3 * 10**9 + there,), np.uint8, 1, lines.append)  # what is there is written over
+    assert "3.0 GB" in lines[-1]
 
 
 def test_a_disk_that_fills_meanwhile_is_told(tmp_path, monkeypatch):

@@ -39,10 +39,10 @@ def test_strip_reads_all_and_keeps_nothing(own, tmp_path):
 def test_refuse_leaves_out_what_may_tell_who_it_is(own, tmp_path):
     with pytest.raises(DataError, match=r"2 of 4 images can't be read: .*\(PatientID, PatientName\).*burned into"):
         prepare(*own, COLUMNS, (12, 10), tmp_path / "P", deidentify_check="refuse")
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(SettingsError, match="Did you mean 'refuse'"):
         prepare(*own, COLUMNS, (12, 10), tmp_path / "P", deidentify_check="refuze")
-    options = {"deidentify_check": "refuse", "skip_unreadable": True, "say": said.append}
+    options = {"deidentify_check": "refuse", "skip_unreadable": True, "say": lines.append}
     datalist = prepare(*own, COLUMNS, (12, 10), tmp_path / "P", **options)
     assert [record["label"] for record in datalist.splits["training"]] == [0, 1]
     listed = (tmp_path / "P" / "quarantine.csv").read_text()

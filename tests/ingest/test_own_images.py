@@ -28,11 +28,11 @@ def by_row(datalist):
 
 
 def test_the_whole_way(own, tmp_path):
-    said: list[str] = []
-    images, datalist = prepared(own, tmp_path / "P", ALL, name="own", licence="ours", say=said.append)
-    assert said[0] == "own: licence ours"
-    assert said[1].startswith("note: needs 0.0 MB on the disk of --out, which has ")
-    assert len(said) == 2
+    lines: list[str] = []
+    images, datalist = prepared(own, tmp_path / "P", ALL, name="own", licence="ours", say=lines.append)
+    assert lines[0] == "own: licence ours"
+    assert lines[1].startswith("note: needs 0.0 MB on the disk of --out, which has ")
+    assert len(lines) == 2
     assert (images.dtype, images.shape) == (np.uint8, (4, 10, 15))
     for row, pixels in zip(ROWS, images, strict=True):
         np.testing.assert_array_equal(pixels, read_image(own[0] / row[0], (10, 15), 1))
@@ -51,15 +51,15 @@ def test_the_whole_way(own, tmp_path):
 
 
 def test_nothing_that_identifies_is_written_or_said(own, tmp_path):
-    said: list[str] = []
+    lines: list[str] = []
     (own[0] / ROWS[3][0]).write_bytes(b"")
     write_table(own[1], [*ROWS, ("secret-sally-3.png", "benign", "SECRET-7", "north", "train", "f")])
     picture(own[0] / "secret-sally-3.png", np.zeros((20, 30), np.uint8))
-    prepared(own, tmp_path / "P", ALL, skip_unreadable=True, say=said.append)
+    prepared(own, tmp_path / "P", ALL, skip_unreadable=True, say=lines.append)
     for path in (tmp_path / "P").iterdir():
         content = path.read_bytes().lower() if path.suffix != ".npy" else b""
         assert not any(word in content for word in (b"secret", b"sally", b"tom", b"uma"))
-    assert not any("secret" in line.lower() for line in said)
+    assert not any("secret" in line.lower() for line in lines)
 
 
 def test_decoders_do_not_repeat_what_a_file_says(own, tmp_path, caplog, recwarn):
@@ -76,10 +76,10 @@ def test_decoders_do_not_repeat_what_a_file_says(own, tmp_path, caplog, recwarn)
 
 
 def test_without_a_group_column_each_image_is_its_own_patient(own, tmp_path):
-    said: list[str] = []
-    _, datalist = prepared(own, tmp_path / "P", say=said.append)
-    assert said[0] == "P: licence not stated"
-    assert said[1].startswith("warning: without --group-column each image counts as a patient of its own")
+    lines: list[str] = []
+    _, datalist = prepared(own, tmp_path / "P", say=lines.append)
+    assert lines[0] == "P: licence not stated"
+    assert lines[1].startswith("warning: without --group-column each image counts as a patient of its own")
     assert len({record["subject_id"] for record in datalist.splits["training"]}) == 4
     assert set(datalist.splits["training"][0]) == {"image", "label", "subject_id"}
 
@@ -150,8 +150,8 @@ def test_unreadable_images_are_all_found(own, tmp_path):
 
 def test_unreadable_images_are_left_out_on_request(own, tmp_path):
     spoil(own)
-    said: list[str] = []
-    images, datalist = prepared(own, tmp_path / "P", skip_unreadable=True, say=said.append)
+    lines: list[str] = []
+    images, datalist = prepared(own, tmp_path / "P", skip_unreadable=True, say=lines.append)
     assert images.shape == (6, 10, 15)
     kept = [ROWS[1][0], ROWS[3][0], *(f"more-{number}.png" for number in range(4))]
     for name, record in zip(kept, by_row(datalist), strict=True):
@@ -162,7 +162,7 @@ def test_unreadable_images_are_left_out_on_request(own, tmp_path):
     assert [(entry["reason"], entry["count"]) for entry in datalist.extra["exclusions"]] == [
         (row[1], 1) for row in quarantine[1:]
     ]
-    assert said[-1] == "warning: 2 of 8 images can't be read and were left out: see quarantine.csv"
+    assert lines[-1] == "warning: 2 of 8 images can't be read and were left out: see quarantine.csv"
 
 
 def test_a_class_may_not_be_lost_by_skipping(own, tmp_path):
@@ -276,7 +276,7 @@ def test_a_folder_that_is_not_there(own, tmp_path):
 
 def test_progress_is_plain_lines_without_a_terminal(own, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.utils.progress.EVERY_SECONDS", 0.0)
-    said: list[str] = []
-    prepared(own, tmp_path / "P", say=said.append)
-    assert "looking at: 4 of 4 images" in said
-    assert said[-1] == "reading: 4 of 4 images"
+    lines: list[str] = []
+    prepared(own, tmp_path / "P", say=lines.append)
+    assert "looking at: 4 of 4 images" in lines
+    assert lines[-1] == "reading: 4 of 4 images"

@@ -102,13 +102,13 @@ def test_the_window_is_applied(own, tmp_path):
 
 
 def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, tmp_path):
-    said: list[str] = []
-    datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=said.append)
-    told = "2 FOR PRESENTATION, 1 FOR PROCESSING, 1 not said"
-    assert f"note: presentation intent (DICOM): {told}" in said
+    lines: list[str] = []
+    datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=lines.append)
+    counted = "2 FOR PRESENTATION, 1 FOR PROCESSING, 1 not said"
+    assert f"note: presentation intent (DICOM): {counted}" in lines
     [warning] = datalist.extra["warnings"]
-    assert warning.startswith(f"the files are of several presentation intents ({told}): ")
-    assert f"warning: {warning}" in said
+    assert warning.startswith(f"the files are of several presentation intents ({counted}): ")
+    assert f"warning: {warning}" in lines
     kinds = ["FOR PRESENTATION", "FOR PROCESSING", "not said", "FOR PRESENTATION"]
     assert [record["presentation_intent"] for record in datalist.splits["training"]] == kinds
     assert card(datalist)["presentation_intent"] == {"FOR PRESENTATION": 2, "FOR PROCESSING": 1, "not said": 1}
@@ -119,15 +119,15 @@ def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, t
 def test_one_intent_is_no_mixture_and_pictures_have_none(own, tmp_path):
     for name, (pixels, _) in FILES.items():
         make_dicom(own[0] / name, pixels, PresentationIntentType="FOR PROCESSING")
-    said: list[str] = []
-    datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=said.append)
-    assert "note: presentation intent (DICOM): 4 FOR PROCESSING" in said
+    lines: list[str] = []
+    datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=lines.append)
+    assert "note: presentation intent (DICOM): 4 FOR PROCESSING" in lines
     assert datalist.extra["warnings"] == []
     names = [f"{number}.png" for number in range(4)]
     for name in names:
         picture(own[0] / name, np.zeros((30, 20), np.uint8))
     write_table(own[1], [(name, "ab"[place % 2]) for place, name in enumerate(names)], ("file", "finding"))
-    datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "Q", say=said.append)
+    datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "Q", say=lines.append)
     assert "presentation" not in json.dumps(datalist.splits)
     assert "presentation_intent" not in card(datalist)
 
@@ -166,5 +166,5 @@ def test_a_real_file_of_pydicom_on_the_command_line_and_predicted_as_it_was_prep
     np.testing.assert_array_equal(images_of(out), [expected] * 2)
     reading = how_read(tmp_path / "data", None)
     assert reading == {"crop_breast": True, "align": False, "voi": True}
-    found = load_mammograms(images, reading, (32, 24), 2, 1, 2)
-    np.testing.assert_allclose(found[1]["image"][0], expected / 65535 * 2 - 1, atol=1e-6)
+    loaded = load_mammograms(images, reading, (32, 24), 2, 1, 2)
+    np.testing.assert_allclose(loaded[1]["image"][0], expected / 65535 * 2 - 1, atol=1e-6)

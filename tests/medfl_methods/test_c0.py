@@ -57,8 +57,8 @@ def method(name, **args):
     ids=["fedavg", "fedavg-uniform", "fedprox", "fedprox-paper", "fedprox-zero", "fedprox-wrong"],
 )
 def test_quadratic_federation(tmp_path, make_method, expected):
-    found = [quadratic(tmp_path, make_method, rounds) for rounds in (1, 2, 3)]  # each continues the one before
-    assert found == pytest.approx(expected, abs=1e-6)
+    positions = [quadratic(tmp_path, make_method, rounds) for rounds in (1, 2, 3)]  # each continues the one before
+    assert positions == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_fixed_point_is_the_optimum_of_the_weighted_loss(tmp_path):

@@ -20,9 +20,9 @@ DELTA = torch.tensor([-1.0, 0.0, 0.25, 2.0])
     [(2, [0, 1, 1, 3], [-1.0, 0.0, 0.0, 2.0]), (8, [0, 85, 106, 255], [-1.0, 0.0, 0.2470588235, 2.0])],
 )
 def test_pf_1_quantiser(bits, codes, values):
-    found, lo, hi = quantise(DELTA, bits)
-    assert (found.tolist(), lo, hi) == (codes, -1.0, 2.0)
-    back = dequantise(found, lo, hi, bits, torch.float64)
+    quantised, lo, hi = quantise(DELTA, bits)
+    assert (quantised.tolist(), lo, hi) == (codes, -1.0, 2.0)
+    back = dequantise(quantised, lo, hi, bits, torch.float64)
     torch.testing.assert_close(back, torch.tensor(values, dtype=torch.float64), atol=1e-10, rtol=0)
     assert float((back - DELTA).abs().max()) <= 3 / (2 * (2**bits - 1)) + 1e-12
 

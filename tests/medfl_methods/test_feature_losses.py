@@ -43,12 +43,12 @@ def test_tp_12_the_loss_is_the_mean_over_own_and_shared_images(copies):
     shared = SharedImages(tuple(part[None].half() for part in parts), torch.tensor([2]))
     batch = Batch(DATA.images[:3], torch.tensor([0, 1, 1]), torch.arange(3))
     method = tpf() if copies == 1 else fed()
-    found = loss_of(method, site_of(DATA, task), shared, batch)
+    loss = loss_of(method, site_of(DATA, task), shared, batch)
     own = [F.cross_entropy(Means()(x[None]), y[None]) for x, y in zip(batch.images, batch.labels)]
     seen = [F.cross_entropy(Means()((part.half().float() / 0.25)[None]), torch.tensor([2])) for part in parts]
     total = sum(own) + 3 * sum(seen)
-    assert float(found.detach()) == pytest.approx(float(total.detach()) / (3 + 3 * copies), rel=1e-5)
-    assert abs(float((sum(own) / 3 + sum(seen) / copies - found).detach())) > 0.1
+    assert float(loss.detach()) == pytest.approx(float(total.detach()) / (3 + 3 * copies), rel=1e-5)
+    assert abs(float((sum(own) / 3 + sum(seen) / copies - loss).detach())) > 0.1
 
 
 def test_whole_images_are_seen_like_any_other_image():
@@ -57,9 +57,9 @@ def test_whole_images_are_seen_like_any_other_image():
     image = torch.rand(1, 1, 6, 6, generator=torch.Generator().manual_seed(3)).half()
     shared = SharedImages((image,), torch.tensor([1]))
     batch = Batch(task.scale.seen(image.float()), torch.tensor([1]), torch.arange(1))
-    found = loss_of(tpf(share="raw+noise"), site_of(DATA, task), shared, batch)
+    loss = loss_of(tpf(share="raw+noise"), site_of(DATA, task), shared, batch)
     own = F.cross_entropy(Means()(batch.images), batch.labels)
-    assert float(found.detach()) == pytest.approx(float(own.detach()), rel=1e-3), "the same image, own or shared"
+    assert float(loss.detach()) == pytest.approx(float(own.detach()), rel=1e-3), "the same image, own or shared"
 
 
 def test_class_weights_of_a_site_are_refused(tmp_path):
@@ -83,7 +83,7 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
     x, y, seen = site.task.scale.raw(batch.images), batch.labels, site.task.scale.seen
     torch.testing.assert_close(divided.rebuilt.images + divided.part, x, atol=1e-6, rtol=0)
     state = torch.get_rng_state()
-    found = method.distil_loss(work, divided, site.task.loss)
+    loss = method.distil_loss(work, divided, site.task.loss)
     torch.set_rng_state(state)
     copies = []
     for std in (0.15, 0.25) if make is fed else [math.sqrt(0.15)]:
@@ -99,8 +99,8 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
     mse = ((divided.rebuilt.images - x) ** 2).mean()
     whole = F.cross_entropy(work.model.classifier(seen(x)), y)
     expected = 5 * mse + 0.005 * kl + 2 * sum(copies) / len(copies) + 0.4 * whole
-    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    found.backward()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    loss.backward()
     assert all(p.grad is not None for p in work.model.generator.parameters()), "through the residual, too"
 
 

@@ -45,10 +45,12 @@ def plain_models(task, networks):
     return models
 
 
-def assert_models(found, models):
+def assert_models(tensors, models):
     for name, model in models.items():
         for key, tensor in model.state_dict().items():
-            torch.testing.assert_close(found[name][key], tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(
+                tensors[name][key], tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}"
+            )
 
 
 @pytest.mark.parametrize("state", ["travel", "reset"])
@@ -64,8 +66,8 @@ def test_fedcross_star_is_a_plain_loop_over_unlike_networks(tmp_path, state):
             visit(models[owner], optimizers[owner], host, round_, epochs=3)
     assert any(owner != host for round_ in (1, 2, 3) for host, owner in zip(NAMES, owners(round_), strict=True))
     result = run(tmp_path, "fedcross_star", {"optimizer_state": state}, task=task, networks_by_site=networks)
-    assert {name: found["personal"].network for name, found in result.models.items()} == networks
-    assert_models({name: found["personal"].tensors for name, found in result.models.items()}, models)
+    assert {name: kinds["personal"].network for name, kinds in result.models.items()} == networks
+    assert_models({name: kinds["personal"].tensors for name, kinds in result.models.items()}, models)
 
 
 @pytest.mark.parametrize("state", ["travel", "reset"])
@@ -81,8 +83,8 @@ def test_one_model_visits_the_sites_in_turn(tmp_path, state):
             visit(model, optimizer, host, round_)
     assert orders[0] != orders[1]
     result = run(tmp_path, "fedcross", {"circulating": "one", "optimizer_state": state}, task=task)
-    assert {frozenset(found) for found in result.models.values()} == {frozenset({"global"})}
-    assert_models({name: found["global"].tensors for name, found in result.models.items()}, dict.fromkeys(NAMES, model))
+    assert {frozenset(kinds) for kinds in result.models.values()} == {frozenset({"global"})}
+    assert_models({name: kinds["global"].tensors for name, kinds in result.models.items()}, dict.fromkeys(NAMES, model))
 
 
 def test_what_comes_home_is_the_optimisers_state_too(tmp_path):

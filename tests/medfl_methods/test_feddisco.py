@@ -51,8 +51,8 @@ def test_discrepancies():
 
 def test_weights():
     # n - a d + b with l2, d = (0, 2/3, 1/3): 13/30, 1/10 and 4/15, which sum to 4/5
-    found = weights(COUNTS, metric="l2")
-    assert found == pytest.approx({"a": 13 / 24, "b": 1 / 8, "c": 1 / 3}, abs=1e-12)
+    by_site = weights(COUNTS, metric="l2")
+    assert by_site == pytest.approx({"a": 13 / 24, "b": 1 / 8, "c": 1 / 3}, abs=1e-12)
     # a = 1, b = 0: 1/3, -1/3 and 0
     assert weights(COUNTS, metric="l2", a=1.0, b=0.0) == pytest.approx({"a": 1.0, "b": 0.0, "c": 0.0}, abs=1e-12)
     total = sum(KL.values())
@@ -63,8 +63,8 @@ def test_weights():
 
 def test_sizes_count():
     """Shares of 3/4 and 1/4, discrepancies 0 and 1: 3/4 + 1/10 and 1/4 - 1/5 + 1/10."""
-    found = weights({"a": [3, 3], "b": [2, 0]}, a=0.2)
-    assert found == pytest.approx({"a": 0.85, "b": 0.15}, abs=1e-12)
+    by_site = weights({"a": [3, 3], "b": [2, 0]}, a=0.2)
+    assert by_site == pytest.approx({"a": 0.85, "b": 0.15}, abs=1e-12)
 
 
 # ---- cases without a discrepancy
@@ -80,8 +80,8 @@ def test_equal_shares_weigh_by_size_plus_b(metric, counts, target):
     sizes = {site: sum(own) for site, own in counts.items()}
     share = {site: size / sum(sizes.values()) for site, size in sizes.items()}
     assert discrepancies(counts, metric, target) == {"a": 0.0, "b": 0.0}
-    found = weights(counts, metric=metric, target=target)
-    assert found == pytest.approx({site: (part + 0.1) / 1.2 for site, part in share.items()}, abs=1e-12)
+    by_site = weights(counts, metric=metric, target=target)
+    assert by_site == pytest.approx({site: (part + 0.1) / 1.2 for site, part in share.items()}, abs=1e-12)
     assert weights(counts, metric=metric, target=target, b=0.0) == pytest.approx(share, abs=1e-12)
 
 
@@ -95,9 +95,9 @@ def test_classes_and_sites_without_images_are_no_nan():
     counts = {"empty": [0, 0, 0], "one": [0, 5, 0], "two": [0, 3, 3]}
     for metric in ("kl", "l2"):
         for target in ("uniform", "global"):
-            found = discrepancies(counts, metric, target)
-            assert found["empty"] == 0 < found["one"] < 1
-            assert sum(found.values()) == pytest.approx(1)
+            distances = discrepancies(counts, metric, target)
+            assert distances["empty"] == 0 < distances["one"] < 1
+            assert sum(distances.values()) == pytest.approx(1)
     assert discrepancies({"a": [0, 0]}, target="global") == {"a": 0.0}
     assert weights({"a": [0, 0], "b": [0, 0]}) == {"a": 0.5, "b": 0.5}
 
@@ -121,11 +121,11 @@ ARGS = some.fixed_dictionaries(
 
 @given(COUNTS_OF_SITES, ARGS)
 def test_weights_are_convex_and_know_neither_units_nor_names_of_classes(counts, args):
-    found = weights(counts, **args)
-    assert min(found.values()) >= 0
-    assert math.fsum(found.values()) == pytest.approx(1, abs=1e-9)
+    by_site = weights(counts, **args)
+    assert min(by_site.values()) >= 0
+    assert math.fsum(by_site.values()) == pytest.approx(1, abs=1e-9)
     doubled = {site: [2 * n for n in own] for site, own in counts.items()}
-    assert weights(doubled, **args) == found
+    assert weights(doubled, **args) == by_site
     renamed = {site: [own[2], own[0], own[1]] for site, own in counts.items()}
     distances = discrepancies(renamed, args["metric"], args["target"], args["normalise"])
     before = discrepancies(counts, args["metric"], args["target"], args["normalise"])
@@ -139,9 +139,9 @@ def test_without_a_and_b_sites_weigh_what_they_weigh_in_fedavg(counts):
 
 
 def test_a_further_site_weighs_less():
-    found = [weights({"a": [5, 5], "b": [5 + k, 5 - k]}, normalise=False)["b"] for k in range(6)]
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 6
+    falling = [weights({"a": [5, 5], "b": [5 + k, 5 - k]}, normalise=False)["b"] for k in range(6)]
+    assert falling == sorted(falling, reverse=True)
+    assert len(set(falling)) == 6
 
 
 # ---- in a run
@@ -161,9 +161,9 @@ def test_a_skewed_site_moves_the_model_less(tmp_path):
 def test_sites_tell_their_label_counts_and_nothing_else(tmp_path):
     Case(REGISTRY, "feddisco").run(tmp_path, rounds=1)
     for site, data in make_sites().items():
-        told = Store(tmp_path / "state" / site).latest().meta["reply"]
+        reply = Store(tmp_path / "state" / site).latest().meta["reply"]
         expected = [int((data.train.labels == label).sum()) for label in range(3)]
-        assert told == {"size": len(data.train), "label_counts": expected}
+        assert reply == {"size": len(data.train), "label_counts": expected}
 
 
 @pytest.mark.parametrize(("unit", "why"), [("site", "label_counts"), ("sample", "label_counts")])

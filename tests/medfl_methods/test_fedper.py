@@ -50,10 +50,10 @@ def test_fedper_is_a_plain_loop(tmp_path, network):
 def test_b_13_bodies_are_equal_and_heads_are_not(tmp_path):
     result = run(tmp_path)
     assert result.outcome.models == {}
-    one, two, three = (personal(result, name) for name in NAMES)
-    assert tensors_equal(part(one, "body"), part(two, "body"))
-    assert tensors_equal(part(one, "body"), part(three, "body"))
-    heads = [part(model, "head") for model in (one, two, three)]
+    first, two, three = (personal(result, name) for name in NAMES)
+    assert tensors_equal(part(first, "body"), part(two, "body"))
+    assert tensors_equal(part(first, "body"), part(three, "body"))
+    heads = [part(model, "head") for model in (first, two, three)]
     for left, right in ((0, 1), (0, 2), (1, 2)):
         assert not torch.allclose(heads[left]["weight"], heads[right]["weight"], atol=1e-3)
 
@@ -64,9 +64,9 @@ def test_heads_never_leave_and_the_server_has_none(tmp_path):
     for name in NAMES:
         for step in (1, 2):
             assert sent(tmp_path, name, step).keys() == body
-    found = states(tmp_path)
-    assert not [name for name in found["server"] if "head" in name]
-    assert found["site-1"].keys() == {"head.weight", "head.bias"}
+    tensors = states(tmp_path)
+    assert not [name for name in tensors["server"] if "head" in name]
+    assert tensors["site-1"].keys() == {"head.weight", "head.bias"}
 
 
 def test_a_site_that_never_took_part_has_the_body_under_the_first_head(tmp_path):
@@ -102,8 +102,8 @@ def test_an_averaged_head_is_sent_as_its_distance_from_the_mean(tmp_path):
     mean = part(first.outcome.models["global"].tensors, "head")
     result = run(tmp_path / "two", AVERAGE, rounds=2)
     own = part(personal(result, "site-2"), "head")
-    found = select(sent(tmp_path / "two", "site-2", 2), "head/head.")
-    assert tensors_equal(found, {key: own[key] - mean[key] for key in own})
+    update = select(sent(tmp_path / "two", "site-2", 2), "head/head.")
+    assert tensors_equal(update, {key: own[key] - mean[key] for key in own})
 
 
 def test_under_privacy_body_and_head_are_clipped_together(tmp_path):
@@ -145,10 +145,10 @@ def unlike_run(folder, networks, kind=FedPer, **args):
 @pytest.mark.parametrize("kind", [FedPer, FedRep])
 def test_b_20_heads_may_be_unlike(tmp_path, kind):
     result = unlike_run(tmp_path, {"site-2": "deep", "site-3": "deeper"}, kind)
-    one, two, three = (personal(result, name) for name in NAMES)
-    assert tensors_equal(part(one, "body"), part(two, "body"))
-    assert tensors_equal(part(one, "body"), part(three, "body"))
-    assert [len(part(model, "head")) for model in (one, two, three)] == [2, 9, 6]
+    first_model, two, three = (personal(result, name) for name in NAMES)
+    assert tensors_equal(part(first_model, "body"), part(two, "body"))
+    assert tensors_equal(part(first_model, "body"), part(three, "body"))
+    assert [len(part(model, "head")) for model in (first_model, two, three)] == [2, 9, 6]
     for name, network in zip(NAMES, ["norm", "deep", "deeper"], strict=True):
         moved = part(personal(result, name), "head")
         first = part(unlike_task().initial(7, network), "head")

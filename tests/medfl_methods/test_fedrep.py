@@ -125,8 +125,8 @@ def test_fedrep_is_a_plain_loop(tmp_path, network):
     result = run(tmp_path, {"head_share": 1 / 3}, task=task, epochs=3)
     for name in NAMES:
         for key, tensor in (body | heads[name]).items():
-            found = result.models[name]["personal"].tensors[key]
-            torch.testing.assert_close(found, tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+            trained = result.models[name]["personal"].tensors[key]
+            torch.testing.assert_close(trained, tensor, atol=1e-6, rtol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
 
 
 # ---- shares of a round

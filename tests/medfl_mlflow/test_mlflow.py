@@ -27,11 +27,11 @@ def test_the_store_holds_what_the_metrics_file_says(run_folder: Path) -> None:
     medfl_mlflow.medfl_round_ended(str(run_folder))
     (run_folder / "summary.json").write_text('{"status": "finished"}')
     medfl_mlflow.medfl_run_ended(str(run_folder), "finished")
-    found = stored(run_folder)
-    assert found == expected(run_folder)
-    assert found["global/test/accuracy/mean"] == [(1, 0.625 + 1 / 64), (2, 0.625 + 2 / 64)]
-    assert found["personal/train/bytes_up/mean"] == [(1, 200.0), (2, 200.0)]
-    assert "global/test/accuracy/site-03" not in found, "an undefined value is no value"
+    metrics = stored(run_folder)
+    assert metrics == expected(run_folder)
+    assert metrics["global/test/accuracy/mean"] == [(1, 0.625 + 1 / 64), (2, 0.625 + 2 / 64)]
+    assert metrics["personal/train/bytes_up/mean"] == [(1, 200.0), (2, 200.0)]
+    assert "global/test/accuracy/site-03" not in metrics, "an undefined value is no value"
     client, run = the_run(run_folder)
     assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
     assert run.data.params == {
@@ -114,11 +114,11 @@ def test_names_say_the_model_and_the_moment(run_folder: Path) -> None:
         ],
     )
     medfl_mlflow.medfl_round_ended(str(run_folder))
-    found = stored(run_folder)
-    assert found["personal/trained/test/f1/site-01"] == [(1, 0.5)]
-    assert found["personal/test/f1/site-01"] == [(1, 0.25)]
-    assert found["personal_site-02/test/f1/site-01"] == [(1, 0.75)]
-    assert not [name for name in found if "loss" in name], "what is not finite is no point"
+    metrics = stored(run_folder)
+    assert metrics["personal/trained/test/f1/site-01"] == [(1, 0.5)]
+    assert metrics["personal/test/f1/site-01"] == [(1, 0.25)]
+    assert metrics["personal_site-02/test/f1/site-01"] == [(1, 0.75)]
+    assert not [name for name in metrics if "loss" in name], "what is not finite is no point"
 
 
 def test_the_store_that_monai_names_by_itself(run_folder: Path) -> None:
@@ -156,11 +156,11 @@ def test_a_run_with_monais_tracking_is_in_mlflow(tmp_path: Path) -> None:
     (run,) = client.search_runs([client.get_experiment_by_name("monai_experiment").experiment_id])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "first")
     assert run.data.params.items() >= {"rounds": "2", "method_args.mu": "0.5", "optimizer.lr": "0.01"}.items()
-    found = {
+    metrics = {
         name: [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
         for name in run.data.metrics
     }
-    assert found == {
+    assert metrics == {
         name: [(step, pytest.approx(value, nan_ok=True)) for step, value in values]
         for name, values in expected(folder).items()
     }

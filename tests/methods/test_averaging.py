@@ -90,7 +90,7 @@ def test_the_global_test_of_pooled_training_has_every_site(tmp_path):
     table = read_metrics(tmp_path / "metrics.csv")
     pairs = table[table["model"].str.contains("@")][["model", "site"]].drop_duplicates()
     sites = [f"site-{number}" for number in (1, 2, 3)]
-    assert sorted(map(tuple, pairs.to_numpy())) == [(f"personal@{one}", other) for one in sites for other in sites]
+    assert sorted(map(tuple, pairs.to_numpy())) == [(f"personal@{owner}", other) for owner in sites for other in sites]
 
 
 @pytest.mark.parametrize("network", ["norm", "plain"])
@@ -107,8 +107,8 @@ def test_local_is_a_plain_loop_at_each_site(tmp_path, network):
 
 def test_local_sites_may_each_have_their_own_start(tmp_path):
     models = Case(REGISTRY, "local", {"init": "own"}).run(tmp_path, epochs=0).models
-    for site, found in models.items():
-        assert tensors_equal(found["personal"].tensors, make_task().initial(7, owner=site))
+    for site, kinds in models.items():
+        assert tensors_equal(kinds["personal"].tensors, make_task().initial(7, owner=site))
     assert not tensors_equal(models["site-1"]["personal"].tensors, models["site-2"]["personal"].tensors)
 
 
@@ -119,11 +119,11 @@ def test_fedavg_is_the_mean_of_state_dicts(tmp_path, network, weights):
     shares = {name: len(labels) if weights == "size" else 1 for name, (_, labels) in sites.items()}
     state = task.initial(7)
     for round_ in (1, 2, 3):
-        found = {name: plain_epoch(state, *data, (name, round_), network) for name, data in sites.items()}
+        trained = {name: plain_epoch(state, *data, (name, round_), network) for name, data in sites.items()}
         state = {
-            key: sum(shares[name] / sum(shares.values()) * found[name][key].double() for name in found).float()
+            key: sum(shares[name] / sum(shares.values()) * trained[name][key].double() for name in trained).float()
             if tensor.is_floating_point()
-            else max(found[name][key] for name in found)
+            else max(trained[name][key] for name in trained)
             for key, tensor in state.items()
         }
     result = Case(REGISTRY, "fedavg", {"weights": weights}).run(tmp_path, task=task)
@@ -206,11 +206,11 @@ def test_fedbn_keeps_every_normalisation_layer_at_its_site(tmp_path, kinds):
 
 
 def test_fedbn_without_such_layers_is_uniform_fedavg(tmp_path):
-    found = [
+    results = [
         bits(case.run(tmp_path / case.name, task=make_task("plain")))
         for case in (Case(REGISTRY, "fedbn"), Case(REGISTRY, "fedavg", {"weights": "uniform"}))
     ]
-    assert all(tensors_equal(found[0][key], found[1][key]) for key in found[0].keys() | found[1].keys())
+    assert all(tensors_equal(results[0][key], results[1][key]) for key in results[0].keys() | results[1].keys())
 
 
 # ---- what is shared of normalisation layers (rule G-2)
@@ -291,9 +291,9 @@ def test_the_mean_is_weighted_and_counters_take_the_largest():
 def test_updates_keep_each_tensors_type():
     for before, after in ((1.5, 2.25), (3, 8), (True, False), (False, True)):
         old, new = torch.tensor(before), torch.tensor(after)
-        found = add_update(old, subtract(new, old))
-        assert found.dtype == old.dtype
-        assert found == new
+        result = add_update(old, subtract(new, old))
+        assert result.dtype == old.dtype
+        assert result == new
     half = torch.tensor(1.0, dtype=torch.bfloat16)
     assert add_update(half, torch.tensor(0.5, dtype=torch.float64)).dtype == torch.bfloat16
     assert select({"model/a/b": half, "other/c": half}, "model/") == {"a/b": half}

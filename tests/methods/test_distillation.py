@@ -33,12 +33,12 @@ def test_a_sure_teacher_gives_the_cross_entropy():
 
 def test_one_value_for_each_image_by_that_image_alone():
     student, teacher = random_pair()
-    found = distillation(student, teacher, 2.0)
-    assert found.shape == (6,)
-    assert (found > 0).all()
+    values = distillation(student, teacher, 2.0)
+    assert values.shape == (6,)
+    assert (values > 0).all()
     for row in range(6):
-        one = slice(row, row + 1)
-        torch.testing.assert_close(distillation(student[one], teacher[one], 2.0), found[one])
+        single = slice(row, row + 1)
+        torch.testing.assert_close(distillation(student[single], teacher[single], 2.0), values[single])
 
 
 def test_zero_where_both_say_the_same_up_to_a_shift():

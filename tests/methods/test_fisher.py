@@ -31,12 +31,12 @@ def loop(model, names, images, labels, batch_size=1):
     """The weighted mean of squared gradients of batches, one backward pass after the other."""
     model = copy.deepcopy(model).eval()
     parts = {name: p for name, p in model.named_parameters() if name in names}
-    found = {name: torch.zeros_like(p) for name, p in parts.items()}
+    information = {name: torch.zeros_like(p) for name, p in parts.items()}
     for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True):
         gradients = torch.autograd.grad(F.cross_entropy(model(x), y), list(parts.values()))
         for name, gradient in zip(parts, gradients, strict=True):
-            found[name] += len(y) * gradient**2 / len(labels)
-    return found
+            information[name] += len(y) * gradient**2 / len(labels)
+    return information
 
 
 # ---- closed forms
@@ -46,9 +46,9 @@ def test_softmax_regression():
     """The gradient of a sample is (p - onehot) x, so F_W = mean (p - onehot)^2 x^2 and F_b = mean (p - onehot)^2."""
     model, (images, labels) = linear(), vectors()
     off = (model(images).softmax(1) - F.one_hot(labels, 3)).detach() ** 2
-    found = fisher(model, ["1.weight", "1.bias"], images, labels)
-    torch.testing.assert_close(found["1.weight"], torch.einsum("nc,nd->cd", off, images**2) / 9)
-    torch.testing.assert_close(found["1.bias"], off.mean(0))
+    information = fisher(model, ["1.weight", "1.bias"], images, labels)
+    torch.testing.assert_close(information["1.weight"], torch.einsum("nc,nd->cd", off, images**2) / 9)
+    torch.testing.assert_close(information["1.bias"], off.mean(0))
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_pf_3_in_a_batch_signs_cancel(labels, batch_size, expected):
 
 def test_a_short_last_batch_weighs_by_its_images():
     model, (images, labels) = linear(), vectors(7)
-    found = fisher(model, ["1.weight"], images, labels, "per_batch", 4)
-    torch.testing.assert_close(found, loop(model, ["1.weight"], images, labels, 4))
+    information = fisher(model, ["1.weight"], images, labels, "per_batch", 4)
+    torch.testing.assert_close(information, loop(model, ["1.weight"], images, labels, 4))
 
 
 # ---- against single backward passes
@@ -95,13 +95,13 @@ def test_it_is_a_loop_over_single_images(build, estimator, size):
     with torch.no_grad():
         model.train()(data.images)  # running statistics that are not the first ones
     names = [name for name, _ in model.named_parameters() if not name.startswith("head")]
-    found = fisher(model.train(), names, data.images, data.labels, estimator, size)
+    information = fisher(model.train(), names, data.images, data.labels, estimator, size)
     expected = loop(model, names, data.images, data.labels, size)
-    assert found.keys() == expected.keys()
+    assert information.keys() == expected.keys()
     for name in names:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-7, rtol=1e-4)
-        assert found[name].min() >= 0
-    assert max(values.max() for values in found.values()) > 1e-4
+        torch.testing.assert_close(information[name], expected[name], atol=1e-7, rtol=1e-4)
+        assert information[name].min() >= 0
+    assert max(values.max() for values in information.values()) > 1e-4
 
 
 @pytest.mark.parametrize("numbers", [1, 100, 10**9])
@@ -163,8 +163,8 @@ def test_a_network_that_is_sure_has_no_information():
     with torch.no_grad():
         model[1].weight.zero_()
         model[1].bias.copy_(torch.tensor([500.0, 0, 0]))
-    found = fisher(model, ["1.weight", "1.bias"], images, torch.zeros_like(labels))
-    assert all(float(values.max()) == 0 for values in found.values())
+    information = fisher(model, ["1.weight", "1.bias"], images, torch.zeros_like(labels))
+    assert all(float(values.max()) == 0 for values in information.values())
 
 
 # ---- the mask

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toys import SIZES, Ring, Toy, snapshot
 
-from medfl.contract import Order, Parcel, Plan, Reply, Server, Site
+from medfl.contract import Order, PeerMessage, Plan, Reply, Server, Site
 from medfl.core.journal import Outcome
 from medfl.core.store import Store
 from medfl.testing.cohort import make_sites, scores
@@ -72,10 +72,12 @@ def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) 
     case = Toy(Ring, quorum=1)
     case.run(tmp_path, absent=lambda site, step: site == who and step == 1)
     follower = {"site-1": "site-2", "site-3": "site-1"}[who]
-    found = met(tmp_path)
-    assert found[follower][0] == [1, []]
-    assert found[who][0] == [1, [{"site-1": "site-3", "site-3": "site-2"}[who]]], "it was back for the training"
-    assert all(rounds[1][1] for rounds in found.values()), "in round 2 everybody has a guest"
+    rounds_by_site = met(tmp_path)
+    assert rounds_by_site[follower][0] == [1, []]
+    assert rounds_by_site[who][0] == [1, [{"site-1": "site-3", "site-3": "site-2"}[who]]], (
+        "it was back for the training"
+    )
+    assert all(rounds[1][1] for rounds in rounds_by_site.values()), "in round 2 everybody has a guest"
     assert state_of(tmp_path, "server").meta["missing"] == [who]
 
 
@@ -98,7 +100,7 @@ class Everybody(Ring):
         reply = super().work(site, order)
         if order.op == "send":
             mine = reply.parcels[0]
-            reply.parcels = [Parcel(to, mine.tensors, mine.meta) for to in ("site-3", "site-1", "site-2")]
+            reply.parcels = [PeerMessage(to, mine.tensors, mine.meta) for to in ("site-3", "site-1", "site-2")]
         return reply
 
 
@@ -183,19 +185,19 @@ def test_all_must_answer_where_no_quorum_is_given(step: int, tmp_path: Path, cap
     """An absent site ends the run as incomplete; its rows are kept; the same command tries again and continues."""
     Toy(Ring).run(tmp_path / "whole")
     folder = tmp_path / "run"
-    found = outcomes(folder, lambda site, now: site == "site-2" and now == step)
-    first = next(found)
+    endings = outcomes(folder, lambda site, now: site == "site-2" and now == step)
+    first = next(endings)
     assert (first.status, first.rounds) == ("incomplete", (step - 1) // 2)
     assert first.reason.startswith("2 of 3 needed replies came. Missing: site-")
     assert "no reply from site-2" in caplog.text
     kept = scores(folder)
     trained = [line for line in kept if ",train,trained,bytes_to_peers," in line]
     assert len(trained) == 3 * (step - 1) + 2, "rows of those who answered are kept"
-    second = next(found)
+    second = next(endings)
     assert second.status == "incomplete"
     assert scores(folder) == kept, "trying in vain adds no rows"
     assert "had ended as incomplete" in caplog.text
-    assert next(found).status == "finished"
+    assert next(endings).status == "finished"
     assert snapshot(folder) == snapshot(tmp_path / "whole")
 
 

@@ -18,10 +18,10 @@ def chosen(k, fraction, seed=0):
 
 @given(k=some.integers(1, 60), percent=some.integers(1, 100), seed=some.integers(0, 9))
 def test_the_count_is_the_floor_of_the_share_and_at_least_one(k, percent, seed):
-    found = chosen(k, percent / 100, seed)
-    assert len(found) == max(1, k * percent // 100)  # in integers: no rounding
-    assert found == sorted(set(found))
-    assert set(found) <= {f"{index:03}" for index in range(k)}
+    names = chosen(k, percent / 100, seed)
+    assert len(names) == max(1, k * percent // 100)  # in integers: no rounding
+    assert names == sorted(set(names))
+    assert set(names) <= {f"{index:03}" for index in range(k)}
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_a_site_without_training_data_is_never_asked():
     server = Server("server", 0, State(), make_task(), Settings(rounds=9, fraction=0.5), sites=list("abc"), facts=facts)
     method = FedAvg()
     method.setup(server)
-    asked = set()
+    names = set()
     for server.round in range(1, 10):
         orders = method.plan(server).orders
         assert len(orders) == 1  # half of the two that can train
-        asked.add(orders[0].to)
-    assert asked == {"a", "c"}
+        names.add(orders[0].to)
+    assert names == {"a", "c"}

@@ -91,8 +91,8 @@ FLOWER = {
     ids=["m", "m-zero", "m-wrong", "nesterov", *ADAPTIVE, *(f"{name}-flower" for name in ADAPTIVE)],
 )
 def test_quadratic_federation(tmp_path, make_method, expected):
-    found = [quadratic(tmp_path, make_method, rounds) for rounds in (1, 2, 3)]  # each continues the one before
-    assert found == pytest.approx(expected, abs=1e-6)
+    positions = [quadratic(tmp_path, make_method, rounds) for rounds in (1, 2, 3)]  # each continues the one before
+    assert positions == pytest.approx(expected, abs=1e-6)
 
 
 # ---- at a server
@@ -128,13 +128,13 @@ def test_statistics_of_norms_are_averaged_as_in_fedavg(name):
     means = [mean_updates(server, seed) for seed in range(3)]
     for mean, fall in zip(means, (0.4, 0.3, 0.2), strict=True):
         mean["body.1.running_var"] = torch.full((6,), -fall, dtype=torch.float64)
-    found, expected = after(REGISTRY.make_method(name, {}), server, *means), after(Averaging(), plain, *means)
+    tensors, expected = after(REGISTRY.make_method(name, {}), server, *means), after(Averaging(), plain, *means)
     buffers = {"body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"}
-    assert found.keys() == expected.keys()
-    assert {key for key in found if torch.equal(found[key], expected[key])} == buffers
-    assert (found["body.1.running_var"] > 0.09).all()
-    assert found["body.1.num_batches_tracked"] == 3
-    assert {key.split("/", 2)[2] for key in server.state.tensors if key.startswith("kept/")} == found.keys() - buffers
+    assert tensors.keys() == expected.keys()
+    assert {key for key in tensors if torch.equal(tensors[key], expected[key])} == buffers
+    assert (tensors["body.1.running_var"] > 0.09).all()
+    assert tensors["body.1.num_batches_tracked"] == 3
+    assert {key.split("/", 2)[2] for key in server.state.tensors if key.startswith("kept/")} == tensors.keys() - buffers
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -144,8 +144,10 @@ def test_the_order_of_coordinates_does_not_matter(name):
     mixed.state.tensors["head.weight"] = mixed.state.tensors["head.weight"][:, order]
     means = [mean_updates(straight, seed) for seed in range(3)]
     turned = [mean | {"head.weight": mean["head.weight"][:, order]} for mean in means]
-    found, expected = (after(REGISTRY.make_method(name, {}), *case) for case in ((mixed, *turned), (straight, *means)))
-    assert tensors_equal(found, expected | {"head.weight": expected["head.weight"][:, order]})
+    tensors, expected = (
+        after(REGISTRY.make_method(name, {}), *case) for case in ((mixed, *turned), (straight, *means))
+    )
+    assert tensors_equal(tensors, expected | {"head.weight": expected["head.weight"][:, order]})
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -205,8 +207,8 @@ def test_memory_of_half_precision_is_kept_in_single():
 def test_second_moments():
     kept, square = torch.tensor([4.0, 1.0, 2.0, 0.0]), torch.tensor([1.0, 4.0, 2.0, 0.0])
     toys = {name: REGISTRY.make_method(name, {} if name == "fedadagrad" else {"beta2": 0.75}) for name in ADAPTIVE}
-    found = {name: toy.second_moment(kept, square).tolist() for name, toy in toys.items()}
-    assert found == {
+    moments = {name: toy.second_moment(kept, square).tolist() for name, toy in toys.items()}
+    assert moments == {
         "fedadam": [3.25, 1.75, 2.0, 0.0],
         "fedyogi": [3.75, 2.0, 2.0, 0.0],
         "fedadagrad": [5.0, 5.0, 4.0, 0.0],
@@ -279,7 +281,7 @@ def test_a_coordinate_without_updates_stays_where_it_is(name, v0):
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "told"),
+    ("name", "args", "message"),
     [
         ("fedavgm", {"beta": 1.0}, "beta"),
         ("fedavgm", {"beta": -0.1}, "beta"),
@@ -291,6 +293,6 @@ def test_a_coordinate_without_updates_stays_where_it_is(name, v0):
         ("fedadagrad", {"beta2": 0.9}, "unknown option 'beta2'"),  # it has none
     ],
 )
-def test_settings_out_of_range_are_refused(name, args, told):
-    with pytest.raises(SettingsError, match=told):
+def test_settings_out_of_range_are_refused(name, args, message):
+    with pytest.raises(SettingsError, match=message):
         REGISTRY.make_method(name, args)

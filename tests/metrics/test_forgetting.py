@@ -159,9 +159,9 @@ def reference(series, mode):
 @QUICK
 @given(SERIES, some.sampled_from(MODES))
 def test_as_the_reference(series, mode):
-    found, (value, intervals) = consistency(quarters(series), mode), reference(series, mode)
-    assert found.intervals == intervals
-    assert found.value == pytest.approx(float(value), abs=1e-12)
+    result, (value, intervals) = consistency(quarters(series), mode), reference(series, mode)
+    assert result.intervals == intervals
+    assert result.value == pytest.approx(float(value), abs=1e-12)
 
 
 # ---- invariances
@@ -171,9 +171,9 @@ def test_as_the_reference(series, mode):
 @given(SERIES, some.floats(1e-3, 1e3))
 def test_the_scale_does_not_matter(series, factor):
     for mode in MODES:
-        one, other = consistency(quarters(series), mode), consistency([factor * value for value in series], mode)
-        assert one.intervals == other.intervals
-        assert one.value == pytest.approx(other.value, abs=1e-9)
+        first, other = consistency(quarters(series), mode), consistency([factor * value for value in series], mode)
+        assert first.intervals == other.intervals
+        assert first.value == pytest.approx(other.value, abs=1e-9)
 
 
 @QUICK
@@ -189,9 +189,9 @@ def test_bounds(series):
 @given(SERIES, some.integers(0, 3))
 def test_leading_zeros_move_the_intervals_and_nothing_else(series, zeros):
     for mode in MODES:
-        one, other = consistency(series, mode), consistency([0] * zeros + series, mode)
-        assert one.value == other.value
-        assert tuple((i + zeros, j + zeros) for i, j in one.intervals) == other.intervals
+        first, other = consistency(series, mode), consistency([0] * zeros + series, mode)
+        assert first.value == other.value
+        assert tuple((i + zeros, j + zeros) for i, j in first.intervals) == other.intervals
 
 
 @QUICK

@@ -82,8 +82,8 @@ def test_the_names_of_more_than_two_classes_do_not_matter(example, random):
     renamed[:, names] = probabilities
     for name, metric in METRICS.items():
         expected = metric(probabilities[keep], labels[keep], classes)
-        found = metric(renamed[keep], torch.tensor(names)[labels[keep]], classes)
-        assert found == pytest.approx(expected, abs=1e-12, nan_ok=True), name
+        score = metric(renamed[keep], torch.tensor(names)[labels[keep]], classes)
+        assert score == pytest.approx(expected, abs=1e-12, nan_ok=True), name
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -203,8 +203,8 @@ def test_without_images(metric, width):
 
 def test_one_image():
     probabilities, labels = torch.tensor([[0.2, 0.8]]), torch.tensor([1])
-    found = {name: metric(probabilities, labels, 2) for name, metric in METRICS.items()}
-    assert found == pytest.approx(
+    scores = {name: metric(probabilities, labels, 2) for name, metric in METRICS.items()}
+    assert scores == pytest.approx(
         dict.fromkeys(METRICS, 1.0) | {"auc": math.nan, "specificity": math.nan, "ece": 0.2}, nan_ok=True
     )
 

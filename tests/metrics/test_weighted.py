@@ -17,20 +17,20 @@ def test_a_weight_is_a_number_of_copies(example, seed):
     probabilities, labels, classes = example
     weights = torch.randint(4, (len(labels), 3), generator=torch.Generator().manual_seed(seed))
     for name, metric in METRICS.items():
-        found = metric.weighted(probabilities, labels, classes, weights.double())
+        scores = metric.weighted(probabilities, labels, classes, weights.double())
         for column in range(3):
             copies = torch.arange(len(labels)).repeat_interleave(weights[:, column])
             expected = metric(probabilities[copies], labels[copies], classes)
-            assert float(found[column]) == pytest.approx(expected, abs=1e-12, nan_ok=True), name
+            assert float(scores[column]) == pytest.approx(expected, abs=1e-12, nan_ok=True), name
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_only_the_ratio_of_weights_matters(name):
     probabilities, labels = case(50, 4, 0, ties=True)
     weights = torch.rand(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = METRICS[name].weighted(probabilities, labels, 4, weights)
-    assert torch.allclose(METRICS[name].weighted(probabilities, labels, 4, 7 * weights), found, atol=1e-12)
-    assert len(set(found.tolist())) == 3
+    scores = METRICS[name].weighted(probabilities, labels, 4, weights)
+    assert torch.allclose(METRICS[name].weighted(probabilities, labels, 4, 7 * weights), scores, atol=1e-12)
+    assert len(set(scores.tolist())) == 3
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -49,13 +49,13 @@ def test_pooling_before_relu_is_bitwise_the_same_as_after_it():
             x = nn.functional.max_pool2d(torch.relu(stage.conv(x)), 2)
         return model.head(torch.relu(model.body.dense.fc(x.flatten(1))))
 
-    found = []
+    results = []
     for forward in (model, textbook):
         model.zero_grad()
         logits = forward(images)
         nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 3])).backward()
-        found.append([logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
-    for number, (ours, theirs) in enumerate(zip(*found, strict=True)):
+        results.append([logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    for number, (ours, theirs) in enumerate(zip(*results, strict=True)):
         assert torch.equal(ours, theirs), f"tensor {number} differs by {(ours - theirs).abs().max()}"
 
 

@@ -97,7 +97,7 @@ def per_sample_loop(model: nn.Module, images: torch.Tensor, labels: torch.Tensor
         loss = nn.functional.cross_entropy(model(image[None]), label[None])
         rows.append(torch.autograd.grad(loss, list(model.parameters())))
     names = [name for name, _ in model.named_parameters()]
-    return {name: torch.stack(found) for name, found in zip(names, zip(*rows, strict=True), strict=True)}
+    return {name: torch.stack(gradients) for name, gradients in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 @pytest.mark.parametrize("norm", ["none", "group"])
@@ -110,9 +110,9 @@ def test_torch_func_gives_the_gradients_of_each_sample(size, norm):
         return nn.functional.cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
 
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    found = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
     for name, expected in per_sample_loop(model, images, labels).items():
-        assert torch.allclose(found[name], expected, rtol=1e-9, atol=1e-12), name
+        assert torch.allclose(gradients[name], expected, rtol=1e-9, atol=1e-12), name
 
 
 @pytest.mark.parametrize("norm", ["none", "group"])

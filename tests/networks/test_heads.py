@@ -21,11 +21,11 @@ FEATURES = torch.randn(4, 8, generator=make_generator("features"))
 def test_two_layers(activation):
     """In evaluation W2 a(W1 x + b1) + b2; with no activation the two are one linear map."""
     head = TwoLayerHead(8, 5, 3, 0.5, activation).eval()
-    found = head(FEATURES)
+    output = head(FEATURES)
     hidden = FEATURES @ head.hidden.weight.T + head.hidden.bias
     hidden = hidden.clamp(min=0) if activation == "relu" else hidden
-    torch.testing.assert_close(found, hidden @ head.out.weight.T + head.out.bias)
-    linear = torch.allclose(head(2 * FEATURES) + head(torch.zeros(1, 8)), 2 * found, atol=1e-5)
+    torch.testing.assert_close(output, hidden @ head.out.weight.T + head.out.bias)
+    linear = torch.allclose(head(2 * FEATURES) + head(torch.zeros(1, 8)), 2 * output, atol=1e-5)
     assert linear == (activation == "none")
 
 

@@ -48,9 +48,9 @@ def test_at_full_width_all_names_and_shapes_are_torchvisions_but_for_the_shortcu
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_the_body_computes_what_torchvisions_network_computes(tmp_path, depth):
-    given = tensors(depth)
-    model = load_pretrained(net(depth, head_share=0.5), write(tmp_path / "w.safetensors", given)).double().eval()
-    exact = {name: tensor.double() for name, tensor in given.items()}
+    file_tensors = tensors(depth)
+    model = load_pretrained(net(depth, head_share=0.5), write(tmp_path / "w.safetensors", file_tensors)).double().eval()
+    exact = {name: tensor.double() for name, tensor in file_tensors.items()}
     images = numbers(2, 3, 50, 41).double()
     expected = features(exact, depth, images)
     assert expected.std() > 1e-3
@@ -69,7 +69,7 @@ def file(tmp_path) -> Path:
 
 
 def test_initial_tensors_are_the_files_and_the_classifier_is_drawn_as_without(file):
-    given = tensors(10, kernel=3)
+    file_tensors = tensors(10, kernel=3)
     with_file, without = task_with(file), task_with(None)
     for seed, owner in ((0, ""), (1, ""), (0, "site-1")):
         start, drawn = with_file.initial(seed, owner=owner), without.initial(seed, owner=owner)
@@ -77,8 +77,8 @@ def test_initial_tensors_are_the_files_and_the_classifier_is_drawn_as_without(fi
         for name, tensor in start.items():
             if name.startswith("fc.") or name.endswith("num_batches_tracked"):
                 assert torch.equal(tensor, drawn[name]), name
-            elif name in given:
-                assert torch.equal(tensor, given[name]), name
+            elif name in file_tensors:
+                assert torch.equal(tensor, file_tensors[name]), name
             else:
                 assert not tensor.any(), f"{name} is a bias that torchvision does not have"
         start["conv1.weight"].zero_()  # whoever changes initial tensors changes his own
@@ -119,12 +119,12 @@ class _Coloured(ResNet):
 def test_a_run_starts_from_the_file_keeps_its_statistics_frozen_and_knows_it(tmp_path, file, caplog):
     case, run = Case(load_plugins(), "fedavg"), {"rounds": 1, "epochs": 1, "norm_sync": "frozen"}
     result = case.run(tmp_path / "run", task=gray(task_with(file)), **run)
-    model, given = result.outcome.models["global"].tensors, tensors(10, kernel=3)
+    model, file_tensors = result.outcome.models["global"].tensors, tensors(10, kernel=3)
     frozen = {name for name in norm_names(gray(task_with(file)).build()) if "running" in name}
     assert frozen
-    assert all(torch.equal(model[name], given[name]) for name in frozen)
-    assert not torch.equal(model["conv1.weight"], given["conv1.weight"])
-    assert torch.allclose(model["conv1.weight"], given["conv1.weight"], atol=0.5)
+    assert all(torch.equal(model[name], file_tensors[name]) for name in frozen)
+    assert not torch.equal(model["conv1.weight"], file_tensors["conv1.weight"])
+    assert torch.allclose(model["conv1.weight"], file_tensors["conv1.weight"], atol=0.5)
     identity = json.loads((tmp_path / "run" / "run.json").read_text())["identity"]
     assert identity["task"]["weights"] == read_weights(file).sha256
     other = write(tmp_path / "other.safetensors", tensors(10, kernel=3, seed=1))

@@ -60,11 +60,11 @@ def test_with_batch_norm_it_is_monais_network(depth, spatial_dims):
 
 @pytest.mark.parametrize("depth", list(DEPTHS))
 def test_the_same_seed_draws_monais_initial_tensors(depth):
-    found = []
+    states = []
     for build in (lambda: ResNet(depth, 2, 3, 2, width=8), lambda: monai(depth, 2)):
         torch.manual_seed(3)
-        found.append(build().state_dict())
-    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+        states.append(build().state_dict())
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
 @pytest.mark.parametrize(("kernel", "stride", "pool"), [(3, 2, True), (5, 1, False)])
@@ -92,10 +92,10 @@ def test_stages_have_the_shapes_of_the_paper(width):
     for size, edges, channels in (([224] * 2, (112, 56, 28, 14), 3), ([48] * 3, (24, 12, 6, 3), 4)):
         with torch.device("meta"):
             model = ResNet(10, channels, 5, len(size), width=width, norm="group", size=size)
-            found = stage_outputs(model, torch.empty(8, channels, *size))
+            maps = stage_outputs(model, torch.empty(8, channels, *size))
             assert model(torch.empty(8, channels, *size)).shape == (8, 5)
         expected = [(8, width * 2**stage, *[edge] * len(size)) for stage, edge in enumerate(edges)]
-        assert [tuple(map_.shape) for map_ in found] == expected
+        assert [tuple(map_.shape) for map_ in maps] == expected
 
 
 @pytest.mark.parametrize(("width", "spatial_dims", "norm"), [(62, 2, "group"), (58, 3, "instance")])

@@ -48,13 +48,13 @@ def test_gradients_are_right_where_a_feature_is_used_twice(depth):
 def test_both_memory_layouts_give_the_same_logits_and_gradients(width):
     """For these widths oneDNN's strided 1x1 convolution spoils gradients and memory in channels-last layout."""
     torch.manual_seed(0)
-    model, batch, found = ResNet(10, 2, 3, width=width, norm="group"), images(2), []
+    model, batch, results = ResNet(10, 2, 3, width=width, norm="group"), images(2), []
     for layout in (torch.contiguous_format, torch.channels_last):
         model.to(memory_format=layout).zero_grad()
         logits = model(batch.contiguous(memory_format=layout))
         logits.square().sum().backward()
-        found.append([logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
-    for plain, last in zip(*found, strict=True):
+        results.append([logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    for plain, last in zip(*results, strict=True):
         assert torch.allclose(plain, last, rtol=1e-3, atol=1e-4 * float(plain.abs().max()))
 
 
@@ -87,6 +87,6 @@ def test_torch_func_computes_gradients_of_each_sample(spatial_dims):
         return nn.functional.cross_entropy(logits, label[None])
 
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, batch, labels)
-    for (name, gradient), expected in zip(found.items(), per_sample(model, batch, labels), strict=True):
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, batch, labels)
+    for (name, gradient), expected in zip(gradients.items(), per_sample(model, batch, labels), strict=True):
         assert torch.allclose(gradient, expected, rtol=1e-9, atol=1e-11), name

@@ -12,7 +12,7 @@ from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.by_source import by_source
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 
 BLOOD = {
@@ -63,9 +63,9 @@ def test_numbers_are_uniform_where_there_are_enough_images():
     generator, classes, counts = np.random.default_rng(0), [], []
     for _ in range(120):
         for part in by_source(labels, values=values, rng=generator).values():
-            found = np.bincount(labels[part], minlength=8)
-            classes.append(found > 0)
-            counts += found[found > 0].tolist()
+            sizes = np.bincount(labels[part], minlength=8)
+            classes.append(sizes > 0)
+            counts += sizes[sizes > 0].tolist()
     assert np.mean(np.sum(classes, axis=1)) == pytest.approx(5.5, abs=0.1)  # 600 draws of 5 or 6
     assert np.mean(classes, axis=0) == pytest.approx(np.full(8, 5.5 / 8), abs=0.085)  # 4.5 standard errors
     assert (min(counts), max(counts)) == (20, 60)
@@ -134,7 +134,7 @@ def test_the_rest_is_the_servers_test_set(tmp_path):
     pool = write_pool(tmp_path / "P", change)
     options = {"sites_per_source": "2", "min_classes": "1", "max_classes": "2"}
     options |= {"min_per_class": "3", "max_per_class": "5"}
-    plan = Plan("by_source", options=options, column="source", test="none", global_test="remainder")
+    plan = PartitionPlan("by_source", options=options, column="source", test="none", global_test="remainder")
     partition(pool, tmp_path / "D", plan, load_plugins().partition("by_source"))
     rows = rows_of(tmp_path / "D")
     assert list(rows) == ["one-01", "one-02", "two-01", "two-02"]

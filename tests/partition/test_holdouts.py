@@ -8,7 +8,7 @@ import pytest
 from medfl.data.datalists import Record, make_records
 from medfl.errors import SettingsError
 from medfl.partition.holdouts import class_balanced, fold_of, holdout, local_splits, per_class
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 
 
 def grouped(patients: int, seed: int = 0) -> list[Record]:
@@ -63,7 +63,7 @@ def test_guessing_the_commonest_class_is_right_less_often_where_test_classes_are
     records = make_records(range(100), [0] * 80 + [1] * 20, "x")
     shares = {}
     for test in ("fraction", "class_balanced"):
-        held = local_splits(records, Plan("iid", 1, test=test, test_fraction=0.2), "site-01")["test"]
+        held = local_splits(records, PartitionPlan("iid", 1, test=test, test_fraction=0.2), "site-01")["test"]
         assert len(held) == 20
         shares[test] = sum(record["label"] == 0 for record in held) / 20
     assert shares == {"fraction": 0.8, "class_balanced": 0.5}
@@ -71,12 +71,12 @@ def test_guessing_the_commonest_class_is_right_less_often_where_test_classes_are
 
 def test_local_splits_depend_on_seed_and_site_only():
     records = make_records(range(50), [row % 2 for row in range(50)], "x")
-    plan = Plan("iid", 2, seed=3, test_fraction=0.2, val_fraction=0.1)
-    one = local_splits(records, plan, "site-01")
-    assert {split: len(part) for split, part in one.items()} == {"training": 35, "validation": 5, "test": 10}
-    assert one == local_splits(records, plan, "site-01")
-    assert one != local_splits(records, plan, "site-02")
-    together = sorted(record["image"] for part in one.values() for record in part)
+    plan = PartitionPlan("iid", 2, seed=3, test_fraction=0.2, val_fraction=0.1)
+    splits = local_splits(records, plan, "site-01")
+    assert {split: len(part) for split, part in splits.items()} == {"training": 35, "validation": 5, "test": 10}
+    assert splits == local_splits(records, plan, "site-01")
+    assert splits != local_splits(records, plan, "site-02")
+    together = sorted(record["image"] for part in splits.values() for record in part)
     assert together == list(range(50)), "every image is in exactly one split"
 
 
@@ -91,7 +91,7 @@ def test_local_splits_depend_on_seed_and_site_only():
 )
 def test_a_patient_is_on_one_side_only(policy):
     records = grouped(120)
-    splits = local_splits(records, Plan("iid", 1, val_fraction=0.2, **policy), "site-01")
+    splits = local_splits(records, PartitionPlan("iid", 1, val_fraction=0.2, **policy), "site-01")
     assert sum(map(len, splits.values())) == len(records)
     together = [subjects(part) for part in splits.values()]
     assert sum(map(len, together)) == len(set.union(*together)) == 120
@@ -102,7 +102,7 @@ def test_a_patient_is_on_one_side_only(policy):
 def test_given_units_count_instead_of_subjects():
     records = make_records(range(8), [0] * 8, "x")
     units = np.array([40, 40, 7, 7, 7, 7, 9, 9])
-    splits = local_splits(records, Plan("iid", 1, test_fraction=0.34), "site-01", units)
+    splits = local_splits(records, PartitionPlan("iid", 1, test_fraction=0.34), "site-01", units)
     held = [record["image"] for record in splits["test"]]
     assert held in ([0, 1], [2, 3, 4, 5], [6, 7])
 
@@ -110,7 +110,7 @@ def test_given_units_count_instead_of_subjects():
 def test_each_unit_is_tested_in_exactly_one_fold():
     records = grouped(57)
     sides = [
-        local_splits(records, Plan("iid", 1, test="k_fold", folds=5, fold=fold, val_fraction=0.1), "site-01")
+        local_splits(records, PartitionPlan("iid", 1, test="k_fold", folds=5, fold=fold, val_fraction=0.1), "site-01")
         for fold in range(5)
     ]
     tested = sorted(record["image"] for splits in sides for record in splits["test"])
@@ -127,7 +127,7 @@ def test_folds_are_stratified_and_keyed_by_seed_and_site():
     assert np.ptp(table, axis=0).max() <= 1
     records = make_records(range(40), [row % 2 for row in range(40)], "x")
     tests = [
-        local_splits(records, Plan("iid", 2, seed, test="k_fold"), site)["test"]
+        local_splits(records, PartitionPlan("iid", 2, seed, test="k_fold"), site)["test"]
         for seed, site in ((0, "site-01"), (0, "site-01"), (1, "site-01"), (0, "site-02"))
     ]
     assert tests[0] == tests[1]
@@ -136,7 +136,7 @@ def test_folds_are_stratified_and_keyed_by_seed_and_site():
 
 
 def test_a_site_without_images_has_empty_splits_and_a_small_one_is_refused():
-    plan = Plan("iid", 1, test="k_fold", folds=5)
+    plan = PartitionPlan("iid", 1, test="k_fold", folds=5)
     assert local_splits([], plan, "site-01") == {"training": [], "validation": [], "test": []}
     with pytest.raises(SettingsError, match="site 'site-07' has 4 images .* too few for 5 folds"):
         local_splits(make_records(range(4), [0] * 4, "x"), plan, "site-07")

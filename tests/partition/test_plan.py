@@ -16,14 +16,14 @@ from medfl.partition.by_site import by_site
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.report.sections.holdings import draw_partition
 
 # ---- what is written
 
 
 def test_a_partition_reads_back_with_every_image_once(pool, tmp_path):
-    written = partition(pool, tmp_path / "D", Plan("iid", 7, val_fraction=0.1), iid)
+    written = partition(pool, tmp_path / "D", PartitionPlan("iid", 7, val_fraction=0.1), iid)
     sites = load_sites(tmp_path / "D", 3)
     assert list(sites) == [f"site-{number:02d}" for number in range(1, 8)]
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100))
@@ -43,7 +43,7 @@ def test_a_partition_reads_back_with_every_image_once(pool, tmp_path):
 
 
 def test_no_image_is_copied_and_the_two_folders_may_move_together(pool, tmp_path):
-    partition(pool, tmp_path / "deep" / "D", Plan("iid", 2), iid)
+    partition(pool, tmp_path / "deep" / "D", PartitionPlan("iid", 2), iid)
     assert not list((tmp_path / "deep").rglob("*.npy"))
     before = load_sites(tmp_path / "deep" / "D", 3)["site-01"].digest
     target = tmp_path / "elsewhere"
@@ -57,14 +57,14 @@ def test_sites_find_their_images_over_links(pool, tmp_path):
     (tmp_path / "far" / "away").mkdir(parents=True)
     (tmp_path / "near").symlink_to(tmp_path / "far" / "away")
     (tmp_path / "linked").symlink_to(pool)
-    for number, given in enumerate((pool, tmp_path / "linked")):
-        partition(given, tmp_path / "near" / f"D{number}", Plan("iid", 2), iid)
+    for number, folder in enumerate((pool, tmp_path / "linked")):
+        partition(folder, tmp_path / "near" / f"D{number}", PartitionPlan("iid", 2), iid)
         assert sum(len(site.train) for site in load_sites(tmp_path / "near" / f"D{number}", 3).values()) == 80
 
 
 def test_a_seed_decides_every_byte(pool, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        draw_partition(tmp_path / name, partition(pool, tmp_path / name, Plan("iid", 3, seed), iid))
+        draw_partition(tmp_path / name, partition(pool, tmp_path / name, PartitionPlan("iid", 3, seed), iid))
     files = ("site-01/datalist.json", "site-01/site_card.json", "partition.json", "who_holds_what.svg")
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
@@ -72,20 +72,20 @@ def test_a_seed_decides_every_byte(pool, tmp_path):
 
 
 def test_a_hundred_sites_sort_as_numbers():
-    names = Plan("iid", 100).names()
+    names = PartitionPlan("iid", 100).names()
     assert (names[0], names[-1]) == ("site-001", "site-100")
     assert names == sorted(names)
 
 
 def test_what_prep_left_out_is_on_every_card(tmp_path):
     pool = write_pool(tmp_path / "P", exclusions=[{"reason": "unreadable", "count": 4}])
-    partition(pool, tmp_path / "D", Plan("iid", 2), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 2), iid)
     expected = [{"reason": "unreadable", "count": 4, "where": "pooled data set"}]
     assert json.loads((tmp_path / "D" / "site-02" / "site_card.json").read_text())["exclusions"] == expected
     assert facts_of(tmp_path / "D")["exclusions"] == expected
     wrong = write_pool(tmp_path / "wrong", exclusions="four")
     with pytest.raises(DataError, match="list of objects in 'exclusions' of the pooled data set 'toy'"):
-        partition(wrong, tmp_path / "E", Plan("iid", 2), iid)
+        partition(wrong, tmp_path / "E", PartitionPlan("iid", 2), iid)
 
 
 # ---- schemes
@@ -96,7 +96,7 @@ def test_a_scheme_that_doubles_images_is_caught(pool, tmp_path):
         return [np.arange(10), np.arange(5, 20)]
 
     with pytest.raises(DataError, match="each of 100 images at one site at most; it put 25 at 2 sites, 20 of them"):
-        partition(pool, tmp_path / "D", Plan("doubles", 2), doubles)
+        partition(pool, tmp_path / "D", PartitionPlan("doubles", 2), doubles)
     assert not (tmp_path / "D").exists()
 
 
@@ -115,7 +115,7 @@ def test_a_scheme_that_breaks_the_rules_is_caught(pool, tmp_path, result, messag
         return result
 
     with pytest.raises(DataError, match=message):
-        partition(pool, tmp_path / "D", Plan("odd", 2), odd)
+        partition(pool, tmp_path / "D", PartitionPlan("odd", 2), odd)
 
 
 def test_options_become_what_the_scheme_declares(pool, tmp_path):
@@ -123,11 +123,11 @@ def test_options_become_what_the_scheme_declares(pool, tmp_path):
         assert (size, fair) == (3, False)
         return iid(labels, sites, rng=rng)
 
-    partition(pool, tmp_path / "D", Plan("picky", 2, options={"size": "3", "fair": "false"}), picky)
+    partition(pool, tmp_path / "D", PartitionPlan("picky", 2, options={"size": "3", "fair": "false"}), picky)
     with pytest.raises(SettingsError, match="'picky', option 'size': .*valid integer.* got 'three'"):
-        partition(pool, tmp_path / "E", Plan("picky", 2, options={"size": "three"}), picky)
+        partition(pool, tmp_path / "E", PartitionPlan("picky", 2, options={"size": "three"}), picky)
     with pytest.raises(SettingsError, match="partition 'picky' needs the option 'size': --option size=VALUE"):
-        partition(pool, tmp_path / "E", Plan("picky", 2), picky)
+        partition(pool, tmp_path / "E", PartitionPlan("picky", 2), picky)
 
 
 def test_types_that_do_not_exist_are_the_plugins_fault(pool, tmp_path):
@@ -135,11 +135,11 @@ def test_types_that_do_not_exist_are_the_plugins_fault(pool, tmp_path):
         return []
 
     with pytest.raises(PluginError, match="'broken' has types that can't be resolved .*Nowhere"):
-        partition(pool, tmp_path / "D", Plan("broken", 2), broken)
+        partition(pool, tmp_path / "D", PartitionPlan("broken", 2), broken)
 
 
 def test_what_a_scheme_leaves_is_counted_by_class(pool, tmp_path):
-    partition(pool, tmp_path / "D", Plan("label_k", 2, options={"k": 1}), label_k)
+    partition(pool, tmp_path / "D", PartitionPlan("label_k", 2, options={"k": 1}), label_k)
     facts = facts_of(tmp_path / "D")
     assert facts["unassigned"] == {"2": 33}
     assert "the scheme left 33 training images at no site: 33 of class 2" in facts["warnings"]
@@ -154,10 +154,10 @@ def test_sites_by_a_column(tmp_path):
             record["hospital"] = places[number % 7 % 3]
 
     pool = write_pool(tmp_path / "P", change)
-    partition(pool, tmp_path / "D", Plan("by_site", column="hospital", global_test="none"), by_site)
-    found = rows_of(tmp_path / "D")
-    assert list(found) == ["Nord", "Sud", "West"]
-    assert found["Sud"] == [row for row in range(100) if row % 7 % 3 == 1]
+    partition(pool, tmp_path / "D", PartitionPlan("by_site", column="hospital", global_test="none"), by_site)
+    rows_by_site = rows_of(tmp_path / "D")
+    assert list(rows_by_site) == ["Nord", "Sud", "West"]
+    assert rows_by_site["Sud"] == [row for row in range(100) if row % 7 % 3 == 1]
     facts = facts_of(tmp_path / "D")
     assert (facts["column"], facts["sites"]) == ("hospital", 3)
 
@@ -170,7 +170,7 @@ def test_a_patient_at_two_sites_goes_to_one_with_a_warning(tmp_path):
             splits["training"][number]["subject_id"] = "one"
 
     pool = write_pool(tmp_path / "P", change)
-    partition(pool, tmp_path / "D", Plan("by_site", column="hospital"), by_site)
+    partition(pool, tmp_path / "D", PartitionPlan("by_site", column="hospital"), by_site)
     assert rows_of(tmp_path / "D")["a"] == [*range(50), 99]
     expected = "1 image at another site than the column 'hospital' says, because"
     assert any(line.startswith(expected) for line in facts_of(tmp_path / "D")["warnings"])
@@ -179,9 +179,9 @@ def test_a_patient_at_two_sites_goes_to_one_with_a_warning(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "scheme", "message"),
     [
-        (Plan("by_site"), by_site, "goes by a column of the data list: name it with --column"),
-        (Plan("iid", 2, column="sex"), iid, "does not go by a column. Leave out --column sex"),
-        (Plan("iid"), iid, "needs a number of sites: give --sites"),
+        (PartitionPlan("by_site"), by_site, "goes by a column of the data list: name it with --column"),
+        (PartitionPlan("iid", 2, column="sex"), iid, "does not go by a column. Leave out --column sex"),
+        (PartitionPlan("iid"), iid, "needs a number of sites: give --sites"),
     ],
 )
 def test_a_column_goes_with_a_scheme_that_needs_one(pool, tmp_path, plan, scheme, message):
@@ -202,10 +202,10 @@ def test_patients_and_identical_images_stay_together_everywhere(tmp_path):
 
     pool = write_pool(tmp_path / "P", change, images)
     for policy in ({"val_fraction": 0.2}, {"test": "k_fold", "folds": 3, "global_test": "per_class", "per_class": 5}):
-        partition(pool, tmp_path / "D", Plan("iid", 4, **policy), iid, force=True)
-        found = rows_of(tmp_path / "D")
+        partition(pool, tmp_path / "D", PartitionPlan("iid", 4, **policy), iid, force=True)
+        rows_by_site = rows_of(tmp_path / "D")
         held = [record["image"] for record in read_datalist(tmp_path / "D" / "global").splits["test"]]
-        everything = sorted(sum(found.values(), []) + [row for row in held if row < 100])
+        everything = sorted(sum(rows_by_site.values(), []) + [row for row in held if row < 100])
         assert everything == list(range(100)), "nothing is lost"
         assert find_leaks(tmp_path / "D", site_names(tmp_path / "D")) == []
 
@@ -214,7 +214,7 @@ def test_identical_images_with_different_labels_are_noted(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (130, 4, 4), dtype=np.uint8)
     images[3], images[4] = images[0], images[1]  # labels 0 and 0, 1 and 1
     images[8] = images[6]  # labels 2 and 0
-    partition(write_pool(tmp_path / "P", images=images), tmp_path / "D", Plan("iid", 2), iid)
+    partition(write_pool(tmp_path / "P", images=images), tmp_path / "D", PartitionPlan("iid", 2), iid)
     assert "2 training images are identical to others that have another label" in facts_of(tmp_path / "D")["warnings"]
 
 
@@ -245,26 +245,26 @@ def test_identical_images_with_different_labels_are_noted(tmp_path):
 )
 def test_wrong_plans_are_refused(pool, tmp_path, change, message):
     with pytest.raises(SettingsError, match=message):
-        partition(pool, tmp_path / "D", Plan(**{"scheme": "iid", "sites": 2, **change}), iid)
+        partition(pool, tmp_path / "D", PartitionPlan(**{"scheme": "iid", "sites": 2, **change}), iid)
     assert not (tmp_path / "D").exists()
 
 
 def test_a_list_that_does_not_fit_its_array_is_refused(tmp_path):
     pool = write_pool(tmp_path / "P", images=np.zeros((60, 4, 4), np.uint8))
     with pytest.raises(DataError, match=r"expected rows in 0\.\.59 at pooled data set 'toy', split 'training'"):
-        partition(pool, tmp_path / "D", Plan("iid", 2), iid)
+        partition(pool, tmp_path / "D", PartitionPlan("iid", 2), iid)
 
 
 def test_the_pooled_data_set_is_never_replaced(pool, tmp_path):
     (tmp_path / "link").symlink_to(pool)
     for out in (pool, tmp_path, pool / ".." / "P", tmp_path / "link"):
         with pytest.raises(DataError, match="holds what is to be read .* and would be replaced"):
-            partition(pool, out, Plan("iid", 2), iid, force=True)
+            partition(pool, out, PartitionPlan("iid", 2), iid, force=True)
     assert (pool / "images.npy").exists()
 
 
 def test_a_pool_without_training_images_is_refused(tmp_path):
     pool = write_pool(tmp_path / "P", lambda splits: splits.pop("training"))
-    for plan, scheme in ((Plan("iid", 2), iid), (Plan("by_site", column="ward"), by_site)):
+    for plan, scheme in ((PartitionPlan("iid", 2), iid), (PartitionPlan("by_site", column="ward"), by_site)):
         with pytest.raises(DataError, match="expected training images in the pooled data set 'toy', there are none"):
             partition(pool, tmp_path / "D", plan, scheme)

@@ -16,7 +16,7 @@ from medfl.partition.by_site import by_site
 from medfl.partition.dirichlet_class import dirichlet_class
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 
 SCHEMES = {scheme.__name__: scheme for scheme in (iid, dirichlet_class, label_k, by_site)}
 CLASSES = 3
@@ -49,10 +49,10 @@ def pools(draw) -> tuple[Datalist, list[bytes]]:
 
 
 @st.composite
-def plans(draw) -> Plan:
+def plans(draw) -> PartitionPlan:
     scheme = draw(st.sampled_from(sorted(SCHEMES)))
     column = "ward" if scheme == "by_site" else None
-    return Plan(
+    return PartitionPlan(
         scheme,
         None if column else draw(st.integers(1, 5)),
         seed=draw(numbers),
@@ -85,8 +85,8 @@ def test_units_stay_on_one_side_nothing_is_lost_and_a_seed_decides(pool, plan):
         assume(False)
     event(f"{plan.scheme}, {plan.test}, {plan.global_test}")
     places = {(name, split): records for name, splits in sites.items() for split, records in splits.items()}
-    for one, other in combinations(places, 2):
-        assert not keys_of(places[one], hashes) & keys_of(places[other], hashes), f"{one} and {other} share a unit"
+    for first, other in combinations(places, 2):
+        assert not keys_of(places[first], hashes) & keys_of(places[other], hashes), f"{first} and {other} share a unit"
 
     dealt = sorted(record["image"] for records in places.values() for record in records)
     assert len(dealt) == len(set(dealt)), "an image is in two places"

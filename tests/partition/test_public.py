@@ -17,14 +17,14 @@ from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.types import PUBLIC
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "mammography_classification"
 
 
 def test_the_validation_split_becomes_public_and_nobodys(pool, tmp_path):
-    partition(pool, tmp_path / "D", Plan("iid", 3, public="validation"), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
     public = read_datalist(tmp_path / "D" / PUBLIC)
     assert [len(public.splits[name]) for name in ("training", "validation", "test")] == [10, 0, 0]
     assert {record["image"] for record in public.splits["training"]} == set(range(100, 110))
@@ -36,7 +36,7 @@ def test_the_validation_split_becomes_public_and_nobodys(pool, tmp_path):
 
 
 def test_a_share_of_it_becomes_public_test_images(pool, tmp_path):
-    partition(pool, tmp_path / "D", Plan("iid", 3, public="validation", public_test_fraction=0.3), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation", public_test_fraction=0.3), iid)
     splits = {
         name: {record["image"] for record in records}
         for name, records in read_datalist(tmp_path / "D" / PUBLIC).splits.items()
@@ -45,12 +45,12 @@ def test_a_share_of_it_becomes_public_test_images(pool, tmp_path):
     assert splits["training"] | splits["test"] == set(range(100, 110))
     assert facts_of(tmp_path / "D")["public_test_fraction"] == 0.3
     with pytest.raises(SettingsError, match=r"share in \[0, 1\) of the public images as their test set, got 1.0"):
-        Plan("iid", 3, public="validation", public_test_fraction=1.0)
+        PartitionPlan("iid", 3, public="validation", public_test_fraction=1.0)
 
 
 def test_without_it_the_sites_are_the_same(pool, tmp_path):
     for name, public in (("with", "validation"), ("without", "none")):
-        partition(pool, tmp_path / name, Plan("iid", 3, public=public), iid)
+        partition(pool, tmp_path / name, PartitionPlan("iid", 3, public=public), iid)
     assert not (tmp_path / "without" / PUBLIC).exists()
     assert rows_of(tmp_path / "with") == rows_of(tmp_path / "without")
 
@@ -58,13 +58,13 @@ def test_without_it_the_sites_are_the_same(pool, tmp_path):
 def test_there_must_be_a_validation_split(tmp_path):
     pool = write_pool(tmp_path / "P", lambda splits: splits.update(validation=[]))
     with pytest.raises(DataError, match="expected a validation split in the pooled data set 'toy' to make it public"):
-        partition(pool, tmp_path / "D", Plan("iid", 3, public="validation"), iid)
+        partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
     assert not (tmp_path / "D").exists()
 
 
 def test_what_is_neither_a_word_nor_a_folder_is_refused(pool, tmp_path):
     with pytest.raises(SettingsError, match="unknown 'test' for public: expected none, validation, or the folder of"):
-        partition(pool, tmp_path / "D", Plan("iid", 3, public="test"), iid)
+        partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="test"), iid)
 
 
 def copies(folder: Path, rows: dict[int, int]) -> Path:
@@ -86,18 +86,18 @@ def test_public_images_that_are_private_too_are_refused_dropped_or_allowed(tmp_p
     """Two of a site, one of the server's test set, out of ten; copies among the public images are nobody's affair."""
     pool = copies(tmp_path / "P", {100: 3, 101: 4, 102: 115, 104: 103})
     with pytest.raises(DataError) as refused:
-        partition(pool, tmp_path / "D", Plan("iid", 3, public="validation"), iid)
+        partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
     assert PRIVATE in str(refused.value)
     assert "pixels: 3 public images identical to images of the private sets" in str(refused.value)
     assert "(--duplicates drop), or keep them and have it recorded (--allow-leak pixels)" in str(refused.value)
-    partition(pool, tmp_path / "D", Plan("iid", 3, public="validation", duplicates="drop"), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation", duplicates="drop"), iid)
     kept = read_datalist(tmp_path / "D" / PUBLIC).splits["training"]
     assert {record["image"] for record in kept} == {*range(103, 110)}
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100)), "no site loses an image"
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D"), PUBLIC) == []
     reason = "the same image or patient is in the private sets"
     assert facts_of(tmp_path / "D")["exclusions"] == [{"reason": reason, "count": 3, "where": PUBLIC}]
-    partition(pool, tmp_path / "E", Plan("iid", 3, public="validation", allow_leaks=("pixels",)), iid)
+    partition(pool, tmp_path / "E", PartitionPlan("iid", 3, public="validation", allow_leaks=("pixels",)), iid)
     assert len(read_datalist(tmp_path / "E" / PUBLIC).splits["training"]) == 10
     sentences = ["pixels: 3 public images identical to images of the private sets"]
     assert facts_of(tmp_path / "E")["allowed_leaks"] == sentences
@@ -106,8 +106,8 @@ def test_public_images_that_are_private_too_are_refused_dropped_or_allowed(tmp_p
 def test_a_public_image_of_a_private_subject_is_one_too(tmp_path):
     pool = write_pool(tmp_path / "P", same_subject)
     with pytest.raises(DataError, match="subjects: 1 public image of subjects who are in the private sets too"):
-        partition(pool, tmp_path / "D", Plan("iid", 3, public="validation"), iid)
-    partition(pool, tmp_path / "D", Plan("iid", 3, public="validation", duplicates="drop"), iid)
+        partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation"), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, public="validation", duplicates="drop"), iid)
     assert len(read_datalist(tmp_path / "D" / PUBLIC).splits["training"]) == 9
 
 
@@ -117,7 +117,7 @@ def test_public_data_of_another_data_set(pool, tmp_path):
     images, mine = np.load(other / "images.npy"), np.load(pool / "images.npy")
     images[[0, 105, 129]] = mine[[50, 60, 129]]
     np.save(other / "images.npy", images)
-    plan = Plan("iid", 3, public=str(other))
+    plan = PartitionPlan("iid", 3, public=str(other))
     with pytest.raises(DataError, match="pixels: 3 public images identical"):
         partition(pool, tmp_path / "D", plan, iid)
     partition(pool, tmp_path / "D", replace(plan, duplicates="drop"), iid)
@@ -132,15 +132,17 @@ def test_public_data_of_another_data_set(pool, tmp_path):
 def test_nothing_public_is_left(tmp_path):
     pools = [write_pool(tmp_path / name, lambda splits: splits.update(validation=[])) for name in "PQ"]
     with pytest.raises(DataError, match="no public image is left"):
-        partition(pools[0], tmp_path / "D", Plan("iid", 3, public=str(pools[1]), duplicates="drop"), iid)
+        partition(pools[0], tmp_path / "D", PartitionPlan("iid", 3, public=str(pools[1]), duplicates="drop"), iid)
     assert not (tmp_path / "D").exists()
 
 
 def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsys):
     """Labels that don't mean the same would teach the server's classifier nonsense."""
     images = np.random.default_rng(0).integers(0, 256, (130, 10, 10), dtype=np.uint8)
-    partition(write_pool(tmp_path / "P", images=images), tmp_path / "D", Plan("iid", 3), iid)
-    partition(write_pool(tmp_path / "Q", images=images), tmp_path / "E", Plan("iid", 3, public="validation"), iid)
+    partition(write_pool(tmp_path / "P", images=images), tmp_path / "D", PartitionPlan("iid", 3), iid)
+    partition(
+        write_pool(tmp_path / "Q", images=images), tmp_path / "E", PartitionPlan("iid", 3, public="validation"), iid
+    )
     path = tmp_path / "E" / PUBLIC / FILE
     lists = json.loads(path.read_text())
     path.write_text(json.dumps(lists | {"labels": {"0": "normal", "1": "benign", "2": "malignant"}}))
@@ -156,7 +158,7 @@ def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsy
 
 def test_a_network_that_can_not_be_made_is_told_in_its_own_words(tmp_path, capsys):
     """MONAI wraps the error of a configuration's part in one of its own."""
-    partition(write_pool(tmp_path / "P"), tmp_path / "D", Plan("iid", 3), iid)
+    partition(write_pool(tmp_path / "P"), tmp_path / "D", PartitionPlan("iid", 3), iid)
     words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output_dir", tmp_path / "run", "--rounds", "1"]
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])

@@ -59,9 +59,9 @@ def test_a_single_site_gets_everything(scheme):
 @pytest.mark.parametrize("scheme", [*SCHEMES, LIMITED])
 def test_a_seed_decides(scheme):
     labels = blood_labels()
-    one, same, other = (scheme(labels, 8, rng=rng(seed)) for seed in (1, 1, 2))
-    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    first, same, other = (scheme(labels, 8, rng=rng(seed)) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -152,7 +152,7 @@ def test_draws_again_make_sites_more_alike():
         generator = rng()
         options = {"alpha": 0.5, "min_size": min_size}
         parts = [dirichlet_class(labels, 10, rng=generator, **options) for _ in range(150)]
-        return float(np.var([[len(part) for part in found] for found in parts]))
+        return float(np.var([[len(part) for part in sites] for sites in parts]))
 
     assert variance(50) < 0.8 * variance(0)
 

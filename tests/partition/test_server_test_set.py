@@ -17,11 +17,11 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 
 
 def test_images_of_each_class_for_the_server(pool, tmp_path):
-    partition(pool, tmp_path / "D", Plan("iid", 3, global_test="per_class", per_class=6), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, global_test="per_class", per_class=6), iid)
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     assert np.bincount([record["label"] for record in held]).tolist() == [6, 6, 6]
     rows = {record["image"] for record in held}
@@ -33,9 +33,9 @@ def test_images_of_each_class_for_the_server(pool, tmp_path):
 def test_the_servers_images_do_not_depend_on_the_scheme(pool, tmp_path):
     plan = {"global_test": "per_class", "per_class": 4}
     for name, scheme in (("iid", iid), ("label_k", label_k)):
-        partition(pool, tmp_path / name, Plan(name, 3, **plan), scheme)
-    one, other = ((tmp_path / name / "global" / "datalist.json").read_bytes() for name in ("iid", "label_k"))
-    assert one == other
+        partition(pool, tmp_path / name, PartitionPlan(name, 3, **plan), scheme)
+    first, other = ((tmp_path / name / "global" / "datalist.json").read_bytes() for name in ("iid", "label_k"))
+    assert first == other
 
 
 def test_groups_may_keep_the_servers_test_set_small(tmp_path):
@@ -44,7 +44,7 @@ def test_groups_may_keep_the_servers_test_set_small(tmp_path):
             record["subject_id"] = f"p{number % 3}-{number // 12}"  # 4 images of each patient
 
     pool = write_pool(tmp_path / "P", change)
-    partition(pool, tmp_path / "D", Plan("iid", 3, global_test="per_class", per_class=6), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, global_test="per_class", per_class=6), iid)
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     counts = np.bincount([record["label"] for record in held], minlength=3)
     assert (counts < 6).any()
@@ -54,17 +54,17 @@ def test_groups_may_keep_the_servers_test_set_small(tmp_path):
 
 
 def test_the_remainder_becomes_the_servers(pool, tmp_path):
-    plan = Plan("label_k", 2, options={"k": 1}, global_test="remainder")
+    plan = PartitionPlan("label_k", 2, options={"k": 1}, global_test="remainder")
     partition(pool, tmp_path / "D", plan, label_k)
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     assert [record["image"] for record in held] == [row for row in range(100) if row % 3 == 2]
     assert facts_of(tmp_path / "D")["unassigned"] == {}
     with pytest.raises(SettingsError, match="partition 'iid' left no image for the server's test set"):
-        partition(pool, tmp_path / "E", Plan("iid", 2, global_test="remainder"), iid)
+        partition(pool, tmp_path / "E", PartitionPlan("iid", 2, global_test="remainder"), iid)
 
 
 def test_a_server_without_test_set(pool, tmp_path):
-    partition(pool, tmp_path / "D", Plan("iid", 2, test="none", global_test="none"), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 2, test="none", global_test="none"), iid)
     assert load_global(tmp_path / "D", 3) is None
     assert all(not len(site.test) for site in load_sites(tmp_path / "D", 3).values())
     assert facts_of(tmp_path / "D")["not_distributed"] == {"validation": 10, "test": 20}
@@ -72,7 +72,7 @@ def test_a_server_without_test_set(pool, tmp_path):
 
 def test_a_pool_without_test_split_is_noted(tmp_path):
     pool = write_pool(tmp_path / "P", lambda splits: splits.pop("test"))
-    partition(pool, tmp_path / "D", Plan("iid", 2), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 2), iid)
     assert (
         "the pooled data set has no test images, so the server has no test set" in facts_of(tmp_path / "D")["warnings"]
     )
@@ -83,7 +83,7 @@ def test_a_pool_without_test_split_is_noted(tmp_path):
 
 def test_training_images_in_the_test_split_are_refused_with_both_remedies(leaky, tmp_path):
     with pytest.raises(DataError) as error:
-        partition(leaky, tmp_path / "D", Plan("iid", 4), iid)
+        partition(leaky, tmp_path / "D", PartitionPlan("iid", 4), iid)
     text = str(error.value)
     assert "subjects: 2 training images of subjects who are in the server's test set too" in text
     assert "pixels: 2 training images identical to images of the server's test set" in text
@@ -93,7 +93,7 @@ def test_training_images_in_the_test_split_are_refused_with_both_remedies(leaky,
 
 
 def test_they_are_dropped_on_request_and_counted(leaky, tmp_path):
-    partition(leaky, tmp_path / "D", Plan("iid", 4, duplicates="drop"), iid)
+    partition(leaky, tmp_path / "D", PartitionPlan("iid", 4, duplicates="drop"), iid)
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == sorted(set(range(100)) - {5, 6, 7, 8})
     exclusions = facts_of(tmp_path / "D")["exclusions"]
     assert sum(entry["count"] for entry in exclusions) == 4
@@ -110,19 +110,21 @@ def test_a_dropped_image_takes_its_patient_along(tmp_path):
     def change(splits):
         splits["training"][21]["subject_id"] = splits["training"][20]["subject_id"]
 
-    partition(write_pool(tmp_path / "P", change, images), tmp_path / "D", Plan("iid", 4, duplicates="drop"), iid)
+    partition(
+        write_pool(tmp_path / "P", change, images), tmp_path / "D", PartitionPlan("iid", 4, duplicates="drop"), iid
+    )
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == sorted(set(range(100)) - {20, 21})
 
 
 def test_they_are_kept_if_allowed_by_name_and_recorded(leaky, tmp_path):
-    plan = Plan("iid", 4, allow_leaks=("pixels", "subjects"))
+    plan = PartitionPlan("iid", 4, allow_leaks=("pixels", "subjects"))
     partition(leaky, tmp_path / "D", plan, iid)
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100))
     facts = facts_of(tmp_path / "D")
     assert [line.split(":")[0] for line in facts["allowed_leaks"]] == ["subjects", "pixels"]
     assert facts["allow_leaks"] == ["pixels", "subjects"]
     with pytest.raises(DataError, match="subjects: 2 training images") as error:
-        partition(leaky, tmp_path / "E", Plan("iid", 4, allow_leaks=("pixels",)), iid)
+        partition(leaky, tmp_path / "E", PartitionPlan("iid", 4, allow_leaks=("pixels",)), iid)
     assert "pixels:" not in str(error.value)
 
 
@@ -135,7 +137,7 @@ def test_what_is_allowed_is_counted_after_the_rest_is_dropped(tmp_path):
         splits["training"][5]["subject_id"] = splits["test"][0]["subject_id"]
 
     pool = write_pool(tmp_path / "P", change, images)
-    partition(pool, tmp_path / "D", Plan("iid", 2, duplicates="drop", allow_leaks=("pixels",)), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 2, duplicates="drop", allow_leaks=("pixels",)), iid)
     facts = facts_of(tmp_path / "D")
     assert facts["allowed_leaks"] == ["pixels: 1 training image identical to images of the server's test set"]
     assert sum(entry["count"] for entry in facts["exclusions"]) == 1
@@ -143,7 +145,7 @@ def test_what_is_allowed_is_counted_after_the_rest_is_dropped(tmp_path):
 
 @pytest.mark.parametrize("policy", ["none", "per_class"])
 def test_the_pooled_test_split_does_not_matter_if_the_server_does_not_hold_it(leaky, tmp_path, policy):
-    partition(leaky, tmp_path / "D", Plan("iid", 4, global_test=policy, per_class=5), iid)
+    partition(leaky, tmp_path / "D", PartitionPlan("iid", 4, global_test=policy, per_class=5), iid)
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D")) == []
 
 
@@ -154,7 +156,7 @@ def test_real_data_have_copies(tmp_path, flag, copies):
 
     prepare(Path(os.environ["MEDFL_DATA"]) / "medmnist", flag, tmp_path / "P")
     with pytest.raises(DataError, match=rf"pixels: {copies} training images? identical"):
-        partition(tmp_path / "P", tmp_path / "D", Plan("iid", 5), iid)
-    partition(tmp_path / "P", tmp_path / "D", Plan("iid", 5, duplicates="drop", val_fraction=0.1), iid)
+        partition(tmp_path / "P", tmp_path / "D", PartitionPlan("iid", 5), iid)
+    partition(tmp_path / "P", tmp_path / "D", PartitionPlan("iid", 5, duplicates="drop", val_fraction=0.1), iid)
     assert sum(entry["count"] for entry in facts_of(tmp_path / "D")["exclusions"]) == copies
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D")) == []

@@ -21,7 +21,7 @@ from medfl.partition.by_site import by_site
 from medfl.partition.holdouts import holdout, local_splits
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.partition.units import strata_of
 from medfl.studies.checks import difference
 from medfl_datasets.abide.tables import FILE, read_phenotypes
@@ -51,10 +51,10 @@ def cohorts(draw) -> list[Record]:
 
 def folds_of(records: list[Record], folds: int, columns: tuple[str, ...] = ("centre",)) -> list[dict]:
     """The splits of each fold."""
-    plan = Plan("iid", 1, test="k_fold", folds=folds, val_fraction=0.1, stratify=columns)
+    plan = PartitionPlan("iid", 1, test="k_fold", folds=folds, val_fraction=0.1, stratify=columns)
     strata = strata_of(records, columns)
     plans = [dataclasses.replace(plan, fold=fold) for fold in range(folds)]
-    return [local_splits(records, one, "site-01", strata=strata) for one in plans]
+    return [local_splits(records, fold_plan, "site-01", strata=strata) for fold_plan in plans]
 
 
 def subjects(records: list[Record], *keys: str) -> Counter:
@@ -72,16 +72,16 @@ def spread(folds: list[dict], *keys: str) -> int:
 @QUICK
 @given(cohorts(), st.integers(2, 5))
 def test_folds_are_as_alike_as_counts_allow(records, folds):
-    found = folds_of(records, folds)
-    tested = sorted(record["image"] for splits in found for record in splits["test"])
+    all_splits = folds_of(records, folds)
+    tested = sorted(record["image"] for splits in all_splits for record in splits["test"])
     assert tested == list(range(len(records))), "every image is tested exactly once"
-    for splits in found:
+    for splits in all_splits:
         people = [{record["subject_id"] for record in part} for part in splits.values()]
         assert sum(map(len, people)) == len(set.union(*people)), "no subject is on two sides"
-    assert spread(found) <= 1, "folds are equally large"
-    assert spread(found, "label") <= 1
-    assert spread(found, "label", "centre") <= 1, "of each class, a centre's subjects are spread evenly"
-    assert spread(found, "centre") <= CLASSES
+    assert spread(all_splits) <= 1, "folds are equally large"
+    assert spread(all_splits, "label") <= 1
+    assert spread(all_splits, "label", "centre") <= 1, "of each class, a centre's subjects are spread evenly"
+    assert spread(all_splits, "centre") <= CLASSES
 
 
 @QUICK
@@ -104,7 +104,7 @@ def test_without_columns_a_centre_may_well_be_in_one_fold_only():
     records = [
         {"image": row, "label": row % 2, "subject_id": f"p{row}", "centre": f"c{row // 10}"} for row in range(100)
     ]
-    plans = [Plan("iid", 1, test="k_fold", folds=5, fold=fold) for fold in range(5)]
+    plans = [PartitionPlan("iid", 1, test="k_fold", folds=5, fold=fold) for fold in range(5)]
     assert spread([local_splits(records, plan, "site-01") for plan in plans], "centre") > 2
     assert spread(folds_of(records, 5), "centre") == 0, "ten subjects of each centre, five of each class"
 
@@ -120,22 +120,22 @@ def test_the_centres_of_the_real_abide_are_in_every_fold():
             {"image": row, "label": person.label, "subject_id": person.subject_id, "centre": person.centre}
             for row, person in enumerate(person for person in people if person.site == region)
         ]
-        found = folds_of(records, 5)
-        assert spread(found) <= 1
-        assert spread(found, "label") <= 1
-        assert spread(found, "label", "centre") <= 1
-        assert all(set(subjects(splits["test"], "centre")) == set(subjects(records, "centre")) for splits in found)
+        all_splits = folds_of(records, 5)
+        assert spread(all_splits) <= 1
+        assert spread(all_splits, "label") <= 1
+        assert spread(all_splits, "label", "centre") <= 1
+        assert all(set(subjects(splits["test"], "centre")) == set(subjects(records, "centre")) for splits in all_splits)
 
 
 def test_the_same_seed_gives_the_same_folds_and_another_site_others():
     rng = np.random.default_rng(0)
     records = [{"image": row, "label": row % 2, "centre": f"c{rng.integers(4)}"} for row in range(40)]
     strata = strata_of(records, ["centre"])
-    plan = Plan("iid", 1, test="k_fold", stratify=("centre",))
-    one, again, other = (
+    plan = PartitionPlan("iid", 1, test="k_fold", stratify=("centre",))
+    first, again, other = (
         local_splits(records, plan, name, strata=strata)["test"] for name in ("site-01", "site-01", "site-02")
     )
-    assert one == again != other
+    assert first == again != other
 
 
 def test_several_columns_count_in_combination():
@@ -157,20 +157,20 @@ def wards(splits: dict) -> None:
 
 def test_a_partition_stratifies_each_site_and_says_so(tmp_path):
     pool = write_pool(tmp_path / "P", wards)
-    plan = Plan("by_site", column="hospital", test="k_fold", folds=2, stratify=("ward",), global_test="none")
+    plan = PartitionPlan("by_site", column="hospital", test="k_fold", folds=2, stratify=("ward",), global_test="none")
     partition(pool, tmp_path / "D", plan, by_site)
     for site in rows_of(tmp_path / "D"):
         counts = Counter(record["ward"] for record in read_datalist(tmp_path / "D" / site).splits["test"])
         assert sorted(counts) == ["w0", "w1", "w2", "w3", "w4"]
         assert max(counts.values()) - min(counts.values()) <= CLASSES
     assert facts_of(tmp_path / "D")["stratify"] == ["ward"]
-    partition(pool, tmp_path / "E", Plan("iid", 2), iid)
+    partition(pool, tmp_path / "E", PartitionPlan("iid", 2), iid)
     assert "stratify" not in facts_of(tmp_path / "E"), "only what had an effect"
 
 
 def test_a_study_that_stratifies_takes_no_partition_that_does_not(tmp_path):
     pool = write_pool(tmp_path / "P", wards)
-    plain, by_ward = Plan("iid", 2, test="k_fold"), Plan("iid", 2, test="k_fold", stratify=("ward",))
+    plain, by_ward = PartitionPlan("iid", 2, test="k_fold"), PartitionPlan("iid", 2, test="k_fold", stratify=("ward",))
     for name, made, other in (("D", plain, by_ward), ("E", by_ward, plain)):
         partition(pool, tmp_path / name, made, iid)
         facts = facts_of(tmp_path / name)
@@ -189,7 +189,7 @@ def test_the_command_stratifies_by_the_columns_that_it_is_given(tmp_path):
 def test_a_column_that_is_not_there_or_not_whole_is_refused(tmp_path):
     pool = write_pool(tmp_path / "P", wards)
     with pytest.raises(DataError, match=r"the pooled data set has no column 'wrad'\. Did you mean 'ward'\?"):
-        partition(pool, tmp_path / "D", Plan("iid", 2, stratify=("wrad",)), iid)
+        partition(pool, tmp_path / "D", PartitionPlan("iid", 2, stratify=("wrad",)), iid)
     assert not (tmp_path / "D").exists()
 
     def blank(splits):
@@ -197,6 +197,6 @@ def test_a_column_that_is_not_there_or_not_whole_is_refused(tmp_path):
         splits["training"][3]["ward"] = " "
 
     with pytest.raises(DataError, match="the column 'ward' is missing for 1 of 100 images"):
-        partition(write_pool(tmp_path / "Q", blank), tmp_path / "D", Plan("iid", 2, stratify=("ward",)), iid)
+        partition(write_pool(tmp_path / "Q", blank), tmp_path / "D", PartitionPlan("iid", 2, stratify=("ward",)), iid)
     with pytest.raises(SettingsError, match=r"expected a list of columns to stratify by, .*\[centre\], got 'centre'"):
-        Plan("iid", 2, stratify="centre")
+        PartitionPlan("iid", 2, stratify="centre")

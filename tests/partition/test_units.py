@@ -28,9 +28,9 @@ def test_units_are_the_connected_components_of_the_graph_of_shared_keys():
         keys = rng.integers(0, 60, (2, 80))
         graph = (keys[:, :, None] == keys[:, None, :]).any(axis=0)
         count, expected = scipy.connected_components(graph, directed=False)
-        found = find_units(*keys.tolist())
-        assert found.max() + 1 == count
-        assert len(set(zip(found.tolist(), expected.tolist(), strict=True))) == count, "the same parts"
+        units = find_units(*keys.tolist())
+        assert units.max() + 1 == count
+        assert len(set(zip(units.tolist(), expected.tolist(), strict=True))) == count, "the same parts"
 
 
 def test_the_order_of_images_does_not_matter_for_what_is_joined():

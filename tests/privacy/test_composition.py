@@ -18,8 +18,8 @@ DELTA = 1e-5
 def rdp(sigma: float, releases: int, delta: float = DELTA) -> float:
     """Epsilon of Gaussian releases by Renyi divergences of orders in (1, 200] (Canonne, Kamath, Steinke 2020)."""
     orders = torch.arange(1.01, 200.005, 0.01, dtype=torch.float64)
-    found = orders * releases / (2 * sigma**2) + torch.log1p(-1 / orders)
-    return float((found - (math.log(delta) + orders.log()) / (orders - 1)).min())
+    epsilons = orders * releases / (2 * sigma**2) + torch.log1p(-1 / orders)
+    return float((epsilons - (math.log(delta) + orders.log()) / (orders - 1)).min())
 
 
 def zcdp(sigma: float, releases: int, delta: float = DELTA) -> float:
@@ -74,29 +74,29 @@ def test_one_drawn_release_is_what_the_definition_says(sigma, rate):
         pairs = ((mixed, out), (out, mixed))
         return max(float(torch.trapezoid((p - math.exp(budget) * q).clamp(min=0), x)) for p, q in pairs)
 
-    found = epsilon((Part(sigma, 1, rate),), 1e-3)
-    assert delta(found) <= 1e-3, "what is stated holds"
-    assert delta(found - 0.02) > 1e-3, "and hardly less would"
+    spent = epsilon((Part(sigma, 1, rate),), 1e-3)
+    assert delta(spent) <= 1e-3, "what is stated holds"
+    assert delta(spent - 0.02) > 1e-3, "and hardly less would"
 
 
 @pytest.mark.parametrize(("sigma", "rate", "count"), [(1.0, 0.05, 200), (2.0, 0.3, 50)])
 def test_numerical_composition_is_opacus_and_below_rdp(sigma, rate, count):
     accountants = importlib.import_module("opacus.accountants")
-    found = epsilon((Part(sigma, count, rate),), DELTA)
+    spent = epsilon((Part(sigma, count, rate),), DELTA)
     for kind, within in ((accountants.PRVAccountant, (-1e-4, 1e-4)), (accountants.RDPAccountant, (0.0, math.inf))):
         accountant = kind()
         accountant.history = [(sigma, rate, count)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert within[0] <= accountant.get_epsilon(DELTA) - found <= within[1]
+            assert within[0] <= accountant.get_epsilon(DELTA) - spent <= within[1]
 
 
 def test_drawing_helps_and_replacing_costs():
     parts = [(Part(4.0, 30, rate),) for rate in (0.1, 0.4, 1.0)]
     added = [epsilon(part, DELTA) for part in parts]
     assert added == sorted(added)
-    for part, one in zip(parts[:2], added, strict=False):
-        assert epsilon(part, DELTA, "replace") > 2 * one
+    for part, single in zip(parts[:2], added, strict=False):
+        assert epsilon(part, DELTA, "replace") > 2 * single
 
 
 @pytest.mark.parametrize(

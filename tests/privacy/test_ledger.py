@@ -20,26 +20,26 @@ from medfl.settings import Privacy, Settings, read_settings
 from medfl.testing.cohort import make_data
 from medfl.utils.locks import held
 
-GIVEN = {"epsilon": 4.0, "clip": 1.0, "adjacency": "add_remove"}
+PRIVACY = {"epsilon": 4.0, "clip": 1.0, "adjacency": "add_remove"}
 
 
 def account(folder: Path, run: str = "one", planned: int = 3, step: Part | None = None, **privacy: object) -> Account:
-    given = Privacy(**(GIVEN | {"ledger": folder} | privacy))
+    settings = Privacy(**(PRIVACY | {"ledger": folder} | privacy))
     if step is None:
-        step = Part(gaussian.noise_multiplier(given, planned), 1)
-    return Account(folder / "data.json", "north", run, given, step, planned)
+        step = Part(gaussian.noise_multiplier(settings, planned), 1)
+    return Account(folder / "data.json", "north", run, settings, step, planned)
 
 
-def spend(one: Account, count: int | None = None) -> Account:
-    one.check()
-    for number in range(one.planned if count is None else count):
-        one.release(f"{one.run} {number}")
-    return one
+def spend(site_account: Account, count: int | None = None) -> Account:
+    site_account.check()
+    for number in range(site_account.planned if count is None else count):
+        site_account.release(f"{site_account.run} {number}")
+    return site_account
 
 
 def test_one_run_composes_to_its_budget(tmp_path: Path) -> None:
-    one = spend(account(tmp_path))
-    facts = one.facts()
+    site_account = spend(account(tmp_path))
+    facts = site_account.facts()
     assert (facts["releases"], facts["planned"], facts["runs"]) == (3, 3, 1)
     assert facts["epsilon"] == facts["composed"] == pytest.approx(4.0, rel=1e-9)
     assert spend(account(tmp_path, "two"), 1).facts()["epsilon"] < 4.0, "one of three releases costs less"
@@ -86,13 +86,13 @@ def test_a_run_that_goes_on_pays_once(tmp_path: Path) -> None:
 
 def test_two_runs_at_once_can_not_both_spend_the_rest(tmp_path: Path) -> None:
     pair = [account(tmp_path, run, total_epsilon=5.0) for run in ("one", "two")]
-    for one in pair:
-        one.check()  # each would fit alone
+    for site_account in pair:
+        site_account.check()  # each would fit alone
     refusals = []
     for number in range(3):
-        for one in pair:
+        for site_account in pair:
             try:
-                one.release(str(number))
+                site_account.release(str(number))
             except RefusedError as error:
                 refusals.append(str(error))
     assert 0 < len(refusals) < 6
@@ -104,9 +104,9 @@ def test_a_kill_never_loses_a_release(tmp_path: Path) -> None:
     here, there = multiprocessing.Pipe()
 
     def release_for_ever() -> None:
-        one = account(tmp_path, planned=10**6)
-        for number in range(one.planned):
-            one.release(str(number))
+        site_account = account(tmp_path, planned=10**6)
+        for number in range(site_account.planned):
+            site_account.release(str(number))
             there.send(number)
 
     process = multiprocessing.get_context("fork").Process(target=release_for_ever)
@@ -124,26 +124,26 @@ def test_a_kill_never_loses_a_release(tmp_path: Path) -> None:
 
 
 def test_no_more_than_planned(tmp_path: Path) -> None:
-    one = spend(account(tmp_path))
+    site_account = spend(account(tmp_path))
     with pytest.raises(RefusedError, match="spread over 3 releases, and all were made") as refusal:
-        one.release("once more")
+        site_account.release("once more")
     for cause in (
         "another device, number of threads or version",
         "start a run of another seed",
         "more often than once",
     ):
         assert cause in str(refusal.value)
-    assert one.facts()["releases"] == 3
+    assert site_account.facts()["releases"] == 3
 
 
 def test_releases_at_the_same_time_are_all_written(tmp_path: Path) -> None:
     accounts = [account(tmp_path, run, planned=4) for run in ("one", "two", "three")]
-    threads = [threading.Thread(target=spend, args=(one,)) for one in accounts]
+    threads = [threading.Thread(target=spend, args=(site_account,)) for site_account in accounts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.facts()["releases"] for one in accounts] == [4, 4, 4]
+    assert [site_account.facts()["releases"] for site_account in accounts] == [4, 4, 4]
 
 
 def test_a_ledger_that_is_held_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,14 +154,14 @@ def test_a_ledger_that_is_held_is_waited_for_and_then_named(tmp_path: Path, monk
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "runs": {"a": {}}}', "damage"])
 def test_a_damaged_ledger_stops_everything_and_stays(tmp_path: Path, content: str) -> None:
-    one = spend(account(tmp_path, total_epsilon=9.0), 1)
+    site_account = spend(account(tmp_path, total_epsilon=9.0), 1)
     if content == "damage":
-        content = one.path.read_text().replace('"version": 1', '"version": 2')
-    one.path.write_text(content)
-    for act in (one.check, one.facts, lambda: one.release("b")):
+        content = site_account.path.read_text().replace('"version": 1', '"version": 2')
+    site_account.path.write_text(content)
+    for act in (site_account.check, site_account.facts, lambda: site_account.release("b")):
         with pytest.raises(StoreError, match=r"data.json' of site 'north' can't be read .*put it back from a copy"):
             act()
-    assert one.path.read_text() == content
+    assert site_account.path.read_text() == content
 
 
 def test_a_ledger_that_can_not_be_written_stops_the_release(tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ def test_units_do_not_mix_for_free(tmp_path: Path) -> None:
 
 def test_a_data_set_is_known_by_its_content(tmp_path: Path) -> None:
     data = make_data(9, "x")
-    settings = Settings(rounds=3, privacy=GIVEN | {"ledger": tmp_path})
+    settings = Settings(rounds=3, privacy=PRIVACY | {"ledger": tmp_path})
     path = open_account(settings, data, "", "a", "run", tmp_path / "elsewhere").path
     assert path == open_account(settings, make_data(9, "x"), "", "b", "other", tmp_path).path
     assert path.parent == tmp_path
     changed = replace_label(data)
     assert fingerprint(changed) != fingerprint(data) == path.stem
     assert open_account(settings, data, "given", "a", "run", tmp_path).path == tmp_path / "given.json"
-    private = Settings(rounds=3, privacy=GIVEN)
+    private = Settings(rounds=3, privacy=PRIVACY)
     assert open_account(private, data, "given", "a", "run", tmp_path / "a").path == tmp_path / "a" / "privacy.json"
     assert open_account(private, make_data(0, "x"), "", "a", "run", tmp_path) is None
     assert open_account(Settings(rounds=3), data, "", "a", "run", tmp_path) is None
@@ -217,7 +217,7 @@ def test_an_image_moves_a_replaced_update_by_twice_the_bound_and_no_more(tmp_pat
 
 
 def in_run(tmp_path: Path, ledger: Path | None, **more: object) -> Account:
-    settings = Settings(rounds=3, privacy=GIVEN | {"ledger": ledger} | more)
+    settings = Settings(rounds=3, privacy=PRIVACY | {"ledger": ledger} | more)
     return open_account(settings, make_data(9, "x"), "list", "a", "run", tmp_path / "state")
 
 
@@ -235,17 +235,17 @@ def test_another_ledger_takes_along_what_was_released(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ledger", [None, "other"])
 def test_a_run_does_not_leave_its_ledger_behind(tmp_path: Path, ledger: str | None) -> None:
-    given = ledger and tmp_path / ledger
+    folder = ledger and tmp_path / ledger
     spend(in_run(tmp_path, tmp_path / "L"), 2)
     with pytest.raises(SettingsError, match="began with the privacy ledger '.*L' for site 'a'.*give the same"):
-        in_run(tmp_path, given)
+        in_run(tmp_path, folder)
     spend(in_run(tmp_path, tmp_path / "L"))
-    assert in_run(tmp_path, given).facts()["releases"] == 3, "nothing more is released"
+    assert in_run(tmp_path, folder).facts()["releases"] == 3, "nothing more is released"
 
 
 def test_a_ledger_is_the_same_folder_wherever_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Privacy(**GIVEN, ledger="L").ledger == tmp_path.resolve() / "L"
+    assert Privacy(**PRIVACY, ledger="L").ledger == tmp_path.resolve() / "L"
 
 
 def replace_label(data):
@@ -255,7 +255,7 @@ def replace_label(data):
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("privacy", "problem"),
     [
         ({"total_epsilon": 9.0}, "needs 'ledger', a folder that they share"),
         ({"total_epsilon": 3.0, "ledger": "x"}, "total_epsilon 3 is less than this run's epsilon 4"),
@@ -266,11 +266,11 @@ def replace_label(data):
         ({"accountant": "prv"}, "unit 'site' is accounted by 'gaussian', got accountant 'prv'"),
     ],
 )
-def test_settings_that_do_not_fit_together(given: dict, problem: str) -> None:
+def test_settings_that_do_not_fit_together(privacy: dict, problem: str) -> None:
     with pytest.raises(SettingsError, match=f"'privacy': .*{problem}"):
-        read_settings(Settings, {"rounds": 1, "privacy": GIVEN | given}, "the run")
+        read_settings(Settings, {"rounds": 1, "privacy": PRIVACY | privacy}, "the run")
 
 
 def test_the_ledger_is_no_part_of_what_a_run_is() -> None:
-    privacy = Privacy(**GIVEN, ledger=Path("somewhere"), total_epsilon=9.0)
-    assert privacy.model_dump(mode="json") == Privacy(**GIVEN).model_dump(mode="json")
+    privacy = Privacy(**PRIVACY, ledger=Path("somewhere"), total_epsilon=9.0)
+    assert privacy.model_dump(mode="json") == Privacy(**PRIVACY).model_dump(mode="json")

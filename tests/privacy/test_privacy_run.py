@@ -49,8 +49,8 @@ def test_what_leaves_is_clipped_and_noised_and_private_meta_stay(tmp_path: Path)
 
 def test_sites_draw_unlike_noise_that_repeats_on_a_second_run(tmp_path: Path) -> None:
     settings = {"rounds": 1, "epochs": 0, "privacy": PRIVACY}  # no training: what leaves is the noise
-    one, two = case().run(tmp_path / "1", **settings), case().run(tmp_path / "2", **settings)
-    assert difference(bits(one), bits(two)) == 0
+    result, two = case().run(tmp_path / "1", **settings), case().run(tmp_path / "2", **settings)
+    assert difference(bits(result), bits(two)) == 0
     first, second = sent(tmp_path / "1", "site-1"), sent(tmp_path / "1", "site-2")
     noise = torch.stack([torch.cat([t.flatten() for t in update.values()]) for update in (first, second)])
     assert abs(float(torch.corrcoef(noise)[0, 1])) < 0.2
@@ -83,8 +83,8 @@ def test_privacy_refuses_a_method_that_pools(tmp_path: Path) -> None:
 def test_quantised_updates_end_near_the_exact_ones(tmp_path: Path, bits_: int, error: float) -> None:
     exact = case().run(tmp_path / "exact", rounds=1, task=make_task("plain"))
     coarse = case().run(tmp_path / "coarse", rounds=1, task=make_task("plain"), compression={"bits": bits_})
-    found = difference(bits(exact), bits(coarse))
-    assert 0 < found < error
+    distance = difference(bits(exact), bits(coarse))
+    assert 0 < distance < error
     up = {
         name: sum(
             float(line.split(",")[-1])

@@ -34,9 +34,9 @@ def test_each_image_is_clipped_as_a_whole_by_the_norm_of_its_noise(noise, shape)
     part = parts(*shape) * torch.logspace(-3, 1, 6).view(-1, *[1] * (len(shape) - 1))
     norms = part.double().flatten(1).norm(p=ORDER[noise], dim=1)
     bound = float(norms.median()) * 1.01
-    found = Release(noise, 0.15, bound).clipped(part)
+    clipped = Release(noise, 0.15, bound).clipped(part)
     assert 0 < int((norms > bound).sum()) < 6, "both kinds are among them"
-    for image, before, norm in zip(found, part, norms, strict=True):
+    for image, before, norm in zip(clipped, part, norms, strict=True):
         if norm > bound:
             assert float(image.flatten().norm(p=ORDER[noise])) == pytest.approx(bound, rel=1e-12)
             assert torch.allclose(image / bound, before.double() / norm, rtol=1e-12, atol=0), "its direction stays"
@@ -91,9 +91,9 @@ def test_noise_is_added_after_the_clip_and_has_the_variance(noise, variance):
 
 def test_no_two_images_and_no_two_copies_share_noise(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_NUMBERS", 3 * 16)  # three images at a time
-    nothing, one = torch.zeros(8, 1, 4, 4, dtype=torch.float64), stream(3)
+    nothing, noise = torch.zeros(8, 1, 4, 4, dtype=torch.float64), stream(3)
     release = Release("gaussian", 0.25, None)
-    copies = torch.cat([release.apply(nothing, one), release.apply(nothing, one)]).flatten(1)
+    copies = torch.cat([release.apply(nothing, noise), release.apply(nothing, noise)]).flatten(1)
     apart = torch.pdist(copies)
     assert float(apart.min()) > 0.5, "expected about sqrt(2 * 16 * 0.25) = 2.8"
     assert float(copies.std()) == pytest.approx(0.5, rel=0.15)
@@ -117,17 +117,17 @@ def test_noise_is_drawn_in_few_images_at_a_time_and_comes_again_with_the_same_ke
 def test_shape_and_type_stay_also_without_images(noise, dtype):
     for count in (0, 3):
         part = parts(count, 2, 3, 3).to(dtype)
-        found = Release(noise, 0.15, 1.0).apply(part, stream())
-        assert (found.shape, found.dtype) == (part.shape, dtype)
-        assert bool(found.isfinite().all())
+        released = Release(noise, 0.15, 1.0).apply(part, stream())
+        assert (released.shape, released.dtype) == (part.shape, dtype)
+        assert bool(released.isfinite().all())
 
 
 def test_what_was_given_is_not_changed():
     part = parts(2, 1, 3, 3, scale=9.0).requires_grad_()
     before = part.detach().clone()
-    found = Release("gaussian", 0.15, 1.0).apply(part, stream())
+    released = Release("gaussian", 0.15, 1.0).apply(part, stream())
     assert torch.equal(part.detach(), before)
-    assert not found.requires_grad
+    assert not released.requires_grad
 
 
 # ---- epsilon, against the definition
@@ -176,16 +176,16 @@ def test_laplace_epsilon_is_the_largest_log_ratio_there_is(adjacency):
     ratios = [
         noise.log_prob(outputs - x).sum(1) - noise.log_prob(outputs - y).sum(1) for x, y in zip(a, b, strict=True)
     ]
-    found = release.epsilon(adjacency)
-    assert float(torch.stack(ratios).abs().max()) == pytest.approx(found, rel=1e-9)
+    epsilon = release.epsilon(adjacency)
+    assert float(torch.stack(ratios).abs().max()) == pytest.approx(epsilon, rel=1e-9)
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 def test_without_clip_or_noise_there_is_no_epsilon(adjacency):
     nothing = [Release("gaussian", 0.15, None), Release("laplace", 0.15, None), Release("none", 0.15, 1.0)]
-    for one in nothing:
-        assert one.epsilon(adjacency) is None
-        assert epsilon_together([Release("gaussian", 0.15, 1.0), one], adjacency) is None
+    for release in nothing:
+        assert release.epsilon(adjacency) is None
+        assert epsilon_together([Release("gaussian", 0.15, 1.0), release], adjacency) is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -196,10 +196,10 @@ def test_without_clip_or_noise_there_is_no_epsilon(adjacency):
     factor=some.floats(0.1, 10),
 )
 def test_only_the_ratio_of_clip_and_noise_counts(noise, variance, clip, factor):
-    one, other = Release(noise, variance, clip), Release(noise, variance * factor**2, clip * factor)
-    assert one.epsilon("add_remove") == pytest.approx(other.epsilon("add_remove"), rel=1e-6, abs=1e-9)
+    release, other = Release(noise, variance, clip), Release(noise, variance * factor**2, clip * factor)
+    assert release.epsilon("add_remove") == pytest.approx(other.epsilon("add_remove"), rel=1e-6, abs=1e-9)
     doubled = Release(noise, variance, 2 * clip).epsilon("add_remove")
-    assert one.epsilon("replace") == pytest.approx(doubled, rel=1e-6, abs=1e-9)
+    assert release.epsilon("replace") == pytest.approx(doubled, rel=1e-6, abs=1e-9)
 
 
 def test_copies_compose():
@@ -225,7 +225,7 @@ def test_one_delta_for_all_copies_and_a_known_adjacency():
 
 @pytest.mark.parametrize("of", ["x_s", "raw"])
 @pytest.mark.parametrize(
-    ("release", "said"),
+    ("release", "phrases"),
     [
         (
             Release("gaussian", 0.15, 1.0),
@@ -234,7 +234,7 @@ def test_one_delta_for_all_copies_and_a_known_adjacency():
         (Release("laplace", 0.15, 2.0), ["L1 norm 2 ", "0.2739", "delta 0 ", "7.303", "14.61", "Laplace", "add up"]),
     ],
 )
-def test_the_statement_says_everything(release, said, of):
+def test_the_statement_says_everything(release, phrases, of):
     text = Release(release.noise, release.variance, release.clip, of=of).statement()
     unit = {"x_s": "image less its reconstruction", "raw": "whole image"}[of]
     common = [
@@ -245,7 +245,7 @@ def test_the_statement_says_everything(release, said, of):
         "one release of each image",
     ]
     outside = ["another run on the same images", "conditional", "published generator", "Not covered are the generator"]
-    for words in [*said, *common, *outside, unit, "classifier and the task model", "label of each part", "in clear"]:
+    for words in [*phrases, *common, *outside, unit, "classifier and the task model", "label of each part", "in clear"]:
         assert words in text
     assert "no differential privacy" not in text
 
@@ -270,9 +270,9 @@ def test_without_clip_or_noise_the_statement_says_that_there_is_no_privacy(relea
 
 def test_two_copies_are_stated_together():
     copies = [Release("gaussian", 0.15, 1.0), Release("gaussian", 0.25, 1.0)]
-    said = sentences(copies)
-    assert all(one.endswith(".") for one in said)
-    text = " ".join(said)
+    statements = sentences(copies)
+    assert all(statement.endswith(".") for statement in statements)
+    text = " ".join(statements)
     for words in ("variance 0.15", "variance 0.25", "epsilon 18.63", "these 2 copies"):
         assert words in text
     lacking = sentences([copies[0], Release("gaussian", 0.25, None)])
@@ -308,10 +308,10 @@ def test_impossible_values_are_refused(values):
 
 
 def test_scale_and_norm():
-    found = {kind: Release(kind, 0.18, 1.0) for kind in ("gaussian", "laplace", "none")}
-    scales = {kind: one.scale for kind, one in found.items()}
+    releases = {kind: Release(kind, 0.18, 1.0) for kind in ("gaussian", "laplace", "none")}
+    scales = {kind: release.scale for kind, release in releases.items()}
     assert scales == pytest.approx({"gaussian": math.sqrt(0.18), "laplace": 0.3, "none": 0.0})
-    assert [one.norm for one in found.values()] == ["l2", "l1", "l2"]
+    assert [release.norm for release in releases.values()] == ["l2", "l1", "l2"]
     assert Release("none", 0.0, None).scale == 0, "without noise its variance counts for nothing"
 
 

@@ -31,8 +31,8 @@ class GroupNet(SmallNet):
 
 def site_of(data: TensorData, secret: bytes = b"0" * 16, run_id: str = "run", **settings: object) -> Site:
     privacy = {"unit": "sample", "epsilon": 5.0, "adjacency": "add_remove", "clip": HUGE} | settings.pop("privacy", {})
-    given = Settings(**({"rounds": 2, "epochs": 3, "batch_size": 50, "privacy": privacy} | settings))
-    return Site("a", 1, State(), make_task("plain"), given, train=data, secret=secret, run_id=run_id)
+    merged = Settings(**({"rounds": 2, "epochs": 3, "batch_size": 50, "privacy": privacy} | settings))
+    return Site("a", 1, State(), make_task("plain"), merged, train=data, secret=secret, run_id=run_id)
 
 
 def fresh(kind: type[nn.Module] = GroupNet) -> nn.Module:
@@ -91,9 +91,9 @@ def test_drawn_batches_are_summed_and_divided_by_the_size_to_expect():
         images, labels = data.batch(rows)
         (nn.functional.cross_entropy(model(images), labels, reduction="sum") / 6).backward()
         steps.step()
-    found = trained(site, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    ended = trained(site, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(ended[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_one_image_moves_the_sum_by_the_clip_at_most():
@@ -194,9 +194,9 @@ def test_an_image_without_a_finite_gradient_counts_as_none(bad):
     kept = TensorData(*data.batch(torch.arange(1, 12)))
     data.images[0] = bad
     way = {"optimizer": lambda p: torch.optim.SGD(p, lr=1.0)}
-    found, without = (trained(site_of(images, **clip), **way) for images in (data, kept))
+    whole, without = (trained(site_of(images, **clip), **way) for images in (data, kept))
     for name, start in fresh().state_dict().items():
-        moved, expected = ((end[name] - start) * count for end, count in ((found, 12), (without, 11)))
+        moved, expected = ((end[name] - start) * count for end, count in ((whole, 12), (without, 11)))
         torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-5)
 
 

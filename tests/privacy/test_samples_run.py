@@ -111,12 +111,12 @@ def test_what_a_parent_promises_does_not_hold_for_a_child(tmp_path: Path) -> Non
     assert [kind().supports_dp_sgd for kind in (Averaging, Parent, Child, Grandchild)] == [False, True, False, True]
     settings = Settings(rounds=1, batch_size=25, privacy=PRIVACY)
     for kind in (Parent, Child):
-        one = Run(kind.__name__, kind, make_task("plain"), settings, make_sites(), tmp_path / kind.__name__)
+        run_ = Run(kind.__name__, kind, make_task("plain"), settings, make_sites(), tmp_path / kind.__name__)
         if kind is Parent:
-            assert simulate(one).outcome.status == "finished"
+            assert simulate(run_).outcome.status == "finished"
         else:
             with pytest.raises(SettingsError, match="method 'Child' does not say"):
-                simulate(one)
+                simulate(run_)
 
 
 def test_batch_norm_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_accounts_in_words(tmp_path: Path) -> None:
     expected = "Released were at most 2 of 2 planned updates of a site, epsilon 5 at site-1 ('replace')."
     assert describe_accounts(by_site.summary["privacy"]) == expected
     unbounded = by_site.summary["privacy"]["site-2"] | {"composed": None, "ledger": True}
-    told = describe_accounts(by_site.summary["privacy"] | {"site-2": unbounded})
-    assert "composed epsilon not bounded at site-2 with delta 1e-05; no total is set." in told
+    words = describe_accounts(by_site.summary["privacy"] | {"site-2": unbounded})
+    assert "composed epsilon not bounded at site-2 with delta 1e-05; no total is set." in words
 
 
 @pytest.mark.parametrize(("rate", "count"), [(1.0, 6), (0.3, 20)])

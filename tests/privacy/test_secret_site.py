@@ -38,8 +38,8 @@ class Draws(Fit):
     """Sends what it draws in place of an update: from the global generator, and from a stream of the site."""
 
     def work(self, site: Site, order: Order) -> Reply:
-        found = {"global": torch.rand(8), "stream": torch.rand(8, generator=site.rng("a"))}
-        return Reply(prefixed(found, "model/"))
+        numbers = {"global": torch.rand(8), "stream": torch.rand(8, generator=site.rng("a"))}
+        return Reply(prefixed(numbers, "model/"))
 
     def check_tensors(self, task: Task, order: Order, tensors: dict[str, torch.Tensor]) -> None:
         """Nothing is folded."""
@@ -88,7 +88,7 @@ def test_all_numbers_of_a_site_come_from_its_secret(tmp_path: Path) -> None:
     )
     for name in ("global", "stream"):
         assert torch.equal(first[name], again[name]), "an order that is carried out again"
-        assert not any(torch.equal(first[name], one[name]) for one in (other, ordered, plain[0]))
+        assert not any(torch.equal(first[name], draws[name]) for draws in (other, ordered, plain[0]))
         assert torch.equal(plain[0][name], plain[1][name]), "without privacy the run's seed decides"
 
 
@@ -110,8 +110,8 @@ def test_masks_and_changes_of_images_are_secret(tmp_path: Path, kind: str, monke
 
 
 def test_other_pixels_and_other_layers_are_other_trainings() -> None:
-    given = [("run", "pixels", 0.5), ("other", "pixels", 0.5), ("run", "others", 0.5), ("run", "pixels", 0.4)]
-    names = [secret_run_id(run_id, pixels, dropout(share), None) for run_id, pixels, share in given]
+    cases = [("run", "pixels", 0.5), ("other", "pixels", 0.5), ("run", "others", 0.5), ("run", "pixels", 0.4)]
+    names = [secret_run_id(run_id, pixels, dropout(share), None) for run_id, pixels, share in cases]
     assert len(set(names)) == 4
     assert secret_run_id("run", "pixels", dropout(), "plain") == names[0]
 
@@ -129,8 +129,8 @@ def test_runs_on_other_pixels_or_layers_are_counted_and_share_no_noise(tmp_path:
     assert isinstance(train, TensorData)
     normalised = dataclasses.replace(data, train=TensorData(train.images * (1 + 1e-6), train.labels))
     ledger, updates = tmp_path / "ledger", []
-    for number, (one, task) in enumerate([(data, dropout(0.1)), (normalised, dropout(0.1)), (data, dropout(0.2))]):
-        facts = run(tmp_path / str(number), one, task, ledger).summary["privacy"]["a"]
+    for number, (site, task) in enumerate([(data, dropout(0.1)), (normalised, dropout(0.1)), (data, dropout(0.2))]):
+        facts = run(tmp_path / str(number), site, task, ledger).summary["privacy"]["a"]
         assert (facts["runs"], facts["releases"]) == (number + 1, 2)
         update = Store(tmp_path / str(number) / "state" / "a").read(1, "reply/")
         updates.append(torch.cat([tensor.flatten() for tensor in update.values()]))

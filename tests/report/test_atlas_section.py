@@ -54,43 +54,43 @@ def make(tmp_path, name="run", **options):
 
 def section(run):
     """The text of the section; empty without one."""
-    found = atlas_section(group_runs([read_run(run)]))
-    html = "" if found is None else render_section("atlas", found)
+    content = atlas_section(group_runs([read_run(run)]))
+    html = "" if content is None else render_section("atlas", content)
     return words(Page(f'<section id="atlas">{html}</section>').sections["atlas"])
 
 
 def test_the_slices_go_through_the_middle_of_the_atlas(data):
     folder, values, regions = data
-    found = read_atlas(folder, SITES)
+    view = read_atlas(folder, SITES)
     ranks = np.searchsorted([0, 10, 20, 31], regions)
     mean = values[..., 0].astype(np.float64).mean(axis=0)
-    for one, cut in zip(found.slices, [(4,), (slice(None), 5), (..., 3)], strict=True):
-        np.testing.assert_array_equal(one.regions, ranks[cut].T)
-        np.testing.assert_allclose(one.mean, mean[cut].T, atol=1e-12)
-    assert [one.plane for one in found.slices] == ["sagittal", "coronal", "axial"]
-    assert (found.regions, found.grid, found.channel, found.name) == (3, SHAPE, "reho", "AAL")
-    assert (found.images, found.persons, found.upright) == (12, 12, True)
+    for view_slice, cut in zip(view.slices, [(4,), (slice(None), 5), (..., 3)], strict=True):
+        np.testing.assert_array_equal(view_slice.regions, ranks[cut].T)
+        np.testing.assert_allclose(view_slice.mean, mean[cut].T, atol=1e-12)
+    assert [view_slice.plane for view_slice in view.slices] == ["sagittal", "coronal", "axial"]
+    assert (view.regions, view.grid, view.channel, view.name) == (3, SHAPE, "reho", "AAL")
+    assert (view.images, view.persons, view.upright) == (12, 12, True)
 
 
 @pytest.mark.parametrize("persons", [FEWEST - 1, FEWEST])
 def test_a_mean_of_few_persons_is_not_shown(tmp_path, persons):
     """Several images of a person don't make more persons, and each counts once."""
     values, _ = write_data(tmp_path / "data", persons=persons, images=2 * persons)
-    found = read_atlas(tmp_path / "data", SITES)
-    assert found.persons == persons
+    view = read_atlas(tmp_path / "data", SITES)
+    assert view.persons == persons
     if persons < FEWEST:
-        assert (found.images, found.slices[2].mean) == (0, None)
+        assert (view.images, view.slices[2].mean) == (0, None)
     else:
-        assert found.images == persons
-        assert pytest.approx(values[:persons, ..., 3, 0].mean(axis=0), abs=1e-6) == found.slices[2].mean.T
+        assert view.images == persons
+        assert pytest.approx(values[:persons, ..., 3, 0].mean(axis=0), abs=1e-6) == view.slices[2].mean.T
 
 
 def test_of_many_images_some_are_chosen_evenly(tmp_path):
     values, _ = write_data(tmp_path / "data", persons=99, images=99)
-    found = read_atlas(tmp_path / "data", SITES)
-    assert (found.images, found.persons) == (MOST, 99)
+    view = read_atlas(tmp_path / "data", SITES)
+    assert (view.images, view.persons) == (MOST, 99)
     even = values[np.arange(0, 99, 2), ..., 3, 0].mean(axis=0)
-    assert pytest.approx(even, abs=1e-6) == found.slices[2].mean.T
+    assert pytest.approx(even, abs=1e-6) == view.slices[2].mean.T
 
 
 def test_only_sites_of_the_run_count(data):

@@ -57,8 +57,8 @@ def page(*folders, where=None):
 
 
 def test_membership_stands_with_its_interval(run):
-    found = page(run("a", [MEMBERSHIP]))
-    head, row = found.tables["Membership attacks"]
+    document = page(run("a", [MEMBERSHIP]))
+    head, row = document.tables["Membership attacks"]
     assert [words(cell) for cell in head] == [
         "run",
         "target",
@@ -74,31 +74,31 @@ def test_membership_stands_with_its_interval(run):
         *("fedavg", "global model", "shadow model", "1\u202f200 and 300"),
         *("0.6100.580 to 0.640", "0.025", "0.570", "0.654", "0.440"),
     ]
-    assert "an AUC of 0.5 is guessing" in words(found.sections["attacks"])
-    assert "Inversion attacks" not in found.tables
+    assert "an AUC of 0.5 is guessing" in words(document.sections["attacks"])
+    assert "Inversion attacks" not in document.tables
 
 
 def test_models_of_earlier_rounds_stand_apart_and_make_a_curve(run):
     """Figure 8 of FedTPF: recall over the rounds of one run."""
     rows = [MEMBERSHIP | {"round": number, "recall": 0.5 + number / 100, "auc": 0.5} for number in (10, 20)]
-    found = page(run("a", rows), run("b", [MEMBERSHIP], method="fedprox"))
-    assert [row[:2] for row in found.tables["Membership attacks"][1:]] == [
+    document = page(run("a", rows), run("b", [MEMBERSHIP], method="fedprox"))
+    assert [row[:2] for row in document.tables["Membership attacks"][1:]] == [
         ["fedavg", "global model, round 10"],
         ["fedavg", "global model, round 20"],
         ["fedprox", "global model"],
     ]
-    drawn = [given["aria-label"] for tag, given in found.tags if tag == "svg"]
+    drawn = [attributes["aria-label"] for tag, attributes in document.tags if tag == "svg"]
     assert drawn[0] == "recall of the membership attack by round. fedavg: 0.700 after round 20."
     assert len(drawn) == 2
 
 
 def test_inversion_names_what_the_image_came_back_from(run):
-    found = page(run("a", [INVERSION, INVERSION | {"item": "raw", "mse": 0.00042}], "inversion"))
-    head, part, raw = found.tables["Inversion attacks"]
+    document = page(run("a", [INVERSION, INVERSION | {"item": "raw", "mse": 0.00042}], "inversion"))
+    head, part, raw = document.tables["Inversion attacks"]
     assert [words(cell) for cell in head[3:6]] == ["from", "images", "MSE 0: the same image"]
     assert part == ["fedavg", "shared images", "fixed point", "part with noise (x_p)", "16", "0.0314", "15.0", "0.250"]
     assert raw[3:6] == ["whole image", "16", "0.0004"]
-    assert "Membership attacks" not in found.tables
+    assert "Membership attacks" not in document.tables
 
 
 def test_a_number_that_is_missing_or_none_is_no_crash(run):
@@ -109,18 +109,18 @@ def test_a_number_that_is_missing_or_none_is_no_crash(run):
 
 def test_seeds_are_averaged_without_an_interval(run):
     runs = [run(f"{seed}", [MEMBERSHIP | {"auc": auc}], seed=seed) for seed, auc in enumerate((0.5, 0.7))]
-    found = page(*runs)
-    (_, row) = found.tables["Membership attacks"]
+    document = page(*runs)
+    (_, row) = document.tables["Membership attacks"]
     assert row[4] == "0.600 ± 0.141"
-    assert "± is the standard deviation over the runs" in found.sections["attacks"]
+    assert "± is the standard deviation over the runs" in document.sections["attacks"]
 
 
 def test_the_sites_of_a_run_count_as_one_result(run):
     sites = [MEMBERSHIP | {"target": "personal", "site": site, "auc": auc} for site, auc in (("a", 0.5), ("b", 0.8))]
-    found = page(run("a", sites))
-    (_, row) = found.tables["Membership attacks"]
+    document = page(run("a", sites))
+    (_, row) = document.tables["Membership attacks"]
     assert row[4] == "0.650"
-    assert "standard deviation" not in found.sections["attacks"]
+    assert "standard deviation" not in document.sections["attacks"]
 
 
 def test_runs_of_other_settings_have_rows_of_their_own(run):
@@ -148,11 +148,11 @@ def test_runs_of_other_settings_have_rows_of_their_own(run):
 def test_a_damaged_or_foreign_file_is_named_and_left_out(run, content, tmp_path):
     bad, good = run("a", [MEMBERSHIP]), run("b", [MEMBERSHIP], method="fedprox")
     (bad / "attacks" / "membership.json").write_text(content, errors="surrogateescape")
-    found = page(bad, good)
-    assert [row[0] for row in found.tables["Membership attacks"][1:]] == ["fedprox"]
-    told = words(found.sections["attacks"])
-    assert "What the membership attack on fedavg found is left out: attacks/membership.json in its run folder" in told
-    assert str(tmp_path) not in told
+    document = page(bad, good)
+    assert [row[0] for row in document.tables["Membership attacks"][1:]] == ["fedprox"]
+    text = words(document.sections["attacks"])
+    assert "What the membership attack on fedavg found is left out: attacks/membership.json in its run folder" in text
+    assert str(tmp_path) not in text
 
 
 def test_an_attack_without_results_says_so(run):
@@ -166,27 +166,29 @@ def test_a_run_that_nobody_attacked_has_no_section(run):
 
 
 def test_what_a_file_says_is_escaped(run):
-    found = page(run("a", [MEMBERSHIP | {"target": '<i>"&'}]))
-    assert found.tables["Membership attacks"][1][1] == '<i>"&'
-    assert "i" not in {tag for tag, _ in found.tags}
+    document = page(run("a", [MEMBERSHIP | {"target": '<i>"&'}]))
+    assert document.tables["Membership attacks"][1][1] == '<i>"&'
+    assert "i" not in {tag for tag, _ in document.tags}
 
 
 # ---- links
 
 
-def links(found):
-    return [given["href"] for tag, given in found.tags if tag == "a" and not given["href"].startswith("#")]
+def links(document):
+    return [
+        attributes["href"] for tag, attributes in document.tags if tag == "a" and not attributes["href"].startswith("#")
+    ]
 
 
 def test_links_lead_from_the_page_to_the_pages_of_attacks(run, tmp_path):
-    one, other = run("odd name", [MEMBERSHIP]), run("b", [INVERSION], "inversion", method="fedprox")
-    pages = [one / "attacks" / "membership.html", other / "attacks" / "inversion.html"]
+    fedavg, other = run("odd name", [MEMBERSHIP]), run("b", [INVERSION], "inversion", method="fedprox")
+    pages = [fedavg / "attacks" / "membership.html", other / "attacks" / "inversion.html"]
     for target in pages:
         target.write_text("<p>")
-    for where in (one, tmp_path, tmp_path.parent):
-        found = links(page(one, other, where=where))
-        assert [(where / re.sub("%20", " ", link)).resolve() for link in found] == [path.resolve() for path in pages]
-        assert not any(link.startswith("/") for link in found)
+    for where in (fedavg, tmp_path, tmp_path.parent):
+        hrefs = links(page(fedavg, other, where=where))
+        assert [(where / re.sub("%20", " ", link)).resolve() for link in hrefs] == [path.resolve() for path in pages]
+        assert not any(link.startswith("/") for link in hrefs)
 
 
 def test_there_is_no_link_without_a_page_or_through_folders_of_the_machine(run, tmp_path):

@@ -15,7 +15,7 @@ from medfl.data.sites import load_site
 from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.predictions import read_tested
@@ -67,16 +67,16 @@ def one_class(table):
 def test_each_centre_is_that_of_scikit_learn_over_folds_sites_and_seeds(tmp_path):
     draws = [{"seed": seed, "fold": fold, "data": f"{seed} {fold}"} for seed in (0, 1) for fold in (0, 1)]
     runs = {m: [make(tmp_path, m, **draw) for draw in draws] for m in ("local", "fedskd")}
-    found, left = gains([*runs["local"], *runs["fedskd"]])
-    assert [row.name for row in found.rows] == ["NYU", "PITT", "YALE"]
-    for row in found.rows:
+    comparison, left = gains([*runs["local"], *runs["fedskd"]])
+    assert [row.name for row in comparison.rows] == ["NYU", "PITT", "YALE"]
+    for row in comparison.rows:
         alone, other = ([area(runs[m][2 * s : 2 * s + 2], row.name) for s in (0, 1)] for m in ("local", "fedskd"))
         gaps = [b - a for a, b in zip(alone, other, strict=True)]
         assert (row.alone, row.other, row.difference) == pytest.approx((fmean(alone), fmean(other), fmean(gaps)))
         assert row.spread == pytest.approx(stdev(gaps))
         assert row.low < row.difference < row.high
-    assert [row.images for row in found.rows] == [96, 32, 32]
-    assert found.mean.difference == pytest.approx(fmean(row.difference for row in found.rows))
+    assert [row.images for row in comparison.rows] == [96, 32, 32]
+    assert comparison.mean.difference == pytest.approx(fmean(row.difference for row in comparison.rows))
     assert left == []
 
 
@@ -84,9 +84,9 @@ def test_a_centre_of_one_class_is_left_out_with_its_counts(tmp_path):
     runs = [make(tmp_path, method) for method in ("local", "fedskd")]
     for run in runs:
         rewrite(run, one_class)
-    found, left = gains(runs)
-    assert [row.name for row in found.rows] == ["NYU", "YALE"]
-    assert [(one.name, one.images) for one in left] == [("PITT", (0, 16))]
+    comparison, left = gains(runs)
+    assert [row.name for row in comparison.rows] == ["NYU", "YALE"]
+    assert [(centre.name, centre.images) for centre in left] == [("PITT", (0, 16))]
     page = Page(write_report(runs, tmp_path / "page.html").read_text())
     assert "Left out, because all images are of one class: PITT (16 images: 16 autism)." in words(
         page.sections["centres"]
@@ -98,19 +98,19 @@ def test_few_images_of_a_class_give_no_interval(tmp_path):
     runs = [make(tmp_path, method, images=10) for method in ("local", "fedskd")]
     for run in runs:
         rewrite(run, lambda table: table.assign(label=np.arange(len(table)) // 5))
-    found, _ = gains(runs)
-    by_name = {row.name: row for row in found.rows}
+    comparison, _ = gains(runs)
+    by_name = {row.name: row for row in comparison.rows}
     assert (by_name["YALE"].low, by_name["YALE"].verdict) == (None, "no interval: few images")
     assert by_name["NYU"].low is not None
     assert by_name["YALE"].difference == pytest.approx(area(runs[1:], "YALE") - area(runs[:1], "YALE"))
-    assert found.mean.verdict == "no interval at every centre"
+    assert comparison.mean.verdict == "no interval at every centre"
 
 
 def test_images_of_no_known_centre_count_in_the_ranks_only(tmp_path):
     runs = [make(tmp_path, method, centre=("NYU", "")) for method in ("local", "fedskd")]
-    found, _ = gains(runs)
-    assert [(row.name, row.images) for row in found.rows] == [("NYU", 40)]
-    assert found.rows[0].alone == pytest.approx(area(runs[:1], "NYU"))
+    comparison, _ = gains(runs)
+    assert [(row.name, row.images) for row in comparison.rows] == [("NYU", 40)]
+    assert comparison.rows[0].alone == pytest.approx(area(runs[:1], "NYU"))
 
 
 @pytest.mark.parametrize(("baseline", "base", "rows"), [
@@ -120,8 +120,8 @@ def test_images_of_no_known_centre_count_in_the_ranks_only(tmp_path):
 ])  # fmt: skip
 def test_the_baseline_is_the_one_named_or_the_sites_alone(tmp_path, baseline, base, rows):
     groups, tested = read([make(tmp_path, method) for method in ("fedcross", "local", "fedskd")])
-    found = centres_section(groups, tested, baseline)
-    assert (found["base"], list(found["tables"])) == (base, rows)
+    content = centres_section(groups, tested, baseline)
+    assert (content["base"], list(content["tables"])) == (base, rows)
     assert centres_section([group for group in groups if group.method != "local"], tested)["base"] == "fedcross"
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_shown_where_nothing_can_be_compared(tmp_path, local, fedskd)
 def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     write_release(tmp_path / "release", 4, ("NYU", "UM_1"), ("reho",), size=8)
     prepare(Abide(source=tmp_path / "release", derivatives=("reho",), size=8), tmp_path / "pooled", workers=1)
-    plan = Plan("by_site", column="site", test_fraction=0.5, global_test="none")
+    plan = PartitionPlan("by_site", column="site", test_fraction=0.5, global_test="none")
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
     site = load_site(tmp_path / "sites" / "US-Middle", 2, (0.0,), (1.0,))
     lines = _csv(site.test.labels.double()[:, None].repeat(1, 2), site.test.labels, site.test_facts).splitlines()

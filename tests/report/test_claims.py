@@ -27,24 +27,24 @@ def groups(tmp_path):
 
 
 def test_a_claim_holds_is_reversed_or_stays_open(groups):
-    found = check_claim(groups, "global_mean", "fedkper", "fedavg")
+    claim = check_claim(groups, "global_mean", "fedkper", "fedavg")
     ours, theirs = [value * 2 / 3 for value in (0.6, 0.69, 0.63)], [value * 2 / 3 for value in (0.3, 0.36, 0.33)]
-    assert found.difference == pytest.approx(sum(ours) / 3 - sum(theirs) / 3)
+    assert claim.difference == pytest.approx(sum(ours) / 3 - sum(theirs) / 3)
     interval = ttest_rel(ours, theirs).confidence_interval()
-    assert (found.interval.low, found.interval.high) == pytest.approx((interval.low, interval.high))
-    assert (found.pairs, found.verdict) == (3, "holds")
+    assert (claim.interval.low, claim.interval.high) == pytest.approx((interval.low, interval.high))
+    assert (claim.pairs, claim.verdict) == (3, "holds")
     assert check_claim(groups, "global_mean", "fedavg", "fedkper").verdict == "reversed"
     assert check_claim(groups, "global_mean", "fedprox", "fedavg").verdict == "n.s."
 
 
 def test_what_can_not_be_compared_stays_open(groups):
     for measure, better in (("local_mean", "fedkper"), ("global_mean", "fedntd")):
-        found = check_claim(groups, measure, better, "fedavg")
-        assert (found.pairs, found.verdict) == (0, "-")
-        assert math.isnan(found.difference)
+        claim = check_claim(groups, measure, better, "fedavg")
+        assert (claim.pairs, claim.verdict) == (0, "-")
+        assert math.isnan(claim.difference)
     one_seed = group_runs([group.runs[0] for group in groups])
-    found = check_claim(one_seed, "global_mean", "fedkper", "fedavg")
-    assert (found.pairs, found.interval, found.verdict) == (1, None, "-")
+    claim = check_claim(one_seed, "global_mean", "fedkper", "fedavg")
+    assert (claim.pairs, claim.interval, claim.verdict) == (1, None, "-")
 
 
 def test_seeds_pair_on_the_same_data_only(groups, tmp_path):

@@ -25,10 +25,10 @@ TABLE = "Class by class: fedskd against local"
 def section(folders, baseline=None):
     """What the section shows of some runs; None where there is none."""
     records = [read_run(folder) for folder in folders]
-    found = classes_section(group_runs(records), {str(run.folder): read_tested(run) for run in records}, baseline)
-    if found is None:
+    content = classes_section(group_runs(records), {str(run.folder): read_tested(run) for run in records}, baseline)
+    if content is None:
         return None
-    html = render_section("classes", found)
+    html = render_section("classes", content)
     return Page(f'<section id="classes">{html}</section>')
 
 
@@ -55,8 +55,8 @@ def relabel(run, site, old, new):
 def test_each_class_is_that_of_scikit_learn_over_folds_sites_and_seeds(tmp_path):
     draws = [{"seed": seed, "fold": fold, "data": f"{seed} {fold}"} for seed in (0, 1) for fold in (0, 1)]
     runs = {m: [make(tmp_path, m, **draw) for draw in draws] for m in ("local", "fedskd")}
-    found = section([*runs["local"], *runs["fedskd"]]).tables[TABLE]
-    for number, row in enumerate(found[1:]):
+    table = section([*runs["local"], *runs["fedskd"]]).tables[TABLE]
+    for number, row in enumerate(table[1:]):
         alone, other = (
             [fmean(area(runs[m][2 * s : 2 * s + 2], site, number) for site in ("a", "b")) for s in (0, 1)]
             for m in ("local", "fedskd")
@@ -82,14 +82,14 @@ def test_each_class_is_that_of_scikit_learn_over_folds_sites_and_seeds(tmp_path)
 def test_any_method_may_be_the_baseline(tmp_path, baseline, against):
     """Of all methods, or of each method another one; the picture has the same numbers as the tables."""
     runs = {method: make(tmp_path, method) for method in ("local", "fedcross", "fedskd")}
-    found = section(runs.values(), baseline)
-    assert list(found.tables) == [f"Class by class: {label} against {base}" for label, base in against.items()]
-    for (label, base), (head, *rows) in zip(against.items(), found.tables.values(), strict=True):
+    document = section(runs.values(), baseline)
+    assert list(document.tables) == [f"Class by class: {label} against {base}" for label, base in against.items()]
+    for (label, base), (head, *rows) in zip(against.items(), document.tables.values(), strict=True):
         assert [words(cell) for cell in head] == ["class", "sites", base, label, "difference"]
         gap = fmean(area([runs[label]], s, 0) - area([runs[base]], s, 0) for s in ("a", "b"))
         assert words(rows[0][4]).replace("\N{MINUS SIGN}", "-") == f"{gap:+.3f}"
     over = next(iter(against.values())) if len(set(against.values())) == 1 else "the baseline of each"
-    assert f"AUC gained over {over}" in words(found.sections["classes"])
+    assert f"AUC gained over {over}" in words(document.sections["classes"])
 
 
 def test_the_report_takes_a_baseline_and_refuses_one_that_is_no_run(tmp_path):

@@ -68,16 +68,16 @@ def test_each_site_stands_in_its_cluster_with_its_machine(page):
 
 def test_of_many_sites_the_medians_are_shown(page, tmp_path):
     placed, options = machines(names(14))
-    found = page(("pfedcdp", options))
-    head, *rows = found.tables["Clusters"]
+    document = page(("pfedcdp", options))
+    head, *rows = document.tables["Clusters"]
     assert [row[:2] for row in rows] == [["high (cnn_a)", "5"], ["medium (cnn_b)", "5"], ["low (cnn_c)", "4"]]
-    for row, one in zip(rows, clusters_of(read_run(tmp_path / "pfedcdp")), strict=True):
-        median = Profile(*np.median([placed[spot.site].profile for spot in one.spots], axis=0))
+    for row, cluster in zip(rows, clusters_of(read_run(tmp_path / "pfedcdp")), strict=True):
+        median = Profile(*np.median([placed[spot.site].profile for spot in cluster.spots], axis=0))
         assert row[2] == f"{median.cpu_mhz:.0f} of {median.cpu_max_mhz:.0f} MHz"
         assert row[3] == f"{median.memory_free_gb:.1f} of {median.memory_gb:.0f} GB"
-        scores = [placed[spot.site].score for spot in one.spots]
+        scores = [placed[spot.site].score for spot in cluster.spots]
         assert row[6] == f"{min(scores):.3f} to {max(scores):.3f}"
-        assert ", ".join(spot.site for spot in one.spots) in found.sections["clusters"]
+        assert ", ".join(spot.site for spot in cluster.spots) in document.sections["clusters"]
 
 
 def scored():
@@ -95,12 +95,16 @@ def scored():
 
 
 def test_scores_are_averaged_over_the_sites_that_have_one(page):
-    found = page(("pfedcdp", scored()))
+    document = page(("pfedcdp", scored()))
     spread = np.std([0.9, 0.6], ddof=1)
-    head, row = found.tables[OWN]
+    head, row = document.tables[OWN]
     assert head == ["run", "a", "b"]
     assert row == ["pfedcdp", "0.500", f"0.750 ± {spread:.3f}"]
-    labels = [given["aria-label"] for tag, given in found.tags if tag == "svg" and given.get("role") == "img"]
+    labels = [
+        attributes["aria-label"]
+        for tag, attributes in document.tags
+        if tag == "svg" and attributes.get("role") == "img"
+    ]
     assert [label for label in labels if "a: 0.500 after round 3; b: 0.750 after round 3." in label]
 
 
@@ -108,9 +112,13 @@ def test_scores_on_the_shared_test_set_have_a_table_and_a_picture_of_their_own(p
     """Figure 2 of PFedCDP is drawn of these."""
     shared = OWN.replace("the sites' own test images", "the server's test images, which all sites share")
     assert shared not in page(("fedbn", scored())).tables
-    found = page(("pfedcdp", scored() | {"splits": ("test", "shared")}))
-    assert found.tables[shared] == found.tables[OWN]
-    labels = [given["aria-label"] for tag, given in found.tags if tag == "svg" and given.get("role") == "img"]
+    document = page(("pfedcdp", scored() | {"splits": ("test", "shared")}))
+    assert document.tables[shared] == document.tables[OWN]
+    labels = [
+        attributes["aria-label"]
+        for tag, attributes in document.tags
+        if tag == "svg" and attributes.get("role") == "img"
+    ]
     assert [label for label in labels if "on the server's test images, which all sites share. a: 0.500" in label]
 
 
@@ -130,7 +138,7 @@ def test_a_network_of_the_settings_wins_over_that_of_the_cluster(tmp_path):
     site = next(name for name, card in options["capability"].items() if card["cluster"] == "low")
     options["settings"] = {"networks": options["settings"]["networks"] | {site: "cnn_a"}}
     run = read_run(make_run(tmp_path / "run", "pfedcdp", **options))
-    assert [one.name for one in clusters_of(run)] == ["high (cnn_a)", "medium (cnn_b)", "low (cnn_a)"]
+    assert [cluster.name for cluster in clusters_of(run)] == ["high (cnn_a)", "medium (cnn_b)", "low (cnn_a)"]
 
 
 def test_with_one_network_and_no_machines_there_is_no_section(page):
@@ -142,25 +150,25 @@ def test_seeds_whose_sites_were_placed_unlike_have_a_table_each(page):
     for seed in (0, 1):
         _, options = machines(names(4), seed)
         runs.append((f"pfedcdp-{seed}", options | {"seed": seed, "settings": {"networks": {}}}))
-    found = page(*runs)
-    assert found.tables["Clusters, seed 0"] != found.tables["Clusters, seed 1"]
+    document = page(*runs)
+    assert document.tables["Clusters, seed 0"] != document.tables["Clusters, seed 1"]
 
 
 def test_a_run_without_scores_says_so(page):
     _, options = machines(names(3))
-    found = page(("pfedcdp", options | {"status": "running", "done": 0}))
-    said = "No curves of pfedcdp on the sites' own test images: fewer than two rounds have scores."
-    assert said in found.sections["clusters"]
-    assert set(found.tables[OWN][1][1:]) == {"–"}
+    document = page(("pfedcdp", options | {"status": "running", "done": 0}))
+    sentence = "No curves of pfedcdp on the sites' own test images: fewer than two rounds have scores."
+    assert sentence in document.sections["clusters"]
+    assert set(document.tables[OWN][1][1:]) == {"–"}
 
 
 def test_seeds_with_machines_of_their_own_are_one_group(tmp_path):
     """Two ways to place the same seed's machines are two."""
     made = {seed: machines(names(6), seed)[1] for seed in (0, 1)}
     assert made[0]["settings"] != made[1]["settings"]
-    one, two = (read_run(make_run(tmp_path / str(n), "pfedcdp", n, **options)) for n, options in made.items())
-    assert [group.label for group in group_runs([one, two])] == ["pfedcdp"]
+    first, two = (read_run(make_run(tmp_path / str(n), "pfedcdp", n, **options)) for n, options in made.items())
+    assert [group.label for group in group_runs([first, two])] == ["pfedcdp"]
     other = read_run(make_run(tmp_path / "other", "pfedcdp", 0, **made[1]))
-    labels = [group.label for group in group_runs([one, other])]
+    labels = [group.label for group in group_runs([first, other])]
     assert len(set(labels)) == 2
     assert all(label.startswith("pfedcdp (networks.site-0") for label in labels)

@@ -28,8 +28,8 @@ def run(tmp_path):
 
 
 def row(table, label):
-    (found,) = table[table["label"] == label].to_dict("records")
-    return found
+    (record,) = table[table["label"] == label].to_dict("records")
+    return record
 
 
 # ---- what makes a row
@@ -38,7 +38,10 @@ def row(table, label):
 def test_runs_that_differ_only_in_seed_and_data_make_one_row(run):
     runs = [run(seed=1, data="b"), run("local"), run(seed=0, data="a")]
     groups = group_runs(runs)
-    assert [(group.label, [one.seed for one in group.runs]) for group in groups] == [("fedavg", [0, 1]), ("local", [0])]
+    assert [(group.label, [run_.seed for run_ in group.runs]) for group in groups] == [
+        ("fedavg", [0, 1]),
+        ("local", [0]),
+    ]
 
 
 def test_a_label_names_the_settings_in_which_a_method_is_there_twice(run):
@@ -65,7 +68,7 @@ def test_optimizers_rounds_and_networks_tell_rows_apart(run):
     labels = [group.label for group in group_runs([plain, wide])]
     assert labels == ["fedavg (rounds=3, network=cnn)", "fedavg (rounds=9, network=wide)"]
     wide.run["identity"]["task"]["networks"] = {"cnn": "00"}
-    names = [f"fedavg (rounds={rounds}, {one.folder.name})" for rounds, one in ((3, plain), (9, wide))]
+    names = [f"fedavg (rounds={rounds}, {run_.folder.name})" for rounds, run_ in ((3, plain), (9, wide))]
     assert [group.label for group in group_runs([plain, wide])] == names
 
 
@@ -83,11 +86,11 @@ def test_labels_say_what_makes_a_row(run):
 
 
 def test_a_run_that_is_there_twice_is_refused(run):
-    one = run(seed=4)
+    record = run(seed=4)
     with pytest.raises(SettingsError, match=r"Two runs of 'fedavg' have the seed 4: '.*0' and '.*0'\. Give each run"):
-        compare([run(seed=3), one, one])
+        compare([run(seed=3), record, record])
     with pytest.raises(SettingsError, match="runs on other data in a comparison of their own"):
-        compare([one, run(seed=4, data="other")])
+        compare([record, run(seed=4, data="other")])
 
 
 # ---- numbers
@@ -115,15 +118,15 @@ def test_numbers_by_hand(run):
     assert math.isnan(fedavg["low"])
 
 
-def at_server(one, shared=None, **scores):
+def at_server(record, shared=None, **scores):
     """The run with final accuracies at the server, and of the sites' personal models on its test set."""
-    found = one.summary["scores"]
+    summary = record.summary["scores"]
     if scores:
-        tests = found.setdefault("global", {}).setdefault("test", {}).setdefault("accuracy", {"sites": {}})
+        tests = summary.setdefault("global", {}).setdefault("test", {}).setdefault("accuracy", {"sites": {}})
         tests |= scores
     if shared is not None:
-        found["personal"]["shared"] = {"accuracy": {"mean": shared, "worst": shared, "sites": {}}}
-    return one
+        summary["personal"]["shared"] = {"accuracy": {"mean": shared, "worst": shared, "sites": {}}}
+    return record
 
 
 def test_what_the_server_holds_has_columns(run):
@@ -170,9 +173,9 @@ def test_what_the_server_holds_has_columns(run):
 def test_a_verdict_needs_an_interval_without_0(run, gains, metric, verdict):
     runs = [run("local", seed, [0.5] * 3, metric) for seed in range(len(gains))]
     runs += [run("fedavg", seed, [0.5 + gain] * 3, metric) for seed, gain in enumerate(gains)]
-    found = row(compare(runs, [metric]), "fedavg")
-    assert (found["verdict"], found["pairs"]) == (verdict, len(gains))
-    assert found["difference"] == pytest.approx(sum(gains) / len(gains))
+    fedavg = row(compare(runs, [metric]), "fedavg")
+    assert (fedavg["verdict"], fedavg["pairs"]) == (verdict, len(gains))
+    assert fedavg["difference"] == pytest.approx(sum(gains) / len(gains))
 
 
 def test_the_worst_calibration_is_the_largest(run):
@@ -183,10 +186,10 @@ def test_only_seeds_on_the_same_data_are_paired(run):
     runs = [run("local", seed, [0.5] * 3, data=f"draw {seed}") for seed in range(3)]
     runs += [run("fedavg", 0, [0.6] * 3, data="draw 0"), run("fedavg", 1, [0.9] * 3, data="another")]
     runs += [run("fedavg", 7, [0.9] * 3, data="draw 0")]
-    found = row(compare(runs), "fedavg")
-    assert (found["pairs"], found["verdict"]) == (1, "-")
-    assert found["difference"] == pytest.approx(0.1)
-    assert found["mean"] == pytest.approx(0.8)
+    fedavg = row(compare(runs), "fedavg")
+    assert (fedavg["pairs"], fedavg["verdict"]) == (1, "-")
+    assert fedavg["difference"] == pytest.approx(0.1)
+    assert fedavg["mean"] == pytest.approx(0.8)
 
 
 def test_a_site_without_a_value_is_left_out_of_the_mean_and_of_the_pair(run):
@@ -200,11 +203,11 @@ def test_a_site_without_a_value_is_left_out_of_the_mean_and_of_the_pair(run):
 
 def test_the_model_taken_home_is_the_one_that_counts(run):
     """A method with both: the personal one, also where the global one is better."""
-    found = run("ditto", values=[0.5] * 3, model="personal")
-    found.summary["scores"]["global"] = json.loads(
-        json.dumps(found.summary["scores"]["personal"]).replace("0.5", "0.9")
+    ditto = run("ditto", values=[0.5] * 3, model="personal")
+    ditto.summary["scores"]["global"] = json.loads(
+        json.dumps(ditto.summary["scores"]["personal"]).replace("0.5", "0.9")
     )
-    assert row(compare([found]), "ditto")["mean"] == 0.5
+    assert row(compare([ditto]), "ditto")["mean"] == 0.5
 
 
 def test_runs_that_did_not_finish_stay(run):
@@ -214,9 +217,9 @@ def test_runs_that_did_not_finish_stay(run):
         run(seed=2, status="running", done=1),
     ]
     table = compare(runs)
-    found = row(table, "fedavg")
-    assert (found["status"], found["seeds"]) == ("1 finished, 1 diverged, 1 running", "0, 1, 2")
-    assert (found["mean"], found["rounds"]) == (pytest.approx(0.5), "2, 3")
+    fedavg = row(table, "fedavg")
+    assert (fedavg["status"], fedavg["seeds"]) == ("1 finished, 1 diverged, 1 running", "0, 1, 2")
+    assert (fedavg["mean"], fedavg["rounds"]) == (pytest.approx(0.5), "2, 3")
     assert any("did not finish" in note and "counts in no mean" in note for note in notes(table))
     assert "round 2, 3" in to_markdown(table)
 

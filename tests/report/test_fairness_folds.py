@@ -37,19 +37,23 @@ def area(folder, sex):
 
 
 def test_a_number_is_over_the_folds_that_have_it():
-    found = over_folds([BySex(0.5, 0.7, 2, 2), BySex(0.7, None, 2, 0), BySex(0.9, 0.8, 1, 1)])
-    assert (found["male"].value.mean, found["male"].value.spread) == pytest.approx((0.7, 0.2))
-    assert (found["female"].value.mean, found["female"].defined, found["female"].folds) == (pytest.approx(0.75), 2, 3)
-    assert found["difference"].value.mean == pytest.approx((0.2 + 0.1) / 2)
-    assert found["average"].value.mean == pytest.approx((0.6 + 0.85) / 2)
+    columns = over_folds([BySex(0.5, 0.7, 2, 2), BySex(0.7, None, 2, 0), BySex(0.9, 0.8, 1, 1)])
+    assert (columns["male"].value.mean, columns["male"].value.spread) == pytest.approx((0.7, 0.2))
+    assert (columns["female"].value.mean, columns["female"].defined, columns["female"].folds) == (
+        pytest.approx(0.75),
+        2,
+        3,
+    )
+    assert columns["difference"].value.mean == pytest.approx((0.2 + 0.1) / 2)
+    assert columns["average"].value.mean == pytest.approx((0.6 + 0.85) / 2)
 
 
 def test_the_page_has_scikit_learns_areas_and_the_number_of_folds(tmp_path):
     folders = [make(tmp_path, fold, women=fold != 1) for fold in range(3)]
-    found = Page(write_report(folders, tmp_path / "page.html").read_text())
+    document = Page(write_report(folders, tmp_path / "page.html").read_text())
     males = [area(folder, "male") for folder in folders]
     females = [area(folders[fold], "female") for fold in (0, 2)]
-    row = [words(cell) for cell in found.tables[TABLE][1]]
+    row = [words(cell) for cell in document.tables[TABLE][1]]
     assert row[0] == "fedskd"
     assert row[1] == f"{fmean(males):.3f} ± {stdev(males):.3f}3 of 3 folds"
     assert row[2] == f"{fmean(females):.3f} ± {stdev(females):.3f}2 of 3 folds"
@@ -57,6 +61,6 @@ def test_the_page_has_scikit_learns_areas_and_the_number_of_folds(tmp_path):
 
 
 def test_without_folds_there_is_no_such_table(tmp_path):
-    found = Page(write_report([make(tmp_path, None)]).read_text())
-    assert "fairness" in found.sections
-    assert TABLE not in found.tables
+    document = Page(write_report([make(tmp_path, None)]).read_text())
+    assert "fairness" in document.sections
+    assert TABLE not in document.tables

@@ -45,8 +45,8 @@ def curves(names=("local", ODD), band=True):
 
 
 def test_names_stand_in_a_picture_as_they_are():
-    found = curves()
-    text = Texts(svg(curves_figure(found, looks(["local", ODD], ["local"]), "accuracy"), "one", f"of {ODD}"))
+    drawn = curves()
+    text = Texts(svg(curves_figure(drawn, looks(["local", ODD], ["local"]), "accuracy"), "one", f"of {ODD}"))
     assert {"local", ODD, "accuracy", "round"} <= set(text.texts)
     assert text.tags[0] == ("svg", text.tags[0][1] | {"role": "img", "aria-label": f"of {ODD}"})
 
@@ -88,8 +88,8 @@ def test_a_curve_without_a_band_has_none():
 
 
 def test_reliability_is_drawn_over_the_diagonal():
-    found = [Reliability("fedavg", [0.4, 0.9], [0.3, 0.8], [0.25, 0.75])]
-    axes = reliability_figure(found, looks(["fedavg"])).axes[0]
+    reliability = [Reliability("fedavg", [0.4, 0.9], [0.3, 0.8], [0.25, 0.75])]
+    axes = reliability_figure(reliability, looks(["fedavg"])).axes[0]
     diagonal, line = axes.lines
     small, large = axes.collections[0].get_sizes()
     assert large == 3 * small
@@ -98,9 +98,9 @@ def test_reliability_is_drawn_over_the_diagonal():
 
 
 def test_twelve_methods_look_unlike_and_the_sites_alone_are_grey():
-    found = looks([str(number) for number in range(12)] + ["local"], ["local"])
-    assert len({(look.colour, str(look.dashes)) for look in found.values()}) == 13
-    red, green, blue = (found["local"].colour[k : k + 2] for k in (1, 3, 5))
+    styles = looks([str(number) for number in range(12)] + ["local"], ["local"])
+    assert len({(look.colour, str(look.dashes)) for look in styles.values()}) == 13
+    red, green, blue = (styles["local"].colour[k : k + 2] for k in (1, 3, 5))
     assert red == green == blue
 
 

@@ -27,8 +27,8 @@ STEPS = {"a": (0.10, 0.11, 0.12), "b": (0.1, -0.1, 0.3), "c": (0.2, 0.2, 0.2), "
 
 def scores(fold, share):
     """The scores of a fold, with a share of the gains."""
-    found = {site: None if steps[fold] is None else BASE[fold] + share * steps[fold] for site, steps in STEPS.items()}
-    return {"auc": found}
+    sites = {site: None if steps[fold] is None else BASE[fold] + share * steps[fold] for site, steps in STEPS.items()}
+    return {"auc": sites}
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def corrected(differences, folds=3):
 
 
 def test_folds_make_one_comparison_with_the_corrected_interval(folders):
-    found = section(folders)
-    (against,) = found["comparisons"]
+    content = section(folders)
+    (against,) = content["comparisons"]
     rows = {row.name: row for row in against.metrics[0].lines}
-    assert (against.label, found["several"]) == ("fedskd", "folds")
+    assert (against.label, content["several"]) == ("fedskd", "folds")
     for site in ("a", "b"):
         mean, half = corrected(STEPS[site])
         row = rows[site]
@@ -116,19 +116,19 @@ def test_a_loss_is_called_so(folders):
 
 
 def test_the_page_says_folds_and_shows_each_method_once(folders, tmp_path):
-    found = Page(write_report(folders, tmp_path / "page.html").read_text())
-    table = [[words(cell) for cell in row] for row in found.tables["fedskd against alone, AUC"]]
+    document = Page(write_report(folders, tmp_path / "page.html").read_text())
+    table = [[words(cell) for cell in row] for row in document.tables["fedskd against alone, AUC"]]
     assert table[1][0] == "a 15 images"
     assert table[1][3].startswith("+0.110")
     assert table[1][3].endswith("SD over folds 0.010")
     assert table[4][3].endswith("not defined in 1 run")
-    gains = words(found.sections["gains"])
+    gains = words(document.sections["gains"])
     assert gains.count("fedskd against alone") == 1
     assert "Of 3 sites with an interval: 1 gains and 2 show no clear difference." in gains
     assert "Nadeau and Bengio (2003)" in gains
     assert "seed" not in gains
-    assert "mean over the sites and folds" in words(found.sections["curves"])
-    assert "± is the standard deviation over the folds." in words(found.sections["scores"])
+    assert "mean over the sites and folds" in words(document.sections["curves"])
+    assert "± is the standard deviation over the folds." in words(document.sections["scores"])
 
 
 def test_without_a_run_alone_the_images_of_the_folds_are_counted_together(folders):

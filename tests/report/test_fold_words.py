@@ -37,18 +37,18 @@ def make(folder, cells, **options):
 
 
 @pytest.mark.parametrize(
-    ("cells", "many", "one", "first"),
+    ("cells", "many", "single", "first"),
     [
         ([(0, None), (1, None)], "seeds", "seed", "seed 0"),
         ([(0, 0), (0, 1)], "folds", "fold", "seed 0, fold 0"),
         ([(0, 0), (0, 1), (1, 0), (1, 1)], "runs", "run", "seed 0, fold 0"),
     ],
 )
-def test_what_is_forgotten_says_what_a_spread_is_over(tmp_path, cells, many, one, first):
+def test_what_is_forgotten_says_what_a_spread_is_over(tmp_path, cells, many, single, first):
     text = words(Page(make(tmp_path, cells)).sections["forgetting"])
-    assert f"{one} SD {stdev(0.7 + place / 10 for place in range(len(cells))):.3f}" in text
-    assert f"With several {many} a number is the mean over them, ± as well; {one} SD is the standard" in text
-    assert f"The global test after each round, of one {one}." in text
+    assert f"{single} SD {stdev(0.7 + place / 10 for place in range(len(cells))):.3f}" in text
+    assert f"With several {many} a number is the mean over them, ± as well; {single} SD is the standard" in text
+    assert f"The global test after each round, of one {single}." in text
     assert f"fedavg, {first}: 1 recovery interval" in text
     assert f"Mean over the {many}, for the rounds that all have." in text
 

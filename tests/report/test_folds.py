@@ -111,23 +111,23 @@ def test_the_signed_rank_test_counts_all_signs(values):
 )
 def test_the_tests_are_scipys_where_it_has_them(sizes, signs, data):
     differences = [size / 1e6 * (1 if signs >> place & 1 else -1) for place, size in enumerate(sizes)]
-    found = paired_tests(differences, data.draw(some.integers(2, 10)))
-    assert found.t == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, rel=1e-9)
-    assert found.wilcoxon == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue, rel=1e-9)
-    assert found.corrected >= found.t
+    tests = paired_tests(differences, data.draw(some.integers(2, 10)))
+    assert tests.t == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, rel=1e-9)
+    assert tests.wilcoxon == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue, rel=1e-9)
+    assert tests.corrected >= tests.t
 
 
 def test_five_folds_can_not_go_below_one_in_sixteen():
-    found = paired_tests([0.1, 0.11, 0.12, 0.13, 0.14], 5)
-    assert found.wilcoxon == 0.0625
-    assert found.t < found.corrected < 0.01
+    tests = paired_tests([0.1, 0.11, 0.12, 0.13, 0.14], 5)
+    assert tests.wilcoxon == 0.0625
+    assert tests.t < tests.corrected < 0.01
 
 
 def test_the_correction_by_hand():
     """Two of two folds: 1/n + 1/(K-1) = 3/2, mean 0.2, variance 0.02; Student's t of one degree is Cauchy's."""
-    found = paired_tests([0.1, 0.3], 2)
-    assert found.corrected == pytest.approx(1 - 2 / math.pi * math.atan(0.2 / math.sqrt(0.03)))
-    assert found.t == pytest.approx(1 - 2 / math.pi * math.atan(0.2 / math.sqrt(0.01)))
+    tests = paired_tests([0.1, 0.3], 2)
+    assert tests.corrected == pytest.approx(1 - 2 / math.pi * math.atan(0.2 / math.sqrt(0.03)))
+    assert tests.t == pytest.approx(1 - 2 / math.pi * math.atan(0.2 / math.sqrt(0.01)))
 
 
 def test_the_corrected_test_errs_as_often_as_it_says_where_folds_are_correlated():
@@ -135,22 +135,22 @@ def test_the_corrected_test_errs_as_often_as_it_says_where_folds_are_correlated(
     rng, folds, trials = np.random.default_rng(0), 5, 1000
     common, own = rng.normal(size=(trials, 1)), rng.normal(size=(trials, folds))
     differences = math.sqrt(1 / folds) * common + math.sqrt(1 - 1 / folds) * own
-    found = [paired_tests(row, folds) for row in differences.tolist()]
-    assert stats.binomtest(sum(one.corrected < 0.05 for one in found), trials, 0.05).pvalue > 0.01
-    assert sum(one.t < 0.05 for one in found) > 0.1 * trials
+    tests = [paired_tests(row, folds) for row in differences.tolist()]
+    assert stats.binomtest(sum(test.corrected < 0.05 for test in tests), trials, 0.05).pvalue > 0.01
+    assert sum(test.t < 0.05 for test in tests) > 0.1 * trials
 
 
 @pytest.mark.parametrize("differences", [[], [0.1], [0.1, 0.2]])
 def test_nothing_is_tested_without_folds_or_pairs(differences):
-    found = paired_tests(differences, None if len(differences) == 2 else 5)
-    assert all(math.isnan(value) for value in (found.t, found.corrected, found.wilcoxon))
+    tests = paired_tests(differences, None if len(differences) == 2 else 5)
+    assert all(math.isnan(value) for value in (tests.t, tests.corrected, tests.wilcoxon))
 
 
 def test_the_same_difference_in_all_folds_has_no_spread_but_a_sign():
-    found = paired_tests([0.8 - 0.7, 0.4 - 0.3, 0.1], 3)
-    assert math.isnan(found.t)
-    assert math.isnan(found.corrected)
-    assert found.wilcoxon == 0.25
+    tests = paired_tests([0.8 - 0.7, 0.4 - 0.3, 0.1], 3)
+    assert math.isnan(tests.t)
+    assert math.isnan(tests.corrected)
+    assert tests.wilcoxon == 0.25
     assert math.isnan(paired_tests([0.0, 0.0], 2).wilcoxon)
 
 
@@ -179,9 +179,9 @@ def test_each_run_of_a_seed_and_a_fold_counts_as_one(runs):
     assert local["seeds"] == fedskd["seeds"] == "0 (folds 0, 1, 2), 1 (folds 0, 1, 2)"
     assert (local["mean"], local["std"]) == pytest.approx((0.51, np.std([0.5, 0.51, 0.52] * 2, ddof=1)))
     expected = stats.ttest_1samp(gains, 0)
-    found = [fedskd[name] for name in ("pairs", "difference", "p_t", "p_wilcoxon")]
+    numbers = [fedskd[name] for name in ("pairs", "difference", "p_t", "p_wilcoxon")]
     wilcoxon = stats.wilcoxon(gains, method="exact").pvalue
-    assert found == pytest.approx([6, np.mean(gains), expected.pvalue, wilcoxon])
+    assert numbers == pytest.approx([6, np.mean(gains), expected.pvalue, wilcoxon])
     statistic = expected.statistic * math.sqrt((1 / 6) / (1 / 6 + 1 / 2))
     assert fedskd["p_corrected"] == pytest.approx(2 * stats.t.sf(statistic, 5))
     assert fedskd["verdict"] == "n.s.", "the plain test would have called it better"
@@ -214,8 +214,8 @@ def test_the_words_below_say_what_a_pair_is_and_what_the_tests_can_do(runs):
 
 def test_a_fold_pairs_with_the_same_fold_of_the_same_seed_only(run):
     groups = group_runs([run("local", fold=0), run("local", fold=1), run(fold=1), run(fold=2), run(seed=1, fold=1)])
-    found = pairs(groups[1], groups[0])
-    assert [(ours.seed, ours.fold, theirs.fold) for ours, theirs in found] == [(0, 1, 1)]
+    matched = pairs(groups[1], groups[0])
+    assert [(ours.seed, ours.fold, theirs.fold) for ours, theirs in matched] == [(0, 1, 1)]
 
 
 def test_seeds_on_one_named_fold_are_no_cross_validation(run):
@@ -242,17 +242,17 @@ def test_the_table_of_rounds_names_the_folds_that_lack_a_measure(run):
 
 
 def test_claims_are_tested_over_folds(runs):
-    found = check_claim(group_runs(runs), "local_test", "fedskd", "local")
+    claim = check_claim(group_runs(runs), "local_test", "fedskd", "local")
     gains = [gain for seed in GAINS for gain in seed]
-    assert (found.pairs, found.metric, found.verdict) == (6, "accuracy", "n.s.")
-    assert found.difference == pytest.approx(np.mean(gains))
-    assert found.tests.t == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
-    text = claims_markdown([found])
+    assert (claim.pairs, claim.metric, claim.verdict) == (6, "accuracy", "n.s.")
+    assert claim.difference == pytest.approx(np.mean(gains))
+    assert claim.tests.t == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+    text = claims_markdown([claim])
     assert (
         "| claim | measure | pairs | better | than | difference | verdict | p (t) | p (corrected t) | p (Wilcoxon) |"
         in text
     )
-    assert text.splitlines()[4].endswith(f"| {found.tests.t:.4f} | {found.tests.corrected:.4f} | 0.0312 |")
+    assert text.splitlines()[4].endswith(f"| {claim.tests.t:.4f} | {claim.tests.corrected:.4f} | 0.0312 |")
     assert "- local_test: accuracy, mean over the sites of the model that each takes home" in text
 
 
@@ -261,9 +261,9 @@ def test_the_local_test_is_in_the_first_metric_and_leaves_undefined_sites_out(ru
     better = {"auc": dict(zip(SITES, (0.6, None, 0.8), strict=True)), "accuracy": dict.fromkeys(SITES, 0.1)}
     metrics = ("auc", "accuracy")
     groups = group_runs([run("local", scores=scores, metrics=metrics), run("fedskd", scores=better, metrics=metrics)])
-    found = check_claim(groups, "local_test", "fedskd", "local")
-    assert (found.metric, found.difference) == ("auc", pytest.approx(0.1))
-    assert found.verdict == "-", "one pair tells nothing of the spread"
+    claim = check_claim(groups, "local_test", "fedskd", "local")
+    assert (claim.metric, claim.difference) == ("auc", pytest.approx(0.1))
+    assert claim.verdict == "-", "one pair tells nothing of the spread"
 
 
 def test_the_global_test_is_the_mean_over_models_and_test_sets(run):
@@ -272,7 +272,7 @@ def test_the_global_test_is_the_mean_over_models_and_test_sets(run):
         "fedskd": {"site-1": {"site-1": 0.9, "site-2": 0.7}, "site-2": {"site-1": 0.6, "site-2": 0.8}},
     }
     runs = [run(method, model="personal", crossed={"accuracy": table}) for method, table in tables.items()]
-    found = check_claim(group_runs(runs), "global_test", "fedskd", "local")
-    assert found.difference == pytest.approx((0.8 + 0.7) / 2 - (0.7 + 0.3) / 2)
+    claim = check_claim(group_runs(runs), "global_test", "fedskd", "local")
+    assert claim.difference == pytest.approx((0.8 + 0.7) / 2 - (0.7 + 0.3) / 2)
     without = check_claim(group_runs([runs[0], run("fedskd")]), "global_test", "fedskd", "local")
     assert (without.pairs, without.verdict) == (0, "-")

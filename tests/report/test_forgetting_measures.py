@@ -18,9 +18,9 @@ NO_TRAINED = "Local measures need scores right after training: `--moments \"['ag
 
 def test_every_measure_by_hand(tmp_path):
     run = record(tmp_path / "run", rows_of_a_run(), settings=BOTH)
-    found = measures(run, "accuracy")
-    assert list(found) == list(MEASURES) == list(BY_HAND)
-    assert found == pytest.approx(BY_HAND)
+    values = measures(run, "accuracy")
+    assert list(values) == list(MEASURES) == list(BY_HAND)
+    assert values == pytest.approx(BY_HAND)
     assert missing(run, "accuracy") == []
 
 
@@ -57,17 +57,17 @@ def test_backward_transfer_is_of_the_personal_models_where_sites_have_them(tmp_p
     personal = rows_of_a_run(model="personal")
     wrong = [row for round_ in HOME for row in after(round_, dict.fromkeys(SITES, 0.1 * round_))]
     for name, rows in {"first": wrong + personal, "last": personal + wrong, "alone": personal}.items():
-        found = measures(record(tmp_path / name, rows), "accuracy")
-        assert {key: found[key] for key in kept} == pytest.approx({key: BY_HAND[key] for key in kept})
-    found = measures(record(tmp_path / "wrong", rows_of_a_run() + wrong), "accuracy")
-    assert found["bwt_mean"] != pytest.approx(BY_HAND["bwt_mean"])
+        values = measures(record(tmp_path / name, rows), "accuracy")
+        assert {key: values[key] for key in kept} == pytest.approx({key: BY_HAND[key] for key in kept})
+    values = measures(record(tmp_path / "wrong", rows_of_a_run() + wrong), "accuracy")
+    assert values["bwt_mean"] != pytest.approx(BY_HAND["bwt_mean"])
 
 
 def test_each_site_counts_with_the_model_that_it_has(tmp_path):
     own = [row for row in rows_of_a_run(model="personal") if row.site != "site-2"]
     shared = [row for row in rows_of_a_run() if row.site == "site-2"]
-    found = measures(record(tmp_path / "run", own + shared), "accuracy")
-    assert found["bwt_mean"] == pytest.approx(BY_HAND["bwt_mean"])
+    values = measures(record(tmp_path / "run", own + shared), "accuracy")
+    assert values["bwt_mean"] == pytest.approx(BY_HAND["bwt_mean"])
 
 
 def test_a_site_that_works_twice_in_a_round_is_one_participant(tmp_path):
@@ -83,9 +83,9 @@ def test_a_site_that_works_twice_in_a_round_is_one_participant(tmp_path):
 def test_equal_means_of_unequal_scores_are_a_tie(tmp_path):
     rows = training(1, {"site-1": 0.4, "site-2": 0.4}) + training(2, {"site-1": 0.2, "site-2": 0.2})
     rows += training(3, {"site-1": 0.7, "site-2": 0.1})  # whose mean is below 0.4 by rounding
-    found = measures(record(tmp_path / "run", rows), "accuracy")
-    assert found["intervals_local"] == 1
-    assert found["consistency_local"] == pytest.approx(0.75)  # (0 + .2 + 0) / .4 / 2
+    values = measures(record(tmp_path / "run", rows), "accuracy")
+    assert values["intervals_local"] == 1
+    assert values["consistency_local"] == pytest.approx(0.75)  # (0 + .2 + 0) / .4 / 2
 
 
 # ---- runs that do not tell all
@@ -94,14 +94,14 @@ def test_equal_means_of_unequal_scores_are_a_tie(tmp_path):
 def test_scores_of_every_second_round(tmp_path):
     rows = [row for row in rows_of_a_run() if row.moment == "trained" or row.round in (2, 4)]
     run = record(tmp_path / "run", rows, settings=BOTH)
-    found = measures(run, "accuracy")
+    values = measures(run, "accuracy")
     lost = {"consistency_global", "consistency_global_open", "consistency_global_clipped", "intervals_global"}
-    assert set(MEASURES) - set(found) == lost | {"bwt_mean", "bwt_final"}
+    assert set(MEASURES) - set(values) == lost | {"bwt_mean", "bwt_final"}
     local = {name: value for name, value in BY_HAND.items() if "local" in name or "worst" in name}
-    assert {name: found[name] for name in local} == pytest.approx(local)
-    assert found["global_mean"] == pytest.approx(0.5)  # (.4 + .6) / 2
-    assert found["global_std"] == pytest.approx(0.1)
-    assert found["balance"] == pytest.approx((0.5 + 0.725) / 2)
+    assert {name: values[name] for name in local} == pytest.approx(local)
+    assert values["global_mean"] == pytest.approx(0.5)  # (.4 + .6) / 2
+    assert values["global_std"] == pytest.approx(0.1)
+    assert values["balance"] == pytest.approx((0.5 + 0.725) / 2)
     assert missing(run, "accuracy") == [EVERY_ROUND]
 
 
@@ -115,9 +115,9 @@ def test_a_first_round_without_scores(tmp_path):
 def test_a_hole_in_the_servers_scores_only(tmp_path):
     rows = [row for row in rows_of_a_run() if (row.round, row.site) != (2, "global")]
     run = record(tmp_path / "run", rows, settings=BOTH)
-    found = measures(run, "accuracy")
-    assert "consistency_global" not in found
-    assert found["global_mean"] == pytest.approx(1.9 / 3)
+    values = measures(run, "accuracy")
+    assert "consistency_global" not in values
+    assert values["global_mean"] == pytest.approx(1.9 / 3)
     assert missing(run, "accuracy") == [EVERY_ROUND]
 
 
@@ -166,15 +166,15 @@ def test_no_rows_at_all(tmp_path):
 
 def test_a_run_that_was_killed_between_training_and_scoring(tmp_path):
     rows = rows_of_a_run(3) + training(4, TRAINED[4])
-    found = measures(record(tmp_path / "run", rows, status="running"), "accuracy")
-    assert found["global_mean"] == pytest.approx(1.7 / 3)
-    assert found["global_final"] == 0.8
-    assert found["bwt_final"] == pytest.approx(0.7 / 3)  # of round 3, whatever trained in 4
-    assert found["bwt_mean"] == pytest.approx(0.7 / 9)
-    assert found["consistency_global_open"] == pytest.approx(0.6)
+    values = measures(record(tmp_path / "run", rows, status="running"), "accuracy")
+    assert values["global_mean"] == pytest.approx(1.7 / 3)
+    assert values["global_final"] == 0.8
+    assert values["bwt_final"] == pytest.approx(0.7 / 3)  # of round 3, whatever trained in 4
+    assert values["bwt_mean"] == pytest.approx(0.7 / 9)
+    assert values["consistency_global_open"] == pytest.approx(0.6)
     local = {name: value for name, value in BY_HAND.items() if "local" in name or "worst" in name}
-    assert {name: found[name] for name in local} == pytest.approx(local)
-    assert found["balance"] == pytest.approx((1.7 / 3 + 0.725) / 2)
+    assert {name: values[name] for name in local} == pytest.approx(local)
+    assert values["balance"] == pytest.approx((1.7 / 3 + 0.725) / 2)
 
 
 def test_a_run_that_was_killed_in_its_first_round(tmp_path):
@@ -192,24 +192,24 @@ def test_a_round_in_which_nobody_answered(tmp_path):
     rows = training(1, TRAINED[1]) + training(3, TRAINED[3])
     for round_, home, server in ((1, 1, 0.5), (2, 1, 0.5), (3, 3, 0.8)):
         rows += after(round_, dict(zip(SITES, HOME[home])) | {"global": server})
-    found = measures(record(tmp_path / "run", rows, rounds=3), "accuracy")
-    assert found["global_mean"] == pytest.approx(0.6)  # (.5 + .5 + .8) / 3
-    assert found["local_mean"] == pytest.approx(0.85)  # (.8 + .9) / 2
+    values = measures(record(tmp_path / "run", rows, rounds=3), "accuracy")
+    assert values["global_mean"] == pytest.approx(0.6)  # (.5 + .5 + .8) / 3
+    assert values["local_mean"] == pytest.approx(0.85)  # (.8 + .9) / 2
     # 2: nothing has changed; 3: (.7 - .6) for site-1, (.4 - .2) for site-2
-    assert found["bwt_final"] == pytest.approx(0.15)
-    assert found["bwt_mean"] == pytest.approx(0.05)
+    assert values["bwt_final"] == pytest.approx(0.15)
+    assert values["bwt_mean"] == pytest.approx(0.05)
 
 
 def test_scores_that_are_not_defined_are_left_out(tmp_path):
     """AUC at a site whose test images are of one class."""
     rows = [row._replace(value=NAN) if row.site == "site-3" and row.split == "test" else row for row in rows_of_a_run()]
-    found = measures(record(tmp_path / "run", rows), "accuracy")
-    assert found["local_mean"] == pytest.approx((0.8 + 1.0 + 0.5) / 3)  # round 2 has no score
-    assert found["worst_mean"] == pytest.approx((0.7 + 1.0 + 0.5) / 3)
-    assert found["worst_site"] == pytest.approx(0.6)
+    values = measures(record(tmp_path / "run", rows), "accuracy")
+    assert values["local_mean"] == pytest.approx((0.8 + 1.0 + 0.5) / 3)  # round 2 has no score
+    assert values["worst_mean"] == pytest.approx((0.7 + 1.0 + 0.5) / 3)
+    assert values["worst_site"] == pytest.approx(0.6)
     # 2: ((.3 - .6) + (.5 - .2)) / 2; 3: ((.7 - .6) + (.4 - .2)) / 2; 4: ((.5 - .7) + (.6 - .2)) / 2
-    assert found["bwt_mean"] == pytest.approx((0 + 0.15 + 0.1) / 4)
-    assert found["global_mean"] == BY_HAND["global_mean"]
+    assert values["bwt_mean"] == pytest.approx((0 + 0.15 + 0.1) / 4)
+    assert values["global_mean"] == BY_HAND["global_mean"]
     # without site-3 after round 3: it counts neither in round 3 nor, as it took part in 3, in round 4
     once = [row._replace(value=NAN) if row[:2] == (3, "site-3") and row[3:5] == ("test", "aggregated") else row
             for row in rows_of_a_run()]  # fmt: skip
@@ -267,10 +267,10 @@ def test_a_table_over_seeds(tmp_path):
     assert both.loc["global_std", "std"] == pytest.approx(0, abs=1e-12)  # a shift leaves the spread over the rounds
     assert both.loc["global_std", "mean"] == pytest.approx(BY_HAND["global_std"])
     assert both.loc["balance", "mean"] == pytest.approx(0.675)
-    one = table[table["label"] == "local"].set_index("measure")
-    assert set(one["seeds"]) == {"8"}
-    assert one["mean"].to_dict() == pytest.approx(BY_HAND)
-    assert one["std"].isna().all()
+    local = table[table["label"] == "local"].set_index("measure")
+    assert set(local["seeds"]) == {"8"}
+    assert local["mean"].to_dict() == pytest.approx(BY_HAND)
+    assert local["std"].isna().all()
 
 
 def test_a_table_names_the_seeds_that_have_a_measure(tmp_path):

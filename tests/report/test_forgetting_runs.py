@@ -59,16 +59,16 @@ def plain_measures(folder, model):
             if earlier:
                 changes.append(home[at, site] - home[max(earlier), site])
         transfers.append(fmean(changes) if changes else 0)
-    found = {"worst_mean": fmean(min(row.values()) for row in trained.values())}
-    found |= {"worst_site": min(map(fmean, by_site.values()))}
-    found |= {"bwt_mean": fmean(transfers), "bwt_final": transfers[-1]}
+    values = {"worst_mean": fmean(min(row.values()) for row in trained.values())}
+    values |= {"worst_site": min(map(fmean, by_site.values()))}
+    values |= {"bwt_mean": fmean(transfers), "bwt_final": transfers[-1]}
     for name, series in {"local": local, "global": [server[round_] for round_ in ROUNDS if server]}.items():
         if series:
-            found |= {f"{name}_mean": fmean(series), f"{name}_std": pstdev(series), f"{name}_final": series[-1]}
-            found[f"consistency_{name}"], found[f"intervals_{name}"] = kept(series)
-            found[f"consistency_{name}_open"] = kept(series, unfinished=True)[0]
-            found[f"consistency_{name}_clipped"] = kept(series, losses_only=True)[0]
-    return found | ({"balance": (found["global_mean"] + found["local_mean"]) / 2} if server else {})
+            values |= {f"{name}_mean": fmean(series), f"{name}_std": pstdev(series), f"{name}_final": series[-1]}
+            values[f"consistency_{name}"], values[f"intervals_{name}"] = kept(series)
+            values[f"consistency_{name}_open"] = kept(series, unfinished=True)[0]
+            values[f"consistency_{name}_clipped"] = kept(series, losses_only=True)[0]
+    return values | ({"balance": (values["global_mean"] + values["local_mean"]) / 2} if server else {})
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_real_run(tmp_path, method, model, seed):
     options = {"rounds": len(ROUNDS), "fraction": 0.6, "moments": ("aggregated", "trained"), "global_test": True}
     Case(load_plugins(), method).run(tmp_path, sites=sites, seed=seed, **options)
     run = read_run(tmp_path)
-    found = measures(run, "accuracy")
-    assert found == pytest.approx(plain_measures(tmp_path, model), abs=1e-12)
-    assert found["bwt_mean"] != 0
+    values = measures(run, "accuracy")
+    assert values == pytest.approx(plain_measures(tmp_path, model), abs=1e-12)
+    assert values["bwt_mean"] != 0
     assert len(missing(run, "accuracy")) == (model == "personal")  # of the global measures
     assert {len(names) for names in read_trajectory(run, "accuracy").participants.values()} == {3}
 

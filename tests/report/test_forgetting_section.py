@@ -59,20 +59,24 @@ def page(tmp_path, monkeypatch):
     return write
 
 
-def rows_of(found: Page, label: str) -> dict[str, dict[str, str]]:
+def rows_of(document: Page, label: str) -> dict[str, dict[str, str]]:
     """Row and column of a table to what stands there."""
-    head, *rows = ([words(cell) for cell in row] for row in found.tables[label])
+    head, *rows = ([words(cell) for cell in row] for row in document.tables[label])
     return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
 
-def said(found: Page) -> str:
+def said(document: Page) -> str:
     """The text of the section."""
-    return words(found.sections["forgetting"])
+    return words(document.sections["forgetting"])
 
 
-def pictures(found: Page) -> dict[str, list[str]]:
+def pictures(document: Page) -> dict[str, list[str]]:
     """The descriptions of the section's pictures of each kind."""
-    inside = [given["aria-label"] for tag, given in found.tags if tag == "svg" and given.get("role") == "img"]
+    inside = [
+        attributes["aria-label"]
+        for tag, attributes in document.tags
+        if tag == "svg" and attributes.get("role") == "img"
+    ]
     return {
         "falls": [text for text in inside if "recovery interval" in text],
         "trained": [text for text in inside if "right after training" in text],
@@ -121,8 +125,8 @@ def test_a_negative_backward_transfer_has_its_sign(page):
 
 def test_spreads_over_rounds_and_over_seeds_are_kept_apart(page):
     other = tuple(score / 2 for score in SERVER)
-    found = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1, "server": other}), ("fedprox", FULL))
-    rows = rows_of(found, MAIN)
+    document = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1, "server": other}), ("fedprox", FULL))
+    rows = rows_of(document, MAIN)
     both = [fmean(SERVER), fmean(other)]
     over_rounds = fmean([pstdev(SERVER), pstdev(other)])
     assert rows["fedavg"]["global test mean ± SD over rounds"] == (
@@ -130,18 +134,18 @@ def test_spreads_over_rounds_and_over_seeds_are_kept_apart(page):
     )
     assert rows["fedavg"]["worst participant mean over rounds"] == f"{fmean(WORST):.3f}seed SD 0.000"
     assert "seed SD" not in "".join(rows["fedprox"].values())
-    assert "seed SD is the standard deviation over the seeds" in said(found)
+    assert "seed SD is the standard deviation over the seeds" in said(document)
     assert "seed SD" not in said(page(("fedkper", FULL)))
 
 
 def test_a_score_that_only_grows_has_no_interval(page):
     grows = FULL | {"server": (0.1, 0.2, 0.3, 0.4, 0.5)}
-    found = page(("fedavg-0", FULL), ("fedavg-1", grows | {"seed": 1}), ("fedprox", grows))
-    rows = rows_of(found, MAIN)
+    document = page(("fedavg-0", FULL), ("fedavg-1", grows | {"seed": 1}), ("fedprox", grows))
+    rows = rows_of(document, MAIN)
     assert rows["fedprox"]["global consistency literal"] == "1.000no interval"
     assert rows["fedavg"]["global consistency literal"].startswith("0.875seed SD")
     assert rows["fedavg"]["global consistency literal"].endswith("no intervalin 1 of 2 seeds")
-    assert "No interval: the score never fell below a peak, or never came back to it." in said(found)
+    assert "No interval: the score never fell below a peak, or never came back to it." in said(document)
     assert "no interval" not in said(page(("fedkper", FULL))).lower()
 
 
@@ -160,75 +164,78 @@ NOT_EVERY = "Global consistency and backward transfer need scores after every ro
 
 
 def test_what_is_missing_is_said_once_and_of_whom(page):
-    found = page(("fedavg", FULL), ("local", FULL | {"server": ()}), ("fedbn", FULL | {"server": ()}))
-    assert f"local and fedbn: {NO_SERVER}" in said(found)
-    assert said(found).count(NO_SERVER) == 1
-    rows = rows_of(found, MAIN)
+    document = page(("fedavg", FULL), ("local", FULL | {"server": ()}), ("fedbn", FULL | {"server": ()}))
+    assert f"local and fedbn: {NO_SERVER}" in said(document)
+    assert said(document).count(NO_SERVER) == 1
+    rows = rows_of(document, MAIN)
     assert rows["local"]["global test mean ± SD over rounds"] == "–"
     assert rows["local"]["balance of both means"] == "–"
     assert "–" not in rows["fedavg"].values()
 
 
 def test_of_all_runs_it_is_said_without_names_and_without_columns(page):
-    found = page(*((name, FULL | {"server": (), "trained": ()}) for name in ("fedavg", "fedprox")))
-    assert f"{NO_SERVER} {NO_TRAINED}" in said(found)
-    assert f": {NO_SERVER}" not in said(found)
-    assert set(rows_of(found, MAIN)["fedavg"]) == {"backward transfer mean over rounds", "backward transfer last round"}
-    assert MORE not in found.tables
+    document = page(*((name, FULL | {"server": (), "trained": ()}) for name in ("fedavg", "fedprox")))
+    assert f"{NO_SERVER} {NO_TRAINED}" in said(document)
+    assert f": {NO_SERVER}" not in said(document)
+    assert set(rows_of(document, MAIN)["fedavg"]) == {
+        "backward transfer mean over rounds",
+        "backward transfer last round",
+    }
+    assert MORE not in document.tables
 
 
 def test_scores_after_every_second_round(page):
-    found = page(("fedavg", FULL | {"evaluate_every": 2}))
-    row = rows_of(found, MAIN)["fedavg"]
-    assert NOT_EVERY in said(found)
+    document = page(("fedavg", FULL | {"evaluate_every": 2}))
+    row = rows_of(document, MAIN)["fedavg"]
+    assert NOT_EVERY in said(document)
     assert row["global test mean ± SD over rounds"] == "0.400 ± 0.200", "rounds 2 and 4"
     assert "global consistency literal" not in row
     assert "local consistency literal" in row, "it is scored in every round"
-    assert not pictures(found)["falls"]
-    assert len(pictures(found)["work"]) == 1
+    assert not pictures(document)["falls"]
+    assert len(pictures(document)["work"]) == 1
 
 
 def test_pooled_data_have_no_site_that_trains(page):
     pooled = FULL | {"trained": [{"pooled": None}] * 5, "settings": {"moments": ["aggregated", "trained"]}}
-    found = page(("centralized", pooled))
-    row = rows_of(found, MAIN)["centralized"]
+    document = page(("centralized", pooled))
+    row = rows_of(document, MAIN)["centralized"]
     assert row["global test last round"] == "0.300"
     assert not {name for name in row if name.startswith(("backward", "right", "worst", "local", "balance"))}
-    assert "Backward transfer needs sites that train and have test images of their own." in said(found)
-    assert "--moments" not in said(found), "it is set already"
+    assert "Backward transfer needs sites that train and have test images of their own." in said(document)
+    assert "--moments" not in said(document), "it is set already"
 
 
 @pytest.mark.parametrize(
     "options", [{"status": "running", "done": 0}, {"splits": ("val",)}, {"scores": {"accuracy": {}}}]
 )
 def test_nothing_to_show_is_one_sentence(page, options):
-    found = page(("fedavg", {"metrics": ("accuracy",), "bundles": False, "state": False} | options))
-    assert said(found) == "There is no accuracy on test images to measure it by."
-    assert MAIN not in found.tables
+    document = page(("fedavg", {"metrics": ("accuracy",), "bundles": False, "state": False} | options))
+    assert said(document) == "There is no accuracy on test images to measure it by."
+    assert MAIN not in document.tables
 
 
 def test_runs_without_a_common_metric(page):
-    found = page(("local", {"metrics": ("accuracy",)}), ("fedavg", {"metrics": ("f1",)}))
-    assert "The runs have no metric in common in which larger is better" in said(found)
+    document = page(("local", {"metrics": ("accuracy",)}), ("fedavg", {"metrics": ("f1",)}))
+    assert "The runs have no metric in common in which larger is better" in said(document)
 
 
 def test_a_run_without_scores_is_named_beside_others(page):
-    found = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1, "status": "running", "done": 0}))
-    assert "fedavg, seed 1: no accuracy on test images." in said(found)
-    assert NO_SERVER not in said(found), "that is not why"
-    assert "seed SD" not in said(found)
+    document = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1, "status": "running", "done": 0}))
+    assert "fedavg, seed 1: no accuracy on test images." in said(document)
+    assert NO_SERVER not in said(document), "that is not why"
+    assert "seed SD" not in said(document)
 
 
 def test_runs_over_unlike_many_rounds_are_named(page):
-    found = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1, "done": 4}), ("fedprox", FULL))
-    assert "compare them with care: fedavg has 4 and 5 and fedprox has 5." in said(found)
+    document = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1, "done": 4}), ("fedprox", FULL))
+    assert "compare them with care: fedavg has 4 and 5 and fedprox has 5." in said(document)
     assert "with care" not in said(page(("fedkper", FULL), ("fedbn", FULL)))
 
 
 def test_one_round_is_no_curve(page):
-    found = page(("fedavg", FULL | {"rounds": 1}))
-    assert rows_of(found, MAIN)["fedavg"]["global test last round"] == "0.400"
-    assert not any(pictures(found).values())
+    document = page(("fedavg", FULL | {"rounds": 1}))
+    assert rows_of(document, MAIN)["fedavg"]["global test last round"] == "0.400"
+    assert not any(pictures(document).values())
 
 
 def test_a_sentence_shows_commands_as_code_and_escapes_the_rest():
@@ -239,46 +246,46 @@ def test_a_sentence_shows_commands_as_code_and_escapes_the_rest():
 
 
 def test_the_falls_of_one_seed_of_each_group_are_drawn_and_described(page):
-    found = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1}), ("fedprox", FULL | {"server": (0.1,) * 5}))
-    assert pictures(found)["falls"] == [
+    document = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1}), ("fedprox", FULL | {"server": (0.1,) * 5}))
+    assert pictures(document)["falls"] == [
         "accuracy, global test. fedavg, seed 0: 1 recovery interval, the longest from round 1 to 3; the peak of round "
         "4 is not reached again.",
         "accuracy, global test. fedprox, seed 0: no recovery interval.",
     ]
-    assert "Not drawn" not in said(found)
+    assert "Not drawn" not in said(document)
 
 
 def test_four_groups_are_drawn_and_the_others_named(page):
-    found = page(*((f"m{number}", FULL) for number in range(6)))
-    assert len(pictures(found)["falls"]) == 4
-    assert "Not drawn: m4 and m5." in said(found)
+    document = page(*((f"m{number}", FULL) for number in range(6)))
+    assert len(pictures(document)["falls"]) == 4
+    assert "Not drawn: m4 and m5." in said(document)
 
 
 def test_curves_are_means_over_seeds_of_the_rounds_that_all_have(page, tmp_path):
     half = [{site: score / 2 for site, score in row.items()} for row in TRAINED]
     later = FULL | {"seed": 1, "done": 4, "status": "running", "trained": half, "server": (0.2,) * 5}
-    found = page(("fedavg-0", FULL), ("fedavg-1", later))
+    document = page(("fedavg-0", FULL), ("fedavg-1", later))
     ways = [read_trajectory(read_run(tmp_path / name), "accuracy") for name in ("fedavg-0", "fedavg-1")]
     local, work = trained_curve("fedavg", ways), work_curve("fedavg", ways)
     assert list(local.rounds) == [1, 2, 3, 4]
     assert list(local.middle) == pytest.approx([0.75 * mean for mean in MEANS[:4]])
     assert list(work.rounds) == [5, 10, 15, 20], "two sites work 2 and 3 seconds in each round"
     assert list(work.middle) == pytest.approx([(score + 0.2) / 2 for score in SERVER[:4]])
-    assert "fedavg: 0.600 after round 4." in pictures(found)["trained"][0]
-    assert "fedavg: 0.400 after 20 seconds of work." in pictures(found)["work"][0]
-    assert "Mean over the seeds, for the rounds that all have." in said(found)
-    assert "The seconds depend on the machine, and on what else ran on it." in said(found)
+    assert "fedavg: 0.600 after round 4." in pictures(document)["trained"][0]
+    assert "fedavg: 0.400 after 20 seconds of work." in pictures(document)["work"][0]
+    assert "Mean over the seeds, for the rounds that all have." in said(document)
+    assert "The seconds depend on the machine, and on what else ran on it." in said(document)
 
 
 def test_the_whole_page_has_the_section_and_draws_its_pictures(tmp_path):
     runs = [make_run(tmp_path / name, name, **FULL) for name in ("fedavg", "fedprox")]
     html = write_report(runs).read_text()
-    found = Page(html)
-    names = list(found.sections)
+    document = Page(html)
+    names = list(document.sections)
     assert names[names.index("curves") + 1] == "forgetting"
-    ids = [given["id"] for _, given in found.tags if "id" in given]
+    ids = [attributes["id"] for _, attributes in document.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert {name: len(texts) for name, texts in pictures(found).items()} == {"falls": 2, "trained": 1, "work": 1}
+    assert {name: len(texts) for name, texts in pictures(document).items()} == {"falls": 2, "trained": 1, "work": 1}
     assert ">seconds of work</text>" in html
     assert "<pattern" in html, "what is not recovered is hatched"
 
@@ -286,7 +293,9 @@ def test_the_whole_page_has_the_section_and_draws_its_pictures(tmp_path):
 def test_curves_of_a_group_with_a_seed_that_has_just_begun(tmp_path):
     """Its metrics file has a head and no rows, so no type either."""
     begun = FULL | {"seed": 1, "status": "running", "done": 0}
-    (group,) = group_runs([read_run(make_run(tmp_path / name, **given)) for name, given in (("a", FULL), ("b", begun))])
+    (group,) = group_runs(
+        [read_run(make_run(tmp_path / name, **options)) for name, options in (("a", FULL), ("b", begun))]
+    )
     curve = score_curve(group, "accuracy", band=True)
     assert curve.low.dtype == curve.high.dtype == float
     assert curve.middle.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])

@@ -44,30 +44,30 @@ def test_a_run_against_its_like_has_no_difference(tmp_path):
         (runs[1] / "sites" / site / "predictions.csv").write_bytes(
             (runs[0] / "sites" / site / "predictions.csv").read_bytes()
         )
-    found = compare(runs)
-    for row in (*found.rows, found.mean):
+    comparison = compare(runs)
+    for row in (*comparison.rows, comparison.mean):
         assert (row.difference, row.low, row.high, row.verdict) == (0, 0, 0, UNCLEAR)
-    assert found.reach == 0.1
+    assert comparison.reach == 0.1
 
 
 def test_differences_are_those_of_the_scores(tmp_path):
     runs = [make_run(tmp_path / name, name, skill=skill, metrics=("accuracy", "balanced_accuracy"))
             for name, skill in (("local", 0.5), ("fedavg", 2.0))]  # fmt: skip
-    found = compare(runs, "balanced_accuracy")
+    comparison = compare(runs, "balanced_accuracy")
     wanted = []
-    for row in found.rows:
+    for row in comparison.rows:
         before, after = (read_tested(read_run(run))[row.name] for run in runs)
-        one, two = (balanced_accuracy_score(t.labels, t.probabilities.argmax(1)) for t in (before, after))
-        assert row.alone == pytest.approx(one)
+        before_score, two = (balanced_accuracy_score(t.labels, t.probabilities.argmax(1)) for t in (before, after))
+        assert row.alone == pytest.approx(before_score)
         assert row.other == pytest.approx(two)
-        assert row.difference == pytest.approx(two - one)
+        assert row.difference == pytest.approx(two - before_score)
         assert row.low <= row.difference <= row.high
         assert row.images == 40
-        wanted.append(two - one)
-    assert found.mean.difference == pytest.approx(fmean(wanted))
-    assert found.worst.alone == pytest.approx(min(row.alone for row in found.rows))
-    assert found.worst.other == pytest.approx(min(row.other for row in found.rows))
-    assert found.worst.low is None
+        wanted.append(two - before_score)
+    assert comparison.mean.difference == pytest.approx(fmean(wanted))
+    assert comparison.worst.alone == pytest.approx(min(row.alone for row in comparison.rows))
+    assert comparison.worst.other == pytest.approx(min(row.other for row in comparison.rows))
+    assert comparison.worst.low is None
 
 
 @pytest.mark.parametrize(("metric", "verdict"), [("accuracy", GAINS), ("ece", LOSES)])
@@ -80,10 +80,10 @@ def test_more_is_a_gain_but_of_an_error(tmp_path, metric, verdict):
     wrong = sure if metric == "accuracy" else torch.nn.functional.one_hot(labels, 3).double()
     rewrite(runs[0], "site-1", probabilities=wrong.tolist())
     rewrite(runs[1], "site-1", probabilities=right.tolist())
-    found = compare(runs, metric)
-    assert found.rows[0].difference == pytest.approx(1.0 if metric == "accuracy" else 0.5)
-    assert found.rows[0].verdict == verdict
-    assert found.count(verdict) == 1
+    comparison = compare(runs, metric)
+    assert comparison.rows[0].difference == pytest.approx(1.0 if metric == "accuracy" else 0.5)
+    assert comparison.rows[0].verdict == verdict
+    assert comparison.count(verdict) == 1
 
 
 def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
@@ -95,11 +95,11 @@ def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
     together = compare(runs)
     single = [compare(runs[2 * seed : 2 * seed + 2]) for seed in range(3)]
     for index, row in enumerate(together.rows):
-        parts = [one.rows[index] for one in single]
+        parts = [comparison.rows[index] for comparison in single]
         assert row.difference == pytest.approx(fmean(part.difference for part in parts))
         assert row.low == pytest.approx(fmean(part.low for part in parts))
         assert row.spread == pytest.approx(stdev(part.difference for part in parts))
-    assert together.mean.spread == pytest.approx(stdev(one.mean.difference for one in single))
+    assert together.mean.spread == pytest.approx(stdev(comparison.mean.difference for comparison in single))
     assert single[0].mean.spread is None
 
 
@@ -112,8 +112,8 @@ def test_seeds_that_disagree_leave_it_open(tmp_path):
         right, wrong = (torch.nn.functional.one_hot((labels + k) % 3, 3).double() for k in (0, 1))
         nearly = right.clone()
         nearly[0] = wrong[0]
-        for run, given in zip(pair, (wrong, right) if seed < 2 else (right, nearly), strict=True):
-            rewrite(run, "site-1", probabilities=given.tolist())
+        for run, probabilities in zip(pair, (wrong, right) if seed < 2 else (right, nearly), strict=True):
+            rewrite(run, "site-1", probabilities=probabilities.tolist())
         runs += pair
     row = compare(runs).rows[0]
     assert row.low > 0
@@ -121,10 +121,10 @@ def test_seeds_that_disagree_leave_it_open(tmp_path):
 
 
 def test_the_interval_of_a_mean_of_alike_sites_shrinks_with_the_root_of_their_number():
-    found = mean_interval([Interval(0.1, 0.0, 0.3)] * 4)
-    assert (found.difference, found.low, found.high) == pytest.approx((0.1, 0.05, 0.2))
-    one = mean_interval([Interval(0.2, -0.1, 0.4)])
-    assert (one.difference, one.low, one.high) == pytest.approx((0.2, -0.1, 0.4))
+    interval = mean_interval([Interval(0.1, 0.0, 0.3)] * 4)
+    assert (interval.difference, interval.low, interval.high) == pytest.approx((0.1, 0.05, 0.2))
+    interval = mean_interval([Interval(0.2, -0.1, 0.4)])
+    assert (interval.difference, interval.low, interval.high) == pytest.approx((0.2, -0.1, 0.4))
 
 
 def test_runs_are_paired_on_the_same_data_only_and_by_seed_first(tmp_path):
@@ -148,11 +148,11 @@ def test_runs_are_paired_on_the_same_data_only_and_by_seed_first(tmp_path):
 def test_a_row_says_why_it_has_no_interval(tmp_path, mend, verdict):
     runs = [make_run(tmp_path / name, name) for name in ("local", "fedavg")]
     mend(runs[1])
-    found = compare(runs)
-    assert found.rows[0].verdict == verdict
-    assert found.rows[0].low is None
-    assert found.rows[1].low is not None
-    assert (found.mean.low, found.mean.verdict) == (None, "no interval at every site")
+    comparison = compare(runs)
+    assert comparison.rows[0].verdict == verdict
+    assert comparison.rows[0].low is None
+    assert comparison.rows[1].low is not None
+    assert (comparison.mean.low, comparison.mean.verdict) == (None, "no interval at every site")
 
 
 def test_a_site_without_test_images_is_no_part_of_the_mean(tmp_path):
@@ -161,24 +161,24 @@ def test_a_site_without_test_images_is_no_part_of_the_mean(tmp_path):
         scores = {"accuracy": {"site-1": None, "site-2": 0.5, "site-3": 0.75}}
         runs.append(make_run(tmp_path / name, name, scores=scores))
         (runs[-1] / "sites/site-1/predictions.csv").unlink()
-    found = compare(runs)
-    assert found.rows[0].verdict == "no test images"
-    assert (found.mean.alone, found.worst.alone) == (0.625, 0.5)
-    assert found.mean.low is not None
+    comparison = compare(runs)
+    assert comparison.rows[0].verdict == "no test images"
+    assert (comparison.mean.alone, comparison.worst.alone) == (0.625, 0.5)
+    assert comparison.mean.low is not None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("row,label\n0,1\n", "expected the columns row, label, p0, p1, p2"),
         ("row,label,p0,p1,p2\n0,9,1,0,0\n", r"expected labels in \[0, 3\)"),
         ("row,label,p0,p1,p2\n0,1,1,0,no\n", "could not convert string to float"),
     ],
 )
-def test_damaged_predictions_are_named(tmp_path, text, said):
+def test_damaged_predictions_are_named(tmp_path, text, message):
     run = make_run(tmp_path / "local", "local")
     (run / "sites/site-2/predictions.csv").write_text(text)
-    with pytest.raises(StoreError, match=said) as error:
+    with pytest.raises(StoreError, match=message) as error:
         read_tested(read_run(run))
     assert "site-2/predictions.csv" in str(error.value)
     assert "Give the command of that run again" in str(error.value)
@@ -186,7 +186,7 @@ def test_damaged_predictions_are_named(tmp_path, text, said):
 
 def test_the_picture_reaches_to_the_next_round_number(tmp_path):
     runs = [make_run(tmp_path / name, name, skill=skill) for name, skill in (("local", 0.2), ("fedavg", 3.0))]
-    found = compare(runs)
-    far = max(abs(end) for row in (*found.rows, found.mean) for end in (row.low, row.high))
-    assert far <= found.reach <= 1.5 * far
-    assert math.isclose(found.reach * 20, round(found.reach * 20))
+    comparison = compare(runs)
+    far = max(abs(end) for row in (*comparison.rows, comparison.mean) for end in (row.low, row.high))
+    assert far <= comparison.reach <= 1.5 * far
+    assert math.isclose(comparison.reach * 20, round(comparison.reach * 20))

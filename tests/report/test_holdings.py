@@ -43,11 +43,11 @@ def corners(text: Text, renderer) -> np.ndarray:
     return origin + (box.corners() - origin) @ turn
 
 
-def overlap(one: np.ndarray, other: np.ndarray) -> bool:
+def overlap(box: np.ndarray, other: np.ndarray) -> bool:
     """Whether two rectangles overlap: no side of either separates them."""
-    for rectangle in (one, other):
+    for rectangle in (box, other):
         for axis in (rectangle[1] - rectangle[0], rectangle[2] - rectangle[0]):
-            first, second = one @ axis, other @ axis
+            first, second = box @ axis, other @ axis
             if first.max() <= second.min() or second.max() <= first.min():
                 return False
     return True
@@ -68,8 +68,8 @@ def test_no_label_overlaps_another_or_leaves_the_page(sites, classes):
     low, high = (np.array([edge(box, axis=0) for _, box in boxes]) for edge in (np.min, np.max))
     near = ((low[:, None] < high) & (low < high[:, None])).all(axis=2)
     for number, neighbour in zip(*np.nonzero(np.triu(near, 1)), strict=True):
-        (one, first), (other, second) = boxes[number], boxes[neighbour]
-        assert not overlap(first, second), f"'{one}' and '{other}'"
+        (label, first), (other, second) = boxes[number], boxes[neighbour]
+        assert not overlap(first, second), f"'{label}' and '{other}'"
     width, height = figure.get_size_inches() * figure.dpi
     for name, box in boxes:
         assert (box >= -1).all(), name

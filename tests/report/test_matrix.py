@@ -63,19 +63,19 @@ def test_a_table_without_any_score_has_no_means():
 
 
 def test_the_table_is_that_of_the_run(tmp_path):
-    found = cross_table(read_run(make(tmp_path, "fedskd")), "auc")
-    assert {owner: list(row) for owner, row in found.items()} == dict.fromkeys(SITES, list(SITES))
-    assert all(found[o][s] == pytest.approx(TABLE[o][s], nan_ok=True) for o in SITES for s in SITES)
+    table = cross_table(read_run(make(tmp_path, "fedskd")), "auc")
+    assert {owner: list(row) for owner, row in table.items()} == dict.fromkeys(SITES, list(SITES))
+    assert all(table[o][s] == pytest.approx(TABLE[o][s], nan_ok=True) for o in SITES for s in SITES)
     assert cross_table(read_run(tmp_path / "fedskd"), "accuracy") is None
     assert cross_table(read_run(make(tmp_path, "local", table=None)), "auc") is None
 
 
 def test_sites_without_test_images_are_no_columns_but_have_models(tmp_path):
     table = {owner: {"a": 0.5, "c": 0.7} for owner in SITES}
-    found = cross_table(read_run(make(tmp_path, "fedskd", table=table)), "auc")
-    assert list(found) == list(SITES)
-    assert {tuple(row) for row in found.values()} == {("a", "c")}
-    assert local_mean(found) == pytest.approx(0.6)
+    crossed = cross_table(read_run(make(tmp_path, "fedskd", table=table)), "auc")
+    assert list(crossed) == list(SITES)
+    assert {tuple(row) for row in crossed.values()} == {("a", "c")}
+    assert local_mean(crossed) == pytest.approx(0.6)
 
 
 def test_a_test_of_an_earlier_end_is_not_shown(tmp_path):
@@ -89,49 +89,53 @@ def test_a_test_of_an_earlier_end_is_not_shown(tmp_path):
 
 
 def test_the_section_shows_cells_means_and_what_is_left_out(section):
-    found = section(("fedskd", {}))
-    head, *rows = found.tables[NAME + "fedskd"]
+    document = section(("fedskd", {}))
+    head, *rows = document.tables[NAME + "fedskd"]
     assert head == ["", "mean", *SITES]
     assert rows == [
         ["a", "0.600", "0.900", "0.500", "0.400"],
         ["b", "0.700", "0.600", "0.800", "–"],
         ["c", "0.400", "0.300", "0.500", "–"],
     ]
-    assert found.tables["Local test and global test"][1] == ["fedskd", "0.850", "0.567", "1", "2 of 9 scores"]
-    assert [given.get("class") for tag, given in found.tags if tag == "td"].count("right") == len(SITES)
+    assert document.tables["Local test and global test"][1] == ["fedskd", "0.850", "0.567", "1", "2 of 9 scores"]
+    assert [attributes.get("class") for tag, attributes in document.tags if tag == "td"].count("right") == len(SITES)
 
 
 def test_shades_grow_from_the_smallest_to_the_largest_score_of_all_tables(section):
-    found = section(("fedskd", {}), ("local", {"table": shifted(-0.3)}))
-    shades = [float(given["style"].split("/")[1][:-1]) for tag, given in found.tags if tag == "td" and "style" in given]
+    document = section(("fedskd", {}), ("local", {"table": shifted(-0.3)}))
+    shades = [
+        float(attributes["style"].split("/")[1][:-1])
+        for tag, attributes in document.tags
+        if tag == "td" and "style" in attributes
+    ]
     values = [TABLE[o][s] + by for by in (0, -0.3) for o in SITES for s in SITES]
     expected = [0 if math.isnan(value) else 0.5 * (value - 0.0) / 0.9 for value in values]
     assert shades == pytest.approx(expected, abs=0.006)
-    assert "from 0.000 to 0.900 in all tables alike" in words(found.sections["matrix"])
+    assert "from 0.000 to 0.900 in all tables alike" in words(document.sections["matrix"])
 
 
 def test_folds_are_averaged_cell_by_cell_and_spread_over_runs(section):
     """A cell that one fold does not define is the mean of the others; the tests are computed in each fold first."""
     whole = {owner: dict.fromkeys(SITES, 0.5) for owner in SITES}
     runs = [(f"fedskd-{n}", {"table": t, "fold": n, "data": f"fold {n}"}) for n, t in enumerate((TABLE, whole))]
-    found = section(*runs)
-    assert found.tables[NAME + "fedskd"][2] == ["b", "0.600", "0.550", "0.650", "0.500"]
+    document = section(*runs)
+    assert document.tables[NAME + "fedskd"][2] == ["b", "0.600", "0.550", "0.650", "0.500"]
     tests = [[mean(table) for table in (TABLE, whole)] for mean in (local_mean, global_mean)]
-    shown = [f"{fmean(one):.3f} ± {stdev(one):.3f}" for one in tests]
-    assert [words(cell) for cell in found.tables["Local test and global test"][1]] == [
+    shown = [f"{fmean(values):.3f} ± {stdev(values):.3f}" for values in tests]
+    assert [words(cell) for cell in document.tables["Local test and global test"][1]] == [
         "fedskd",
         *shown,
         "2",
         "2 of 18 scores",
     ]
-    assert "mean over 2 runs" in words(found.sections["matrix"])
+    assert "mean over 2 runs" in words(document.sections["matrix"])
 
 
 def test_sites_of_other_data_are_never_averaged(section):
     """Without folds, other data of another seed are other people under the same names."""
-    found = section(*((f"fedskd-{n}", {"seed": n, "data": f"{n}", "table": shifted(n / 10)}) for n in (0, 1)))
-    assert found.tables[NAME + "fedskd, seed 0"][1][1] == "0.600"
-    assert found.tables[NAME + "fedskd, seed 1"][1][1] == "0.700"
+    document = section(*((f"fedskd-{n}", {"seed": n, "data": f"{n}", "table": shifted(n / 10)}) for n in (0, 1)))
+    assert document.tables[NAME + "fedskd, seed 0"][1][1] == "0.600"
+    assert document.tables[NAME + "fedskd, seed 1"][1][1] == "0.700"
 
 
 @pytest.mark.parametrize(
@@ -150,35 +154,35 @@ def test_who_has_the_same_people(tmp_path, runs, parts):
         make(tmp_path, f"fedskd-{n}", seed=seed, data=data, fold=fold) for n, (seed, data, fold) in enumerate(runs)
     ]
     (group,) = group_runs([read_run(folder) for folder in folders])
-    assert {name: len(found) for name, found in same_people(group).items()} == parts
+    assert {name: len(members) for name, members in same_people(group).items()} == parts
 
 
 def test_one_model_for_all_sites_is_one_row(section):
     row = {"a": 0.6, "b": 0.7, "c": NAN}
-    found = section(("fedavg", {"model": "global", "table": dict.fromkeys(SITES, row)}))
-    assert found.tables[NAME + "fedavg"][1:] == [["the one global model", "0.650", "0.600", "0.700", "–"]]
-    assert found.tables["Local test and global test"][1][1:3] == ["0.650", "0.650"]
-    assert "In fedavg all sites have the same model" in found.sections["matrix"]
+    document = section(("fedavg", {"model": "global", "table": dict.fromkeys(SITES, row)}))
+    assert document.tables[NAME + "fedavg"][1:] == [["the one global model", "0.650", "0.600", "0.700", "–"]]
+    assert document.tables["Local test and global test"][1][1:3] == ["0.650", "0.650"]
+    assert "In fedavg all sites have the same model" in document.sections["matrix"]
 
 
 def test_who_was_not_tested_is_named(section):
-    found = section(("fedskd-0", {}), ("fedskd-1", {"seed": 1, "status": "running"}), ("local", {"table": None}))
-    text = words(found.sections["matrix"])
+    document = section(("fedskd-0", {}), ("fedskd-1", {"seed": 1, "status": "running"}), ("local", {"table": None}))
+    text = words(document.sections["matrix"])
     assert "Not tested like this: local. A run with the setting global_test is." in text
     assert "Only 1 of the 2 runs of fedskd could be shown" in text
 
 
 def test_too_many_sites_are_told_in_two_numbers(section):
     sites = [f"s{number:02d}" for number in range(31)]
-    found = section(("fedskd", {"sites": sites, "table": {o: dict.fromkeys(sites, 0.5) for o in sites}}))
-    assert list(found.tables) == ["Local test and global test"]
-    assert "The table of fedskd is left out: more than 30 sites are too many to read." in found.sections["matrix"]
+    document = section(("fedskd", {"sites": sites, "table": {o: dict.fromkeys(sites, 0.5) for o in sites}}))
+    assert list(document.tables) == ["Local test and global test"]
+    assert "The table of fedskd is left out: more than 30 sites are too many to read." in document.sections["matrix"]
 
 
 def test_the_page_has_the_section_only_where_there_is_something_to_show(tmp_path):
     for table in (TABLE, None):
         folder = make(tmp_path, f"fedskd-{bool(table)}", table=table)
-        found = Page(write_report([folder]).read_text())
-        assert ("matrix" in found.sections) == bool(table)
-        links = {given.get("href") for tag, given in found.tags if tag == "a"}
+        document = Page(write_report([folder]).read_text())
+        assert ("matrix" in document.sections) == bool(table)
+        links = {attributes.get("href") for tag, attributes in document.tags if tag == "a"}
         assert ("#matrix" in links) == bool(table)

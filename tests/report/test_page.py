@@ -31,8 +31,8 @@ def page(tmp_path):
 
 
 def test_the_first_table_says_what_scikit_learn_says(page, tmp_path):
-    found = page(("local", {"skill": 0.3, "images": 90}), ("fedavg", {"skill": 2.0, "images": 90}))
-    head, *rows = found.tables["fedavg against alone, accuracy"]
+    document = page(("local", {"skill": 0.3, "images": 90}), ("fedavg", {"skill": 2.0, "images": 90}))
+    head, *rows = document.tables["fedavg against alone, accuracy"]
     assert [words(cell) for cell in head[:4]] == ["site test images", "alone", "fedavg", "difference 95 % interval"]
     tested = [read_tested(read_run(tmp_path / name)) for name in ("local", "fedavg")]
     alone, other = (
@@ -48,16 +48,16 @@ def test_the_first_table_says_what_scikit_learn_says(page, tmp_path):
     mean, worst = rows[3:]
     assert [words(cell) for cell in mean[:3]] == ["mean of sites", f"{sum(alone) / 3:.3f}", f"{sum(other) / 3:.3f}"]
     assert [words(cell) for cell in worst[:3]] == ["worst site", f"{min(alone):.3f}", f"{min(other):.3f}"]
-    assert "Of 3 sites: 3 gain." in found.sections["gains"]
-    assert "AUC on each site's test images" in found.sections["gains"]
+    assert "Of 3 sites: 3 gain." in document.sections["gains"]
+    assert "AUC on each site's test images" in document.sections["gains"]
 
 
 def test_alone_a_run_shows_accuracies_with_wilsons_interval(page, tmp_path):
-    found = page(("fedavg", {}))
+    document = page(("fedavg", {}))
     assert "Give a run of the method local as well to see who gains: medfl report RUN LOCAL_RUN" in words(
-        found.sections["gains"]
+        document.sections["gains"]
     )
-    rows = found.tables["Scores of fedavg by site"]
+    rows = document.tables["Scores of fedavg by site"]
     assert len(rows) == 6
     for site, tested in read_tested(read_run(tmp_path / "fedavg")).items():
         ends = binomtest(tested.correct, 40).proportion_ci(method="wilson")
@@ -66,10 +66,10 @@ def test_alone_a_run_shows_accuracies_with_wilsons_interval(page, tmp_path):
 
 
 def test_the_confusion_matrix_is_scikit_learns(page, tmp_path):
-    found = page(("fedavg", {}))
+    document = page(("fedavg", {}))
     everything = pooled(read_tested(read_run(tmp_path / "fedavg")))
     wanted = confusion_matrix(everything.labels, everything.probabilities.argmax(1))
-    head, *rows = found.tables["Confusion matrix of fedavg"]
+    head, *rows = document.tables["Confusion matrix of fedavg"]
     assert head == ["", "basophil", "eosinophil", "lymphocyte"]
     for row, counts in zip(rows, wanted, strict=True):
         assert row[1:] == [f"{count}{100 * count / counts.sum():.0f} %" for count in counts]
@@ -78,74 +78,78 @@ def test_the_confusion_matrix_is_scikit_learns(page, tmp_path):
 def test_scores_are_those_of_the_summary_with_their_spread_over_seeds(page):
     values = [{"site-1": 0.5, "site-2": 0.75}, {"site-1": 0.75, "site-2": 0.8}]
     runs = [
-        (f"fedavg-{seed}", {"seed": seed, "scores": {"accuracy": given}, "sites": SITES[:2]})
-        for seed, given in enumerate(values)
+        (f"fedavg-{seed}", {"seed": seed, "scores": {"accuracy": scores}, "sites": SITES[:2]})
+        for seed, scores in enumerate(values)
     ]
-    found = page(*runs)
-    assert ["accuracy", "fedavg", "global", "0.700 ± 0.106", "0.625 ± 0.177", "–"] in found.tables[
+    document = page(*runs)
+    assert ["accuracy", "fedavg", "global", "0.700 ± 0.106", "0.625 ± 0.177", "–"] in document.tables[
         "Scores on test images"
     ]
-    assert "± is the standard deviation over the seeds" in found.sections["scores"]
+    assert "± is the standard deviation over the seeds" in document.sections["scores"]
 
 
 def test_costs_are_added_up(page, tmp_path):
-    found = page(("fedavg", {"rounds": 3}))
+    document = page(("fedavg", {"rounds": 3}))
     costs = json.loads((tmp_path / "fedavg/summary.json").read_text())["costs"]
     up = sum(site["bytes_up"] for site in costs.values())
     seconds = sum(site["train_seconds"] for site in costs.values())
-    head, total, each = found.tables["Costs of the runs"]
+    head, total, each = document.tables["Costs of the runs"]
     assert total[:2] == ["fedavg, in all", f"{up / 1000:.1f} kB"]
     assert total[4] == f"{seconds:.1f} s"
     assert each[1] == f"{up / 9000:.1f} kB"
-    assert len(found.tables["Costs of fedavg by site"]) == 4
+    assert len(document.tables["Costs of fedavg by site"]) == 4
 
 
 def test_each_setting_stands_with_its_origin_and_what_differs_comes_first(page):
     args = [{"method_args": {"mu": mu}} for mu in (0.1, 1.0)]
-    found = page(("fedprox-a", args[0]), ("fedprox-b", args[1]))
-    unlike = found.tables["Settings in which the runs differ"]
+    document = page(("fedprox-a", args[0]), ("fedprox-b", args[1]))
+    unlike = document.tables["Settings in which the runs differ"]
     assert ["method_args.mu", "0.1", "command line", "fedprox (mu=0.1)"] in unlike
     assert ["method_args.mu", "1.0", "command line", "fedprox (mu=1.0)"] in unlike
     assert len(unlike) == 3
-    assert ["optimizer.lr", "0.05", "command line"] in found.tables["Settings that all runs share"]
-    assert ["torch", "2.13.0", "all"] in found.tables["Versions, threads, device, plugins"]
-    assert ["site-2", f"{1:064x}"[:12], "all"] in found.tables["Data hashes"]
+    assert ["optimizer.lr", "0.05", "command line"] in document.tables["Settings that all runs share"]
+    assert ["torch", "2.13.0", "all"] in document.tables["Versions, threads, device, plugins"]
+    assert ["site-2", f"{1:064x}"[:12], "all"] in document.tables["Data hashes"]
 
 
 def test_holdings_are_counted_for_each_split(page, tmp_path):
-    found = page(("fedavg", {}))
+    document = page(("fedavg", {}))
     counts = json.loads((tmp_path / "fedavg/summary.json").read_text())["holdings"]["sites"]
-    rows = found.tables["Images for training"]
+    rows = document.tables["Images for training"]
     assert ["site-2", *map(str, counts["site-2"]["training"]), str(sum(counts["site-2"]["training"]))] in rows
     total = sum(sum(site["training"]) for site in counts.values())
     assert rows[-1][-1] == str(total)
-    assert "Images for validation" not in found.tables, "nobody has any"
+    assert "Images for validation" not in document.tables, "nobody has any"
 
 
 def test_the_first_sentence_names_the_data(page):
-    found = page(("fedavg", {"data_name": "bloodmnist"}))
+    document = page(("fedavg", {"data_name": "bloodmnist"}))
     assert "1 run over 3 rounds with the seed 0 on bloodmnist at 3 sites with 600 images of 3 classes" in words(
-        found.sections[""]
+        document.sections[""]
     )
     assert "with the seed 0 at 3 sites" in words(page(("local", {})).sections[""])
 
 
 def test_the_first_sentence_counts_no_images_where_the_data_differ(page):
-    found = page(("fedavg", {"data_name": "one"}), ("local", {"data_name": "two", "data": "other"}))
-    assert "on 2 data sets made from one and two: all finished." in words(found.sections[""])
+    document = page(("fedavg", {"data_name": "one"}), ("local", {"data_name": "two", "data": "other"}))
+    assert "on 2 data sets made from one and two: all finished." in words(document.sections[""])
 
 
 # ---- notices
 
 
 def test_what_went_wrong_comes_first(page):
-    found = page(
+    document = page(
         ("local", {}),
         ("fedavg", {"status": "diverged", "reason": "the norm is nan", "done": 2, "leaks": ["a patient is twice."]}),
     )
-    notices = [given["class"] for tag, given in found.tags if tag == "p" and "notice" in (given.get("class") or "")]
+    notices = [
+        attributes["class"]
+        for tag, attributes in document.tags
+        if tag == "p" and "notice" in (attributes.get("class") or "")
+    ]
     assert notices == ["notice bad", "notice bad", "notice info"]
-    start = words(found.sections[""])
+    start = words(document.sections[""])
     assert "fedavg ended as diverged after 2 of 3 rounds: the norm is nan. Its scores are those after round 2." in start
     assert "A leak between the data was allowed by name (fedavg): a patient is twice." in start
     assert "No differential privacy was used." in start
@@ -154,19 +158,19 @@ def test_what_went_wrong_comes_first(page):
 
 def test_the_page_begins_with_what_is_promised(page):
     private = {"settings": {"privacy": {"epsilon": 5.0, "clip": 2.5, "delta": 1e-5}}, "rounds": 7}
-    found = words(page(("local", {}), ("fedavg", private)).sections[""])
+    start = words(page(("local", {}), ("fedavg", private)).sections[""])
     promise = "Differential privacy: epsilon 5 with delta 1e-05 for a site that is replaced by any other (fedavg)."
-    assert promise in found
-    assert "No differential privacy was used by local." in found
+    assert promise in start
+    assert "No differential privacy was used by local." in start
 
 
 def test_other_data_give_no_difference_and_the_page_says_so(page):
-    found = page(("local", {"data": "aaaaaaaaaa"}), ("fedavg", {"data": "bbbbbbbbbb"}))
-    assert "The runs did not use the same data (data aaaaaaaa: local; data bbbbbbbb: fedavg)." in found.sections[""]
-    assert "There is no difference to show for fedavg" in found.sections["gains"]
-    assert not [name for name in found.tables if "against alone" in name]
-    assert "Scores of fedavg by site, data bbbbbbbb" in found.tables
-    assert "Data aaaaaaaa" in found.sections["holdings"]
+    document = page(("local", {"data": "aaaaaaaaaa"}), ("fedavg", {"data": "bbbbbbbbbb"}))
+    assert "The runs did not use the same data (data aaaaaaaa: local; data bbbbbbbb: fedavg)." in document.sections[""]
+    assert "There is no difference to show for fedavg" in document.sections["gains"]
+    assert not [name for name in document.tables if "against alone" in name]
+    assert "Scores of fedavg by site, data bbbbbbbb" in document.tables
+    assert "Data aaaaaaaa" in document.sections["holdings"]
 
 
 def test_seeds_with_data_of_their_own_are_told_site_by_site(page):
@@ -179,11 +183,11 @@ def test_seeds_with_data_of_their_own_are_told_site_by_site(page):
 
 
 def test_a_table_of_sites_alone_for_each_seed_with_data_of_its_own(page):
-    found = page(*((f"fedavg-{seed}", {"seed": seed, "data": f"{seed}" * 10}) for seed in (0, 1)))
-    assert "Each seed has data of its own. Differences are taken within a seed." in found.sections[""]
-    tables = [found.tables[f"Scores of fedavg by site, data of seed {seed}"] for seed in (0, 1)]
+    document = page(*((f"fedavg-{seed}", {"seed": seed, "data": f"{seed}" * 10}) for seed in (0, 1)))
+    assert "Each seed has data of its own. Differences are taken within a seed." in document.sections[""]
+    tables = [document.tables[f"Scores of fedavg by site, data of seed {seed}"] for seed in (0, 1)]
     assert tables[0][1] != tables[1][1]
-    assert "Data of seed 1" in found.sections["holdings"]
+    assert "Data of seed 1" in document.sections["holdings"]
 
 
 def test_folders_are_told_apart_without_a_path_of_the_machine(page):
@@ -193,8 +197,8 @@ def test_folders_are_told_apart_without_a_path_of_the_machine(page):
 
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_a_run_that_is_not_over_has_a_page(page, done):
-    found = page(("fedavg", {"status": "running", "done": done}))
-    assert f"with {done} of 3 rounds in its metrics. The same command continues it" in words(found.sections[""])
+    document = page(("fedavg", {"status": "running", "done": done}))
+    assert f"with {done} of 3 rounds in its metrics. The same command continues it" in words(document.sections[""])
     for section, sentence in (
         ("gains", "There are no final scores of fedavg."),
         ("scores", "There are no test and validation scores."),
@@ -202,15 +206,15 @@ def test_a_run_that_is_not_over_has_a_page(page, done):
         ("holdings", "Who holds what is written down when a run is over"),
         ("costs", "Costs are added up when a run is over"),
     ):
-        assert sentence in words(found.sections[section])
-    assert ("fewer than two rounds" in found.sections["curves"]) is True
-    assert bool([tag for tag, _ in found.tags if tag == "svg"]) == (done > 1)
+        assert sentence in words(document.sections[section])
+    assert ("fewer than two rounds" in document.sections["curves"]) is True
+    assert bool([tag for tag, _ in document.tags if tag == "svg"]) == (done > 1)
 
 
 def test_a_local_run_that_is_not_over_leaves_the_other_without_a_difference(page):
-    found = page(("local", {"status": "running"}), ("fedavg", {}))
-    assert "no run alone on the same data has scores to compare with" in found.sections["gains"]
-    assert "Scores of fedavg by site" in found.tables
+    document = page(("local", {"status": "running"}), ("fedavg", {}))
+    assert "no run alone on the same data has scores to compare with" in document.sections["gains"]
+    assert "Scores of fedavg by site" in document.tables
 
 
 def test_the_sites_alone_ask_for_another_run(page):
@@ -218,20 +222,20 @@ def test_the_sites_alone_ask_for_another_run(page):
 
 
 def test_a_run_without_test_images_says_so(page):
-    found = page(("fedavg", {"splits": ("val",), "bundles": False}))
-    assert "There are no test scores of fedavg: no site had test images that were scored." in found.sections[""]
-    assert "Scores on validation images" in found.tables
-    assert "There are no test scores." in found.sections["scores"]
+    document = page(("fedavg", {"splits": ("val",), "bundles": False}))
+    assert "There are no test scores of fedavg: no site had test images that were scored." in document.sections[""]
+    assert "Scores on validation images" in document.tables
+    assert "There are no test scores." in document.sections["scores"]
 
 
 def test_one_class_only_leaves_the_auc_open(page):
     """With one class the AUC is not defined anywhere; accuracy still is."""
     options = {"classes": ("a", "b"), "metrics": ("accuracy", "auc"), "images": 1, "scores": None}
-    found = page(("local", options), ("fedavg", options | {"skill": 9.0}))
-    assert "fedavg against alone, accuracy" in found.tables
-    assert "fedavg against alone, AUC" not in found.tables
-    assert ["AUC", "local", "global", "–", "–", "–"] in found.tables["Scores on test images"]
-    assert "no test image of" in found.sections["scores"]
+    document = page(("local", options), ("fedavg", options | {"skill": 9.0}))
+    assert "fedavg against alone, accuracy" in document.tables
+    assert "fedavg against alone, AUC" not in document.tables
+    assert ["AUC", "local", "global", "–", "–", "–"] in document.tables["Scores on test images"]
+    assert "no test image of" in document.sections["scores"]
 
 
 def test_a_diverged_model_without_numbers_is_no_crash(page, tmp_path):
@@ -239,43 +243,45 @@ def test_a_diverged_model_without_numbers_is_no_crash(page, tmp_path):
     for site in SITES:
         path = tmp_path / "fedavg/sites" / site / "predictions.csv"
         path.write_text(re.sub(r"(?m)^(\d+,\d+),.*$", r"\1,nan,nan,nan", path.read_text()))
-    found = Page(write_report([tmp_path / "local", tmp_path / "fedavg"]).read_text())
-    assert "no interval: a model gives no numbers" in words(found.sections["gains"])
-    assert "There are no predictions on test images from fedavg." in found.sections["scores"]
+    document = Page(write_report([tmp_path / "local", tmp_path / "fedavg"]).read_text())
+    assert "no interval: a model gives no numbers" in words(document.sections["gains"])
+    assert "There are no predictions on test images from fedavg." in document.sections["scores"]
 
 
 def test_predictions_of_an_earlier_end_are_not_shown(page, tmp_path):
     """A finished run that was given more rounds has no summary until it is over again, but still its old bundles."""
     page(("local", {}), ("fedavg", {}))
     (tmp_path / "fedavg/summary.json").unlink()
-    found = Page(write_report([tmp_path / "local", tmp_path / "fedavg"]).read_text())
-    assert "Confusion matrix of local" in found.tables
-    assert "Confusion matrix of fedavg" not in found.tables
-    assert "fedavg is not over" in words(found.sections[""])
+    document = Page(write_report([tmp_path / "local", tmp_path / "fedavg"]).read_text())
+    assert "Confusion matrix of local" in document.tables
+    assert "Confusion matrix of fedavg" not in document.tables
+    assert "fedavg is not over" in words(document.sections[""])
 
 
 def test_predictions_of_another_round_than_the_scores_give_no_interval(page):
     """Scored every 2 rounds, diverged in the fourth: scores are of round 2, the models at home of round 3."""
-    found = page(("local", {}), ("fedavg", {"rounds": 9, "done": 3, "unscored": 1, "status": "diverged"}))
-    rows = found.tables["fedavg against alone, accuracy"]
+    document = page(("local", {}), ("fedavg", {"rounds": 9, "done": 3, "unscored": 1, "status": "diverged"}))
+    rows = document.tables["fedavg against alone, accuracy"]
     assert [words(row[4]) for row in rows[1:4]] == ["no interval: no predictions"] * 3
-    assert "Its scores are those after round 2." in words(found.sections[""])
+    assert "Its scores are those after round 2." in words(document.sections[""])
 
 
 def test_a_seed_without_a_run_alone_is_named(page):
-    found = page(("local", {}), ("fedavg-0", {}), ("fedavg-1", {"seed": 1, "data": "other"}), ("fedavg-2", {"seed": 2}))
-    text = words(found.sections["gains"])
+    document = page(
+        ("local", {}), ("fedavg-0", {}), ("fedavg-1", {"seed": 1, "data": "other"}), ("fedavg-2", {"seed": 2})
+    )
+    text = words(document.sections["gains"])
     assert "There is no difference to show for fedavg, data other" in text
     assert "Seeds differ: 2 against 0." in text
 
 
 def test_a_seed_that_is_not_over_is_left_out_and_named(page):
-    found = page(("local", {}), ("fedavg-0", {}), ("fedavg-1", {"seed": 1, "status": "running"}))
-    text = words(found.sections["gains"])
+    document = page(("local", {}), ("fedavg-0", {}), ("fedavg-1", {"seed": 1, "status": "running"}))
+    text = words(document.sections["gains"])
     assert "1 of the 2 runs of fedavg are compared: the others, or their runs of local, are not over." in text
 
 
 def test_runs_without_a_common_metric_are_not_compared(page):
-    found = page(("local", {"metrics": ("accuracy",)}), ("fedavg", {"metrics": ("f1",)}))
-    assert "The runs have no metric in common" in found.sections["gains"]
-    assert len(found.tables["Scores on test images"]) == 3
+    document = page(("local", {"metrics": ("accuracy",)}), ("fedavg", {"metrics": ("f1",)}))
+    assert "The runs have no metric in common" in document.sections["gains"]
+    assert len(document.tables["Scores on test images"]) == 3

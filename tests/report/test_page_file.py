@@ -55,21 +55,21 @@ def test_everything_is_escaped(rich, tmp_path):
     html = write_report(rich).read_text()
     assert "<script" not in html
     assert "<i>" not in html
-    found = Page(html)
-    assert found.tables["Confusion matrix of local"][0][1:] == list(ODD)
-    assert {"clusters", "teachers", "looks", "privacy"} <= set(found.sections)
-    assert "<script>alert(1)</script>" in found.sections[""]
+    document = Page(html)
+    assert document.tables["Confusion matrix of local"][0][1:] == list(ODD)
+    assert {"clusters", "teachers", "looks", "privacy"} <= set(document.sections)
+    assert "<script>alert(1)</script>" in document.sections[""]
 
 
 def test_nothing_is_loaded_from_anywhere(rich):
     html = write_report(rich).read_text()
     assert "//" not in html.replace("<!doctype html>", "")
     assert not re.search(r"@import|url\((?!#)|<(link|script|img|iframe|object|embed)\b", html)
-    for _, given in Page(html).tags:
-        assert "src" not in given
-        assert given.get("href", "#").startswith("#")
-        assert not any(name.startswith("on") for name in given)
-        assert (given.get("xlink:href") or "#").startswith("#")
+    for _, attributes in Page(html).tags:
+        assert "src" not in attributes
+        assert attributes.get("href", "#").startswith("#")
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("xlink:href") or "#").startswith("#")
 
 
 def test_no_path_outside_the_run_folders_stands_on_the_page(rich, tmp_path):
@@ -77,17 +77,19 @@ def test_no_path_outside_the_run_folders_stands_on_the_page(rich, tmp_path):
 
 
 def test_it_can_be_read_without_seeing_it(rich):
-    found = Page(write_report(rich).read_text())
-    html = dict(found.tags)["html"]
+    document = Page(write_report(rich).read_text())
+    html = dict(document.tags)["html"]
     assert html["lang"] == "en"
-    ids = [given["id"] for _, given in found.tags if "id" in given]
+    ids = [attributes["id"] for _, attributes in document.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert {given.get("href") for tag, given in found.tags if tag == "a"} >= ALWAYS
-    for tag, given in found.tags:
+    assert {attributes.get("href") for tag, attributes in document.tags if tag == "a"} >= ALWAYS
+    for tag, attributes in document.tags:
         if tag == "svg":
-            assert given.get("aria-hidden") == "true" or (given["role"] == "img" and len(given["aria-label"]) > 20)
+            assert attributes.get("aria-hidden") == "true" or (
+                attributes["role"] == "img" and len(attributes["aria-label"]) > 20
+            )
         if tag == "th":
-            assert given["scope"] in ("col", "row", "rowgroup")
+            assert attributes["scope"] in ("col", "row", "rowgroup")
 
 
 def test_the_same_runs_give_the_same_bytes(rich, tmp_path):
@@ -111,8 +113,8 @@ def test_one_site_and_many(tmp_path, sites):
         make_run(tmp_path / name, name, sites=names, images=5, rounds=2, metrics=("accuracy",))
         for name in ("local", "fedavg")
     ]
-    found = Page(write_report(runs).read_text())
-    assert len(found.tables["fedavg against alone, accuracy"]) == sites + 3
+    document = Page(write_report(runs).read_text())
+    assert len(document.tables["fedavg against alone, accuracy"]) == sites + 3
 
 
 def test_it_goes_into_the_first_folder_or_where_it_is_told(rich, tmp_path):

@@ -27,9 +27,9 @@ COPIES = 4
 PATIENTS = 60
 
 
-def width(found: Interval | tuple[float, float] | None) -> float:
-    assert found is not None
-    low, high = (found.low, found.high) if isinstance(found, Interval) else found
+def width(interval: Interval | tuple[float, float] | None) -> float:
+    assert interval is not None
+    low, high = (interval.low, interval.high) if isinstance(interval, Interval) else interval
     return high - low
 
 
@@ -38,37 +38,37 @@ def answers(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     stream = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (PATIENTS,), generator=stream)
     hints = torch.eye(3)[labels]
-    one, other = (
+    better, other = (
         (torch.randn(PATIENTS, 3, generator=stream) + skill * hints).softmax(1).double() for skill in (2.0, 1.0)
     )
-    return one, other, labels
+    return better, other, labels
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "auc", "balanced_accuracy"])
 def test_copies_of_images_don_t_narrow_a_difference(metric: str) -> None:
-    one, other, labels = answers()
-    alone = paired_bootstrap(metric, one, other, labels, 3)
-    assert paired_bootstrap(metric, one, other, labels, 3, patients=torch.arange(PATIENTS)) == alone, "bit for bit"
+    better, other, labels = answers()
+    alone = paired_bootstrap(metric, better, other, labels, 3)
+    assert paired_bootstrap(metric, better, other, labels, 3, patients=torch.arange(PATIENTS)) == alone, "bit for bit"
     patients = torch.arange(PATIENTS).repeat_interleave(COPIES)
-    copied = [part[patients] for part in (one, other, labels)]
-    found = paired_bootstrap(metric, *copied, 3, patients=patients)  # type: ignore[arg-type, misc]
+    copied = [part[patients] for part in (better, other, labels)]
+    interval = paired_bootstrap(metric, *copied, 3, patients=patients)  # type: ignore[arg-type, misc]
     assert alone is not None
-    assert found is not None
-    assert (found.difference, found.low, found.high) == pytest.approx(
+    assert interval is not None
+    assert (interval.difference, interval.low, interval.high) == pytest.approx(
         (alone.difference, alone.low, alone.high), abs=1e-12
     )
     naive = paired_bootstrap(metric, *copied, 3)  # type: ignore[arg-type, misc]
-    assert width(found) / width(naive) == pytest.approx(math.sqrt(COPIES), rel=0.12)
+    assert width(interval) / width(naive) == pytest.approx(math.sqrt(COPIES), rel=0.12)
 
 
 def test_numbers_of_patients_may_be_any(tmp_path: Path) -> None:
-    one, other, labels = answers()
+    better, other, labels = answers()
     patients = torch.arange(PATIENTS) // 3
-    found = [
-        paired_bootstrap("auc", one, other, labels, 3, patients=way(patients))
+    intervals = [
+        paired_bootstrap("auc", better, other, labels, 3, patients=way(patients))
         for way in (lambda p: p, lambda p: 7 * p + 5)
     ]
-    assert found[0] == found[1]
+    assert intervals[0] == intervals[1]
 
 
 @pytest.mark.parametrize("correct", [0, 41, PATIENTS])
@@ -77,8 +77,8 @@ def test_copies_of_images_don_t_narrow_an_accuracy(correct: int) -> None:
     assert wilson_over_patients(right, None) == wilson(correct, PATIENTS)
     singles = wilson_over_patients(right, torch.arange(PATIENTS))
     patients = torch.arange(PATIENTS).repeat_interleave(COPIES)
-    for found in (singles, wilson_over_patients(right[patients], patients)):
-        assert found == pytest.approx(wilson(correct, PATIENTS), abs=1e-12)
+    for interval in (singles, wilson_over_patients(right[patients], patients)):
+        assert interval == pytest.approx(wilson(correct, PATIENTS), abs=1e-12)
 
 
 def test_images_of_a_patient_that_are_no_more_alike_than_others_count_in_full() -> None:

@@ -17,49 +17,49 @@ REPLACED = ADDED | {"adjacency": "replace"}
 SAMPLES = ADDED | {"unit": "sample"}
 
 
-def account(**given):
+def account(**facts):
     """What a site's account says of a run that made all its releases."""
     plain = {"unit": "site", "adjacency": "add_remove", "delta": 1e-5, "sigma": 3.98856, "rate": 1.0, "steps": 1}
     plain |= {"planned": 20, "releases": 20, "stated_epsilon": 5.0, "epsilon": 5.0, "composed": 5.0, "runs": 1}
-    return plain | {"total_epsilon": None, "ledger": False} | given
+    return plain | {"total_epsilon": None, "ledger": False} | facts
 
 
-def accounts(**given):
-    return {site: account(**given) for site in SITES}
+def accounts(**facts):
+    return {site: account(**facts) for site in SITES}
 
 
 @pytest.fixture
 def page(tmp_path):
     def write(*runs):
         options = {"rounds": 20, "bundles": False, "state": False}
-        folders = [make_run(tmp_path / name, name.split("-")[0], **(options | given)) for name, given in runs]
+        folders = [make_run(tmp_path / name, name.split("-")[0], **(options | facts)) for name, facts in runs]
         return section("privacy", privacy_section(group_runs([read_run(folder) for folder in folders])))
 
     return write
 
 
-def table(found):
-    head, *rows = found.tables["What each run promises"]
+def table(document):
+    head, *rows = document.tables["What each run promises"]
     return [[words(cell) for cell in row] for row in rows]
 
 
-def private(setting, **given):
-    return {"settings": {"privacy": setting}, **given}
+def private(setting, **facts):
+    return {"settings": {"privacy": setting}, **facts}
 
 
 def test_both_adjacencies_stand_beside_each_other(page):
     """The paper's numbers: sigma 3.98856 is epsilon 5 for added or removed and 11.52 for replaced sites."""
-    found = page(
+    document = page(
         ("fedavg-a", private(ADDED, accounts=accounts())),
         ("fedavg-b", private(REPLACED, accounts=accounts(adjacency="replace", sigma=7.97711))),
     )
-    one, other = table(found)
-    assert one[1:6] == ["site", "1e-05", "3.9886clipped to 2.5", "20 of 20", "5added or removed"]
-    assert one[6:] == ["11.52replaced by any other", "5"]
+    row, other = table(document)
+    assert row[1:6] == ["site", "1e-05", "3.9886clipped to 2.5", "20 of 20", "5added or removed"]
+    assert row[6:] == ["11.52replaced by any other", "5"]
     assert (other[3], other[5]) == ("7.9771clipped to 2.5", "5replaced by any other")
     adds = float(re.match(r"[\d.]+", other[6])[0])
     assert adds < 2.5, "twice the noise more than halves epsilon"
-    full = words(found.sections["privacy"])
+    full = words(document.sections["privacy"])
     for fact in ("Unit site", "20 releases together", "accountant 'gaussian'", "Released were at most 20 of 20"):
         assert fact in full
 
@@ -67,10 +67,10 @@ def test_both_adjacencies_stand_beside_each_other(page):
 def test_what_was_not_released_was_not_spent(page):
     spent = zip(SITES, (3, 5, 5), (1.4, 2, 2), strict=True)
     few = {site: account(releases=n, epsilon=used) for site, n, used in spent}
-    found = page(("fedavg", private(ADDED, accounts=few)))
-    (row,) = table(found)
+    document = page(("fedavg", private(ADDED, accounts=few)))
+    (row,) = table(document)
     assert (row[4], row[7]) == ("3 to 5 of 20", "2")
-    lines = found.tables["Privacy accounts of fedavg"][1:]
+    lines = document.tables["Privacy accounts of fedavg"][1:]
     assert [line[:4] for line in lines] == [
         ["site-1", "3.9886", "3 of 20", "1.4"],
         ["site-2 and site-3", "3.9886", "5 of 20", "2"],
@@ -80,15 +80,15 @@ def test_what_was_not_released_was_not_spent(page):
 @pytest.mark.parametrize(("composed", "shown"), [(9.25, "9.25"), (None, "no bound")])
 def test_the_ledger_composes_runs(page, composed, shown):
     held = accounts(composed=composed, runs=3, total_epsilon=12.0, ledger=True)
-    found = page(("fedavg", private(ADDED, accounts=held)), ("fedprox", private(ADDED, accounts=accounts())))
-    one, other = table(found)
-    assert one[8] == f"{shown}3 runs, of a total of 12"
+    document = page(("fedavg", private(ADDED, accounts=held)), ("fedprox", private(ADDED, accounts=accounts())))
+    row, other = table(document)
+    assert row[8] == f"{shown}3 runs, of a total of 12"
     assert other[8] == "–"
 
 
 def test_without_a_ledger_there_is_no_column_for_it(page):
-    found = page(("fedavg", private(ADDED, accounts=accounts())))
-    assert "composed in the ledger" not in words(found.sections["privacy"])
+    document = page(("fedavg", private(ADDED, accounts=accounts())))
+    assert "composed in the ledger" not in words(document.sections["privacy"])
 
 
 def test_single_images_have_bounds_for_the_other_adjacency(page):
@@ -130,5 +130,7 @@ def test_without_privacy_there_is_no_section(page):
     ],
 )
 def test_private_runs_are_told_apart_by_few_words(tmp_path, settings, labels):
-    runs = [read_run(make_run(tmp_path / str(n), **private(given), state=False)) for n, given in enumerate(settings)]
+    runs = [
+        read_run(make_run(tmp_path / str(n), **private(setting), state=False)) for n, setting in enumerate(settings)
+    ]
     assert [group.label for group in group_runs(runs)] == labels

@@ -33,8 +33,8 @@ def test_plain_bytes_are_those_of_what_is_decoded(bits):
 
 def test_a_run_notes_down_what_it_would_have_sent(tmp_path):
     case = Case(load_plugins(), "fedavg", {}, {"norm_sync": "params"})
-    for name, given in (("exact", {}), ("coarse", {"compression": {"bits": 8}})):
-        case.run(tmp_path / name, rounds=1, task=make_task("plain"), **given)
+    for name, settings in (("exact", {}), ("coarse", {"compression": {"bits": 8}})):
+        case.run(tmp_path / name, rounds=1, task=make_task("plain"), **settings)
     exact, coarse = (read_metrics(tmp_path / name / "metrics.csv") for name in ("exact", "coarse"))
     sent = exact[exact["metric"] == "bytes_up"].set_index("site")["value"]
     noted = coarse[coarse["metric"] == "bytes_up_plain"].set_index("site")["value"]
@@ -43,19 +43,24 @@ def test_a_run_notes_down_what_it_would_have_sent(tmp_path):
     assert "bytes_up_plain" not in set(exact["metric"])
 
 
-def found(folder, **given):
-    options = {"settings": {"compression": {"bits": 8}}, "state": False, "bundles": False} | given
+def savings_of(folder, **changes):
+    options = {"settings": {"compression": {"bits": 8}}, "state": False, "bundles": False} | changes
     return savings([("fedavg", read_run(make_run(folder, **options)))])
 
 
 def test_the_share_is_that_of_all_sites_in_a_round(tmp_path):
-    (one,) = found(tmp_path / "run", plain=16000.0)
-    assert (one.bits, one.sent, one.plain, one.share) == (8, 4000.0 * len(SITES), 16000.0 * len(SITES), 0.75)
+    (saving,) = savings_of(tmp_path / "run", plain=16000.0)
+    assert (saving.bits, saving.sent, saving.plain, saving.share) == (
+        8,
+        4000.0 * len(SITES),
+        16000.0 * len(SITES),
+        0.75,
+    )
 
 
 def test_a_run_that_did_not_note_it_down_has_no_share(tmp_path):
-    (one,) = found(tmp_path / "run")
-    assert (one.plain, one.share) == (None, None)
+    (saving,) = savings_of(tmp_path / "run")
+    assert (saving.plain, saving.share) == (None, None)
 
 
 def test_a_run_that_noted_it_down_for_some_rounds_has_no_share(tmp_path):
@@ -63,8 +68,8 @@ def test_a_run_that_noted_it_down_for_some_rounds_has_no_share(tmp_path):
     lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
     kept = [line for line in lines if not (line.startswith("1,site-1,") and "_plain" in line)]
     (run / "metrics.csv").write_text("".join(kept))
-    (one,) = savings([("fedavg", read_run(run))])
-    assert one.share is None
+    (saving,) = savings([("fedavg", read_run(run))])
+    assert saving.share is None
 
 
 def test_the_page_says_the_share(tmp_path):
@@ -77,4 +82,4 @@ def test_the_page_says_the_share(tmp_path):
 
 
 def test_runs_without_quantisation_save_nothing(tmp_path):
-    assert found(tmp_path / "run", settings={}) == []
+    assert savings_of(tmp_path / "run", settings={}) == []

@@ -62,9 +62,9 @@ def test_the_interval_of_accuracy_is_the_normal_one_for_many_images():
     b = model(rng, labels, 0.7)
     by_image = (a.argmax(1) == labels).double() - (b.argmax(1) == labels).double()
     error = float(by_image.std(correction=0)) / math.sqrt(3000)
-    found = paired_bootstrap("accuracy", a, b, labels, 2, resamples=4000)
-    assert found.low == pytest.approx(found.difference - 1.96 * error, abs=0.1 * error)
-    assert found.high == pytest.approx(found.difference + 1.96 * error, abs=0.1 * error)
+    interval = paired_bootstrap("accuracy", a, b, labels, 2, resamples=4000)
+    assert interval.low == pytest.approx(interval.difference - 1.96 * error, abs=0.1 * error)
+    assert interval.high == pytest.approx(interval.difference + 1.96 * error, abs=0.1 * error)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "auc", "balanced_accuracy"])
@@ -109,9 +109,9 @@ def test_pairing_cancels_what_is_hard_for_both():
     labels, a = guesses(rng, 1000, 0.7)
     b = a.clone()
     b[:10] = b[:10].flip(1)
-    found = paired_bootstrap("accuracy", a, b, labels, 2)
+    interval = paired_bootstrap("accuracy", a, b, labels, 2)
     alone = math.sqrt(2 * 0.7 * 0.3 / 1000) * 1.96
-    assert (found.high - found.low) / 2 < alone / 4
+    assert (interval.high - interval.low) / 2 < alone / 4
 
 
 def test_the_bootstrap_holds_the_truth_as_often_as_it_says():
@@ -119,16 +119,16 @@ def test_the_bootstrap_holds_the_truth_as_often_as_it_says():
     rng, held = np.random.default_rng(6), 0
     for trial in range(200):
         labels, a = guesses(rng, 120, 0.8)
-        found = paired_bootstrap("accuracy", a, model(rng, labels, 0.7), labels, 2, seed=trial, resamples=400)
-        held += found.low <= 0.1 <= found.high
+        interval = paired_bootstrap("accuracy", a, model(rng, labels, 0.7), labels, 2, seed=trial, resamples=400)
+        held += interval.low <= 0.1 <= interval.high
     assert stats.binomtest(held, 200, 0.95).pvalue > 0.01
 
 
 def test_resamples_without_a_positive_are_left_out():
     labels = torch.tensor([0, 0, 0, 1])
     a, b = torch.tensor([0.1, 0.2, 0.3, 0.9]), torch.tensor([0.1, 0.2, 0.9, 0.3])
-    found = paired_bootstrap("auc", *(torch.stack([1 - p, p], 1) for p in (a, b)), labels, 2)
-    assert found == Interval(pytest.approx(1 / 3), 0.0, pytest.approx(1.0))
+    interval = paired_bootstrap("auc", *(torch.stack([1 - p, p], 1) for p in (a, b)), labels, 2)
+    assert interval == Interval(pytest.approx(1 / 3), 0.0, pytest.approx(1.0))
 
 
 def test_what_is_not_defined_has_no_interval():
@@ -166,19 +166,19 @@ def test_mean_and_deviation():
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(some.lists(some.floats(-1, 1), min_size=2, max_size=12), some.sampled_from([0.8, 0.95]))
 def test_the_t_interval_is_scipys(differences, level):
-    found = paired_t(differences, level)
+    interval = paired_t(differences, level)
     if max(differences) - min(differences) <= ROUNDING:
-        assert found is None
+        assert interval is None
         return
     expected = stats.ttest_1samp(differences, 0).confidence_interval(level)
-    assert found.difference == pytest.approx(np.mean(differences), abs=1e-12)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert interval.difference == pytest.approx(np.mean(differences), abs=1e-12)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_the_t_interval_by_hand():
-    found = paired_t([0.1, 0.3])
-    assert (found.difference, found.high) == pytest.approx((0.2, 0.2 + 12.7062 * 0.1), abs=1e-4)
-    assert not found.decided
+    interval = paired_t([0.1, 0.3])
+    assert (interval.difference, interval.high) == pytest.approx((0.2, 0.2 + 12.7062 * 0.1), abs=1e-4)
+    assert not interval.decided
     assert paired_t([0.1, 0.1]) is None, "no spread is no certainty"
     assert paired_t([0.1]) is None
     assert paired_t([]) is None

@@ -29,12 +29,12 @@ def page(tmp_path):
 
 def run(gamma, seed=0, shift=0.0, **options):
     scores = {"accuracy": {f"site-{n}": value + shift for n, value in enumerate(SCORES.get(gamma, (0.5, 0.7)), 1)}}
-    given = {"method": "fedsdc", "seed": seed, "metrics": ("accuracy",), "sites": ("site-1", "site-2")}
-    return given | {"scores": scores, "bundles": False, "method_args": {"gamma": gamma}} | options
+    plain = {"method": "fedsdc", "seed": seed, "metrics": ("accuracy",), "sites": ("site-1", "site-2")}
+    return plain | {"scores": scores, "bundles": False, "method_args": {"gamma": gamma}} | options
 
 
 def picture(page):
-    (label,) = [given["aria-label"] for tag, given in page.tags if tag == "svg"]
+    (label,) = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]
     return label
 
 
@@ -46,14 +46,14 @@ def test_scores_go_with_the_setting(page):
 
 
 def test_seeds_are_averaged(page):
-    found = page(*(run(gamma, seed, shift) for gamma in SCORES for seed, shift in enumerate((-0.1, 0.1))))
-    assert "mean of sites: 0.600 at 0.2, 0.750 at 0.6, 0.700 at 1;" in picture(found)
-    assert "Bands are one standard deviation over the seeds." in words(found.sections["sweep"])
+    document = page(*(run(gamma, seed, shift) for gamma in SCORES for seed, shift in enumerate((-0.1, 0.1))))
+    assert "mean of sites: 0.600 at 0.2, 0.750 at 0.6, 0.700 at 1;" in picture(document)
+    assert "Bands are one standard deviation over the seeds." in words(document.sections["sweep"])
 
 
 def test_the_server_s_test_set_is_a_curve_of_its_own(page):
-    found = page(*(run(gamma, global_test={"accuracy": gamma / 2}) for gamma in SCORES))
-    assert picture(found).endswith("global test: 0.100 at 0.2, 0.300 at 0.6, 0.500 at 1.")
+    document = page(*(run(gamma, global_test={"accuracy": gamma / 2}) for gamma in SCORES))
+    assert picture(document).endswith("global test: 0.100 at 0.2, 0.300 at 0.6, 0.500 at 1.")
 
 
 def test_another_method_beside_it_changes_nothing(page):
@@ -61,9 +61,9 @@ def test_another_method_beside_it_changes_nothing(page):
 
 
 def test_values_far_apart_stand_at_even_distances(page):
-    found = page(run(0.0), run(0.01), run(1.0))
-    assert "0.600 at 0, 0.600 at 0.01, 0.700 at 1;" in picture(found)
-    assert "(not to scale)" in found.sections["sweep"]
+    document = page(run(0.0), run(0.01), run(1.0))
+    assert "0.600 at 0, 0.600 at 0.01, 0.700 at 1;" in picture(document)
+    assert "(not to scale)" in document.sections["sweep"]
     assert "(not to scale)" not in page(*map(run, SCORES)).sections["sweep"]
 
 

@@ -74,9 +74,9 @@ def row(value: float, site: str = "a", **other: Any) -> Row:
     ],
 )
 def test_only_a_better_mean_validation_score_replaces_the_best(rows: list[Row], metric: str, expected: Best) -> None:
-    found = Best(1, 2, 0.6, 2).after(4, 8, rows, metric)
-    assert (found.round, found.step, found.since) == (expected.round, expected.step, expected.since)
-    assert found.score == pytest.approx(expected.score)
+    best = Best(1, 2, 0.6, 2).after(4, 8, rows, metric)
+    assert (best.round, best.step, best.since) == (expected.round, expected.step, expected.since)
+    assert best.score == pytest.approx(expected.score)
 
 
 def test_the_first_score_counts_whatever_it_is() -> None:
@@ -97,23 +97,23 @@ def test_without_validation_images_a_run_that_needs_them_is_refused(tmp_path: Pa
 @pytest.mark.parametrize("name", list(cases()))
 def test_sites_take_home_the_models_of_the_best_round(tmp_path: Path, name: str) -> None:
     case = cases()[name]
-    found = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True)
+    result = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True)
     means = by_hand(tmp_path / "best")
     best = means.index(max(means)) + 1
     assert best < ROUNDS, "else the last round proves nothing"
-    told = {
+    facts = {
         "round": best,
         "metric": "accuracy",
         "score": pytest.approx(max(means)),
         "taken_home": True,
         "ended_early": False,
     }
-    summary, record = found.summary, json.loads((tmp_path / "best" / "run.json").read_text())
-    assert {key: summary["best_round"][key] for key in told} == told
+    summary, record = result.summary, json.loads((tmp_path / "best" / "run.json").read_text())
+    assert {key: summary["best_round"][key] for key in facts} == facts
     assert record["best_round"] == summary["best_round"]
     assert (summary["rounds"], summary["evaluated_round"], summary["models_round"]) == (ROUNDS, best, best)
     short, last = case.run(tmp_path / "short", rounds=best), case.run(tmp_path / "last", rounds=ROUNDS)
-    assert digests(found) == digests(short) != digests(last)
+    assert digests(result) == digests(short) != digests(last)
     assert summary["scores"] == short.summary["scores"]
     assert last.summary["best_round"] is None
     assert scores(tmp_path / "last") == scores(tmp_path / "best"), "choosing changes nothing of what is computed"
@@ -138,9 +138,9 @@ def test_the_global_test_is_of_the_models_that_are_taken_home(tmp_path: Path) ->
     case = cases()["ring"]
     best = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True, global_test=True).summary["models_round"]
     case.run(tmp_path / "short", rounds=best, global_test=True)
-    found, expected = ([line for line in scores(tmp_path / run) if "@" in line] for run in ("best", "short"))
-    assert found == expected
-    assert found
+    lines, expected = ([line for line in scores(tmp_path / run) if "@" in line] for run in ("best", "short"))
+    assert lines == expected
+    assert lines
 
 
 # ---- ending early
@@ -149,19 +149,19 @@ def test_the_global_test_is_of_the_models_that_are_taken_home(tmp_path: Path) ->
 @pytest.mark.parametrize(("name", "best_round"), [("ring", True), ("fedsdc", False)])
 def test_a_run_ends_when_no_better_score_came_for_long_enough(tmp_path: Path, name: str, best_round: bool) -> None:
     case, options = cases()[name], {"rounds": 30, "patience": 2, "best_round": best_round}
-    found = case.run(tmp_path / "run", **options)
+    result = case.run(tmp_path / "run", **options)
     means = by_hand(tmp_path / "run")
     over = next(n for n in range(30) if n - means[: n + 1].index(max(means[: n + 1])) >= 2) + 2
-    assert (found.outcome.status, found.summary["rounds"], len(means)) == ("finished", over, over)
-    assert found.summary["best_round"]["ended_early"]
+    assert (result.outcome.status, result.summary["rounds"], len(means)) == ("finished", over, over)
+    assert result.summary["best_round"]["ended_early"]
     best = means.index(max(means)) + 1
-    assert found.summary["models_round"] == (best if best_round else over)
+    assert result.summary["models_round"] == (best if best_round else over)
     before = snapshot(tmp_path / "run")
     for rounds in (30, 40):  # again, and with more rounds: it is over
         again = case.run(tmp_path / "run", **options | {"rounds": rounds})
-        assert digests(again) == digests(found)
+        assert digests(again) == digests(result)
         assert snapshot(tmp_path / "run") == before
-        assert {**again.summary, "costs": 0} == {**found.summary, "costs": 0}
+        assert {**again.summary, "costs": 0} == {**result.summary, "costs": 0}
 
 
 # ---- what tells of it

@@ -64,16 +64,16 @@ def test_the_score_is_the_weighted_sum(weights, expected):
 
 def test_thresholds_belong_to_the_better_cluster():
     scores = {"a": 0.6, "b": 0.5999, "c": 0.4, "d": 0.3999, "e": 0.0, "f": 1.0}
-    found = clusters(scores, Thresholds())
-    assert found == {"a": "high", "b": "medium", "c": "medium", "d": "low", "e": "low", "f": "high"}
+    by_site = clusters(scores, Thresholds())
+    assert by_site == {"a": "high", "b": "medium", "c": "medium", "d": "low", "e": "low", "f": "high"}
     assert set(clusters(scores, Thresholds(high=0.0, medium=0.0)).values()) == {"high"}
     assert clusters({"a": 0.5}, Thresholds(high=0.5, medium=0.5)) == {"a": "high"}
 
 
 def test_thresholds_that_cross_are_refused():
-    asked = {"networks": dict.fromkeys(CLUSTERS, "a"), "thresholds": {"high": 0.3}}
+    settings = {"networks": dict.fromkeys(CLUSTERS, "a"), "thresholds": {"high": 0.3}}
     with pytest.raises(SettingsError, match="expected high >= medium, got 0.3 and 0.4"):
-        read_settings(Capability, asked, "capability")
+        read_settings(Capability, settings, "capability")
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,12 @@ def test_thresholds_that_cross_are_refused():
 )
 def test_tertiles(sites, sizes):
     scores = {f"site-{index:02}": ((7 * index) % 11) / 11 for index in range(sites)}
-    found = clusters(scores, "tertiles")
-    assert tuple(list(found.values()).count(name) for name in CLUSTERS) == sizes
+    by_site = clusters(scores, "tertiles")
+    assert tuple(list(by_site.values()).count(name) for name in CLUSTERS) == sizes
     ranked = sorted(scores, key=scores.get, reverse=True)
-    assert [CLUSTERS.index(found[site]) for site in ranked] == sorted(CLUSTERS.index(found[site]) for site in ranked)
+    assert [CLUSTERS.index(by_site[site]) for site in ranked] == sorted(
+        CLUSTERS.index(by_site[site]) for site in ranked
+    )
 
 
 def test_of_equal_scores_the_first_by_name_counts_as_larger():
@@ -94,12 +96,14 @@ def test_of_equal_scores_the_first_by_name_counts_as_larger():
 
 def test_sites_are_placed(tmp_path):
     path = write(tmp_path, [("weak", 100, 3000, 1, 16, 5, 190, 200), ("strong", 3000, 3000, 9, 10, 100, 0, 200)])
-    asked = Capability(profiles=str(path), weights=(0.3, 0.3, 0.1, 0.3), thresholds=Thresholds(), networks=NETWORKS)
-    found = place(["weak", "strong"], asked, seed=0)
-    assert (found["strong"].cluster, found["strong"].network) == ("high", "a")
-    assert (found["weak"].cluster, found["weak"].network) == ("low", "c")
-    assert found["strong"].score == pytest.approx(0.3 + 0.27 + 0.1 + 0.3)
-    assert found["weak"].profile == Profile(100, 3000, 1, 16, 5, 190, 200)
+    capability = Capability(
+        profiles=str(path), weights=(0.3, 0.3, 0.1, 0.3), thresholds=Thresholds(), networks=NETWORKS
+    )
+    placed = place(["weak", "strong"], capability, seed=0)
+    assert (placed["strong"].cluster, placed["strong"].network) == ("high", "a")
+    assert (placed["weak"].cluster, placed["weak"].network) == ("low", "c")
+    assert placed["strong"].score == pytest.approx(0.3 + 0.27 + 0.1 + 0.3)
+    assert placed["weak"].profile == Profile(100, 3000, 1, 16, 5, 190, 200)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +130,11 @@ def test_settings_that_are_refused(changes, words):
 
 def test_made_up_profiles_depend_on_seed_and_name_alone():
     names = [f"site-{index:02}" for index in range(40)]
-    found = find_profiles(names, "synthetic", 3)
-    assert find_profiles(names[::-1], "synthetic", 3) == found
-    assert synthetic("site-07", 3) == found["site-07"]
-    assert len(set(found.values())) == 40
-    assert find_profiles(names, "synthetic", 4) != found
+    profiles = find_profiles(names, "synthetic", 3)
+    assert find_profiles(names[::-1], "synthetic", 3) == profiles
+    assert synthetic("site-07", 3) == profiles["site-07"]
+    assert len(set(profiles.values())) == 40
+    assert find_profiles(names, "synthetic", 4) != profiles
     assert place(names[::-1], Capability(networks=NETWORKS), 3) == place(names, Capability(networks=NETWORKS), 3)
 
 
@@ -237,8 +241,8 @@ class FakePsutil:
 )
 def test_what_a_machine_does_not_tell_is_assumed_with_a_warning(monkeypatch, caplog, clock, battery, shares, assumed):
     monkeypatch.setitem(sys.modules, "psutil", FakePsutil(clock, battery))
-    found = live()
-    assert found.shares == (*shares, 1)
+    profile = live()
+    assert profile.shares == (*shares, 1)
     assert caplog.messages == [f"This machine tells no {assumed}: assumed to be at its best."]
 
 
@@ -251,10 +255,10 @@ def test_a_machine_that_tells_all_warns_of_nothing(monkeypatch, caplog, latency)
 
 def test_this_machine():
     pytest.importorskip("psutil")
-    found = find_profiles(["a", "b"], "live", 0)
-    assert found["a"] == found["b"]
-    assert 0 < found["a"].shares[1] <= 1
-    assert found["a"].memory_gb > 0.1
+    profiles = find_profiles(["a", "b"], "live", 0)
+    assert profiles["a"] == profiles["b"]
+    assert 0 < profiles["a"].shares[1] <= 1
+    assert profiles["a"].memory_gb > 0.1
 
 
 def test_without_psutil(monkeypatch):

@@ -86,8 +86,8 @@ def test_nothing_made_of_training_images_leaves_but_the_noised_update(
     for _, blob in left:
         meta = unpack(blob, LIMITS).meta
         answer = meta.get("answer") or {"rows": [], "meta": {}}
-        told = [row for row in [*(meta.get("evaluation") or []), *answer["rows"]] if row[3] == "train"]
-        assert all(any(word in row[5] for word in costs) for row in told)
+        rows = [row for row in [*(meta.get("evaluation") or []), *answer["rows"]] if row[3] == "train"]
+        assert all(any(word in row[5] for word in costs) for row in rows)
         assert "size" not in answer["meta"]
         assert (meta.get("facts") or {}).keys() <= {"trainable", "validates"}
     trained = [line for line in scores(folder) if ",train," in line]
@@ -96,8 +96,8 @@ def test_nothing_made_of_training_images_leaves_but_the_noised_update(
 
 
 def test_the_summary_tells_what_each_site_released(noised: tuple[dict[str, Any], Any, Path]) -> None:
-    told = json.loads((noised[2] / "summary.json").read_text())["privacy"]
-    assert sorted(told) == list(SITES)
+    accounts = json.loads((noised[2] / "summary.json").read_text())["privacy"]
+    assert sorted(accounts) == list(SITES)
 
 
 def test_a_secret_that_others_can_read_keeps_its_site_at_home(place: Place) -> None:
@@ -159,7 +159,7 @@ def subjects(value: Any) -> set[str]:
     """All subject ids of a datalist."""
     if isinstance(value, dict):
         own = {str(value["subject_id"])} if "subject_id" in value else set()
-        return own.union(*(subjects(one) for one in value.values())) if value else own
+        return own.union(*(subjects(inner) for inner in value.values())) if value else own
     return set().union(*map(subjects, value)) if isinstance(value, list) else set()
 
 
@@ -233,14 +233,14 @@ def test_a_sites_own_bundle_scores_as_the_servers_rows_say(place: Place, method:
         with torch.no_grad():
             logits = network.eval()(images)
         correct = (logits.argmax(1) == labels).float().mean().item()
-        told = {tuple(line.split(",")[1:6]): float(line.split(",")[6]) for line in scores(folder)[1:]}
+        values = {tuple(line.split(",")[1:6]): float(line.split(",")[6]) for line in scores(folder)[1:]}
         model = "global" if method == "fedavg" else "personal"
-        assert told[site, model, "test", "aggregated", "accuracy"] == pytest.approx(correct, abs=1e-6)
+        assert values[site, model, "test", "aggregated", "accuracy"] == pytest.approx(correct, abs=1e-6)
         rows = list(csv.DictReader((home / "predictions.csv").open()))
         assert [int(row["label"]) for row in rows] == labels.tolist()
         expected = logits.softmax(1)
-        found = torch.tensor([[float(row[f"p{number}"]) for number in range(3)] for row in rows])
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        probabilities = torch.tensor([[float(row[f"p{number}"]) for number in range(3)] for row in rows])
+        torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=0)
         assert not (home / "configs" / "federate.json").exists()
     assert not list(folder.rglob("predictions.csv"))
     assert (folder / "global").is_dir() == (method == "fedavg")

@@ -18,9 +18,9 @@ from medfl.testing.cohort import scores
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     """Data that nobody recorded the digests of: lists and images are changed here."""
-    found = mini_place(tmp_path / "federation")
-    (found.data / "partition.json").unlink(missing_ok=True)
-    return found
+    made = mini_place(tmp_path / "federation")
+    (made.data / "partition.json").unlink(missing_ok=True)
+    return made
 
 
 def failed(path: Path) -> list[str]:
@@ -54,8 +54,8 @@ def test_a_shared_test_set_is_looked_for_and_compared_with_the_sites_own_images(
     images = np.load(array)
     images[shared["test"][0]["image"]] = images[own["training"][0]["image"]]
     np.save(array, images)
-    (found,) = failed(file)
-    assert "1 identical image in both site-01/training and global/test" in found
+    (line,) = failed(file)
+    assert "1 identical image in both site-01/training and global/test" in line
     shutil.rmtree(place.data / "global")
-    (found,) = failed(file)
-    assert "shared_test is true: expected a folder 'global' beside the data" in found
+    (line,) = failed(file)
+    assert "shared_test is true: expected a folder 'global' beside the data" in line

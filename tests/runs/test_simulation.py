@@ -81,8 +81,8 @@ def test_a_single_site_may_not_have_such_a_name_either(tmp_path, name):
 @pytest.mark.parametrize("name", ["NA", "null"])
 def test_any_other_name_is_a_name(tmp_path, name):
     sites = {name: make_site(6, "a"), "b": make_site(6, "b")}
-    found = case().run(tmp_path, sites=sites, rounds=1).summary["scores"]["global"]["test"]["accuracy"]["sites"]
-    assert set(found) == set(sites)
+    by_site = case().run(tmp_path, sites=sites, rounds=1).summary["scores"]["global"]["test"]["accuracy"]["sites"]
+    assert set(by_site) == set(sites)
 
 
 def test_networks_are_checked(tmp_path):
@@ -256,13 +256,13 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
         3,
         3,
     )
-    found = summary["scores"]["global"]["test"]["accuracy"]
+    scores = summary["scores"]["global"]["test"]["accuracy"]
     three = [last[name] for name in sites]
-    assert found["sites"] == pytest.approx(dict(zip(sites, three, strict=True)))
-    assert found["mean"] == pytest.approx(sum(three) / 3)
-    assert found["worst"] == pytest.approx(min(three))
-    assert found["global_test"] == pytest.approx(last["global"])
-    assert found["global_test"] == pytest.approx(
+    assert scores["sites"] == pytest.approx(dict(zip(sites, three, strict=True)))
+    assert scores["mean"] == pytest.approx(sum(three) / 3)
+    assert scores["worst"] == pytest.approx(min(three))
+    assert scores["global_test"] == pytest.approx(last["global"])
+    assert scores["global_test"] == pytest.approx(
         score(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
     )
     assert set(summary["scores"]["global"]) == {"val", "test"}
@@ -283,9 +283,9 @@ def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
 
 
 def test_the_summary_of_personal_models(tmp_path):
-    found = case("fedbn").run(tmp_path, rounds=1).summary["scores"]
-    assert set(found) == {"personal"}
-    assert found["personal"]["test"]["accuracy"]["global_test"] is None
+    scores = case("fedbn").run(tmp_path, rounds=1).summary["scores"]
+    assert set(scores) == {"personal"}
+    assert scores["personal"]["test"]["accuracy"]["global_test"] is None
 
 
 def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
@@ -294,11 +294,11 @@ def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
     text = "".join(f"1,{site},global,test,aggregated,auc,{value}\n" for site, value in lines)
     (tmp_path / "metrics.csv").write_text(head + text)
     outcome = case().run(tmp_path / "run", rounds=1).outcome
-    found = summarise(tmp_path / "metrics.csv", "fedavg", outcome, Settings(rounds=1), "auc")["scores"]["global"][
+    scores = summarise(tmp_path / "metrics.csv", "fedavg", outcome, Settings(rounds=1), "auc")["scores"]["global"][
         "test"
     ]["auc"]
-    assert found["mean"] == pytest.approx(0.6)
-    assert (found["worst"], found["sites"]["b"]) == (0.5, None)
+    assert scores["mean"] == pytest.approx(0.6)
+    assert (scores["worst"], scores["sites"]["b"]) == (0.5, None)
 
 
 # ---- too few replies

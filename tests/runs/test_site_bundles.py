@@ -31,10 +31,10 @@ BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cohort") / "sites"
     make_cohort(out, sites=2, images_per_site=40, classes=4, size=32, seed=1)
-    given = read_datalist(out / "site-02")
-    for record, sex in zip(given.splits["test"], SEXES, strict=False):
+    datalist = read_datalist(out / "site-02")
+    for record, sex in zip(datalist.splits["test"], SEXES, strict=False):
         record["sex"] = sex
-    write_datalist(out / "site-02", given)
+    write_datalist(out / "site-02", datalist)
     (out / "partition.json").unlink()
     return out
 
@@ -81,9 +81,9 @@ def test_numbers_of_the_data_are_written_in(home: Path) -> None:
 
 def test_the_metadata_speak_of_the_data_of_the_run(home: Path, cohort: Path) -> None:
     metadata = json.loads((home / "configs" / "metadata.json").read_text())
-    told = read_datalist(cohort / "site-01")
-    assert metadata["data_source"] == told.name
-    assert metadata["network_data_format"]["inputs"]["image"]["modality"] == told.modality
+    datalist = read_datalist(cohort / "site-01")
+    assert metadata["data_source"] == datalist.name
+    assert metadata["network_data_format"]["inputs"]["image"]["modality"] == datalist.modality
     assert metadata["image_classes"].startswith("3 channels of 32 x 32, ")
     assert metadata["label_classes"] == "one of 4 classes: lymphocyte; neutrophil; eosinophil; monocyte"
     assert "BloodMNIST" not in json.dumps({name: metadata[name] for name in ("description", "pred_classes")})
@@ -101,10 +101,10 @@ def test_it_is_exported_to_torchscript(home: Path, cohort: Path, tmp_path: Path)
     scripted, _, _ = load_net_with_metadata(str(tmp_path / "model.ts"))
     data = load_site(cohort / "site-01", 4, (0.5,), (0.5,)).test
     images, _ = data.batch(torch.arange(len(data)))
-    found = scripted.eval()(images).softmax(dim=1)
-    expected = predictions(home / "predictions.csv") if home.name != "global" else found
-    assert found.shape == (len(data), 4)
-    np.testing.assert_allclose(found.detach().numpy(), np.asarray(expected.detach()), atol=1e-5)
+    probabilities = scripted.eval()(images).softmax(dim=1)
+    expected = predictions(home / "predictions.csv") if home.name != "global" else probabilities
+    assert probabilities.shape == (len(data), 4)
+    np.testing.assert_allclose(probabilities.detach().numpy(), np.asarray(expected.detach()), atol=1e-5)
 
 
 def predictions(path: Path) -> torch.Tensor:
@@ -125,17 +125,17 @@ def test_its_evaluation_gives_the_scores_of_the_federation(home: Path, cohort: P
     options = {"bundle_root": str(home), "dataset_dir": str(cohort), "output_dir": str(home / "eval")}
     monai_run(config_file=configs(home, "train.json", "evaluate.json"), **options)
     lines = (home / "eval" / "metrics.csv").read_text().splitlines()
-    found = {name: float(value) for name, value in (line.split(",") for line in lines)}
+    metrics = {name: float(value) for name, value in (line.split(",") for line in lines)}
     scores = json.loads((finished / "summary.json").read_text())["scores"]["global"]["test"]
-    assert found == pytest.approx({name: values["sites"]["site-01"] for name, values in scores.items()}, abs=1e-6)
-    assert len(found) == 8
+    assert metrics == pytest.approx({name: values["sites"]["site-01"] for name, values in scores.items()}, abs=1e-6)
+    assert len(metrics) == 8
 
 
 def test_its_inference_predicts_a_sites_test_images(finished: Path, cohort: Path) -> None:
     home = finished / "sites" / "site-01"
     monai_run(config_file=configs(home, "inference.json"), bundle_root=str(home), dataset_dir=str(cohort / "site-01"))
-    found = [[float(value) for value in row[1:]] for row in csv.reader((home / "eval" / "predictions.csv").open())]
-    np.testing.assert_allclose(found, predictions(home / "predictions.csv"), atol=1e-6)
+    rows = [[float(value) for value in row[1:]] for row in csv.reader((home / "eval" / "predictions.csv").open())]
+    np.testing.assert_allclose(rows, predictions(home / "predictions.csv"), atol=1e-6)
 
 
 def test_its_inference_predicts_a_folder_of_image_files_alike(finished: Path, cohort: Path, tmp_path: Path) -> None:
@@ -147,5 +147,5 @@ def test_its_inference_predicts_a_folder_of_image_files_alike(finished: Path, co
     monai_run(config_file=config, bundle_root=str(home), dataset_dir=str(tmp_path), output_dir=str(tmp_path / "out"))
     table = list(csv.reader((tmp_path / "out" / "predictions.csv").open()))
     assert [row[0] for row in table] == [f"image-{number:02d}.png" for number in range(len(rows))]
-    found = [[float(value) for value in row[1:]] for row in table]
-    np.testing.assert_allclose(found, predictions(home / "predictions.csv"), atol=1e-6)
+    predicted = [[float(value) for value in row[1:]] for row in table]
+    np.testing.assert_allclose(predicted, predictions(home / "predictions.csv"), atol=1e-6)

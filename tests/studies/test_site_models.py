@@ -33,12 +33,12 @@ def runs(tmp_path):
         options |= {"scores": {"auc": own}, "crossed": {"auc": table}, "fold": fold, "data": f"fold {fold}"}
         return read_run(make_run(tmp_path / f"{method}-{fold}", method, **options))
 
-    found = []
+    records = []
     for fold, table in enumerate(FOLDS):
         worse = {owner: {site: v - 0.1 * (fold + 1) for site, v in row.items()} for owner, row in table.items()}
         alike = dict.fromkeys(SITES, table["b"])
-        found += [write("fedskd", fold, table), write("local", fold, worse), write("fedavg", fold, alike, "global")]
-    return found
+        records += [write("fedskd", fold, table), write("local", fold, worse), write("fedavg", fold, alike, "global")]
+    return records
 
 
 def test_each_site_and_the_mean_over_folds_and_sites(runs):
@@ -109,10 +109,10 @@ def test_rows_may_have_unlike_baselines(runs):
 def test_claims_tell_both_sides_with_their_spreads(runs):
     claims = [check_claim(group_runs(runs), measure, "fedskd", "local") for measure in ("local_test", "global_test")]
     table = claims_table(claims).set_index("measure")
-    found = table.loc["global_test"]
-    assert (found["better_mean"], found["better_std"]) == pytest.approx((0.65, stdev([0.7, 0.6])))
-    assert (found["than_mean"], found["than_std"]) == pytest.approx((0.5, stdev([0.6, 0.4])))
-    assert found[["better_spread", "than_spread"]].tolist() == pytest.approx([stdev([0.7, 0.5]) / 2] * 2)
-    assert (found["metric"], found["pairs"], found["difference"]) == ("auc", 2, pytest.approx(0.15))
+    row = table.loc["global_test"]
+    assert (row["better_mean"], row["better_std"]) == pytest.approx((0.65, stdev([0.7, 0.6])))
+    assert (row["than_mean"], row["than_std"]) == pytest.approx((0.5, stdev([0.6, 0.4])))
+    assert row[["better_spread", "than_spread"]].tolist() == pytest.approx([stdev([0.7, 0.5]) / 2] * 2)
+    assert (row["metric"], row["pairs"], row["difference"]) == ("auc", 2, pytest.approx(0.15))
     assert table.loc["local_test", "better_spread"] == pytest.approx(stdev([0.9, 0.8]))
     assert claims_table([]).empty

@@ -54,13 +54,13 @@ class Attacked(Runs):
             return 3
         seed = int(folder.name.partition("-")[2])
         used: dict[str, Any] = {"images": 500, "seed": 0}
-        found: list[dict[str, Any]] = [{"target": "global", "attack": "loss_threshold", "auc": 0.5 + seed / 4}]
-        found[0] |= {"members": 9, "tpr_at_1_fpr": None}
+        results: list[dict[str, Any]] = [{"target": "global", "attack": "loss_threshold", "auc": 0.5 + seed / 4}]
+        results[0] |= {"members": 9, "tpr_at_1_fpr": None}
         if kind == "inversion":
             used = {"against": "shared", "smoothness": 0.5, "steps": 9}
             same = {"target": "shared", "attack": "decoder", "item": "x_p", "psnr": float("inf")}
-            found = [same | {"mse": value, "site": str(value)} for value in (seed - 0.5, seed + 0.5)]
-        write_results(folder, kind, used, found)
+            results = [same | {"mse": value, "site": str(value)} for value in (seed - 0.5, seed + 0.5)]
+        write_results(folder, kind, used, results)
         return 0
 
 
@@ -89,8 +89,8 @@ def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -
     assert shlex.split(commands(prepared)[-1])[-2:] == ["--round", "kept"]
     for job in prepared.jobs:
         Runs()(job.command(), job.log)
-        found = [{"target": "global", "attack": "loss_threshold", "auc": n / 10, "round": n} for n in (5, 6)]
-        write_results(job.folder, "membership", {"round": "kept"}, found)
+        results = [{"target": "global", "attack": "loss_threshold", "auc": n / 10, "round": n} for n in (5, 6)]
+        write_results(job.folder, "membership", {"round": "kept"}, results)
     table = attack_table(prepared.attacks)
     assert table[["label", "round", "mean"]].to_numpy().tolist()[:2] == [["alone", "5", 0.5], ["alone", "6", 0.6]]
     assert "| alone | 1 | global | 5 | loss_threshold | 0.500 |" in attacks_markdown(table)
@@ -99,13 +99,13 @@ def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -
 def test_data_may_have_rows_of_their_own_and_attacks_data(load) -> None:
     """The rows of a data set are those that it names; an attack leaves out the data that it doesn't name."""
     changes = {"data__other": SMALL["data"]["demo"] | {"rows": ["alone"]}, "seeds": 1}
-    one = load(changes | {"attacks": {"membership": {"data": ["demo"]}}})
-    assert [(job.data, job.row) for job in one.jobs] == [
+    prepared = load(changes | {"attacks": {"membership": {"data": ["demo"]}}})
+    assert [(job.data, job.row) for job in prepared.jobs] == [
         ("demo", "alone"),
         ("demo", "fedprox mu=0.1"),
         ("other", "alone"),
     ]
-    assert [attack.run.data for attack in one.attacks] == ["demo", "demo"]
+    assert [attack.run.data for attack in prepared.attacks] == ["demo", "demo"]
     assert load(changes | {"attacks": {"membership": {"data": ["demo"]}}}, data=["other"]).attacks == []
 
 
@@ -114,10 +114,10 @@ def test_the_tables_hold_mean_and_spread_over_the_seeds(load, tmp_path: Path) ->
     table = pd.read_csv(tmp_path / "out" / "results" / "demo-attacks.csv").set_index(["kind", "label", "measure"])
     assert table.loc[("membership", "alone", "auc"), "mean"] == 0.625
     assert table.loc[("membership", "alone", "auc"), "std"] == pytest.approx(0.25 / 2**0.5)
-    found = table.loc[("inversion", "fedprox mu=0.1", "mse")]
+    row = table.loc[("inversion", "fedprox mu=0.1", "mse")]
     # both sites of a run count as one number, 0 and 1
-    assert (found["mean"], found["std"], found["seeds"]) == (0.5, pytest.approx(1 / 2**0.5), 2)
-    assert (found["target"], found["attack"], found["item"]) == ("shared", "decoder", "x_p")
+    assert (row["mean"], row["std"], row["seeds"]) == (0.5, pytest.approx(1 / 2**0.5), 2)
+    assert (row["target"], row["attack"], row["item"]) == ("shared", "decoder", "x_p")
     assert len(table) == 3, "what is not there or not finite has no row"
     assert "### Attack: membership" in text(tmp_path)
     assert "| alone | 2 | global | loss_threshold | 0.625 ± 0.177 | - | - | - | - |" in text(tmp_path)
@@ -209,7 +209,7 @@ def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
     cases = {
         ("alone", 0): {"releases": [Release("gaussian", 0.15, None).meta()]},
         ("fedprox-mu-0.1", 0): {"releases": [clipped.meta()]},
-        ("fedprox-mu-0.1", 1): {"releases": [one.meta() for one in copies]},
+        ("fedprox-mu-0.1", 1): {"releases": [release.meta() for release in copies]},
         ("alone", 1): {"releases": [clipped.meta()], "items": {}},
     }
 

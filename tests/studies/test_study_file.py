@@ -105,16 +105,18 @@ def test_studies_of_the_papers_tables_take_its_pipeline_and_its_widths() -> None
     assert len(pipelines) == 7
     assert set(pipelines.values()) == {"ccs"}
     widths = {"US-West": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-East": "resnet10_minus6"}
-    given = [row.settings for s in studies for row in s.rows.values()] + [s.settings for s in studies]
-    found = [one["networks_by_site"] for one in given if "networks_by_site" in one]
-    assert len([one for one in found if one == widths]) + len([one for one in found if "site-02" in one]) == len(found)
-    assert widths in found
+    settings = [row.settings for s in studies for row in s.rows.values()] + [s.settings for s in studies]
+    networks = [options["networks_by_site"] for options in settings if "networks_by_site" in options]
+    assert len([by_site for by_site in networks if by_site == widths]) + len(
+        [by_site for by_site in networks if "site-02" in by_site]
+    ) == len(networks)
+    assert widths in networks
 
 
 def test_the_shipped_studies_are_valid() -> None:
-    found = sorted((ROOT / "studies").glob("*.yaml"))
-    assert found
-    for path in found:
+    files = sorted((ROOT / "studies").glob("*.yaml"))
+    assert files
+    for path in files:
         study = read_study(path)
         assert study.name == path.stem
         for scale in yaml.safe_load(path.read_text()).get("scales", {}):

@@ -65,8 +65,8 @@ def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
 def rows_of(place: Path, splits: tuple[str, ...]) -> Iterator[tuple[str, list[int]]]:
     """Each site with the rows of the pooled array in some of its splits."""
     for name in site_names(place):
-        found = read_datalist(place / name).splits
-        yield name, sorted(record["image"] for split in splits for record in found[split])
+        by_split = read_datalist(place / name).splits
+        yield name, sorted(record["image"] for split in splits for record in by_split[split])
 
 
 def test_the_folds_of_a_seed_share_the_dealing_and_test_each_image_once(dealt: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_folds_of_a_seed_share_the_dealing_and_test_each_image_once(dealt: P
         assert everything[0] == everything[1] == everything[2], "the same images at each site"
         tested = [dict(rows_of(place, ("test",))) for place in places]
         for site, images in everything[0].items():
-            assert sorted(row for found in tested for row in found[site]) == images, "disjoint, and all of them"
+            assert sorted(row for by_site in tested for row in by_site[site]) == images, "disjoint, and all of them"
         held[seed] = everything[0]
     assert held[0] != held[1], "each seed deals anew"
 
@@ -110,8 +110,8 @@ def test_what_is_finished_is_left_alone_and_a_fold_that_failed_is_named_and_run_
     assert "| alone | 0 (folds 0, 2) |" in text
     before, again = contents(tmp_path / "out" / "data"), Runs()
     assert not run_study(load({"data": FOLDS, "seeds": 1}), again).unfinished()
-    given = [parse_overrides(command[5:]) for command in again.commands]
-    assert [Path(one["output_dir"]).name for one in given] == ["seed-0-fold-1"] * 2
+    overrides = [parse_overrides(command[5:]) for command in again.commands]
+    assert [Path(options["output_dir"]).name for options in overrides] == ["seed-0-fold-1"] * 2
     assert contents(tmp_path / "out" / "data") == before
     more = Runs()
     run_study(load({"data": FOLDS, "seeds": 2}), more, at_once=2)
@@ -125,8 +125,8 @@ def test_another_number_of_folds_is_another_partition(load) -> None:
 
 
 def test_a_named_fold_is_one_run_and_other_test_sets_are_no_folds(load) -> None:
-    one = load({"data": FOLDS, "data__breast__partition__fold": 2, "seeds": 1})
-    assert [(job.fold, job.folder.name, job.dataset_dir.name) for job in one.jobs] == [
+    prepared = load({"data": FOLDS, "data__breast__partition__fold": 2, "seeds": 1})
+    assert [(job.fold, job.folder.name, job.dataset_dir.name) for job in prepared.jobs] == [
         (None, "seed-0", "sites-seed-0")
     ] * 2
     plain = load({"data": PREPARED, "data__breast__partition__folds": 3, "seeds": 1})

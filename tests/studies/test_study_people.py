@@ -42,18 +42,22 @@ def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, re
     assert run_study(load(TABLE_ONE, source=release)).status == {}
     results = tmp_path / "out" / "results"
     assert sorted(path.name for path in results.iterdir()) == ["abide.csv", "abide.md"]
-    found = pd.read_csv(results / "abide.csv", keep_default_na=False, na_values={"age_std": "", "age_mean": ""})
-    assert found.pop("seed").unique().tolist() == [0]
-    table = found.set_index(["site", "centre"])
+    people = pd.read_csv(results / "abide.csv", keep_default_na=False, na_values={"age_std": "", "age_mean": ""})
+    assert people.pop("seed").unique().tolist() == [0]
+    table = people.set_index(["site", "centre"])
     subjects = read_phenotypes(release / "abide" / FILE).subjects
-    places = sorted({(one.site, centre) for one in subjects for centre in ("", one.centre)})
+    places = sorted({(subject.site, centre) for subject in subjects for centre in ("", subject.centre)})
     assert table.index.tolist() == [*places, (ALL, "")]
     for site, centre in table.index:
-        own = [one for one in subjects if site in (ALL, one.site) and centre in ("", one.centre)]
-        row, ages = table.loc[(site, centre)], [one.age for one in own]
+        own = [subject for subject in subjects if site in (ALL, subject.site) and centre in ("", subject.centre)]
+        row, ages = table.loc[(site, centre)], [subject.age for subject in own]
         assert (row["images"], row["people"], row["age_known"]) == (len(own), len(own), len(own))
-        assert [row["class: control"], row["class: autism"]] == [sum(one.label == n for one in own) for n in (0, 1)]
-        assert [row["sex: female"], row["sex: male"]] == [sum(one.sex == s for one in own) for s in ("female", "male")]
+        assert [row["class: control"], row["class: autism"]] == [
+            sum(subject.label == n for subject in own) for n in (0, 1)
+        ]
+        assert [row["sex: female"], row["sex: male"]] == [
+            sum(subject.sex == s for subject in own) for s in ("female", "male")
+        ]
         if len(own) >= 5:
             assert (row["age_mean"], row["age_std"]) == pytest.approx((fmean(ages), stdev(ages)))
         else:

@@ -38,7 +38,7 @@ def test_two_studies_do_not_work_in_one_folder(tmp_path: Path) -> None:
 
 def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> None:
     """Another process holds the run folder, and ends when it is said to be there; then the run is given again."""
-    left, said = job(tmp_path), []
+    left, lines = job(tmp_path), []
     left.folder.mkdir(parents=True)
     hold = (
         "import fcntl, sys\n"
@@ -52,7 +52,7 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
         other.stdout.readline()
 
         def say(line: str) -> None:
-            said.append(line)
+            lines.append(line)
             if "another process still writes there" in line:
                 other.stdin.close()  # type: ignore[union-attr] # it ends now
 
@@ -61,7 +61,7 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
             return 1
 
         run_jobs([left], say, lambda outcome, job: None, start)
-    assert sum("another process still writes there" in line for line in said) == 1
+    assert sum("another process still writes there" in line for line in lines) == 1
 
 
 def script(folder: Path, number: int, code: str) -> Job:
@@ -103,10 +103,10 @@ def test_runs_at_once_meet_each_other(tmp_path: Path) -> None:
     meet += "while not other.exists(): time.sleep(0.01)"
     ways = [str(tmp_path / name) for name in "ab"]
     codes = [meet.format(ways), meet.format(ways[::-1]), "raise SystemExit(3)"]
-    said: list[str] = []
+    lines: list[str] = []
     jobs = [script(tmp_path, number, code) for number, code in enumerate(codes)]
-    outcome = run_jobs(jobs, said.append, lambda outcome, job: None, at_once=2)
+    outcome = run_jobs(jobs, lines.append, lambda outcome, job: None, at_once=2)
     assert [outcome.status[job] for job in jobs] == ["not run", "not run", "failed (3)"]  # they write no summary
-    begun = [line.splitlines()[0] for line in said if line.startswith("run ")]
+    begun = [line.splitlines()[0] for line in lines if line.startswith("run ")]
     assert begun == [f"run {number + 1} of 3: demo / row {number} / seed 0" for number in range(3)]
-    assert said.index(next(line for line in said if line.startswith("run 3"))) > 2, "the third waits for a place"
+    assert lines.index(next(line for line in lines if line.startswith("run 3"))) > 2, "the third waits for a place"

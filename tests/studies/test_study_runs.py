@@ -37,18 +37,18 @@ def test_methods_times_seeds_with_the_strongest_setting_last(load, source: Path,
         workers=2,
     )
     out = tmp_path / "out"
-    given = [parse_overrides(job.command()[5:]) for job in prepared.jobs]
-    assert [(one["method"], one["seed"], one["epochs"]) for one in given] == [
+    overrides = [parse_overrides(job.command()[5:]) for job in prepared.jobs]
+    assert [(options["method"], options["seed"], options["epochs"]) for options in overrides] == [
         ("local", 0, 7),
         ("fedprox", 0, 5),
         ("local", 1, 7),
         ("fedprox", 1, 5),
     ]
-    assert given[1]["output_dir"] == str(out / "runs" / "demo" / "fedprox-mu-0.1" / "seed-0")
-    assert given[1]["method_args#mu"] == 0.1
+    assert overrides[1]["output_dir"] == str(out / "runs" / "demo" / "fedprox-mu-0.1" / "seed-0")
+    assert overrides[1]["method_args#mu"] == 0.1
     common = {"rounds": 4, "optimizer#lr": 0.125, "batch_size": 8, "workers": 2, "sites": ["site-01"]}
     common |= {"dataset-dir": str(source / "cohort"), "metrics": ["accuracy"], "given_by": "study small"}
-    assert [{name: one[name] for name in common} for one in given] == [common] * 4
+    assert [{name: options[name] for name in common} for options in overrides] == [common] * 4
     assert not out.exists(), "a look writes nothing"
 
 
@@ -58,7 +58,7 @@ def test_each_seed_draws_its_own_partition_unless_it_is_fixed(load, tmp_path: Pa
     places = [tmp_path / "out" / "data" / "breast" / f"sites-seed-{seed}" for seed in (0, 1)]
     assert sorted({job.dataset_dir for job in prepared.jobs}) == places
     facts = [json.loads((place / "partition.json").read_text()) for place in places]
-    assert [found["seed"] for found in facts] == [0, 1]
+    assert [fact["seed"] for fact in facts] == [0, 1]
     assert facts[0]["files_sha256"] != facts[1]["files_sha256"]
     fixed = load({"data": PREPARED, "data__breast__partition__seed": 5}, out=tmp_path / "fixed")
     assert {job.dataset_dir.name for job in fixed.jobs} == {"sites-seed-5"}

@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_with_its_file_a_study_is_as_printed(folder: Path, name: str) -> None:
-    study, told = find_weights(read_study(ROOT / "studies" / f"{name}.yaml"), folder)
-    assert (study.name, told) == (name, "")
+    study, note = find_weights(read_study(ROOT / "studies" / f"{name}.yaml"), folder)
+    assert (study.name, note) == (name, "")
     assert study.settings.items() >= (WITH | {"weights": str(folder / FILE)}).items()
     skin = study.bundle == "skinlesion_classification"
     printed = (study.settings["optimizer#lr"], study.settings["batch_size"], study.settings["rounds"])
@@ -42,9 +42,9 @@ def test_with_its_file_a_study_is_as_printed(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("source", ["empty", None])
 def test_without_it_everything_has_another_name(tmp_path: Path, name: str, source: str | None) -> None:
     plain = read_study(ROOT / "studies" / f"{name}.yaml")
-    study, told = find_weights(plain, None if source is None else tmp_path)
-    assert f"There is no file of weights '{FILE}' in the source folder" in told
-    assert told in study.about
+    study, note = find_weights(plain, None if source is None else tmp_path)
+    assert f"There is no file of weights '{FILE}' in the source folder" in note
+    assert note in study.about
     assert study.name == f"{name}-random-weights"
     assert default_out(study, "full") == Path("runs") / f"{name}-random-weights"
     assert study.settings == plain.settings | WITHOUT
@@ -55,8 +55,8 @@ def test_without_it_everything_has_another_name(tmp_path: Path, name: str, sourc
 
 def test_a_scale_without_weights_looks_for_none(tmp_path: Path) -> None:
     for name in PAPER:
-        study, told = find_weights(read_study(ROOT / "studies" / f"{name}.yaml", "cpu"), tmp_path)
-        assert (study.name, study.settings["weights"], study.settings["norm_sync"], told) == (name, None, "all", "")
+        study, note = find_weights(read_study(ROOT / "studies" / f"{name}.yaml", "cpu"), tmp_path)
+        assert (study.name, study.settings["weights"], study.settings["norm_sync"], note) == (name, None, "all", "")
 
 
 def test_a_study_that_can_not_do_without_is_refused(load, source: Path) -> None:

@@ -42,8 +42,8 @@ def test_a_stream_gives_the_same_images_again_and_another_one_others():
 def test_each_image_is_changed_by_itself():
     """With p = 1/2 about half of them are flipped, and a flipped one is exactly that."""
     changed, _ = flips()(IMAGES, None, stream())
-    flipped = [torch.equal(one, before.flip(1)) for one, before in zip(changed, IMAGES, strict=True)]
-    kept = [torch.equal(one, before) for one, before in zip(changed, IMAGES, strict=True)]
+    flipped = [torch.equal(image, before.flip(1)) for image, before in zip(changed, IMAGES, strict=True)]
+    kept = [torch.equal(image, before) for image, before in zip(changed, IMAGES, strict=True)]
     assert [a != b for a, b in zip(flipped, kept, strict=True)] == [True] * 16
     assert 3 <= sum(flipped) <= 13
 
@@ -73,18 +73,18 @@ def test_nothing_random_leaves_images_as_they_are():
 
 
 def test_facts_tell_unlike_augmentations_apart_and_stay_when_used():
-    one = flips(0.5)
-    before = one.facts
-    one(IMAGES, None, stream())
-    assert one.facts == before == flips(0.5).facts
-    assert one.facts != flips(0.4).facts
+    augmentation = flips(0.5)
+    before = augmentation.facts
+    augmentation(IMAGES, None, stream())
+    assert augmentation.facts == before == flips(0.5).facts
+    assert augmentation.facts != flips(0.4).facts
 
 
 # ---- in runs
 
 
-def same(one, other) -> bool:
-    left, right = bits(one), bits(other)
+def same(first, other) -> bool:
+    left, right = bits(first), bits(other)
     return left.keys() == right.keys() and all(tensors_equal(left[name], right[name]) for name in left)
 
 
@@ -113,8 +113,8 @@ def test_a_flip_that_always_happens_is_training_on_flipped_images(tmp_path, meth
 
 def test_random_changes_are_the_same_with_workers_and_anew_in_each_round(tmp_path):
     task = dataclasses.replace(make_task(), augmentation=flips())
-    one, two = (Case(REGISTRY, "local").run(tmp_path / str(n), task=task, workers=n) for n in (1, 2))
-    assert same(one, two)
+    first, two = (Case(REGISTRY, "local").run(tmp_path / str(n), task=task, workers=n) for n in (1, 2))
+    assert same(first, two)
     seen = [task.augment(stream(seed))(IMAGES)[0] for seed in (1, 2)]
     assert not torch.equal(*seen)
 

@@ -24,9 +24,9 @@ def changed(image: torch.Tensor, seed: int = 0, **options) -> torch.Tensor:
     """In [0, 1], of an image in [0, 1]."""
     transform = RandColourd(["image"], MEAN, STD, **options)
     transform.set_random_state(seed)
-    found = transform({"image": normalised(image), "label": 3})
-    assert found["label"] == 3
-    return found["image"] * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
+    item = transform({"image": normalised(image), "label": 3})
+    assert item["label"] == 3
+    return item["image"] * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
 
 
 def grey(image: torch.Tensor) -> torch.Tensor:
@@ -38,8 +38,8 @@ def test_without_strength_nothing_changes():
 
 
 def test_grey_has_one_value_in_all_channels_the_pixels_brightness():
-    found = changed(pixels(3, 4, 5), grey=1.0)
-    assert torch.allclose(found, grey(pixels(3, 4, 5)).expand(3, -1, -1), atol=1e-6)
+    image = changed(pixels(3, 4, 5), grey=1.0)
+    assert torch.allclose(image, grey(pixels(3, 4, 5)).expand(3, -1, -1), atol=1e-6)
 
 
 def test_a_share_of_the_images_loses_its_colour():
@@ -65,11 +65,11 @@ def test_contrast_scales_around_the_mean_brightness_and_saturation_around_each_p
 
 
 def test_images_stay_between_0_and_1():
-    found = torch.stack(
+    images = torch.stack(
         [changed(pixels(3, 4, 5), seed, brightness=1.0, contrast=1.0, saturation=1.0) for seed in range(20)]
     )
-    assert -1e-6 <= found.min() < 0.01
-    assert 0.99 < found.max() <= 1 + 1e-6
+    assert -1e-6 <= images.min() < 0.01
+    assert 0.99 < images.max() <= 1 + 1e-6
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 5), (1, 3, 4, 5)])

@@ -20,20 +20,20 @@ def batches(n, size, epochs, steps=None, seed=0):
 
 @given(n=some.integers(0, 40), size=some.integers(1, 50), epochs=some.integers(0, 4), seed=some.integers(0, 99))
 def test_every_row_is_visited_once_an_epoch(n, size, epochs, seed):
-    found = batches(n, size, epochs, seed=seed)
+    drawn = batches(n, size, epochs, seed=seed)
     each = math.ceil(n / size)
-    assert len(found) == epochs * each
+    assert len(drawn) == epochs * each
     for epoch in range(epochs):
-        part = found[epoch * each : (epoch + 1) * each]
+        part = drawn[epoch * each : (epoch + 1) * each]
         assert sorted(row for rows in part for row in rows) == list(range(n))
         assert all(len(rows) == size for rows in part[:-1])
 
 
 @given(n=some.integers(0, 20), size=some.integers(1, 8), steps=some.integers(1, 30))
 def test_steps_are_the_first_batches_of_as_many_epochs_as_it_takes(n, size, steps):
-    found = batches(n, size, epochs=1, steps=steps)
-    assert len(found) == (steps if n else 0)
-    assert found == batches(n, size, epochs=steps)[:steps]
+    drawn = batches(n, size, epochs=1, steps=steps)
+    assert len(drawn) == (steps if n else 0)
+    assert drawn == batches(n, size, epochs=steps)[:steps]
 
 
 def test_epochs_are_shuffled_unlike_and_by_the_stream_alone():
@@ -75,8 +75,8 @@ def unchanged(model, before):
     ("norm", "norm_sync", "sizes"), [(True, "all", [5, 5]), (True, "frozen", [5, 5, 1]), (False, "all", [5, 5, 1])]
 )
 def test_a_last_batch_of_one_is_skipped_where_batch_norm_would_fail(norm, norm_sync, sizes):
-    done, found = fit(net(norm), make_data(11, "a"), norm_sync=norm_sync)
-    assert found == sizes
+    done, lengths = fit(net(norm), make_data(11, "a"), norm_sync=norm_sync)
+    assert lengths == sizes
     assert (done.batches, done.samples) == (len(sizes), sum(sizes))
 
 
@@ -146,13 +146,13 @@ def test_a_call_after_each_step():
 
 
 def test_the_stream_alone_decides_the_result():
-    found = []
+    states = []
     for disturb in (0, 1):
         torch.manual_seed(disturb)
         model = net()
         fit(model, make_data(20, "a"), epochs=2)
-        found.append(copied(model))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        states.append(copied(model))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def test_half_precision_differs_a_little_and_stays_finite():
@@ -200,9 +200,9 @@ def one_step(gradients, clip):
 
 def test_a_long_gradient_is_scaled_over_all_parameters_jointly():
     gradients = [torch.tensor([2.0, -3.0]), torch.tensor([6.0])]  # norm 7; neither part alone is as long
-    found = one_step(gradients, 5.0)
-    assert math.sqrt(sum(part.square().sum().item() for part in found)) == pytest.approx(5, rel=1e-6)
-    for part, gradient in zip(found, gradients, strict=True):
+    clipped = one_step(gradients, 5.0)
+    assert math.sqrt(sum(part.square().sum().item() for part in clipped)) == pytest.approx(5, rel=1e-6)
+    for part, gradient in zip(clipped, gradients, strict=True):
         torch.testing.assert_close(part, -5 / 7 * gradient)
 
 

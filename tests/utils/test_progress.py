@@ -20,12 +20,12 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch, total, in_bytes, shown):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "100")
-    said: list[str] = []
-    with progress("reading", total, "images", said.append, in_bytes=in_bytes) as show:
+    lines: list[str] = []
+    with progress("reading", total, "images", lines.append, in_bytes=in_bytes) as show:
         show(8)
     assert "reading" in sys.stderr.getvalue()
     assert (shown in sys.stderr.getvalue()) == (total is not None)
-    assert not said
+    assert not lines
 
 
 def test_the_text_beside_the_bar_and_the_total_change(monkeypatch):

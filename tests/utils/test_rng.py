@@ -70,9 +70,9 @@ def test_shapes(kind, shape):
 
 
 def test_same_key_same_numbers():
-    one, two = (SecretStream(SECRET, "run", 3, "noise", "payload") for _ in range(2))
-    assert torch.equal(one.normal((100,)), two.normal((100,)))
-    assert torch.equal(one.uniform((100,)), two.uniform((100,)))
+    first, two = (SecretStream(SECRET, "run", 3, "noise", "payload") for _ in range(2))
+    assert torch.equal(first.normal((100,)), two.normal((100,)))
+    assert torch.equal(first.uniform((100,)), two.uniform((100,)))
 
 
 def test_a_stream_goes_on_and_does_not_repeat():
@@ -111,10 +111,10 @@ def test_a_secret_is_long_enough():
 
 def test_torch_and_numpy_generators_do_not_matter():
     torch.manual_seed(1)
-    one = SecretStream(SECRET, "k").normal((5,))
+    numbers = SecretStream(SECRET, "k").normal((5,))
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    assert torch.equal(SecretStream(SECRET, "k").normal((5,)), one)
+    assert torch.equal(SecretStream(SECRET, "k").normal((5,)), numbers)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -174,10 +174,10 @@ def test_numbers_lie_aligned():
 
 
 def test_same_content_same_bytes():
-    one = {"a": torch.ones(2), "b": torch.zeros(3)}
+    first = {"a": torch.ones(2), "b": torch.zeros(3)}
     other = {"b": torch.zeros(3), "a": torch.ones(2)}
     blobs = {
-        wire.encode(t, meta) for t in (one, other) for meta in ({"x": 1, "y": 2}, {"y": 2, "x": 1}) for _ in range(9)
+        wire.encode(t, meta) for t in (first, other) for meta in ({"x": 1, "y": 2}, {"y": 2, "x": 1}) for _ in range(9)
     }
     assert len(blobs) == 1
 

@@ -92,8 +92,8 @@ def run_inversion(
     """
     options = options or InversionOptions()
     attacked = attack(opened, options, show)
-    results = [row for one in attacked for row in one.rows()]
-    notes = [note for one in attacked for note in one.notes]
+    results = [row for result in attacked for row in result.rows()]
+    notes = [note for result in attacked for note in result.notes]
     write_results(folder, NAME, dataclasses.asdict(options), results, notes=notes)
     write_page(results_path(folder, NAME).with_suffix(".html"), opened.name, opened.settings.seed, attacked)
     return results
@@ -120,9 +120,9 @@ def attack(
         "update": targets.against_update,
         "model": targets.against_model,
     }
-    found = [attacks[target](opened, knowledge) for target in chosen]
+    results = [attacks[target](opened, knowledge) for target in chosen]
     show(total, total)
-    return found
+    return results
 
 
 def _chosen(opened: OpenedRun, against: Against) -> list[Target]:

@@ -152,10 +152,10 @@ def gradients(
         labels: (B,), int64.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(
+    tensors = torch.autograd.grad(
         loss(model(seen), labels), list(named.values()), create_graph=True, materialize_grads=True
     )
-    return dict(zip(named, found, strict=True))
+    return dict(zip(named, tensors, strict=True))
 
 
 def invert_update(
@@ -185,16 +185,16 @@ def invert_update(
     size = _inner(towards, towards).sqrt()
 
     def loss(images: torch.Tensor) -> torch.Tensor:
-        found = gradient(images)
-        likeness = _inner(found, towards) / (size * _inner(found, found, towards).sqrt()).clamp(min=1e-30)
+        grads = gradient(images)
+        likeness = _inner(grads, towards) / (size * _inner(grads, grads, towards).sqrt()).clamp(min=1e-30)
         return (1 - likeness + smoothness * total_variation(images).mean()).view(1)
 
     return descend(loss, start, steps, signed=True, tick=tick)
 
 
-def _inner(one: Tensors, other: Tensors, names: Iterable[str] | None = None) -> torch.Tensor:
+def _inner(first: Tensors, other: Tensors, names: Iterable[str] | None = None) -> torch.Tensor:
     """The inner product over all tensors of `names`, by default those of `other`, without a copy of any."""
-    return torch.stack([(one[name] * other[name]).sum() for name in names or other]).sum()
+    return torch.stack([(first[name] * other[name]).sum() for name in names or other]).sum()
 
 
 def invert_classes(

@@ -11,7 +11,7 @@ import torch
 from markupsafe import Markup, escape
 from torch.nn.functional import adaptive_avg_pool2d
 
-from medfl.attacks.results import Attacked, Found
+from medfl.attacks.results import Attacked, Reconstruction
 from medfl.report.rasters import AGAINST, FOR
 from medfl.report.section import render_template
 from medfl.types import Meta
@@ -65,36 +65,36 @@ def render(method: str, seed: int, attacked: Sequence[Attacked]) -> str:
         __file__,
         TEMPLATE,
         title=f"Inversion attack: {method}, seed {seed}",
-        sections=[_section(one) for one in attacked],
+        sections=[_section(result) for result in attacked],
         small=small,
-        volumes=any(one.truth.dim() == 5 for one in attacked),
+        volumes=any(result.truth.dim() == 5 for result in attacked),
         ends=(AGAINST, FOR),
     )
     return str(page)
 
 
-def _section(one: Attacked) -> Meta:
-    pictures = [made for made in one.found if made.attack != "none"]
+def _section(result: Attacked) -> Meta:
+    pictures = [made for made in result.reconstructions if made.attack != "none"]
     columns = [group for made in pictures if (group := _same(made, pictures))[0] is made]
     return {
-        "id": one.target,
-        "title": TITLES[one.target],
-        "sentence": sentence(one),
-        "notes": one.notes,
-        "against": one.target == "model",
-        "rows": [_row(made) for made in one.found],
-        "heads": [("class mean" if one.target == "model" else "raw", ""), *((name, "") for name in one.shown)]
-        + [_head(group, one.target) for group in columns],
-        "images": [{"name": name, "cells": _cells(one, columns, place)} for place, name in enumerate(one.names)],
+        "id": result.target,
+        "title": TITLES[result.target],
+        "sentence": sentence(result),
+        "notes": result.notes,
+        "against": result.target == "model",
+        "rows": [_row(made) for made in result.reconstructions],
+        "heads": [("class mean" if result.target == "model" else "raw", ""), *((name, "") for name in result.shown)]
+        + [_head(group, result.target) for group in columns],
+        "images": [{"name": name, "cells": _cells(result, columns, place)} for place, name in enumerate(result.names)],
     }
 
 
-def _same(made: Found, all_: Sequence[Found]) -> list[Found]:
+def _same(made: Reconstruction, all_: Sequence[Reconstruction]) -> list[Reconstruction]:
     """The results on the same reconstructions: one picture, compared with several."""
-    return [one for one in all_ if one.attack == made.attack and torch.equal(one.images, made.images)]
+    return [other for other in all_ if other.attack == made.attack and torch.equal(other.images, made.images)]
 
 
-def _row(made: Found) -> Meta:
+def _row(made: Reconstruction) -> Meta:
     return made.row("shared") | {
         "attack": ATTACKS[made.attack],
         "item": ITEMS.get(made.item, made.item),
@@ -103,18 +103,18 @@ def _row(made: Found) -> Meta:
     }
 
 
-def _head(group: Sequence[Found], target: str) -> tuple[str, str]:
+def _head(group: Sequence[Reconstruction], target: str) -> tuple[str, str]:
     item = ITEMS.get(group[0].item, group[0].item)
     if target == "model":
         return ("inverted class" if group[0].attack == "gradient" else ATTACKS[group[0].attack]), ""
     return ATTACKS[group[0].attack], f"from {item}" if item else ""
 
 
-def _cells(one: Attacked, columns: Sequence[Sequence[Found]], place: int) -> list[Meta]:
+def _cells(result: Attacked, columns: Sequence[Sequence[Reconstruction]], place: int) -> list[Meta]:
     """The pictures of an image, side by side."""
-    who = f"image {place + 1}, class {one.names[place]}"
-    cells = [{"image": picture(one.truth[place], f"Raw {who}"), "lines": []}]
-    for heading, values in one.shown.items():
+    who = f"image {place + 1}, class {result.names[place]}"
+    cells = [{"image": picture(result.truth[place], f"Raw {who}"), "lines": []}]
+    for heading, values in result.shown.items():
         full = float(values[place].abs().flatten().float().quantile(FULL)) if heading in SIGNED else None
         lines = [] if full is None else [f"± {full:#.2g}"]
         cells.append({"image": picture(values[place], f"{heading} of {who}", full), "lines": lines})
@@ -124,42 +124,42 @@ def _cells(one: Attacked, columns: Sequence[Sequence[Found]], place: int) -> lis
     return cells
 
 
-def _lines(group: Sequence[Found], place: int) -> list[str]:
+def _lines(group: Sequence[Reconstruction], place: int) -> list[str]:
     lines = []
     for made in group:
-        told = [f"to {ITEMS[made.item]}:"] if len(group) > 1 else []
+        compared = [f"to {ITEMS[made.item]}:"] if len(group) > 1 else []
         mse, psnr, ssim = (float(values[place]) for values in vars(made.quality).values())
-        lines += [*told, f"MSE {small(mse)}", f"{psnr:.1f} dB", f"SSIM {ssim:.2f}"]
+        lines += [*compared, f"MSE {small(mse)}", f"{psnr:.1f} dB", f"SSIM {ssim:.2f}"]
     return lines
 
 
 # ---- words
 
 
-def sentence(one: Attacked) -> str:
+def sentence(result: Attacked) -> str:
     """What the numbers mean, in words: the best attack beside the mean image."""
-    made = [found for found in one.found if found.attack not in ("none", "mean_image") and _counts(found, one)]
-    base = next(found for found in one.found if found.attack == "mean_image")
-    best = min(made, key=lambda found: float(found.quality.mse.mean()))
-    mine, naive = (found.quality.row() for found in (best, base))
+    attacks = [made for made in result.reconstructions if made.attack not in ("none", "mean_image")]
+    base = next(made for made in result.reconstructions if made.attack == "mean_image")
+    best = min((made for made in attacks if _counts(made, result)), key=lambda made: float(made.quality.mse.mean()))
+    mine, naive = (made.quality.row() for made in (best, base))
     start = {
         "shared": "From what the sites sent",
         "update": "From the update of a site",
         "model": "From the global model alone",
-    }[one.target]
-    whom = "the mean of a class's training images" if one.target == "model" else "the training images"
-    told = (
+    }[result.target]
+    whom = "the mean of a class's training images" if result.target == "model" else "the training images"
+    text = (
         f"{start} the best attack ({ATTACKS[best.attack]}) comes as close to {whom} as {_numbers(mine)}, on average. "
         f"The mean of other people's images, which takes no attack, comes as close as {_numbers(naive)}. "
     )
     if mine["mse"] < 0.95 * naive["mse"]:
         gain = f"So the attacker's error is {1 - mine['mse'] / naive['mse']:.0%} smaller than it would be without"
-        return told + gain + ("." if one.target == "model" else ": what was given away tells about single images.")
-    return told + "So these attacks gain nothing that the mean image would not give; stronger ones may."
+        return text + gain + ("." if result.target == "model" else ": what was given away tells about single images.")
+    return text + "So these attacks gain nothing that the mean image would not give; stronger ones may."
 
 
-def _counts(found: Found, one: Attacked) -> bool:
-    return found.item == (one.sent or "class mean")
+def _counts(made: Reconstruction, result: Attacked) -> bool:
+    return made.item == (result.sent or "class mean")
 
 
 def _numbers(row: Meta) -> str:

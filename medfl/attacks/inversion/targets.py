@@ -21,7 +21,7 @@ from medfl.attacks.inversion.gradient import (
     smoothness_for,
     still,
 )
-from medfl.attacks.results import Attacked, Found, found
+from medfl.attacks.results import Attacked, Reconstruction, reconstruction
 from medfl.core.filters import Filters
 from medfl.core.filters import decode as decode_update
 from medfl.privacy.gaussian import clip_by_norm
@@ -92,8 +92,8 @@ def raw_images(data: Dataset, rows: torch.Tensor, scale: Scale) -> torch.Tensor:
     return scale.raw(data.batch(rows)[0]).clamp(0, 1)
 
 
-def _baseline(knowledge: Knowledge, item: str, truth: torch.Tensor) -> Found:
-    return found("mean_image", item, knowledge.usual.cpu(), truth)
+def _baseline(knowledge: Knowledge, item: str, truth: torch.Tensor) -> Reconstruction:
+    return reconstruction("mean_image", item, knowledge.usual.cpu(), truth)
 
 
 def _names(opened: OpenedRun, labels: torch.Tensor) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def against_shared(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
     release = released.releases[0]  # copies are clipped alike, and all or none are noised
     with torch.no_grad():
         x_s = torch.cat([part(image) for image in knowledge.truth.split(1)])
-    results = [found("none", "raw", truth, truth), _baseline(knowledge, "none", truth)]
+    results = [reconstruction("none", "raw", truth, truth), _baseline(knowledge, "none", truth)]
     shown = {"private part x_r": truth - x_s.cpu(), "shared part x_s": x_s.cpu()}
     notes: list[str] = []
     makers: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"x_s": part}
@@ -127,7 +127,7 @@ def against_shared(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
         notes.append(
             f"Each image was sent in {len(released.releases)} copies. The attacker takes their mean, each weighted by "
             f"its precision: its noise has the variance {released.variance:.3g}, that of the copies is "
-            f"{' and '.join(f'{one.variance:.3g}' for one in released.releases)}."
+            f"{' and '.join(f'{release.variance:.3g}' for release in released.releases)}."
         )
     if not len(knowledge.own):
         notes.append("No site has validation images, so there was no decoder to train, and the mean image is grey.")
@@ -135,13 +135,13 @@ def against_shared(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
         known = release if item == "x_p" else None
         smoothness = max(knowledge.smoothness, smoothness_for(released.variance)) if known else knowledge.smoothness
         images = invert_items(items, part, known, knowledge.usual, smoothness, knowledge.steps, knowledge.tick)
-        results.append(found("gradient", item, images, truth))
+        results.append(reconstruction("gradient", item, images, truth))
         if len(knowledge.own):
             generator = knowledge.generator(f"decoder {item}")
             decoder = train_decoder(knowledge.own, makers[item], knowledge.steps, generator, knowledge.tick)
-            results.append(found("decoder", item, decode(decoder, items), truth))
+            results.append(reconstruction("decoder", item, decode(decoder, items), truth))
         images, converged = fixed_point(items, part, tick=knowledge.tick)
-        results.append(found("fixed_point", item, images, truth, converged.cpu()))
+        results.append(reconstruction("fixed_point", item, images, truth, converged.cpu()))
     return Attacked(
         "shared", truth, _names(opened, knowledge.labels), shown, tuple(results), list(sent)[-1], tuple(notes)
     )
@@ -176,7 +176,7 @@ def against_update(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
         start = (knowledge.usual + 0.1 * noise).clamp(0, 1)
         guess = invert_update(update, gradient, start, knowledge.smoothness, knowledge.steps, knowledge.tick)
         made.append(_matched(guess.cpu(), images.cpu()))
-    results = (_baseline(knowledge, "none", truth), found("gradient", "update", torch.cat(made), truth))
+    results = (_baseline(knowledge, "none", truth), reconstruction("gradient", "update", torch.cat(made), truth))
     return Attacked("update", truth, _names(opened, labels_), {}, results, "update", _update_notes(opened))
 
 
@@ -202,7 +202,7 @@ def _sent_update(
         ]
         stream = knowledge.noise("samples", number)
         mean = {
-            name: (sum(one[name] for one in each) + std * stream.normal(tuple(first.shape)).to(first)) / len(images)
+            name: (sum(grads[name] for grads in each) + std * stream.normal(tuple(first.shape)).to(first)) / len(images)
             for name, first in each[0].items()
         }
     else:
@@ -269,7 +269,7 @@ def against_model(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
     results = [
         made
         for item, truth in (("class mean", means), ("nearest image", nearest))
-        for made in (found("gradient", item, guesses, truth), _baseline(knowledge, item, truth))
+        for made in (reconstruction("gradient", item, guesses, truth), _baseline(knowledge, item, truth))
     ]
     notes = ("The nearest image is the training image of the class that is most like the inverted one.",)
     return Attacked(

@@ -85,10 +85,10 @@ def run_membership(
         DataError: If there are too few images.
         StoreError: If something can't be read or written.
     """
-    asked = options or MembershipOptions()
-    found = find_targets(run, asked.targets, asked.round)
-    source, data = shadow_set(run, asked.shadow)
-    needed = sorted({_shadow_of(run, target, asked) for target in found}) if data is not None else []
+    options = options or MembershipOptions()
+    targets = find_targets(run, options.targets, options.round)
+    source, data = shadow_set(run, options.shadow)
+    needed = sorted({_shadow_of(run, target, options) for target in targets}) if data is not None else []
     attacks: dict[tuple[str, int], ShadowAttack] = {}
     steps, done = sum(epochs for _, epochs in needed) * _batches(run, data), 0
 
@@ -101,12 +101,14 @@ def run_membership(
         assert data is not None
         clip = run.method.gradient_clip
         attacks[network, epochs] = train_attack(
-            run.task, run.settings, data, epochs, asked.seed, network, clip, after_batch=stepped
+            run.task, run.settings, data, epochs, options.seed, network, clip, after_batch=stepped
         )
-    results = [row for one in found for row in attack(run, one, attacks.get(_shadow_of(run, one, asked)), asked)]
+    results = [
+        row for target in targets for row in attack(run, target, attacks.get(_shadow_of(run, target, options)), options)
+    ]
     lengths = {epochs for _, epochs in needed}
-    used = vars(asked) | {"targets": found[0].name, "shadow": source}
-    used |= {"shadow_epochs": lengths.pop() if len(lengths) == 1 else asked.shadow_epochs}
+    used = vars(options) | {"targets": targets[0].name, "shadow": source}
+    used |= {"shadow_epochs": lengths.pop() if len(lengths) == 1 else options.shadow_epochs}
     path = write_results(
         run.folder,
         NAME,
@@ -115,16 +117,16 @@ def run_membership(
         out,
         of={"method": run.name, "seed": run.settings.seed, "rounds": run.settings.rounds},
         classes=run.task.num_classes,
-        shadow=[{"network": network} | one.facts() for (network, _), one in attacks.items()],
+        shadow=[{"network": network} | shadow.facts() for (network, _), shadow in attacks.items()],
     )
     write_page(read_results(run.folder, NAME, out) or {}, path.with_suffix(".html"))
     return results
 
 
-def _shadow_of(run: OpenedRun, target: Target, asked: MembershipOptions) -> tuple[str, int]:
+def _shadow_of(run: OpenedRun, target: Target, options: MembershipOptions) -> tuple[str, int]:
     """Network and epochs of the shadow of a target: it is trained as long as that was."""
     settings = run.settings if target.round is None else run.settings.model_copy(update={"rounds": target.round})
-    return target.network, asked.shadow_epochs or epochs_of(settings, _mean_size(run))
+    return target.network, options.shadow_epochs or epochs_of(settings, _mean_size(run))
 
 
 def _mean_size(run: OpenedRun) -> float:
@@ -156,16 +158,16 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
     rows = matched(target.members.labels, target.others.labels, stream, options.images)
     groups = [Chosen(data, chosen) for data, chosen in zip((target.members, target.others), rows, strict=True)]
     answers = [logits(target.model, group, run.settings, run.task.device) for group in groups]
-    if not all(bool(found.isfinite().all()) for found in answers):
+    if not all(bool(answer.isfinite().all()) for answer in answers):
         whose = f"the model of {target.site}" if target.site else "the global model"
         raise DataError(
             f"expected finite outputs of {whose} of the run in '{run.folder}', got others: the run diverged. Attack "
             "one that did not."
         )
-    losses = [loss_of(found, group.labels) for found, group in zip(answers, groups, strict=True)]
+    losses = [loss_of(answer, group.labels) for answer, group in zip(answers, groups, strict=True)]
     rights = [
-        float((found.argmax(dim=1) == group.labels).double().mean())
-        for found, group in zip(answers, groups, strict=True)
+        float((answer.argmax(dim=1) == group.labels).double().mean())
+        for answer, group in zip(answers, groups, strict=True)
     ]
     about = {"target": target.name, "accuracy_members": rights[0], "accuracy_non_members": rights[1]}
     about |= {"site": target.site} if target.site else {}
@@ -173,11 +175,11 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
     known = [None if group.patients is None else group.patients.numpy() for group in groups]
     patients = known[0], known[1]
     threshold = Scores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()), patients)
-    found = [about | {"attack": "loss_threshold"} | measure(threshold)]
+    results = [about | {"attack": "loss_threshold"} | measure(threshold)]
     if shadow is not None:
-        scores = [shadow.scores(one).numpy() for one in answers]
-        found.append(about | {"attack": "shadow_topk"} | measure(Scores(scores[0], scores[1], 0.0, patients)))
-    return found
+        scores = [shadow.scores(answer).numpy() for answer in answers]
+        results.append(about | {"attack": "shadow_topk"} | measure(Scores(scores[0], scores[1], 0.0, patients)))
+    return results
 
 
 def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ def measure(scores: Scores) -> Meta:
         "non_members": len(others),
         "auc": auc(members, others),
         "auc_interval": list(auc_interval(members, others, scores.patients)),
-        "interval_over": "images" if all(one is None for one in scores.patients) else "patients",
+        "interval_over": "images" if all(part is None for part in scores.patients) else "patients",
         "tpr_at_1_fpr": tpr_at(members, others, LOW_FPR),
         "recall": recall,
         "false_alarms": false_alarms,

@@ -84,16 +84,16 @@ def verdict(row: Meta) -> str:
     """What an AUC means, in words."""
     low, high = row["auc_interval"]
     right = round(100 * row["auc"])
-    said = (
+    text = (
         f"{ATTACKS[row['attack']].capitalize()} on {_of(row)}: AUC {row['auc']:.3f}, 95 % interval {low:.3f} to "
         f"{high:.3f}. Of a training image and another image the attack names the training image in {right} of 100 "
         "cases; guessing does in 50."
     )
     if low <= 0.5 <= high:
-        return f"{said} From these images it can't be told from guessing."
+        return f"{text} From these images it can't be told from guessing."
     if low > 0.5:
-        return f"{said} It is better than guessing: the model gives away something about who was in the training."
-    return f"{said} It is worse than guessing: it expects the opposite of what this model does, and finds no members."
+        return f"{text} It is better than guessing: the model gives away something about who was in the training."
+    return f"{text} It is worse than guessing: it expects the opposite of what this model does, and finds no members."
 
 
 def _of(row: Meta) -> str:
@@ -114,10 +114,10 @@ def roc_picture(rows: Sequence[Meta], kind: str) -> tuple[Markup, str]:
         axes.plot([low, 1], [low, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)), label="guessing")
         for name, row in zip(names, rows, strict=True):
             rates = np.asarray(row["roc"])
-            found = rates[:, 1].clip(low / 10)  # none found: below the picture
+            recall = rates[:, 1].clip(low / 10)  # none found: below the picture
             look = styles[name if len(rows) <= NAMED else names[0]]
             label = name if len(rows) <= NAMED else None
-            axes.plot(rates[:, 0], found, color=look.colour, linestyle=look.dashes, linewidth=1.4, label=label)
+            axes.plot(rates[:, 0], recall, color=look.colour, linestyle=look.dashes, linewidth=1.4, label=label)
         axes.set(xscale="log", yscale="log", xlim=(low, 1.05), ylim=(low, 1.05))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

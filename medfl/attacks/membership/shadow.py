@@ -69,12 +69,12 @@ def matched(
     """
     ones, others = ({int(labels[rows[0]]): rows for rows in class_rows(labels)} for labels in (first, second))
     counts = {name: min(len(ones[name]), len(others[name])) for name in sorted(ones.keys() & others.keys())}
-    found: list[list[torch.Tensor]] = [[], []]
+    chosen: list[list[torch.Tensor]] = [[], []]
     for name, count in _limited(counts, most).items():
-        for rows, drawn in zip((ones[name], others[name]), found, strict=True):
+        for rows, drawn in zip((ones[name], others[name]), chosen, strict=True):
             drawn.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
     empty = torch.empty(0, dtype=torch.int64)
-    return torch.cat([empty, *found[0]]), torch.cat([empty, *found[1]])
+    return torch.cat([empty, *chosen[0]]), torch.cat([empty, *chosen[1]])
 
 
 def _limited(counts: dict[int, int], most: int | None) -> dict[int, int]:
@@ -211,8 +211,8 @@ def train_attack(
         )
     answers = [logits(model, part, settings, task.device) for part in (inner, outer)]
     rights = [
-        float((found.argmax(dim=1) == part.labels).double().mean())
-        for found, part in zip(answers, (inner, outer), strict=True)
+        float((answer.argmax(dim=1) == part.labels).double().mean())
+        for answer, part in zip(answers, (inner, outer), strict=True)
     ]
     rows = matched(inner.labels, outer.labels, make_generator(seed, "shadow rows"))
     attack = _fit(answers[0][rows[0]], answers[1][rows[1]], min(3, task.num_classes))
@@ -224,13 +224,13 @@ def _fit(members: torch.Tensor, others: torch.Tensor, highest: int) -> ShadowAtt
     features = highest_log_odds(torch.cat([members, others]), highest)
     mean, std = features.mean(dim=0), features.std(dim=0).clamp(min=1e-6)
     inputs = torch.cat([(features - mean) / std, torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
-    asked = torch.cat([torch.ones(len(members)), torch.zeros(len(others))]).double()
+    truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))]).double()
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     decay = DECAY * torch.eye(inputs.shape[1], dtype=torch.float64)
     for _ in range(100):
-        found = (inputs @ weights).sigmoid()
-        slope = inputs.T @ (found - asked) / len(asked) + decay @ weights
-        curve = (inputs * (found * (1 - found))[:, None]).T @ inputs / len(asked) + decay
+        predicted = (inputs @ weights).sigmoid()
+        slope = inputs.T @ (predicted - truth) / len(truth) + decay @ weights
+        curve = (inputs * (predicted * (1 - predicted))[:, None]).T @ inputs / len(truth) + decay
         step = torch.linalg.solve(curve, slope)
         size = float(step.norm())
         weights = weights - step / max(size, 1.0)  # never further than 1: a full step may overshoot

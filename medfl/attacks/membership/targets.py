@@ -53,12 +53,12 @@ class Target:
 # ---- what is attacked
 
 
-def find_targets(run: OpenedRun, asked: Targets | None = None, round_: int | str | None = None) -> list[Target]:
+def find_targets(run: OpenedRun, kind: Targets | None = None, round_: int | str | None = None) -> list[Target]:
     """The models under attack, with the images that they are judged on.
 
     Args:
         run: The run.
-        asked: Whose models; None means the server's where there is one.
+        kind: Whose models; None means the server's where there is one.
         round_: Of the server's models that were kept, which one, or `KEPT` for all; None means the last model.
 
     Raises:
@@ -66,23 +66,23 @@ def find_targets(run: OpenedRun, asked: Targets | None = None, round_: int | str
         DataError: If there are no members or no test images.
         StoreError: If the model of a round was not kept.
     """
-    if round_ is not None and asked == "sites":
+    if round_ is not None and kind == "sites":
         raise SettingsError("Of rounds the server's models are kept, no site's: leave out --round or --targets sites.")
-    models = _global_models(run, round_) if asked != "sites" else {}
-    if not models and asked == "global":
+    models = _global_models(run, round_) if kind != "sites" else {}
+    if not models and kind == "global":
         raise SettingsError(f"method '{run.name}' has no global model: every site has its own. Use --targets sites.")
     parts = [data for _, data in sorted(run.sites.items())]
     members = pooled([data.train for data in parts])
     others = pooled([data.test for data in parts] + ([] if run.global_test is None else [run.global_test]))
-    found = [
+    targets = [
         Target("global", "", run.predictor(model, f"round {kept}"), model.network, members, others, kept)
         for kept, model in models.items()
     ] or [
         Target("sites", name, run.predictor(model, name), model.network, run.sites[name].train, run.sites[name].test)
         for name, model in run.site_models().items()
     ]
-    enough = [target for target in found if _pairs(target) >= 2]
-    if left := [target.site for target in found if target.site and target not in enough]:
+    enough = [target for target in targets if _pairs(target) >= 2]
+    if left := [target.site for target in targets if target.site and target not in enough]:
         logger.warning("Left out, too few training and test images of the same classes: %s.", ", ".join(left))
     if not enough:
         raise DataError(
@@ -103,8 +103,8 @@ def _global_models(run: OpenedRun, round_: int | str | None) -> dict[int | None,
             f"The run in '{run.folder}' kept no model of an earlier round. Run it with the setting 'keep_rounds', or "
             "leave out --round."
         )
-    models = {one: run.global_model(one) for one in rounds}
-    return {one: model for one, model in models.items() if model is not None}
+    models = {number: run.global_model(number) for number in rounds}
+    return {number: model for number, model in models.items() if model is not None}
 
 
 def _pairs(target: Target) -> int:
@@ -121,7 +121,7 @@ def pooled(parts: Sequence[Dataset]) -> Dataset:
 # ---- what the attacker knows
 
 
-def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
+def shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
     """The images of the shadow network, and what they are.
 
     Without a wish they are what the run released, as its networks saw it (of several copies of an image, their mean by
@@ -130,25 +130,25 @@ def shadow_set(run: OpenedRun, asked: ShadowSet | None = None) -> tuple[ShadowSe
     Raises:
         SettingsError: If there are none of the kind that is asked for, or too few.
     """
-    if asked == "none":
+    if kind == "none":
         return "none", None
-    released = run.released() if asked == "shared" or (asked is None and run.has_state) else None
+    released = run.released() if kind == "shared" or (kind is None and run.has_state) else None
     if released is not None and run.task.scale is not None:
         seen = as_seen(released.images, released.releases[0], run.task.scale)
         data = TensorData(seen, released.labels.to(torch.int64))
         check_shadow_set(data, "images that the run's sites shared")
         return "shared", data
-    if asked == "shared":
+    if kind == "shared":
         raise SettingsError(
             f"the run in '{run.folder}' (method '{run.name}') has released no images that a shadow network could be "
             "trained on. Use --shadow validation."
         )
-    found = pooled([part.val for _, part in sorted(run.sites.items())])
+    validation = pooled([part.val for _, part in sorted(run.sites.items())])
     try:
-        check_shadow_set(found, "the sites' validation images")
+        check_shadow_set(validation, "the sites' validation images")
     except SettingsError as error:
-        if asked is not None:
+        if kind is not None:
             raise
         logger.warning("No shadow network, only the threshold of the loss: %s", error)
         return "none", None
-    return "validation", found
+    return "validation", validation

@@ -55,8 +55,8 @@ def check_bundle(root: Path) -> Report:
 def _read_all(report: Report) -> dict[str, Any]:
     """Path within the bundle to content, for every configuration that can be read."""
     root = report.root
-    found = sorted(path for path in (root / "configs").rglob("*") if path.suffix.lower() in SUFFIXES)
-    waiting = [path for path in found if inside(path, root)]  # other links are reported with the files
+    files = sorted(path for path in (root / "configs").rglob("*") if path.suffix.lower() in SUFFIXES)
+    waiting = [path for path in files if inside(path, root)]  # other links are reported with the files
     contents: dict[str, Any] = {}
     for path in waiting:  # grows as macros name more files
         name = path.relative_to(root).as_posix()
@@ -71,14 +71,14 @@ def _read_all(report: Report) -> dict[str, Any]:
 
 def _pulled_in(content: Any, root: Path) -> list[Path]:
     """Files of the bundle that a configuration pulls in by macros."""
-    found = []
+    files = []
     for _, value in walk(content):
         if isinstance(value, str) and value.startswith("%"):
             with contextlib.suppress(ValueError, OSError):  # reported with the references
                 file = macro_file(value, root)
                 if file is not None and file.is_file():
-                    found.append(root / file.relative_to(root.resolve()))
-    return found
+                    files.append(root / file.relative_to(root.resolve()))
+    return files
 
 
 def _list_logging(report: Report) -> None:

@@ -65,13 +65,13 @@ def _check_weights(report: Report, path: Path, name: str) -> None:
         report.errors.append(f"{name}: its table of contents has more than {MAX_PICKLE // 10**6} MB; it is not opened")
         return
     try:
-        asked = sorted(get_unsafe_globals_in_checkpoint(str(path)))
+        names = sorted(get_unsafe_globals_in_checkpoint(str(path)))
     except Exception as error:  # a damaged or forged file fails in many ways; each is reported
         report.errors.append(f"{name}: is no checkpoint that torch can read ({type(error).__name__}: {error})")
         return
-    if asked:
-        report.files.append(FileNote(name, f"weights that need {', '.join(asked)}: loading them can run code"))
-        report.warnings.append(f"{name}: does not load with weights_only=True; it asks for {', '.join(asked)}")
+    if names:
+        report.files.append(FileNote(name, f"weights that need {', '.join(names)}: loading them can run code"))
+        report.warnings.append(f"{name}: does not load with weights_only=True; it asks for {', '.join(names)}")
     else:
         report.files.append(FileNote(name, "weights, loads with weights_only=True"))
 

@@ -29,13 +29,13 @@ def find_code(file: str, content: Any, own: Collection[str]) -> list[Code]:
         content: As read.
         own: Names of modules that the bundle brings along.
     """
-    found = []
+    codes = []
     for place, value in walk(content):
         kind = _kind(place, value)
         if kind is not None:
             text = value if isinstance(value, str) else str(value).lower()
-            found.append(Code(file, id_of(place), kind, text, _package(kind, text, own)))
-    return found
+            codes.append(Code(file, id_of(place), kind, text, _package(kind, text, own)))
+    return codes
 
 
 def find_logging_code(path: Path, file: str) -> list[Code]:

@@ -115,9 +115,9 @@ def id_of(place: Place) -> str:
 
 
 def _json(text: str, problems: list[str]) -> Any:
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        problems.extend(_twice(key for key, _ in found))
-        return dict(found)
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        problems.extend(_twice(key for key, _ in items))
+        return dict(items)
 
     return json.loads(text, object_pairs_hook=pairs)
 

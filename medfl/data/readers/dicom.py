@@ -212,11 +212,11 @@ def _with_tables(pixels: np.ndarray, dataset: Dataset, voi: bool) -> np.ndarray:
 
 
 def _view(dataset: Dataset) -> str:
-    found = str(dataset.get("ViewPosition") or "").upper()
+    view = str(dataset.get("ViewPosition") or "").upper()
     codes = dataset.get("ViewCodeSequence")
-    if not found and codes:
-        found = _VIEW_CODES.get(str(codes[0].get("CodeValue", "")), "")
-    return found if found in VIEWS else ""
+    if not view and codes:
+        view = _VIEW_CODES.get(str(codes[0].get("CodeValue", "")), "")
+    return view if view in VIEWS else ""
 
 
 def _toward_right(dataset: Dataset) -> str:

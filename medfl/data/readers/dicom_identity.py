@@ -68,8 +68,8 @@ def check_identity(dataset: Dataset, pseudonyms: Collection[str] = ()) -> list[s
         bool(pseudonyms) and all(_is_dummy(str(dataset.get(name) or ""), pseudonyms) for name in PSEUDONYMS)
     )
     wanted = IDENTIFYING if made_up else (*IDENTIFYING, *PSEUDONYMS, *DATES)
-    found = _filled(dataset, frozenset(wanted))
-    return sorted({element.keyword for element in found if not _is_dummy(str(element.value), pseudonyms)})
+    elements = _filled(dataset, frozenset(wanted))
+    return sorted({element.keyword for element in elements if not _is_dummy(str(element.value), pseudonyms)})
 
 
 def refuse_identity(identifying: Collection[str], burned_in: bool) -> None:

@@ -49,13 +49,13 @@ def tell_intents(intents: Sequence[str], say: Say) -> list[str]:
         The warning, for the data list.
     """
     counts = Counter(intent for intent in intents if intent)
-    told = ", ".join(f"{count} {intent}" for intent, count in sorted(counts.items()))
-    if told:
-        say(f"note: presentation intent (DICOM): {told}")
+    parts = ", ".join(f"{count} {intent}" for intent, count in sorted(counts.items()))
+    if parts:
+        say(f"note: presentation intent (DICOM): {parts}")
     if len(counts) < 2:
         return []
     warning = (
-        f"the files are of several presentation intents ({told}): pixels FOR PROCESSING are as the detector gave them "
+        f"the files are of several presentation intents ({parts}): pixels FOR PROCESSING are as the detector gave them "
         "and look unlike those made for the eye. Keep one kind, or tell them apart by 'presentation_intent' in the "
         "data list"
     )

@@ -43,7 +43,7 @@ MOST_VOXELS = 512 * 512 * 2048
 
 
 @dataclass(frozen=True)
-class Kind:
+class ImageKind:
     """What a file holds, as far as its head tells.
 
     Attributes:
@@ -59,7 +59,7 @@ class Kind:
     intent: str = ""
 
 
-def look_at(path: Path, check: str = "strip") -> Kind:
+def look_at(path: Path, check: str = "strip") -> ImageKind:
     """What an image file holds; its pixels are not read.
 
     Args:
@@ -75,16 +75,16 @@ def look_at(path: Path, check: str = "strip") -> Kind:
         with decoding():
             volume = _open_nifti(path)
         _check_nifti(volume)
-        return Kind(2 if _is_slice(volume.shape) else 3, colour=False, deep=True)
+        return ImageKind(2 if _is_slice(volume.shape) else 3, colour=False, deep=True)
     if kind == "dicom":
         header = open_dicom(path, pixels=False)
         if check == "refuse":
             with decoding():
                 refuse_identity(check_identity(header), is_burned_in(header))
         colour = header.SamplesPerPixel == 3
-        return Kind(2, colour=colour, deep=not colour, intent="" if colour else intent_of(header))
+        return ImageKind(2, colour=colour, deep=not colour, intent="" if colour else intent_of(header))
     with open_picture(path) as image:
-        return Kind(2, colour=in_colour(image), deep=is_deep(image))
+        return ImageKind(2, colour=in_colour(image), deep=is_deep(image))
 
 
 def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:

@@ -86,8 +86,8 @@ def extent_of(pixels: np.ndarray) -> tuple[float, float]:
     """The smallest and the largest pixel of (H, W), both found in one pass through the memory."""
     step = max(1, _BLOCK // pixels.shape[1])
     blocks = [pixels[start : start + step] for start in range(0, len(pixels), step)]
-    found = np.array([(block.min(), block.max()) for block in blocks])
-    return found[:, 0].min().item(), found[:, 1].max().item()
+    extents = np.array([(block.min(), block.max()) for block in blocks])
+    return extents[:, 0].min().item(), extents[:, 1].max().item()
 
 
 def needs_mirror(laterality: str, toward_right: str = "") -> bool:
@@ -167,7 +167,7 @@ def breast_box(pixels: np.ndarray, inverted: bool = False, lift: Lift = _same) -
         return slice(None), slice(None)
     small = small.max() - small if inverted else small - small.min()
     bright = small > threshold_otsu(np.sqrt(small)) ** 2  # tissue at the breast's edge is dark: the root lifts it
-    region = max(regionprops(label(bright)), key=lambda found: found.area)
+    region = max(regionprops(label(bright)), key=lambda candidate: candidate.area)
     if region.area < _LEAST_BREAST * small.size:
         return slice(None), slice(None)
     first_row, first_column, last_row, last_column = (edge * factor for edge in region.bbox)

@@ -154,7 +154,7 @@ def _check_mode(image: PillowImage) -> None:
 
 def _hides_bits(codec: str, args: object) -> bool:
     """Whether a piece has more than 8 bits: Pillow drops the lower ones in colour, only the way to decode tells."""
-    given = args if isinstance(args, tuple) else (args,)
+    values = args if isinstance(args, tuple) else (args,)
     if codec.startswith("ppm"):
-        return bool(given[-1] > 255)
-    return any(isinstance(arg, str) and ";16" in arg for arg in given)
+        return bool(values[-1] > 255)
+    return any(isinstance(arg, str) and ";16" in arg for arg in values)

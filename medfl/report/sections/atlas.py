@@ -114,13 +114,13 @@ def read_atlas(dataset_dir: Path, sites: Sequence[str], show_images: bool = True
 
 def _one_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[tuple[Path, int]]:
     """Array and row of the first training image of each person; an image of nobody known is a person's of its own."""
-    found: dict[object, tuple[Path, int]] = {}
+    first_images: dict[object, tuple[Path, int]] = {}
     for site, datalist in lists.items():
         array = (dataset_dir / site / datalist.image_array).resolve()
         for record in datalist.splits["training"]:
             image = (array, int(record["image"]))
-            found.setdefault(entry_text(record, "subject_id") or image, image)
-    return sorted(found.values())
+            first_images.setdefault(entry_text(record, "subject_id") or image, image)
+    return sorted(first_images.values())
 
 
 def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
@@ -129,8 +129,8 @@ def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
     total: np.ndarray | None = None
     for path, row in (chosen[place] for place in places):
         images = open_array(path)
-        one = np.asarray(images[row] if channels_of(images.shape) is None else images[row][..., 0], np.float64)
-        total = one if total is None else total + one
+        image = np.asarray(images[row] if channels_of(images.shape) is None else images[row][..., 0], np.float64)
+        total = image if total is None else total + image
     assert total is not None
     return total / len(places)
 
@@ -218,10 +218,10 @@ def _caption(view: AtlasView, private: bool) -> str:
 def _picture(view: AtlasView) -> Markup:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDE, 2.9), layout="constrained")
-        found = [one.mean for one in view.slices if one.mean is not None]
-        levels = _levels(found) if found else None
-        for axes, one in zip(figure.subplots(1, len(view.slices)), view.slices, strict=True):
-            _draw(axes, one, levels)
+        means = [cut.mean for cut in view.slices if cut.mean is not None]
+        levels = _levels(means) if means else None
+        for axes, cut in zip(figure.subplots(1, len(view.slices)), view.slices, strict=True):
+            _draw(axes, cut, levels)
     return svg(figure, "atlas", f"{view.regions} regions of an atlas in three slices.")
 
 
@@ -232,15 +232,15 @@ def _levels(means: Sequence[np.ndarray]) -> np.ndarray | None:
     return np.linspace(low, high, SHADES) if high > low else None
 
 
-def _draw(axes: Axes, one: Slice, levels: np.ndarray | None) -> None:
-    axes.set_title(one.plane, fontsize=9, color=INK)
+def _draw(axes: Axes, cut: Slice, levels: np.ndarray | None) -> None:
+    axes.set_title(cut.plane, fontsize=9, color=INK)
     axes.set_aspect("equal")
     axes.axis("off")
-    if one.mean is not None and levels is not None:
-        axes.contourf(np.ma.masked_equal(one.mean, 0.0), levels, cmap="gray", extend="both")
-    for region in np.unique(one.regions[one.regions > 0]):
-        mask = np.pad(one.regions == region, 1).astype(float)
-        places = [np.arange(-1, length + 1) for length in reversed(one.regions.shape)]
+    if cut.mean is not None and levels is not None:
+        axes.contourf(np.ma.masked_equal(cut.mean, 0.0), levels, cmap="gray", extend="both")
+    for region in np.unique(cut.regions[cut.regions > 0]):
+        mask = np.pad(cut.regions == region, 1).astype(float)
+        places = [np.arange(-1, length + 1) for length in reversed(cut.regions.shape)]
         colour = FILLS[(int(region) - 1) % len(FILLS)]
         filled = axes.contourf(*places, mask, [0.5, 1.5], colors=[to_rgba(colour, 0.35)])
         filled.set(edgecolor=colour, linewidth=1.0)

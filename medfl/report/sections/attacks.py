@@ -114,15 +114,17 @@ def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None
     within = os.path.commonpath([run.folder.absolute().parent for _, (_, run) in runs])
     start = folder if folder is not None and _near(folder, Path(within)) else None
     notices: list[str] = []
-    found = {kind: _read_all(runs, kind, start, notices) for kind in KINDS}
-    if not notices and not any(found.values()):
+    by_kind = {kind: _read_all(runs, kind, start, notices) for kind in KINDS}
+    if not notices and not any(by_kind.values()):
         return None
     return {
         "notices": notices,
-        "membership": _table("membership", found["membership"]),
-        "rounds": _pictures(found["membership"], looks([group.label for group in groups])),
-        "inversion": _table("inversion", found["inversion"]),
-        "links": [(f"{one.name}, {kind}", one.page) for kind in KINDS for one in found[kind] if one.page],
+        "membership": _table("membership", by_kind["membership"]),
+        "rounds": _pictures(by_kind["membership"], looks([group.label for group in groups])),
+        "inversion": _table("inversion", by_kind["inversion"]),
+        "links": [
+            (f"{attacked.name}, {kind}", attacked.page) for kind in KINDS for attacked in by_kind[kind] if attacked.page
+        ],
     }
 
 
@@ -136,7 +138,7 @@ def _near(folder: Path, runs: Path) -> bool:
 
 def _read_all(runs: Sequence[tuple[str, Named]], kind: str, start: Path | None, notices: list[str]) -> list[Attacked]:
     """What attacks of a kind found, run by run; a notice for each file that can't be used."""
-    found = []
+    attacked = []
     for group, (name, run) in runs:
         try:
             content = read_results(run.folder, kind)
@@ -145,14 +147,14 @@ def _read_all(runs: Sequence[tuple[str, Named]], kind: str, start: Path | None, 
         if content is None:
             continue
         results = content.get("results")
-        if isinstance(results, list) and all(isinstance(one, Mapping) for one in results):
-            found.append(Attacked(name, group, results, _page(run, kind, start)))
+        if isinstance(results, list) and all(isinstance(result, Mapping) for result in results):
+            attacked.append(Attacked(name, group, results, _page(run, kind, start)))
         else:
             notices.append(
                 f"What the {kind} attack on {name} found is left out: {FOLDER}/{kind}.json in its run folder is "
                 f"damaged or of another version. `medfl attack {kind}` writes it anew."
             )
-    return found
+    return attacked
 
 
 def _page(run: RunRecord, kind: str, start: Path | None) -> str:
@@ -165,35 +167,42 @@ def _page(run: RunRecord, kind: str, start: Path | None) -> str:
 # ---- tables
 
 
-def _table(kind: str, found: Sequence[Attacked]) -> Meta | None:
+def _table(kind: str, attacked: Sequence[Attacked]) -> Meta | None:
     """A row for each group, target, attack and item, as mean over the group's runs; None without results.
 
     Several results of a run of the same kind, such as those of several sites, count as one, their mean.
     """
     rows: dict[tuple[str, ...], dict[str, list[Meta]]] = {}
-    every = [result for one in found for result in one.results]
-    for one in found:
-        for result in one.results:
+    every = [result for run in attacked for result in run.results]
+    for run in attacked:
+        for result in run.results:
             target, *rest = (_text(result.get(name)) for name in KEYS[kind])
-            key = (one.group, target + (f", round {result['round']}" if result.get("round") else ""), *rest)
-            rows.setdefault(key, {}).setdefault(one.name, []).append(result)
+            key = (run.group, target + (f", round {result['round']}" if result.get("round") else ""), *rest)
+            rows.setdefault(key, {}).setdefault(run.name, []).append(result)
     if not rows:
         return None
     return {
         "heads": [(head, note) for head, note, _ in COLUMNS[kind].values()],
         "several": any(len(runs) > 1 for runs in rows.values()),
-        "over": listed(sorted({str(one["interval_over"]) for one in every if one.get("interval_over") in OVER})),
+        "over": listed(
+            sorted({str(result["interval_over"]) for result in every if result.get("interval_over") in OVER})
+        ),
         "rows": [_row(kind, names, list(runs.values())) for names, runs in rows.items()],
     }
 
 
-def _pictures(found: Sequence[Attacked], styles: Mapping[str, Look]) -> list[Markup]:
+def _pictures(attacked: Sequence[Attacked], styles: Mapping[str, Look]) -> list[Markup]:
     """How an attack fares over the rounds whose models were kept: a picture for each number; none for fewer than two.
 
     The attack is the one by a shadow network, where there was one; of several runs of a group it is the mean.
     """
     rows = pd.DataFrame(
-        [{"group": one.group, **row} for one in found for row in one.results if _number(row.get("round")) is not None]
+        [
+            {"group": run.group, **row}
+            for run in attacked
+            for row in run.results
+            if _number(row.get("round")) is not None
+        ]
     )
     if rows.empty:
         return []
@@ -203,7 +212,7 @@ def _pictures(found: Sequence[Attacked], styles: Mapping[str, Look]) -> list[Mar
     for measure in ("recall", "auc"):
         table = means[measure].unstack("round").sort_index(axis=1)
         known = {str(name): values.dropna() for name, values in table.iterrows()}
-        curves = [Curve(name, list(found.index), list(found)) for name, found in known.items() if len(found) > 1]
+        curves = [Curve(name, list(series.index), list(series)) for name, series in known.items() if len(series) > 1]
         if curves:
             label = COLUMNS["membership"][measure][0]
             text = f"{label} of the membership attack by round. {ends(curves)}"
@@ -217,7 +226,7 @@ def _row(kind: str, names: tuple[str, ...], runs: Sequence[Sequence[Meta]]) -> M
         "names": names,
         "images": " and ".join(_counts(every, key) for key in IMAGES[kind]),
         "cells": [
-            _cell([mean_known(_number(one.get(key)) for one in results) for results in runs], form)
+            _cell([mean_known(_number(result.get(key)) for result in results) for results in runs], form)
             for key, (_, _, form) in COLUMNS[kind].items()
         ],
         "interval": _interval(every[0]) if len(every) == 1 else None,
@@ -225,9 +234,9 @@ def _row(kind: str, names: tuple[str, ...], runs: Sequence[Sequence[Meta]]) -> M
 
 
 def _cell(values: Sequence[float | None], form: str) -> str:
-    found = value_over(values)
-    spread = "" if found.spread is None else f" ± {found.spread:{form}}"
-    return MISSING if found.mean is None else f"{found.mean:{form}}{spread}"
+    value = value_over(values)
+    spread = "" if value.spread is None else f" ± {value.spread:{form}}"
+    return MISSING if value.mean is None else f"{value.mean:{form}}{spread}"
 
 
 def _text(value: Any) -> str:
@@ -241,7 +250,7 @@ def _number(value: Any) -> float | None:
 
 
 def _counts(results: Sequence[Meta], key: str) -> str:
-    known = sorted({int(value) for one in results if (value := _number(one.get(key))) is not None})
+    known = sorted({int(value) for result in results if (value := _number(result.get(key))) is not None})
     if not known:
         return MISSING
     return number(known[0]) if len(known) == 1 else f"{number(known[0])} to {number(known[-1])}"
@@ -249,8 +258,8 @@ def _counts(results: Sequence[Meta], key: str) -> str:
 
 def _interval(result: Meta) -> tuple[float, float] | None:
     """The ends of the AUC's 95 % interval, where there is one."""
-    given = result.get("auc_interval")
-    if not isinstance(given, list) or len(given) != 2:
+    interval = result.get("auc_interval")
+    if not isinstance(interval, list) or len(interval) != 2:
         return None
-    low, high = map(_number, given)
+    low, high = map(_number, interval)
     return None if low is None or high is None else (low, high)

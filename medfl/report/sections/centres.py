@@ -74,7 +74,7 @@ class Answers:
 
     def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Ranks of both, labels and patients of a centre."""
-        chosen = torch.tensor([one == name for one in self.centre], dtype=torch.bool)
+        chosen = torch.tensor([centre == name for centre in self.centre], dtype=torch.bool)
         patients = None if self.patients is None else self.patients[chosen]
         return self.before[chosen], self.after[chosen], self.labels[chosen], patients
 
@@ -91,16 +91,16 @@ def centre_gains(group: Group, base: Group, tested: Mapping[str, Sets]) -> tuple
         None without runs of both on the same data, or without predictions that tell the centre.
     """
     seeds = [
-        one
+        answers
         for runs in by_seed(group).values()
-        if (one := _answers(pair_up(base, Group(group.label, tuple(runs))), tested)) is not None
+        if (answers := _answers(pair_up(base, Group(group.label, tuple(runs))), tested)) is not None
     ]
     if not seeds:
         return None
-    names = sorted({name for one in seeds for name in one.centre} - {""})
-    found = {name: _centre(name, seeds) for name in names}
-    rows = [row for row in found.values() if row is not None]
-    left = [LeftOut(name, _counts(name, seeds[0])) for name, row in found.items() if row is None]
+    names = sorted({name for answers in seeds for name in answers.centre} - {""})
+    gains = {name: _centre(name, seeds) for name in names}
+    rows = [row for row in gains.values() if row is not None]
+    left = [LeftOut(name, _counts(name, seeds[0])) for name, row in gains.items() if row is None]
     ends = (way(METRIC, rows, "centre") for way in (mean_row, worst_row))
     return Comparison(METRIC, group.label, rows, *ends), left
 
@@ -115,8 +115,10 @@ def _answers(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Answers | Non
     if not parts:
         return None
     (ranks, labels), (others, _) = (pool_ranks(side) for side in zip(*parts, strict=True))
-    patients = joined([one.patients for one, _ in parts], [len(one.labels) for one, _ in parts])
-    return Answers(ranks, others, labels, tuple(name.strip() for one, _ in parts for name in one.centre), patients)
+    patients = joined([test_set.patients for test_set, _ in parts], [len(test_set.labels) for test_set, _ in parts])
+    return Answers(
+        ranks, others, labels, tuple(name.strip() for test_set, _ in parts for name in test_set.centre), patients
+    )
 
 
 def _usable(before: Tested, after: Tested) -> bool:
@@ -125,7 +127,7 @@ def _usable(before: Tested, after: Tested) -> bool:
 
 def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
     """The row of a centre; None unless its area is defined in every seed."""
-    parts = [one.of(name) for one in seeds]
+    parts = [answers.of(name) for answers in seeds]
     classes = seeds[0].before.shape[1]
     sides = [
         [known(METRICS[METRIC](before, labels, classes)) for before, _, labels, _ in parts],
@@ -135,12 +137,12 @@ def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
         return None
     alone, other = map(mean_known, sides)
     images = max(len(part[2]) for part in parts)
-    found = [
+    differences = [
         paired_bootstrap(METRIC, after, before, labels, classes, patients=patients)
         for before, after, labels, patients in parts
         if _many(labels, patients)
     ]
-    intervals = [one for one in found if one is not None]
+    intervals = [interval for interval in differences if interval is not None]
     if len(intervals) == len(parts):
         counts = [len(part[3].unique()) for part in parts if part[3] is not None]
         row = gain_row(METRIC, name, images, (alone, other), intervals)
@@ -182,36 +184,38 @@ def centres_section(groups: Sequence[Group], tested: Mapping[str, Sets], baselin
         baseline: See `medfl.report.scores.compared`.
     """
     bases = {group.label: base for group, base in compared(groups, baseline)}
-    found = {
+    comparisons = {
         group.label: gains
         for group in groups
         if group.label in bases and (gains := centre_gains(group, bases[group.label], tested)) is not None
     }
-    if not found:
+    if not comparisons:
         return None
-    tables = {label: comparison for label, (comparison, _) in found.items() if comparison.rows}
-    left = {one.name: one for _, out in found.values() for one in out}
+    tables = {label: comparison for label, (comparison, _) in comparisons.items() if comparison.rows}
+    left = {centre.name: centre for _, out in comparisons.values() for centre in out}
     names = class_names(next(run for group in groups for run in group.runs if tested[str(run.folder)]))
-    base = over({bases[label].label for label in found})
+    base = over({bases[label].label for label in comparisons})
     return {
         "base": base,
-        "bases": {label: bases[label].label for label in found},
+        "bases": {label: bases[label].label for label in comparisons},
         "fewest": FEWEST,
         "tables": tables,
         "picture": _picture(tables, groups, base) if tables else None,
-        "several": any(len(by_seed(group)) > 1 for group in groups if group.label in found),
-        "left": [_told(one, names) for _, one in sorted(left.items())],
+        "several": any(len(by_seed(group)) > 1 for group in groups if group.label in comparisons),
+        "left": [_told(centre, names) for _, centre in sorted(left.items())],
     }
 
 
 def _picture(tables: Mapping[str, Comparison], groups: Sequence[Group], base: str) -> Markup:
-    points = {label: {row.name: row.difference or 0.0 for row in one.rows} for label, one in tables.items()}
-    means = "; ".join(f"{label}: {signed(one.mean.difference)}" for label, one in tables.items())
+    points = {
+        label: {row.name: row.difference or 0.0 for row in comparison.rows} for label, comparison in tables.items()
+    }
+    means = "; ".join(f"{label}: {signed(comparison.mean.difference)}" for label, comparison in tables.items())
     figure = gains_figure(points, group_looks(groups), f"AUC gained over {base}")
     return svg(figure, "centres", f"AUC gained over {base} at each centre. Mean of the centres: {means}.")
 
 
-def _told(one: LeftOut, classes: Sequence[str]) -> str:
+def _told(centre: LeftOut, classes: Sequence[str]) -> str:
     """A centre with its images of each class."""
-    held = [f"{number(images)} {name}" for images, name in zip(one.images, classes, strict=True) if images]
-    return f"{one.name} ({count(sum(one.images), 'image')}: {listed(held)})"
+    held = [f"{number(images)} {name}" for images, name in zip(centre.images, classes, strict=True) if images]
+    return f"{centre.name} ({count(sum(centre.images), 'image')}: {listed(held)})"

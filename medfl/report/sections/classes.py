@@ -68,10 +68,10 @@ def class_gains(group: Group, base: Group, tested: Mapping[str, Sets], names: Se
         names: Of the classes.
     """
     seeds = [_areas(pair_up(base, Group(group.label, tuple(runs))), tested) for runs in by_seed(group).values()]
-    found = [sites for sites in seeds if sites]
-    if not found:
+    scored = [sites for sites in seeds if sites]
+    if not scored:
         return []
-    return [_gain(name, [[site[number] for site in sites] for sites in found]) for number, name in enumerate(names)]
+    return [_gain(name, [[site[number] for site in sites] for sites in scored]) for number, name in enumerate(names)]
 
 
 def classes_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: Baseline = None) -> Meta | None:
@@ -86,25 +86,25 @@ def classes_section(groups: Sequence[Group], tested: Mapping[str, Sets], baselin
     if len(names) < 3:
         return None
     pairs = compared(groups, baseline)
-    found = {group.label: gains for group, base in pairs if (gains := class_gains(group, base, tested, names))}
-    if not found:
+    methods = {group.label: gains for group, base in pairs if (gains := class_gains(group, base, tested, names))}
+    if not methods:
         return None
-    bases = {group.label: base.label for group, base in pairs if group.label in found}
+    bases = {group.label: base.label for group, base in pairs if group.label in methods}
     base = over(set(bases.values()))
     return {
-        "methods": found,
+        "methods": methods,
         "base": base,
         "bases": bases,
-        "picture": _picture(found, groups, base),
-        "several": any(len(by_seed(group)) > 1 for group in groups if group.label in found),
+        "picture": _picture(methods, groups, base),
+        "several": any(len(by_seed(group)) > 1 for group in groups if group.label in methods),
     }
 
 
-def _picture(found: Mapping[str, Sequence[ClassGain]], groups: Sequence[Group], base: str) -> Markup | None:
+def _picture(methods: Mapping[str, Sequence[ClassGain]], groups: Sequence[Group], base: str) -> Markup | None:
     """The gains in each class where they are defined; None if none is."""
     points = {
         label: {gain.name: gain.difference.mean for gain in gains if gain.difference.mean is not None}
-        for label, gains in found.items()
+        for label, gains in methods.items()
     }
     if not any(points.values()):
         return None
@@ -123,7 +123,7 @@ def _areas(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> list[Areas]:
         before, after = tested[str(pair.alone.folder)], tested[str(pair.other.folder)]
         for site in sorted(before.keys() & after.keys()):
             both = before[site], after[site]
-            if both[0].same_images(both[1]) and all(one.defined for one in both):
+            if both[0].same_images(both[1]) and all(side.defined for side in both):
                 folds.setdefault(site, []).append(both)
     return [_site([pool_ranks(side) for side in zip(*parts, strict=True)]) for parts in folds.values()]
 

@@ -68,14 +68,14 @@ class Cluster:
     @property
     def scores(self) -> tuple[float, float] | None:
         """The lowest and the highest; None where machines play no part."""
-        found = [spot.score for spot in self.spots if spot.score is not None]
-        return (min(found), max(found)) if found else None
+        known = [spot.score for spot in self.spots if spot.score is not None]
+        return (min(known), max(known)) if known else None
 
     @property
     def median(self) -> Profile | None:
         """The median of each number of the machines; None where they play no part."""
-        found = [spot.profile for spot in self.spots if spot.profile is not None]
-        return Profile(*map(statistics.median, zip(*found, strict=True))) if found else None
+        profiles = [spot.profile for spot in self.spots if spot.profile is not None]
+        return Profile(*map(statistics.median, zip(*profiles, strict=True))) if profiles else None
 
 
 def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
@@ -89,10 +89,10 @@ def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
     spots = [_spot(site, networks.get(site, usual), capability.get(site)) for site in identity["sites"]]
     if not capability and len({spot.network for spot in spots}) < 2:
         return ()
-    found: dict[str, list[Spot]] = {}
+    spots_by_cluster: dict[str, list[Spot]] = {}
     for spot in sorted(spots, key=lambda spot: spot.order):
-        found.setdefault(spot.name, []).append(spot)
-    return tuple(Cluster(name, tuple(members)) for name, members in found.items())
+        spots_by_cluster.setdefault(spot.name, []).append(spot)
+    return tuple(Cluster(name, tuple(members)) for name, members in spots_by_cluster.items())
 
 
 def _spot(site: str, network: str, card: Mapping[str, object] | None) -> Spot:
@@ -123,15 +123,15 @@ def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test
     """
     tables = [pd.DataFrame({"round": [], "cluster": [], "value": []})]
     for run in runs:
-        place = {spot.site: one.name for one in clusters_of(run) for spot in one.spots}
+        place = {spot.site: cluster.name for cluster in clusters_of(run) for spot in cluster.spots}
         rows = run.metrics
         rows = rows[(rows["moment"] == "aggregated") & (rows["split"] == split) & (rows["metric"] == metric)]
         rows = rows[~rows["site"].isin(NO_SITES)]
         kind = "personal" if (rows["model"] == "personal").any() else "global"
         rows = rows[(rows["model"] == kind) & rows["site"].isin(place)]
         tables.append(rows.assign(cluster=rows["site"].map(place))[["round", "cluster", "value"]])
-    found = pd.concat([table for table in tables if len(table)] or tables[:1])
-    return found[found["value"].notna()]
+    scored = pd.concat([table for table in tables if len(table)] or tables[:1])
+    return scored[scored["value"].notna()]
 
 
 SITES = 12
@@ -157,7 +157,7 @@ def clusters_section(groups: Sequence[Group]) -> Meta | None:
     parts = [Group(group.label, kept) for group in groups if (kept := _with_clusters(group))]
     if not parts:
         return None
-    names = list(dict.fromkeys(one.name for group in parts for run in group.runs for one in clusters_of(run)))
+    names = list(dict.fromkeys(cluster.name for group in parts for run in group.runs for cluster in clusters_of(run)))
     shared = key_metrics(parts)
     metric = "accuracy" if "accuracy" in shared else shared[0] if shared else ""
     styles = looks(names)
@@ -180,19 +180,19 @@ def _with_clusters(group: Group) -> tuple[RunRecord, ...]:
 def _placements(groups: Sequence[Group]) -> list[Meta]:
     """Each way in which sites were put into clusters, with the runs in which they were."""
     runs = named_runs(groups)
-    found: dict[tuple[Cluster, ...], list[tuple[str, RunRecord]]] = {}
+    placements: dict[tuple[Cluster, ...], list[tuple[str, RunRecord]]] = {}
     for name, run in runs:
-        found.setdefault(clusters_of(run), []).append((name, run))
-    seeds = [{run.seed for _, run in members} for members in found.values()]
-    by_seed = all(len(one) == 1 for one in seeds) and len(set.union(*seeds)) == len(seeds)
+        placements.setdefault(clusters_of(run), []).append((name, run))
+    seeds = [{run.seed for _, run in members} for members in placements.values()]
+    by_seed = all(len(own_seeds) == 1 for own_seeds in seeds) and len(set.union(*seeds)) == len(seeds)
     return [
         {
-            "name": "" if len(found) == 1 else _runs_named(members, by_seed),
-            "machines": any(one.scores for one in clusters),
-            "each": sum(len(one.spots) for one in clusters) <= SITES,
-            "clusters": [_cluster(one) for one in clusters],
+            "name": "" if len(placements) == 1 else _runs_named(members, by_seed),
+            "machines": any(cluster.scores for cluster in clusters),
+            "each": sum(len(cluster.spots) for cluster in clusters) <= SITES,
+            "clusters": [_cluster(cluster) for cluster in clusters],
         }
-        for clusters, members in found.items()
+        for clusters, members in placements.items()
     ]
 
 
@@ -200,15 +200,15 @@ def _runs_named(members: Sequence[tuple[str, RunRecord]], by_seed: bool) -> str:
     return f"seed {members[0][1].seed}" if by_seed else listed([name for name, _ in members])
 
 
-def _cluster(one: Cluster) -> Meta:
-    told = "" if one.scores is None else f"scores {score(one.scores[0])} to {score(one.scores[1])}"
+def _cluster(cluster: Cluster) -> Meta:
+    span = "" if cluster.scores is None else f"scores {score(cluster.scores[0])} to {score(cluster.scores[1])}"
     return {
-        "name": one.name,
-        "sites": [spot.site for spot in one.spots],
-        "told": ", ".join(filter(None, [count(len(one.spots), "site"), told])),
-        "score": one.scores,
-        "median": _machine(one.median),
-        "rows": [{"site": spot.site, "cells": _machine(spot.profile), "score": spot.score} for spot in one.spots],
+        "name": cluster.name,
+        "sites": [spot.site for spot in cluster.spots],
+        "told": ", ".join(filter(None, [count(len(cluster.spots), "site"), span])),
+        "score": cluster.scores,
+        "median": _machine(cluster.median),
+        "rows": [{"site": spot.site, "cells": _machine(spot.profile), "score": spot.score} for spot in cluster.spots],
     }
 
 
@@ -275,7 +275,7 @@ def _picture(group: Group, metric: str, split: str, styles: dict[str, Look], nam
 
 def _curves(rows: pd.DataFrame, names: Sequence[str]) -> list[Curve]:
     """Mean over a cluster's sites after each round, with one standard deviation to both sides."""
-    found = []
+    curves = []
     for name in names:
         table = rows[rows["cluster"] == name].groupby("round")["value"].agg(["mean", "std"])
         if len(table) < 2:
@@ -283,5 +283,5 @@ def _curves(rows: pd.DataFrame, names: Sequence[str]) -> list[Curve]:
         mean, spread = table["mean"], table["std"].fillna(0.0)
         low, high = (mean - spread).clip(lower=0.0), (mean + spread).clip(upper=1.0)
         band = (low.tolist(), high.tolist()) if len(names) <= BANDS else ((), ())
-        found.append(Curve(name, table.index.astype(int).tolist(), mean.tolist(), *band))
-    return found
+        curves.append(Curve(name, table.index.astype(int).tolist(), mean.tolist(), *band))
+    return curves

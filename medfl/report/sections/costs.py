@@ -66,32 +66,32 @@ class Fact:
 
 def costs(runs: Sequence[Named]) -> list[Cost]:
     """The costs of the runs that are over."""
-    found = []
+    run_costs = []
     for name, run in runs:
-        given = run.summary.get("costs", {})
-        sites = {str(site): {cost: float(spent[cost]) for cost in COSTS} for site, spent in given.items()}
+        spent_by_site = run.summary.get("costs", {})
+        sites = {str(site): {cost: float(spent[cost]) for cost in COSTS} for site, spent in spent_by_site.items()}
         if sites:
             total = {cost: sum(spent[cost] for spent in sites.values()) for cost in COSTS}
             shares = len(sites) * max(int(run.summary["rounds"]), 1)
-            found.append(Cost(name, total, {cost: value / shares for cost, value in total.items()}, sites))
-    return found
+            run_costs.append(Cost(name, total, {cost: value / shares for cost, value in total.items()}, sites))
+    return run_costs
 
 
 def holdings(runs: Sequence[Named]) -> list[Holding]:
     """Who holds what, once for all runs on the same data."""
     names = data_names([run for _, run in runs])
-    found: dict[str, Holding] = {}
+    by_data: dict[str, Holding] = {}
     for _, run in runs:
-        given = run.summary.get("holdings")
-        if not given or run.data in found:
+        record = run.summary.get("holdings")
+        if not record or run.data in by_data:
             continue
         splits = {
-            split: {str(site): counts[split] for site, counts in given["sites"].items() if split in counts}
+            split: {str(site): counts[split] for site, counts in record["sites"].items() if split in counts}
             for split in ("training", "validation", "test")
         }
         filled = {split: sites for split, sites in splits.items() if any(map(any, sites.values()))}
-        found[run.data] = Holding(names[run.data], [str(one) for one in given["classes"]], filled)
-    return list(found.values())
+        by_data[run.data] = Holding(names[run.data], [str(class_name) for class_name in record["classes"]], filled)
+    return list(by_data.values())
 
 
 def settings(runs: Sequence[Named]) -> list[Fact]:
@@ -125,12 +125,12 @@ def data_hashes(runs: Sequence[Named]) -> list[Fact]:
 
 
 def _data(run: RunRecord) -> Meta:
-    found: Meta = run.run.get("data", {})
-    return found
+    facts: Meta = run.run.get("data", {})
+    return facts
 
 
-def _plugins(given: Any) -> list[str]:
-    return [f"{name} ({value})" for name, value in given.items()] if isinstance(given, dict) else list(given)
+def _plugins(plugins: Any) -> list[str]:
+    return [f"{name} ({value})" for name, value in plugins.items()] if isinstance(plugins, dict) else list(plugins)
 
 
 def _merged(tables: Sequence[tuple[str, dict[str, tuple[str, str]]]], count: int) -> list[Fact]:
@@ -174,7 +174,7 @@ class Saving:
 
 def savings(runs: Sequence[Named]) -> list[Saving]:
     """One for each run that quantises and has sent something."""
-    found = []
+    quantised = []
     for name, run in runs:
         compression = run.run["identity"]["settings"].get("compression")
         table = run.metrics[run.metrics["split"] == "train"]
@@ -184,5 +184,5 @@ def savings(runs: Sequence[Named]) -> list[Saving]:
         rounds = sent["round"].nunique()
         whole = len(plain) == len(sent)  # a run that an earlier version began has them for some rounds only
         means = [float(rows["value"].sum()) / rounds for rows in (sent, plain)]
-        found.append(Saving(name, int(compression["bits"]), means[0], means[1] if whole else None))
-    return found
+        quantised.append(Saving(name, int(compression["bits"]), means[0], means[1] if whole else None))
+    return quantised

@@ -27,19 +27,19 @@ class FairnessSection(TemplateSection):
 
 def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
     """The section; None where no run's predictions tell the sex."""
-    found = {group.label: _seeds(group, tested) for group in groups}
-    rows = [_row(label, list(seeds.values())) for label, seeds in found.items() if seeds]
+    by_label = {group.label: _seeds(group, tested) for group in groups}
+    rows = [_row(label, list(seeds.values())) for label, seeds in by_label.items() if seeds]
     if not rows:
         return None
     names = class_names(next(run for group in groups for run in group.runs if tested[str(run.folder)]))
-    missing = [label for label, seeds in found.items() if not seeds]
+    missing = [label for label, seeds in by_label.items() if not seeds]
     return {
         "rows": rows,
-        "several": any(len(seeds) > 1 for seeds in found.values()),
+        "several": any(len(seeds) > 1 for seeds in by_label.values()),
         "positive": names[1] if len(names) == 2 else "",
         "details": [
             _detail(label if len(seeds) == 1 else f"{label}, seed {seed}", sites, len(names))
-            for label, seeds in found.items()
+            for label, seeds in by_label.items()
             for seed, sites in seeds.items()
         ],
         "sentences": _sentences(rows, missing),
@@ -49,40 +49,40 @@ def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Met
 
 def _seeds(group: Group, tested: Mapping[str, Sets]) -> dict[int, list[SiteBySex]]:
     """Seed to its sites, each with the folds that have predictions; without seeds that have none."""
-    found = {}
+    sites_by_seed = {}
     for seed, runs in by_seed(group).items():
         folds: dict[str, list[Tested]] = {}
         for run in runs:
-            for site, one in tested[str(run.folder)].items():
-                if one.defined and one.sex:
-                    folds.setdefault(site, []).append(one)
+            for site, test_set in tested[str(run.folder)].items():
+                if test_set.defined and test_set.sex:
+                    folds.setdefault(site, []).append(test_set)
         if folds:
-            found[seed] = [site_by_sex(site, parts) for site, parts in sorted(folds.items())]
-    return found
+            sites_by_seed[seed] = [site_by_sex(site, parts) for site, parts in sorted(folds.items())]
+    return sites_by_seed
 
 
 def _row(label: str, seeds: Sequence[Sequence[SiteBySex]]) -> Meta:
     """A line of the table: each column as mean and spread over the seeds, and at how few sites it is defined."""
     means = [over_sites(sites) for sites in seeds]
-    columns = {name: value_over([getattr(one, name) for one in means]) for name in (*SEXES, "average", "difference")}
+    columns = {name: value_over([getattr(mean, name) for mean in means]) for name in (*SEXES, "average", "difference")}
     return {
         "label": label,
         **columns,
-        "male_sites": min(one.male_sites for one in means),
-        "female_sites": min(one.female_sites for one in means),
+        "male_sites": min(mean.male_sites for mean in means),
+        "female_sites": min(mean.female_sites for mean in means),
         "sites": max(len(sites) for sites in seeds),
     }
 
 
 def _sentences(rows: Sequence[Meta], missing: Sequence[str]) -> list[str]:
     unlike = [row["label"] for row in rows if not row["male_sites"] == row["female_sites"] == row["sites"]]
-    found = [f"No predictions with the sex of the persons: {listed(missing)}."] if missing else []
+    sentences = [f"No predictions with the sex of the persons: {listed(missing)}."] if missing else []
     if unlike:
-        found.append(
+        sentences.append(
             f"In {listed(unlike)} not every site has what the AUC needs from men and from women. Men and women are "
             "then averaged over unlike sites, and their difference may be one between sites."
         )
-    return found
+    return sentences
 
 
 def _detail(label: str, sites: Sequence[SiteBySex], classes: int) -> Meta:
@@ -90,14 +90,14 @@ def _detail(label: str, sites: Sequence[SiteBySex], classes: int) -> Meta:
         "label": label,
         "rows": [
             {
-                "site": one.site,
-                "cells": [(group.auc, _told(group, classes)) for group in (one.male, one.female)],
-                "difference": one.difference,
+                "site": site.site,
+                "cells": [(group.auc, _told(group, classes)) for group in (site.male, site.female)],
+                "difference": site.difference,
             }
-            for one in sites
+            for site in sites
         ],
         "mean": over_sites(sites),
-        "unknown": sum(one.unknown for one in sites),
+        "unknown": sum(site.unknown for site in sites),
     }
 
 

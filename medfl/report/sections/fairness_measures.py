@@ -128,15 +128,15 @@ def site_by_sex(site: str, folds: Sequence[Tested]) -> SiteBySex:
     """
     ranks, labels = pool_ranks(folds)
     sexes = [sex.strip().lower() for fold in folds for sex in fold.sex]
-    male, female = (subgroup(ranks, labels, torch.tensor([one == sex for one in sexes])) for sex in SEXES)
-    return SiteBySex(site, male, female, sum(one not in SEXES for one in sexes))
+    male, female = (subgroup(ranks, labels, torch.tensor([text == sex for text in sexes])) for sex in SEXES)
+    return SiteBySex(site, male, female, sum(text not in SEXES for text in sexes))
 
 
 def over_sites(sites: Sequence[SiteBySex]) -> BySex:
     """The means over the sites; a subgroup that is not defined at a site is left out."""
-    males, females = ([getattr(one, sex).auc for one in sites] for sex in SEXES)
-    found = [sum(value is not None for value in values) for values in (males, females)]
-    return BySex(mean_known(males), mean_known(females), *found)
+    males, females = ([getattr(site, sex).auc for site in sites] for sex in SEXES)
+    counts = [sum(value is not None for value in values) for values in (males, females)]
+    return BySex(mean_known(males), mean_known(females), *counts)
 
 
 def _difference(male: float | None, female: float | None) -> float | None:
@@ -183,7 +183,9 @@ def fold_by_sex(tested: Sets) -> BySex | None:
     Args:
         tested: Site to its test set in the fold.
     """
-    parts = [site_by_sex(site, [one]) for site, one in sorted(tested.items()) if one.defined and one.sex]
+    parts = [
+        site_by_sex(site, [test_set]) for site, test_set in sorted(tested.items()) if test_set.defined and test_set.sex
+    ]
     return over_sites(parts) if parts else None
 
 
@@ -193,10 +195,10 @@ def over_folds(folds: Sequence[BySex]) -> dict[str, OverFolds]:
     Args:
         folds: At least one.
     """
-    found = {name: [getattr(fold, name) for fold in folds] for name in COLUMNS}
+    columns = {name: [getattr(fold, name) for fold in folds] for name in COLUMNS}
     return {
         name: OverFolds(value_over(values), sum(value is not None for value in values), len(values))
-        for name, values in found.items()
+        for name, values in columns.items()
     }
 
 
@@ -204,7 +206,7 @@ def fold_table(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | No
     """Label of each group of several folds to its row; None without any."""
     rows = {}
     for group in groups:
-        folds = [one for run in group.runs if (one := fold_by_sex(tested[str(run.folder)])) is not None]
+        folds = [fold for run in group.runs if (fold := fold_by_sex(tested[str(run.folder)])) is not None]
         if folds and folds_among(group.runs):
             rows[group.label] = over_folds(folds)
     return {"columns": COLUMNS, "rows": rows, "over": several(groups)} if rows else None

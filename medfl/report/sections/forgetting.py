@@ -129,14 +129,14 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     ways = {str(run.folder): read_trajectory(run, metric) for _, run in named_runs(groups)}
     scored = {folder: way for folder, way in ways.items() if len(way.server) or len(way.sites) or len(way.trained)}
     without = [name for name, run in named_runs(groups) if str(run.folder) not in scored]
-    found, score_name = [], metric_words(metric)
+    scored_groups, score_name = [], metric_words(metric)
     for group in groups:
         runs = [run for run in group.runs if str(run.folder) in scored]
-        found += [Scored(group.label, runs, [scored[str(run.folder)] for run in runs])] if runs else []
-    if not found:
+        scored_groups += [Scored(group.label, runs, [scored[str(run.folder)] for run in runs])] if runs else []
+    if not scored_groups:
         return _nothing(f"There is no {score_name} on test images to measure it by.")
-    values = {one.label: [measures_of(way) for way in one.ways] for one in found}
-    over = several([Group(one.label, tuple(one.runs)) for one in found])
+    values = {group.label: [measures_of(way) for way in group.ways] for group in scored_groups}
+    over = several([Group(group.label, tuple(group.runs)) for group in scored_groups])
     tables = [_table(columns, values, over) for columns in (MAIN, MORE)]
     heads = [column.head for table in tables for column in table["columns"]]
     unscored = [f"{listed(without)}: no {score_name} on test images."] if without else []
@@ -145,9 +145,9 @@ def forgetting(groups: Sequence[Group]) -> Meta:
         "tables": [table for table in tables if table["columns"]],
         "meanings": {words: text for words, text in MEANINGS.items() if any(words in head for head in heads)},
         "several": over,
-        "sentences": [*_unlike_rounds(found), *_reasons(found), *unscored],
-        "falls": _falls(found, group_looks(groups), score_name),
-        "curves": _curves(found, group_looks(groups), score_name, over),
+        "sentences": [*_unlike_rounds(scored_groups), *_reasons(scored_groups), *unscored],
+        "falls": _falls(scored_groups, group_looks(groups), score_name),
+        "curves": _curves(scored_groups, group_looks(groups), score_name, over),
     }
 
 
@@ -155,24 +155,25 @@ def _nothing(sentence: str) -> Meta:
     return {"tables": [], "sentences": [sentence], "falls": None, "curves": []}
 
 
-def _unlike_rounds(found: Sequence[Scored]) -> list[str]:
+def _unlike_rounds(scored_groups: Sequence[Scored]) -> list[str]:
     """A warning if the runs have come unlike far."""
-    rounds = {one.label: sorted({max(way.participants, default=0) for way in one.ways}) for one in found}
+    rounds = {group.label: sorted({max(way.participants, default=0) for way in group.ways}) for group in scored_groups}
     if len({number for numbers in rounds.values() for number in numbers}) == 1:
         return []
     each = [f"{label} has {listed([str(number) for number in numbers])}" for label, numbers in rounds.items()]
     return [f"The numbers are about unlike many rounds, so compare them with care: {listed(each)}."]
 
 
-def _reasons(found: Sequence[Scored]) -> list[str]:
+def _reasons(scored_groups: Sequence[Scored]) -> list[str]:
     """Each reason why measures are missing once, with the groups that it concerns unless it is all."""
     concerned: dict[str, list[str]] = {}
-    for one in found:
-        reasons = [reason for run, way in zip(one.runs, one.ways, strict=True) for reason in missing_of(run, way)]
+    for group in scored_groups:
+        reasons = [reason for run, way in zip(group.runs, group.ways, strict=True) for reason in missing_of(run, way)]
         for reason in dict.fromkeys(reasons):
-            concerned.setdefault(reason, []).append(one.label)
+            concerned.setdefault(reason, []).append(group.label)
     return [
-        reason if len(labels) == len(found) else f"{listed(labels)}: {reason}" for reason, labels in concerned.items()
+        reason if len(labels) == len(scored_groups) else f"{listed(labels)}: {reason}"
+        for reason, labels in concerned.items()
     ]
 
 
@@ -214,13 +215,13 @@ def _text(column: Column, value: float) -> str:
 # ---- pictures
 
 
-def _falls(found: Sequence[Scored], styles: dict[str, Look], metric: str) -> Meta | None:
+def _falls(scored_groups: Sequence[Scored], styles: dict[str, Look], metric: str) -> Meta | None:
     """The global test of the first run of each group, with its recovery intervals."""
     firsts = []
-    for one in found:
-        pairs = zip(one.runs, one.ways, strict=True)
+    for group in scored_groups:
+        pairs = zip(group.runs, group.ways, strict=True)
         scored = [
-            (one.label, repetition(run.seed, run.fold), way.server)
+            (group.label, repetition(run.seed, run.fold), way.server)
             for run, way in pairs
             if way.every_round() and len(way.server) > 1
         ]
@@ -244,29 +245,29 @@ def _falls(found: Sequence[Scored], styles: dict[str, Look], metric: str) -> Met
 
 def _fallen(series: Sequence[float]) -> list[Fall]:
     made_good = recovery_intervals(series)
-    return [Fall(*one, recovers=one in made_good) for one in recovery_intervals(series, last=True)]
+    return [Fall(*interval, recovers=interval in made_good) for interval in recovery_intervals(series, last=True)]
 
 
 def _in_words(fallen: Sequence[Fall], rounds: Sequence[int]) -> str:
-    ended = [one for one in fallen if one.recovers]
+    ended = [fall for fall in fallen if fall.recovers]
     text = count(len(ended), "recovery interval") if ended else "no recovery interval"
     if ended:
-        longest = max(ended, key=lambda one: one.end - one.peak)
+        longest = max(ended, key=lambda fall: fall.end - fall.peak)
         text += f", the longest from round {rounds[longest.peak]} to {rounds[longest.end]}"
-    lost = [rounds[one.peak] for one in fallen if not one.recovers]
+    lost = [rounds[fall.peak] for fall in fallen if not fall.recovers]
     return text + (f"; the peak of round {lost[0]} is not reached again." if lost else ".")
 
 
-def _curves(found: Sequence[Scored], styles: dict[str, Look], metric: str, over: str) -> list[Meta]:
+def _curves(scored_groups: Sequence[Scored], styles: dict[str, Look], metric: str, over: str) -> list[Meta]:
     """Scores right after training over the rounds, and the global test against the work."""
     pictures = []
     means = f" Mean over the {over}, for the rounds that all have." if over else ""
-    local = [curve for one in found if (curve := trained_curve(one.label, one.ways))]
+    local = [curve for group in scored_groups if (curve := trained_curve(group.label, group.ways))]
     if local:
         text = f"{metric} right after training, on the sites' test images: mean over the sites of a round.{means}"
         figure = curves_figure(local, styles, f"{metric}, right after training")
         pictures.append({"svg": svg(figure, "trained", f"{text} {ends(local)}"), "caption": text})
-    spent = [curve for one in found if (curve := work_curve(one.label, one.ways))]
+    spent = [curve for group in scored_groups if (curve := work_curve(group.label, group.ways))]
     if spent:
         text = (
             f"{metric}, global test, against the {WORK} of all sites, one after the other, without evaluation. The "

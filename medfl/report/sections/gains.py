@@ -51,33 +51,33 @@ def compare_folds(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
     scores = {site: _scores(metric, site, pairs) for site in sites}
     folds = folds_among([pair.other for pair in pairs])
     rows = [
-        _row(metric, site, _images(site, pairs, tested), found, folds, len(pairs)) for site, found in scores.items()
+        _row(metric, site, _images(site, pairs, tested), by_fold, folds, len(pairs)) for site, by_fold in scores.items()
     ]
     means = {
         place: (mean_of[0], mean_of[1])
         for place in range(len(pairs))
-        if (found := [site[place] for site in scores.values() if place in site])
-        and (mean_of := [sum(side) / len(found) for side in zip(*found, strict=True)])
+        if (defined := [site[place] for site in scores.values() if place in site])
+        and (mean_of := [sum(side) / len(defined) for side in zip(*defined, strict=True)])
     }
     mean = _row(metric, "mean of sites", None, means, folds, len(means))
     return Comparison(metric, name, rows, mean, worst_row(metric, rows))
 
 
 def _scores(metric: str, site: str, pairs: Sequence[Pair]) -> Scores:
-    found = {}
+    scores = {}
     for place, pair in enumerate(pairs):
         alone, other = pair.alone.score(site, metric), pair.other.score(site, metric)
         if alone is not None and other is not None:
-            found[place] = (alone, other)
-    return found
+            scores[place] = (alone, other)
+    return scores
 
 
 def _images(site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> int | None:
     """Test images of a site in all folds; None if nobody counted them."""
     sizes = {
-        pair.other.data: len(one.labels)
+        pair.other.data: len(test_set.labels)
         for pair in pairs
-        if (one := tested[str(pair.other.folder)].get(site)) is not None
+        if (test_set := tested[str(pair.other.folder)].get(site)) is not None
     }
     return sum(sizes.values()) if sizes else None
 
@@ -87,9 +87,9 @@ def _row(metric: str, name: str, images: int | None, scores: Scores, folds: int 
     by_run = tuple(both[1] - both[0] for both in scores.values())
     if not by_run:
         return Gain(name, images, alone, other, verdict=UNDEFINED, left=runs)
-    found = paired_t(by_run, folds=folds)
-    if found is not None:
-        return replace(interval_row(metric, name, images, (alone, other), found, by_run), left=runs - len(by_run))
+    interval = paired_t(by_run, folds=folds)
+    if interval is not None:
+        return replace(interval_row(metric, name, images, (alone, other), interval, by_run), left=runs - len(by_run))
     why = "the same in all folds" if len(by_run) > 1 else f"defined in {count(1, 'fold')} only"
     gap = mean_known(by_run)
     return Gain(name, images, alone, other, gap, by_run=by_run, verdict=f"no interval: {why}", left=runs - len(by_run))
@@ -129,8 +129,8 @@ def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
     comparisons, tables, left_over = [], [], []
     parts = by_people(groups)
     for name, same in parts.items():
-        found, left = _compared(same, metrics, tested, name)
-        comparisons += found
+        against, left = _compared(same, metrics, tested, name)
+        comparisons += against
         left_over += [Group(_named(group.label, name), group.runs) for group in left if group.method != ALONE]
         tables += [_plain_table(name, left, metrics, tested)] if left else []
     unshared = [] if metrics else ["The runs have no metric in common, so there is nothing to compare them by."]
@@ -148,9 +148,9 @@ def _compared(
     """Groups on the same people against those alone, and the groups that are left without a comparison."""
     alone = [group for group in groups if group.method == ALONE]
     others = [group for group in groups if group.method != ALONE]
-    found = [(group, _against(alone, group, metrics, tested, data)) for group in others]
-    left = [group for group, against in found if against is None]
-    return [against for _, against in found if against], left if others else alone
+    results = [(group, _against(alone, group, metrics, tested, data)) for group in others]
+    left = [group for group, against in results if against is None]
+    return [against for _, against in results if against], left if others else alone
 
 
 def _named(label: str, data: str) -> str:
@@ -167,8 +167,8 @@ def _against(
             continue
         label = _named(group.label, data)
         way = compare_folds if folds_among([pair.other for pair in pairs]) else compare_sites
-        found = [way(metric, label, pairs, tested) for metric in metrics]
-        scored = [one for one in found if one.mean.difference is not None]
+        comparisons = [way(metric, label, pairs, tested) for metric in metrics]
+        scored = [comparison for comparison in comparisons if comparison.mean.difference is not None]
         if not scored:
             return None
         notes = []
@@ -179,26 +179,26 @@ def _against(
             )
         unlike = [pair for pair in pairs if pair.alone.seed != pair.other.seed]
         if unlike:
-            seeds = listed([f"{one.other.seed} against {one.alone.seed}" for one in unlike])
+            seeds = listed([f"{pair.other.seed} against {pair.alone.seed}" for pair in unlike])
             notes.append(f"Seeds differ: {seeds}. So the runs also differ by the luck of their first model.")
         return Against(label, _in_words(scored[0]), notes, scored)
     return None
 
 
-def _in_words(one: Comparison) -> str:
+def _in_words(comparison: Comparison) -> str:
     """The result in one sentence."""
-    known = [row for row in one.rows if row.low is not None]
-    mean = f"On average over the sites the {metric_words(one.metric)} goes from {score(one.mean.alone)} alone to "
-    mean += f"{score(one.mean.other)} with {one.name}"
+    known = [row for row in comparison.rows if row.low is not None]
+    mean = f"On average over the sites the {metric_words(comparison.metric)} goes from "
+    mean += f"{score(comparison.mean.alone)} alone to {score(comparison.mean.other)} with {comparison.name}"
     if not known:
         return f"{mean}; there is no interval to say how sure that is."
-    gained, lost = one.count(GAINS), one.count(LOSES)
+    gained, lost = comparison.count(GAINS), comparison.count(LOSES)
     open_ = len(known) - gained - lost
     parts = [(gained, "gain" if gained != 1 else "gains"), (lost, "lose" if lost != 1 else "loses")]
     parts.append((open_, f"show{'s' if open_ == 1 else ''} {UNCLEAR}"))
-    fewer = " with an interval" if len(known) < sum(row.difference is not None for row in one.rows) else ""
-    told = listed([f"{number} {words}" for number, words in parts if number])
-    return f"{mean}. Of {count(len(known), 'site')}{fewer}: {told}."
+    fewer = " with an interval" if len(known) < sum(row.difference is not None for row in comparison.rows) else ""
+    verdicts = listed([f"{number} {words}" for number, words in parts if number])
+    return f"{mean}. Of {count(len(known), 'site')}{fewer}: {verdicts}."
 
 
 def _missing(groups: Sequence[Group], left: Sequence[Group]) -> list[str]:
@@ -226,14 +226,14 @@ def _unscored(groups: Sequence[Group]) -> list[str]:
 def _plain_table(name: str, groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets]) -> Meta:
     """Sites in rows; groups, each with the metrics that it has, in columns. All runs are on the same people."""
     columns = [(group.label, metric, site_scores(group, metric, tested)) for group in groups for metric in metrics]
-    known = [[one.value for one in scores if one.value is not None] for _, _, scores in columns]
+    known = [[row.value for row in scores if row.value is not None] for _, _, scores in columns]
     shown = [(*column, values) for column, values in zip(columns, known, strict=True) if values]
     return {
         "data": name,
         "labels": listed([group.label for group in groups]),
         "columns": [(label, metric) for label, metric, _, _ in shown],
         "rows": list(zip(*(scores for _, _, scores, _ in shown), strict=True)),
-        "wilson": any(one.low is not None for _, _, scores, _ in shown for one in scores),
+        "wilson": any(row.low is not None for _, _, scores, _ in shown for row in scores),
         "mean": [mean_known(values) for _, _, _, values in shown],
         "worst": [worst(metric, values) for _, metric, _, values in shown],
     }

@@ -62,11 +62,11 @@ def cross_table(run: RunRecord, metric: str) -> dict[str, dict[str, float]] | No
         are no columns. None where the run has no such scores.
     """
     rows = _rows(run, metric)
-    found: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, float]] = {}
     sites = sorted({site for _, site, _ in rows})
     for model, site, value in sorted(rows):
-        found.setdefault(model.partition("@")[2], dict.fromkeys(sites, math.nan))[site] = value
-    return found or None
+        table.setdefault(model.partition("@")[2], dict.fromkeys(sites, math.nan))[site] = value
+    return table or None
 
 
 def one_model(run: RunRecord, metric: str) -> bool:
@@ -131,8 +131,8 @@ def _rows(run: RunRecord, metric: str) -> list[tuple[str, str, float]]:
     """Model with owner, site and score of the run's last round."""
     table = run.metrics
     chosen = table["model"].str.contains("@") & (table["metric"] == metric) & (table["split"] == "test")
-    found = table[chosen & (table["round"] == run.summary.get("evaluated_round"))]
-    return list(zip(found["model"], found["site"], found["value"], strict=True))
+    rows = table[chosen & (table["round"] == run.summary.get("evaluated_round"))]
+    return list(zip(rows["model"], rows["site"], rows["value"], strict=True))
 
 
 def spread(values: Iterable[float]) -> float:
@@ -158,8 +158,8 @@ def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, Table]) 
         if group.runs
         for name, runs in same_people(group).items()
     ]
-    ends = _ends([value for one in averaged for row in one["scores"].values() for value in row.values()])
-    drawn = [one | {"rows": _cells(one["scores"], ends)} for one in averaged if _readable(one)]
+    ends = _ends([value for average in averaged for row in average["scores"].values() for value in row.values()])
+    drawn = [average | {"rows": _cells(average["scores"], ends)} for average in averaged if _readable(average)]
     rows = [_row(group, tables) for group in tested if group.runs]
     return {
         "metric": metric,
@@ -170,21 +170,21 @@ def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, Table]) 
         "sentences": [
             *_untested(groups, tested),
             *_alike(tested, metric),
-            *_left_out([one["label"] for one in averaged if not _readable(one)]),
+            *_left_out([average["label"] for average in averaged if not _readable(average)]),
         ],
     }
 
 
 def _row(group: Group, tables: Mapping[str, Table]) -> Meta:
     """A line of the summary: both tests, as mean and spread over the runs, and what they leave out."""
-    found = [tables[str(run.folder)] for run in group.runs]
+    own_tables = [tables[str(run.folder)] for run in group.runs]
     return {
         "label": group.label,
-        "local": value_over([known(local_mean(table)) for table in found]),
-        "global": value_over([known(global_mean(table)) for table in found]),
-        "runs": len(found),
-        "undefined": sum(undefined(table) for table in found),
-        "cells": sum(len(row) for table in found for row in table.values()),
+        "local": value_over([known(local_mean(table)) for table in own_tables]),
+        "global": value_over([known(global_mean(table)) for table in own_tables]),
+        "runs": len(own_tables),
+        "undefined": sum(undefined(table) for table in own_tables),
+        "cells": sum(len(row) for table in own_tables for row in table.values()),
     }
 
 
@@ -194,23 +194,23 @@ def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mappin
     The mean of a row is that of the runs' means, as in the global test; the two can differ from the mean over the cells
     where some are not defined in some runs.
     """
-    found = [tables[str(run.folder)] for run in runs]
+    own_tables = [tables[str(run.folder)] for run in runs]
     single = all(one_model(run, metric) for run in runs)
-    owners = sorted({owner for table in found for owner in table})
-    sites = sorted({site for table in found for row in table.values() for site in row})
+    owners = sorted({owner for table in own_tables for owner in table})
+    sites = sorted({site for table in own_tables for row in table.values() for site in row})
     names = {ONE_MODEL: owners[0]} if single else {owner: owner for owner in owners}
-    rows = {name: [table[owner] for table in found if owner in table] for name, owner in names.items()}
+    rows = {name: [table[owner] for table in own_tables if owner in table] for name, owner in names.items()}
     return {
         "label": label,
         "runs": len(runs),
         "sites": sites,
         "single": single,
         "scores": {
-            name: {site: mean_defined(row.get(site, math.nan) for row in given) for site in sites}
-            for name, given in rows.items()
+            name: {site: mean_defined(row.get(site, math.nan) for row in own_rows) for site in sites}
+            for name, own_rows in rows.items()
         },
         "means": {
-            name: known(mean_defined(mean_defined(row.values()) for row in given)) for name, given in rows.items()
+            name: known(mean_defined(mean_defined(row.values()) for row in own_rows)) for name, own_rows in rows.items()
         },
     }
 
@@ -233,12 +233,12 @@ def _untested(groups: Sequence[Group], tested: Sequence[Group]) -> list[str]:
         for group, some in zip(groups, tested, strict=True)
         if 0 < len(some.runs) < len(group.runs)
     ]
-    found = []
+    sentences = []
     if missing:
-        found.append(f"Not tested like this: {listed(missing)}. A run with the setting `global_test` is.")
+        sentences.append(f"Not tested like this: {listed(missing)}. A run with the setting `global_test` is.")
     if fewer:
-        found.append(f"Only {listed(fewer)} could be shown: the others are not over, or not tested so.")
-    return found
+        sentences.append(f"Only {listed(fewer)} could be shown: the others are not over, or not tested so.")
+    return sentences
 
 
 def _alike(tested: Sequence[Group], metric: str) -> list[str]:

@@ -46,8 +46,8 @@ def privacy_section(groups: Sequence[Group]) -> Meta | None:
 
 def promised(run: RunRecord) -> Privacy | None:
     """The privacy settings of a run."""
-    given = run.run["identity"]["settings"].get("privacy")
-    return None if given is None else Privacy.model_validate(given)
+    settings = run.run["identity"]["settings"].get("privacy")
+    return None if settings is None else Privacy.model_validate(settings)
 
 
 def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
@@ -124,7 +124,7 @@ def _or_infinite(value: float | None) -> float:
 
 def _sites(accounts: Accounts) -> list[Meta]:
     """Site by site, where the sites' accounts differ; sites with the same account share a line."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    sites_by_cells: dict[tuple[str, ...], list[str]] = {}
     for site, facts in sorted(accounts.items()):
         total = facts["total_epsilon"]
         cells = (
@@ -134,7 +134,7 @@ def _sites(accounts: Accounts) -> list[Meta]:
             *((_largest({site: facts}, "composed"), str(facts["runs"])) if facts["ledger"] else (MISSING, MISSING)),
             MISSING if total is None else f"{total:g}",
         )
-        found.setdefault(cells, []).append(site)
-    if len(found) < 2:
+        sites_by_cells.setdefault(cells, []).append(site)
+    if len(sites_by_cells) < 2:
         return []
-    return [{"sites": listed(sites), "cells": cells} for cells, sites in found.items()]
+    return [{"sites": listed(sites), "cells": cells} for cells, sites in sites_by_cells.items()]

@@ -116,7 +116,7 @@ def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
         for split, table in tables.items()
         if table
     ]
-    pooled = {group.label: found for group in groups if (found := pool_group(group, tested)) is not None}
+    pooled = {group.label: test_set for group in groups if (test_set := pool_group(group, tested)) is not None}
     return {
         "sentences": [f"There are no {listed(missing)} scores." for missing in [_absent(tables)] if missing],
         "splits": splits,
@@ -134,7 +134,7 @@ def _absent(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
-    sentences, found = [], []
+    sentences, matrices = [], []
     missing = [group.label for group in groups if group.label not in pooled]
     if missing:
         sentences.append(f"There are no predictions on test images from {listed(missing)}.")
@@ -146,18 +146,18 @@ def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
             sentences.append(f"The matrix of {group.label} is left out: {len(names)} classes are too many to read.")
             continue
         matrix = confusion_of(group.label, pooled[group.label])
-        found.append({"name": group.label, "classes": names, "counts": matrix.counts, "shares": matrix.shares})
+        matrices.append({"name": group.label, "classes": names, "counts": matrix.counts, "shares": matrix.shares})
         empty = [name for name, row in zip(names, matrix.counts, strict=True) if not any(row)]
         if empty:
             sentences.append(f"{group.label}: no test image of {listed(empty)}.")
-    return {"confusions": found, "confusion_sentences": sentences}
+    return {"confusions": matrices, "confusion_sentences": sentences}
 
 
 def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
     if not pooled:
         return {"reliability": None}
-    errors = "; ".join(f"{name} {score(calibration_error(found))}" for name, found in pooled.items())
-    curves = [reliability_of(name, found) for name, found in pooled.items()]
+    errors = "; ".join(f"{name} {score(calibration_error(test_set))}" for name, test_set in pooled.items())
+    curves = [reliability_of(name, test_set) for name, test_set in pooled.items()]
     picture = svg(reliability_figure(curves, group_looks(groups)), "reliability", f"Reliability curves. ECE: {errors}.")
     return {"reliability": picture, "calibration": errors}
 
@@ -170,15 +170,15 @@ def curves(groups: Sequence[Group]) -> Meta:
     styles, band = group_looks(groups), len(groups) <= BANDS
     plans: list[tuple[str, list[Curve | None], str, bool]] = []
     for metric in key_metrics(groups):
-        found = [score_curve(group, metric, band) for group in groups]
-        plans.append((f"{metric_words(metric)}, mean of sites", found, "on their test images", True))
+        group_curves = [score_curve(group, metric, band) for group in groups]
+        plans.append((f"{metric_words(metric)}, mean of sites", group_curves, "on their test images", True))
     styles |= {by_epoch(group.label): styles[group.label] for group in groups}
     for metric in key_metrics(groups)[:1]:
-        found = _at_server(groups, metric, GLOBAL)
-        plans.append((f"{metric_words(metric)}, global test", found, "on the server's test images", True))
+        group_curves = _at_server(groups, metric, GLOBAL)
+        plans.append((f"{metric_words(metric)}, global test", group_curves, "on the server's test images", True))
     for metric in public_metrics(groups):
-        found = _at_server(groups, metric, PUBLIC)
-        plans.append((f"{metric_words(metric)}, public test", found, "on public test images", True))
+        group_curves = _at_server(groups, metric, PUBLIC)
+        plans.append((f"{metric_words(metric)}, public test", group_curves, "on public test images", True))
     losses = [loss_curve(group, band) for group in groups]
     plans.append(("training loss", losses, "of the sites that trained in a round", False))
     pictures, sentences, labels = [], [], {group.label for group in groups}
@@ -190,9 +190,9 @@ def curves(groups: Sequence[Group]) -> Meta:
         text = f"{sentence(label)} {what}."
         students = [curve for curve in drawn if curve.name not in labels]
         across = "round, or epoch of a student" if students else "round"
-        told = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
+        phrases = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
         figure = curves_figure(drawn, styles, label, unit, across)
-        picture = svg(figure, f"curve{index}", " ".join([text, *filter(None, told)]))
+        picture = svg(figure, f"curve{index}", " ".join([text, *filter(None, phrases)]))
         pictures.append({"svg": picture, "caption": text})
     over = several(groups)
     caption = "A line is the mean over the sites" + (f" and {over}" if over else "")
@@ -212,23 +212,23 @@ def holdings(runs: Sequence[Named]) -> list[Meta]:
     """Who holds what, once for each data set."""
     return [
         {
-            "name": sentence(one.name),
-            "classes": one.classes,
-            "splits": one.splits,
-            "picture": _holdings_picture(one, f"holdings{index}"),
+            "name": sentence(holding.name),
+            "classes": holding.classes,
+            "splits": holding.splits,
+            "picture": _holdings_picture(holding, f"holdings{index}"),
         }
-        for index, one in enumerate(facts.holdings(runs))
+        for index, holding in enumerate(facts.holdings(runs))
     ]
 
 
-def _holdings_picture(one: facts.Holding, name: str) -> Markup | None:
-    training = one.splits.get("training")
-    if not training or len(one.classes) > CLASSES_DRAWN:
+def _holdings_picture(holding: facts.Holding, name: str) -> Markup | None:
+    training = holding.splits.get("training")
+    if not training or len(holding.classes) > CLASSES_DRAWN:
         return None
     totals = "; ".join(f"{site}: {sum(counts)}" for site, counts in list(training.items())[:20])
     more = f", and {len(training) - 20} more sites" if len(training) > 20 else ""
     with matplotlib.rc_context(EMBEDDED):
-        figure = holdings_figure(training, one.classes)
+        figure = holdings_figure(training, holding.classes)
     return svg(figure, name, f"Training images at each site. {totals}{more}.")
 
 

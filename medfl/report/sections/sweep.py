@@ -40,8 +40,8 @@ def sweep_section(groups: Sequence[Group]) -> list[Meta]:
     """What is drawn for each method whose groups differ in the value of one number only; empty without any."""
     methods = dict.fromkeys(group.method for group in groups)
     parts = {method: [group for group in groups if group.method == method] for method in methods}
-    found = [_sweep(method, some, f"sweep{place}") for place, (method, some) in enumerate(parts.items())]
-    return [one for one in found if one is not None]
+    sweeps = [_sweep(method, some, f"sweep{place}") for place, (method, some) in enumerate(parts.items())]
+    return [sweep for sweep in sweeps if sweep is not None]
 
 
 def varied(groups: Sequence[Group]) -> tuple[str, list[float]] | None:
@@ -54,7 +54,7 @@ def varied(groups: Sequence[Group]) -> tuple[str, list[float]] | None:
         {name: fact["value"] for name, fact in (group.runs[0].run.get("settings") or {}).items() if name not in ASIDE}
         for group in groups
     ]
-    names = {name for table in tables for name in table if any(table.get(name) != one.get(name) for one in tables)}
+    names = {name for table in tables for name in table if any(table.get(name) != other.get(name) for other in tables)}
     values = [table.get(name) for table in tables for name in names]
     if len(names) != 1 or any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
         return None
@@ -63,11 +63,11 @@ def varied(groups: Sequence[Group]) -> tuple[str, list[float]] | None:
 
 
 def _sweep(method: str, groups: Sequence[Group], place: str) -> Meta | None:
-    found = varied(groups)
+    variation = varied(groups)
     metric = next(iter(key_metrics(groups)), "")
-    if found is None:
+    if variation is None:
         return None
-    name, values = found
+    name, values = variation
     rows = [_row(group, metric) for group in groups]
     scored = sorted((value, row) for value, row in zip(values, rows, strict=True) if row is not None)
     kinds = {"mean of sites": "mean", "worst site": "worst", "global test": "global_test"}
@@ -107,8 +107,8 @@ def _picture(curves: Sequence[Curve], across: str, label: str, place: str) -> Ma
     axis = f"{across} (not to scale)" if crowded else across
     figure = curves_figure(drawn, looks([curve.name for curve in curves]), label, across=axis)
     figure.axes[0].set_xticks(list(places.values()), [f"{value:g}" for value in values])
-    told = "; ".join(
+    points = "; ".join(
         f"{curve.name}: {', '.join(f'{score(y)} at {x:g}' for x, y in zip(curve.rounds, curve.middle, strict=True))}"
         for curve in curves
     )
-    return svg(figure, place, f"{label} against {across}. {told}.")
+    return svg(figure, place, f"{label} against {across}. {points}.")

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from medfl.contract import Model, Order, Parcel, ReducesTo, Reply, Server, Site
+from medfl.contract import Model, Order, PeerMessage, ReducesTo, Reply, Server, Site
 from medfl.methods.rounds import Step
 from medfl.methods.transfer import MODEL
 from medfl.task import Task
@@ -96,7 +96,7 @@ class FedCross(Relay):
         site.state.meta["seen"] = site.round
         return Reply()
 
-    def copies(self, site: Site, sites: list[str]) -> list[Parcel]:
+    def copies(self, site: Site, sites: list[str]) -> list[PeerMessage]:
         """A parcel for each other site that is scored with a model that this one holds; all models in it."""
         mine = {model: split(held(site, model))[0] for model in site.state.meta["holds"]}
         everywhere = self.circulating == "one" or self.test == "ensemble"
@@ -105,7 +105,7 @@ class FedCross(Relay):
             wanted = [model for model in mine if to != site.name and (everywhere or model == to)]
             tensors = {f"{MODEL}{model}/{name}": t for model in wanted for name, t in mine[model].items()}
             meta: Meta = {"owner": site.name, "network": site.network, "stamp": [site.round]}
-            parcels += [Parcel(to, tensors, meta)] if wanted else []
+            parcels += [PeerMessage(to, tensors, meta)] if wanted else []
         return parcels
 
     def models(self, holder: Server | Site) -> dict[str, Model]:

@@ -14,12 +14,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from medfl.contract import Kind, Model, Order, Parcel, Replies, Reply, Server, Site
+from medfl.contract import Model, Order, PayloadKind, PeerMessage, Replies, Reply, Server, Site
 from medfl.errors import RefusedError
 from medfl.methods.aggregation import sample
 from medfl.methods.personal import Personal
 from medfl.methods.rounds import Due, Step
-from medfl.methods.transfer import SENDS, TELLS, Traveller, arrived, is_finite, pack, route
+from medfl.methods.transfer import SENDS, TELLS, ModelInTransit, arrived, is_finite, pack, route
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import Tell, one_of
 from medfl.utils.wire import prefixed, select
@@ -49,13 +49,13 @@ class Relay(Personal):
             the order of their names with ``ring``, and in a new random order each round otherwise.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = SENDS
+    sends: ClassVar[Mapping[str, PayloadKind]] = SENDS
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         **TELLS,
         "trained": Tell("public", one_of("model", none=True), after=("train",)),
     }
     unlike_networks: ClassVar[bool] = False
-    posts_parcels: ClassVar[bool] = True
+    sends_to_peers: ClassVar[bool] = True
 
     circulating: Literal["K", "one"] = "K"
     route: Literal["random_permutation", "derangement", "ring"] = "random_permutation"
@@ -200,8 +200,8 @@ def forget(site: Site, but: set[str]) -> None:
     }
 
 
-def _post(site: Site, model: str, to: str, stamp: list[int]) -> Parcel:
+def _post(site: Site, model: str, to: str, stamp: list[int]) -> PeerMessage:
     kept = held(site, model)
     if not kept:
         raise RefusedError(f"Site '{site.name}' no longer has the model '{model}', which then can't go on.")
-    return pack(to, Traveller(model, site.network, kept), stamp)
+    return pack(to, ModelInTransit(model, site.network, kept), stamp)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Findings, Kind, Order, Replies, Reply, Server, Site
+from medfl.contract import Findings, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.data.sampling import stratified_share
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import sample
@@ -62,7 +62,7 @@ class FeatureSharing(Dividing):
         shared_sampling: ``balanced`` draws as many of each class of the shared set, ``all`` as it is.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", PART: "update", SHARED: "samples"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", PART: "update", SHARED: "samples"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         **{key: Tell("private", number(0)) for key in ERRORS},
@@ -182,8 +182,8 @@ class FeatureSharing(Dividing):
         if len(shared):
             server.keep_blob(SHARED, prefixed(shared.tensors(), SHARED))
         server.state.meta["items"] = {name: len(part) for name, part in sent.items()}
-        told = {name: meta for name, meta in replies.meta.items() if meta.keys() >= {*ERRORS}}
-        errors = {name: [float(meta[key]) for key in ERRORS] for name, meta in told.items()}
+        with_errors = {name: meta for name, meta in replies.meta.items() if meta.keys() >= {*ERRORS}}
+        errors = {name: [float(meta[key]) for key in ERRORS] for name, meta in with_errors.items()}
         server.state.meta["errors"] = errors
         if warning := poor_generator(errors):
             logger.warning("%s", warning)
@@ -224,8 +224,10 @@ class FeatureSharing(Dividing):
         rows = stratified_share(site.train.labels, self.share_fraction, site.rng("share"))
         whole = torch.cat([part(raw_images(site, some)).cpu() for some in rows.split(256)])
         releases = self.releases()
-        stream = site.secret_rng("release", wire.digest({"part": whole}, {"how": [one.meta() for one in releases]}))
-        copies = tuple(one.apply(whole, stream).half() for one in releases)
+        stream = site.secret_rng(
+            "release", wire.digest({"part": whole}, {"how": [release.meta() for release in releases]})
+        )
+        copies = tuple(release.apply(whole, stream).half() for release in releases)
         labels = site.train.labels[rows].clone()
         errors = dict(zip(ERRORS, self.errors(site, order), strict=True))
         return Reply(prefixed(SharedImages(copies, labels).tensors(), SHARED), {"size": len(site.train)} | errors)

@@ -16,7 +16,7 @@ from medfl.task import Scale, Task
 from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import Dataset, Tensors
-from medfl.utils.rng import Aside
+from medfl.utils.rng import SeparateStream
 from medfl_methods.fedfed.distiller import Distiller
 from medfl_methods.fedfed.generators import Reconstruction
 
@@ -74,7 +74,7 @@ class Distilling:
         # the distiller's norms are trained whatever is done about those of the task's own network
         budget = {"epochs": 1, "steps": steps, "norm_sync": "all"}
         self._settings = site.settings.model_copy(update=budget)
-        self._aside = Aside(site.rng("distil"), task.device)  # whatever the task's own network drew before
+        self._aside = SeparateStream(site.rng("distil"), task.device)  # whatever the task's own network drew before
         self.model: Any = task.load(tensors, DISTILLER)
         self.scale = scale_of(task)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr, weight_decay=weight_decay)

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from medfl.contract import Kind, Order, Replies, Server, Site
+from medfl.contract import Order, PayloadKind, Replies, Server, Site
 from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
 from medfl.methods.averaging import Averaging
 from medfl.methods.kept import KEPT
@@ -86,7 +86,7 @@ class Dividing(Averaging):
         share: ``x_p`` sends x - q(x) with noise, ``x_s`` without, ``raw+noise`` the whole image with noise.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", PART: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", PART: "update"}
 
     distil_epochs: int = Field(1, ge=1)
     distil_steps: int | None = Field(None, ge=1)
@@ -207,13 +207,13 @@ class Dividing(Averaging):
             weights: Of the terms; None takes those of the settings.
         """
         rebuilt, copies, weights = divided.rebuilt, self.releases(), weights or self.weights
-        noisy = torch.cat([noised(divided.part, one) for one in copies])
+        noisy = torch.cat([noised(divided.part, release) for release in copies])
         logits = distilling.model.classify_both(noisy, divided.images)
-        told, whole = logits[: len(noisy)], logits[len(noisy) :]
-        told_loss: torch.Tensor = loss(told, divided.labels.repeat(len(copies)))
+        noisy_logits, whole = logits[: len(noisy)], logits[len(noisy) :]
+        noisy_loss: torch.Tensor = loss(noisy_logits, divided.labels.repeat(len(copies)))
         whole_loss: torch.Tensor = loss(whole, divided.labels)
         rebuild_loss = self.rebuild_loss(rebuilt, divided.images, weights)
-        return rebuild_loss + weights.ce * told_loss + weights.x_ce * whole_loss
+        return rebuild_loss + weights.ce * noisy_loss + weights.x_ce * whole_loss
 
     def rebuild_loss(self, rebuilt: Reconstruction, images: torch.Tensor, weights: Weights) -> torch.Tensor:
         """Mean squared error, and the divergence of the latent numbers of a generator that has some."""

@@ -94,10 +94,10 @@ def halved(edges: Sequence[int]) -> list[int]:
 
 def halvings(edges: Sequence[int], longest: int) -> list[list[int]]:
     """Edges of the image and of the map after each halving, until none is above `longest`; at least one halving."""
-    found = [list(edges), halved(edges)]
-    while max(found[-1]) > longest:
-        found.append(halved(found[-1]))
-    return found
+    edges_by_step = [list(edges), halved(edges)]
+    while max(edges_by_step[-1]) > longest:
+        edges_by_step.append(halved(edges_by_step[-1]))
+    return edges_by_step
 
 
 class Halve(nn.Module):

@@ -76,7 +76,7 @@ class FedFed(FeatureSharing):
     @field_validator("noise_std")
     @classmethod
     def _some(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(0 < one <= LOUDEST for one in value):
+        if not value or not all(0 < std <= LOUDEST for std in value):
             raise ValueError(
                 f"expected one standard deviation in (0, {LOUDEST:g}] for each copy; for no noise set noise to 'none'"
             )
@@ -126,9 +126,9 @@ class FedFed(FeatureSharing):
             shares = site.rng(f"{label} mixup shares")
 
             def on_mixed(batch: Batch) -> torch.Tensor:
-                mixed, one, other, share = mixup(distilling.scale.raw(batch.images), batch.labels, self.mixup, shares)
+                mixed, first, other, share = mixup(distilling.scale.raw(batch.images), batch.labels, self.mixup, shares)
                 logits = model.classify_images(mixed)
-                both: torch.Tensor = share * loss(logits, one) + (1 - share) * loss(logits, other)
+                both: torch.Tensor = share * loss(logits, first) + (1 - share) * loss(logits, other)
                 return both
 
             distilling.pass_over(on_mixed, f"{label} mixup")

@@ -87,10 +87,15 @@ def sharing_section(groups: Sequence[Group], findings: Mapping[str, Findings]) -
         return None
     seeds = {run.seed for group in groups for run in group.runs}
     named = [(group.label if len(seeds) == 1 else f"{group.label}, seed {run.seed}", run) for group, run in runs]
-    found = [(name, run, findings[str(run.folder)]) for name, run in named]
+    shown = [(name, run, findings[str(run.folder)]) for name, run in named]
     return {
-        "runs": [_run(name, run, one, f"sharing{place}") for place, (name, run, one) in enumerate(found[:RUNS])],
-        "left": [f"{name}: {_promise(_releases(one.meta['sharing']))}" for name, _, one in found[RUNS:]],
+        "runs": [
+            _run(name, run, run_findings, f"sharing{place}")
+            for place, (name, run, run_findings) in enumerate(shown[:RUNS])
+        ],
+        "left": [
+            f"{name}: {_promise(_releases(run_findings.meta['sharing']))}" for name, _, run_findings in shown[RUNS:]
+        ],
         "together": _together(groups, findings),
         "first": any(len(_sharing(group, findings)) > 1 for group, _ in runs),
         "bar": scale_bar(),
@@ -103,7 +108,7 @@ def _together(groups: Sequence[Group], findings: Mapping[str, Findings]) -> Mark
         group.label: [read_stage(findings[str(run.folder)].meta["sharing"]) for run in _sharing(group, findings)]
         for group in groups
     }
-    stages = {name: known for name, every in read.items() if (known := [one for one in every if one.accuracy])}
+    stages = {name: known for name, every in read.items() if (known := [stage for stage in every if stage.accuracy])}
     if len(stages) < 2:
         return None
     figure, curves = stages_figure(stages, looks([group.label for group in groups]))
@@ -114,14 +119,14 @@ def _sharing(group: Group, findings: Mapping[str, Findings]) -> list[RunRecord]:
     return [run for run in group.runs if findings[str(run.folder)].meta.get("sharing")]
 
 
-def _run(name: str, run: RunRecord, found: Findings, id_: str) -> Meta:
-    sharing: Meta = found.meta["sharing"]
+def _run(name: str, run: RunRecord, findings: Findings, id_: str) -> Meta:
+    sharing: Meta = findings.meta["sharing"]
     stage, classes = read_stage(sharing), class_names(run)
     releases, statement = _releases(sharing), sharing.get("statement") or []
     return {
         "name": name,
         "promise": _promise(releases),
-        "private": bool(releases) and all(one.private for one in releases),
+        "private": bool(releases) and all(release.private for release in releases),
         "statement": [statement] if isinstance(statement, str) else list(statement),
         "stage": how_it_ended(sharing, stage),
         "close": how_close(stage),
@@ -130,13 +135,13 @@ def _run(name: str, run: RunRecord, found: Findings, id_: str) -> Meta:
         **_sites(run, sharing, stage),
         "classes": _by_class(sharing, classes),
         "sent": _sent_sentence(run, sharing),
-        **_images(found, classes, residual=any(one.of == "x_s" for one in releases)),
+        **_images(findings, classes, residual=any(release.of == "x_s" for release in releases)),
     }
 
 
 def _releases(sharing: Meta) -> list[Release]:
     """How parts of images were clipped and noised, one for each copy of the same part."""
-    return [Release.from_meta(one) for one in sharing.get("releases") or []]
+    return [Release.from_meta(release) for release in sharing.get("releases") or []]
 
 
 def _promise(releases: Sequence[Release]) -> str:
@@ -144,8 +149,8 @@ def _promise(releases: Sequence[Release]) -> str:
     if not releases:
         return "what is promised was not written down"
     bounds = {way: epsilon_together(releases, way) for way in WHAT}
-    told = [f"{bound:.4g} for one that is {WHAT[way]}" for way, bound in bounds.items() if bound is not None]
-    return f"epsilon of a shared image: {', '.join(told)}" if told else NOTHING
+    bounds_in_words = [f"{bound:.4g} for one that is {WHAT[way]}" for way, bound in bounds.items() if bound is not None]
+    return f"epsilon of a shared image: {', '.join(bounds_in_words)}" if bounds_in_words else NOTHING
 
 
 # ---- the stage before
@@ -154,13 +159,13 @@ def _promise(releases: Sequence[Release]) -> str:
 def _picture(name: str, stage: Stage, id_: str) -> Markup | None:
     if not stage.accuracy and not stage.weights.keys() & stage.frozen.keys():
         return None
-    told = [f"mean {_ends(stage.mean)}"] if stage.mean else []
+    phrases = [f"mean {_ends(stage.mean)}"] if stage.mean else []
     if len(stage.accuracy) <= TOLD:
-        told += [f"{site} {_ends(values)}" for site, values in stage.accuracy.items()]
+        phrases += [f"{site} {_ends(values)}" for site, values in stage.accuracy.items()]
     if len(stage.frozen) <= TOLD:
-        told += [f"{site} froze in round {round_}" for site, round_ in stage.frozen.items()]
-        told += [f"weight of {site} {_ends(stage.weights[site])}" for site in stage.frozen if site in stage.weights]
-    text = f"First stage of {name}, accuracy of the global generator and classifier. {'; '.join(told)}."
+        phrases += [f"{site} froze in round {round_}" for site, round_ in stage.frozen.items()]
+        phrases += [f"weight of {site} {_ends(stage.weights[site])}" for site in stage.frozen if site in stage.weights]
+    text = f"First stage of {name}, accuracy of the global generator and classifier. {'; '.join(phrases)}."
     return svg(stage_figure(stage), id_, text)
 
 
@@ -234,9 +239,9 @@ def _class(classes: Sequence[str], label: int) -> str:
 # ---- how it looks
 
 
-def _images(found: Findings, classes: Sequence[str], residual: bool) -> Meta:
+def _images(findings: Findings, classes: Sequence[str], residual: bool) -> Meta:
     """Some of the shared images, with one scale for all of a run."""
-    images, labels = found.tensors.get(IMAGES), found.tensors.get(LABELS)
+    images, labels = findings.tensors.get(IMAGES), findings.tensors.get(LABELS)
     if images is None or labels is None or not len(images):
         return {"tiles": [], "of": 0}
     numbers = [int(label) for label in labels]

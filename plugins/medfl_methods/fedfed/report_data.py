@@ -64,10 +64,10 @@ class Stage:
     @property
     def mean(self) -> dict[int, float]:
         """Round to the mean accuracy of the sites that have one."""
-        found = {
+        by_round = {
             round_: [values[round_] for values in self.accuracy.values() if round_ in values] for round_ in self.rounds
         }
-        return {round_: fmean(values) for round_, values in found.items() if values}
+        return {round_: fmean(values) for round_, values in by_round.items() if values}
 
 
 def read_stage(sharing: Meta) -> Stage:
@@ -84,12 +84,12 @@ def read_stage(sharing: Meta) -> Stage:
 
 
 def _by_site(history: list[Meta], key: str) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
+    by_site: dict[str, dict[int, float]] = {}
     for entry in history:
         for site, value in sorted((entry.get(key) or {}).items()):
             if value is not None and math.isfinite(value):
-                found.setdefault(str(site), {})[int(entry["round"])] = float(value)
-    return found
+                by_site.setdefault(str(site), {})[int(entry["round"])] = float(value)
+    return by_site
 
 
 def how_it_ended(sharing: Meta, stage: Stage) -> str:
@@ -99,9 +99,9 @@ def how_it_ended(sharing: Meta, stage: Stage) -> str:
         sharing: The meta of a run's findings.
         stage: Read from it.
     """
-    given = sharing.get("stage1") or {}
-    done, ended = len(stage.rounds), given.get("ended")
-    rounds = count(int(given.get("rounds") or done), "round")
+    stage1 = sharing.get("stage1") or {}
+    done, ended = len(stage.rounds), stage1.get("ended")
+    rounds = count(int(stage1.get("rounds") or done), "round")
     if not ended:
         return f"The first stage is not over: {count(done, 'round')} of it {'is' if done == 1 else 'are'} known."
     if ended == "accuracy":
@@ -215,11 +215,11 @@ def _line(axes: Axes, values: Mapping[int, float], **style: Any) -> None:
 
 def _draw_weights(axes: Axes, stage: Stage, styles: Mapping[str, Look]) -> None:
     nested = np.linspace(2.8, THIN, len(styles)).tolist()  # weights of sites that froze together are the same
-    found = {
+    weights = {
         site: {round_: weight for round_, weight in stage.weights.get(site, {}).items() if round_ >= start}
         for site, start in stage.frozen.items()
     }
-    _draw_frozen(axes, stage, found, styles, nested)
+    _draw_frozen(axes, stage, weights, styles, nested)
     axes.set_ylim(-0.04, 1.08)
     axes.set_ylabel("weight when\nfrozen")
 
@@ -227,13 +227,13 @@ def _draw_weights(axes: Axes, stage: Stage, styles: Mapping[str, Look]) -> None:
 def _draw_frozen(
     axes: Axes,
     stage: Stage,
-    found: Mapping[str, Mapping[int, float]],
+    weights: Mapping[str, Mapping[int, float]],
     styles: Mapping[str, Look],
     widths: Sequence[float],
 ) -> None:
     """A line for each site that froze, with a mark in that round."""
     for (site, look), width in zip(styles.items(), widths, strict=True):
-        values = found.get(site, {})
+        values = weights.get(site, {})
         _line(
             axes,
             values,

@@ -32,7 +32,7 @@ def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequ
         "stage1": stage | {"threshold": known.get("threshold")},
         "history": known.get("history", []),
         "frozen": known.get("frozen", {}),
-        "releases": [one.meta() for one in releases],
+        "releases": [release.meta() for release in releases],
         "statement": ["Nothing made of images was sent."] if shared is None else sentences(releases),
         "items": known.get("items", {}),
         "errors": known.get("errors", {}),

@@ -63,11 +63,11 @@ def width_of(head: Tensors) -> int:
 
 def grouped(heads: Tensors) -> list[Tensors]:
     """Tensors named ``HEAD/NAME``, head by head, sorted by its name."""
-    found: dict[str, Tensors] = {}
+    by_head: dict[str, Tensors] = {}
     for name in sorted(heads):
         head, _, part = name.partition("/")
-        found.setdefault(head, {})[part] = heads[name]
-    return list(found.values())
+        by_head.setdefault(head, {})[part] = heads[name]
+    return list(by_head.values())
 
 
 # ---- the server's pool

@@ -29,15 +29,15 @@ def opinions(model: nn.Module, data: Dataset, site: Site) -> torch.Tensor:
     body, head = body_and_head(model.eval())
     features = logits(body, data, site.settings, site.task.device).to(site.task.device)
     with torch.no_grad(), autocast(site.settings, site.task.device):
-        said = [one(features).double().softmax(dim=1).cpu() for one in head.heads]  # type: ignore[union-attr]
-    return torch.stack(said)
+        probabilities = [layer(features).double().softmax(dim=1).cpu() for layer in head.heads]  # type: ignore[union-attr]
+    return torch.stack(probabilities)
 
 
-def judge(said: torch.Tensor, labels: torch.Tensor, ranking: Sequence[int] | None, vote: bool = True) -> Meta:
+def judge(probabilities: torch.Tensor, labels: torch.Tensor, ranking: Sequence[int] | None, vote: bool = True) -> Meta:
     """How often each head is right, how often each two agree, how often the best ones together are right.
 
     Args:
-        said: As `opinions` gives it.
+        probabilities: As `opinions` gives it.
         labels: Shape (n,).
         ranking: Heads from the best; None in their order.
         vote: Whether heads together vote; otherwise the mean of their probabilities counts.
@@ -46,14 +46,14 @@ def judge(said: torch.Tensor, labels: torch.Tensor, ranking: Sequence[int] | Non
         ``images``, n; ``right``, a count for each head; ``agree``, a count for each two heads; ``votes``, a count for
         the first head of the ranking, the first two, and so on.
     """
-    chosen = said.argmax(dim=2)
-    order = list(range(len(said)) if ranking is None else ranking)
+    chosen = probabilities.argmax(dim=2)
+    order = list(range(len(probabilities)) if ranking is None else ranking)
     together = elected if vote else _likeliest
     return {
         "images": len(labels),
         "right": (chosen == labels).sum(dim=1).tolist(),
         "agree": (chosen[:, None] == chosen[None]).sum(dim=2).tolist(),
-        "votes": [int((together(said[order[: count + 1]]) == labels).sum()) for count in range(len(order))],
+        "votes": [int((together(probabilities[order[: count + 1]]) == labels).sum()) for count in range(len(order))],
     }
 
 
@@ -66,15 +66,15 @@ def judgement(heads: str) -> Form:
     return fields(images=count(), right=count(heads), agree=count(heads, heads), votes=count(heads))
 
 
-def _likeliest(said: torch.Tensor) -> torch.Tensor:
-    return said.sum(dim=0).argmax(dim=1)
+def _likeliest(probabilities: torch.Tensor) -> torch.Tensor:
+    return probabilities.sum(dim=0).argmax(dim=1)
 
 
-def total(told: Iterable[Mapping[str, Any]]) -> Meta:
+def total(tables: Iterable[Mapping[str, Any]]) -> Meta:
     """The sums of what sites told, by key."""
     sums: dict[str, torch.Tensor] = {}
-    for one in told:
-        for name, value in one.items():
+    for table in tables:
+        for name, value in table.items():
             sums[name] = sums.get(name, torch.zeros((), dtype=torch.int64)) + torch.tensor(value)
     return {name: value.tolist() for name, value in sums.items()}
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Holder, Kind, Model, Order, Replies, Reply, Server, Site
+from medfl.contract import Findings, Holder, Model, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import add_update, check_updates, participants, sample
 from medfl.methods.kept import shared_of
@@ -64,7 +64,7 @@ class FedSDC(WithHeads):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", HEAD: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "judged": Tell("private", judgement("heads"), after=("judge",)),
@@ -115,7 +115,7 @@ class FedSDC(WithHeads):
     def first_heads(self, server: Server, count: int) -> list[Tensors]:
         """The heads as they begin: functions of seed, network and place in the pool."""
         task, network, seed = server.task, server.task.network, server.settings.seed
-        model, found = task.build(network), list[Tensors]()
+        model, heads = task.build(network), list[Tensors]()
         features = features_of(model, network)
         if not self.diversity:
             kind_of(body_and_head(model)[1])
@@ -123,8 +123,8 @@ class FedSDC(WithHeads):
         for slot, width in enumerate(unlike_widths(count, features, *self.rho, server.rng("widths"))):
             with pinned(seed, "initial head", network, str(slot)):
                 head = xavier(make_head(features, width, task.num_classes))
-            found.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
-        return found
+            heads.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
+        return heads
 
     def round_steps(self) -> tuple[Step, ...]:
         """Participants train with the heads dealt to them; sites judge all heads."""

@@ -66,8 +66,11 @@ def heads_section(groups: Sequence[Group], findings: Found) -> Meta | None:
     pools: dict[str, list[Shown]] = {}
     for group in parts:
         run = group.runs[0]
-        found, name = findings[str(run.folder)], group.label if len(seeds) == 1 else f"{group.label}, seed {run.seed}"
-        pools.setdefault(_key(found), []).append((name, run, found))
+        run_findings, name = (
+            findings[str(run.folder)],
+            group.label if len(seeds) == 1 else f"{group.label}, seed {run.seed}",
+        )
+        pools.setdefault(_key(run_findings), []).append((name, run, run_findings))
     drawn = list(pools.values())
     return {
         "pools": [_pool(members) for members in drawn[:RUNS]],
@@ -81,10 +84,10 @@ def _pooled(group: Group, findings: Found) -> tuple[RunRecord, ...]:
     return tuple(run for run in group.runs if "heads" in findings[str(run.folder)].meta)
 
 
-def _key(found: Findings) -> str:
+def _key(run_findings: Findings) -> str:
     """Equal for runs of which one picture and one table tell all but which heads answer."""
-    told = {name: value for name, value in found.meta["heads"].items() if name != "kept"}
-    return json.dumps([told, found.tensors["held"].tolist()], sort_keys=True)
+    heads = {name: value for name, value in run_findings.meta["heads"].items() if name != "kept"}
+    return json.dumps([heads, run_findings.tensors["held"].tolist()], sort_keys=True)
 
 
 # ---- one pool
@@ -92,8 +95,8 @@ def _key(found: Findings) -> str:
 
 def _pool(members: Sequence[Shown]) -> Meta:
     """Who held which head when, and how the heads agree."""
-    found = members[0][2]
-    heads, held = found.meta["heads"], found.tensors["held"].numpy()
+    run_findings = members[0][2]
+    heads, held = run_findings.meta["heads"], run_findings.tensors["held"].numpy()
     badges = [badge(head) for head in range(len(heads["widths"]))]
     times = times_held(held, len(badges))
     picture = held_picture(held, _told(held, heads["sites"])) if held.size else None
@@ -106,7 +109,9 @@ def _pool(members: Sequence[Shown]) -> Meta:
         "evenness": evenness(times),
         "thinned": _thinned(picture.every, len(held)) if picture else "",
         "times": dict(zip(heads["sites"], times.tolist(), strict=True)),
-        "answers": [_answers(name if len(members) > 1 else "", run, one) for name, run, one in members],
+        "answers": [
+            _answers(name if len(members) > 1 else "", run, run_findings) for name, run, run_findings in members
+        ],
         "judged": _judged(heads) if "judged" in heads else None,
         "silent": "" if "judged" in heads else _silent(members[0][1], heads),
     }
@@ -130,9 +135,9 @@ def _thinned(every: int, rounds: int) -> str:
     return f"Of the {number(rounds)} rounds number 1, {1 + every}, {1 + 2 * every} and so on are drawn."
 
 
-def _answers(name: str, run: RunRecord, found: Findings) -> str:
+def _answers(name: str, run: RunRecord, run_findings: Findings) -> str:
     """Which heads answer."""
-    kept, heads = found.meta["heads"]["kept"], len(found.meta["heads"]["widths"])
+    kept, heads = run_findings.meta["heads"]["kept"], len(run_findings.meta["heads"]["widths"])
     who = f"all {heads} heads answer" if len(kept) == heads else _named(kept)
     how = run.run.get("settings", {}).get("method_args.ensemble", {}).get("value")
     mean = ", by their mean probability instead of a vote" if how == "prob_mean" and len(kept) > 1 else ""
@@ -162,7 +167,7 @@ def _judged(heads: Meta) -> Meta:
     """Width and accuracy of each head, and how often each two of them say the same."""
     judged = heads["judged"]
     images, size = judged["images"], len(heads["widths"])
-    apart = [judged["agree"][one][other] / images for one in range(size) for other in range(one)] or [0.0]
+    apart = [judged["agree"][first][other] / images for first in range(size) for other in range(first)] or [0.0]
     ranks = {head: place for place, head in enumerate(heads["ranking"], start=1)}
     return {
         "images": images,
@@ -194,21 +199,27 @@ def _cell(share: float, low: float, high: float) -> Meta:
 
 def _votes(groups: Sequence[Group], findings: Found) -> Meta:
     """Accuracy of the vote of the best heads against their number, as mean over the runs of a group."""
-    found = {
+    judged = {
         group.label: heads
         for group in groups
-        if (heads := [one for run in group.runs if "judged" in (one := findings[str(run.folder)].meta["heads"])])
+        if (
+            heads := [
+                heads_of_run
+                for run in group.runs
+                if "judged" in (heads_of_run := findings[str(run.folder)].meta["heads"])
+            ]
+        )
     }
-    curves = [_curve(label, heads, len(found) <= BANDS) for label, heads in found.items()]
+    curves = [_curve(label, heads, len(judged) <= BANDS) for label, heads in judged.items()]
     curves = [curve for curve in curves if len(curve.rounds) > 1]
     if not curves:
         return {"votes": None}
-    kept = {curve.name: fmean(len(one["kept"]) for one in found[curve.name]) for curve in curves}
-    drawn = [one for curve in curves for one in found[curve.name]]
+    kept = {curve.name: fmean(len(run_heads["kept"]) for run_heads in judged[curve.name]) for curve in curves}
+    drawn = [run_heads for curve in curves for run_heads in judged[curve.name]]
     return {
         "votes": _votes_picture(curves, kept, group_looks(groups)),
-        "split": listed(sorted({one["judged_on"] for one in drawn})),
-        "images": " or ".join(map(number, sorted({one["judged"]["images"] for one in drawn}))),
+        "split": listed(sorted({run_heads["judged_on"] for run_heads in drawn})),
+        "images": " or ".join(map(number, sorted({run_heads["judged"]["images"] for run_heads in drawn}))),
         "over": several([group for group in groups if group.label in kept]),
         "band": any(len(curve.low) for curve in curves),
     }
@@ -224,14 +235,14 @@ def _votes_picture(curves: Sequence[Curve], kept: Mapping[str, float], styles: M
     for curve in curves:
         at = float(np.interp(kept[curve.name], curve.rounds, curve.middle))
         figure.axes[0].plot(kept[curve.name], at, markeredgecolor=INK, markeredgewidth=1.2, **ring)
-    told = "; ".join(
+    values = "; ".join(
         f"{curve.name}: {', '.join(map(score, curve.middle))}, of which {kept[curve.name]:g} answer" for curve in curves
     )
-    return svg(figure, "votes", f"Accuracy of the vote of the best head, the best two, and so on. {told}.")
+    return svg(figure, "votes", f"Accuracy of the vote of the best head, the best two, and so on. {values}.")
 
 
 def _curve(label: str, heads: Sequence[Meta], band: bool) -> Curve:
-    rows = [[votes / one["judged"]["images"] for votes in one["judged"]["votes"]] for one in heads]
+    rows = [[votes / run_heads["judged"]["images"] for votes in run_heads["judged"]["votes"]] for run_heads in heads]
     values = np.array([row[: min(map(len, rows))] for row in rows])
     edges = (values.min(axis=0), values.max(axis=0)) if band and len(rows) > 1 else ((), ())
     return Curve(label, range(1, values.shape[1] + 1), values.mean(axis=0).tolist(), *edges)

@@ -86,8 +86,8 @@ def times_held(held: np.ndarray, heads: int) -> np.ndarray:
     Returns:
         Shape (sites, heads).
     """
-    found: np.ndarray = (held[:, :, None] == np.arange(heads)).sum(axis=0)
-    return found
+    counts: np.ndarray = (held[:, :, None] == np.arange(heads)).sum(axis=0)
+    return counts
 
 
 def evenness(times: np.ndarray) -> str:
@@ -102,8 +102,8 @@ def evenness(times: np.ndarray) -> str:
     different, most = (active > 0).sum(axis=1), int(active.max())
     idle = len(times) - len(active)
     many = f"all {heads}" if different.min() == heads > 1 else f"{_span(different)} of the {heads}"
-    found = f"Each site held {many} heads, and each of these in {_span(active[active > 0])} round{'s' * (most > 1)}."
-    return found + (f" {idle} of {len(times)} sites never took part." if idle else "")
+    text = f"Each site held {many} heads, and each of these in {_span(active[active > 0])} round{'s' * (most > 1)}."
+    return text + (f" {idle} of {len(times)} sites never took part." if idle else "")
 
 
 def _span(values: np.ndarray) -> str:
@@ -122,15 +122,15 @@ def held_picture(held: np.ndarray, description: str) -> Picture:
     every = -(-rounds // COLUMNS)
     drawn = held[::every].T
     across = min(WIDEST, WIDTH / drawn.shape[1])
-    told = across >= NARROWEST
-    row = 22 if told else 14
+    numbered = across >= NARROWEST
+    row = 22 if numbered else 14
     width, height = across * drawn.shape[1], row * sites
     cells = "".join(strips(drawn == head, badge(head).colour) for head in np.unique(drawn[drawn >= 0]).tolist())
     body = (
         f'<rect class="none" width="{width:g}" height="{height}"/>'
         f'<g transform="scale({across:g} {row})" shape-rendering="crispEdges">{cells}</g>'
-        f'<path class="gaps" d="{_gaps(drawn.shape, across if told else 0, row, width)}"/>'
-        + (_numbers(drawn, across, row) if told else "")
+        f'<path class="gaps" d="{_gaps(drawn.shape, across if numbered else 0, row, width)}"/>'
+        + (_numbers(drawn, across, row) if numbered else "")
         + _rounds(rounds, every, across, height)
     )
     start = f'<svg role="img" aria-label="{escape(description)}" width="{width + 16:g}" height="{height + 32}">'
@@ -148,20 +148,20 @@ def _gaps(shape: Sequence[int], across: float, row: int, width: float) -> str:
 
 def _numbers(drawn: np.ndarray, across: float, row: int) -> str:
     """The number of each head in its cells."""
-    found: dict[str, list[str]] = {}
+    texts_by_ink: dict[str, list[str]] = {}
     for (site, column), head in np.ndenumerate(drawn):
         if head >= 0:
             place = f'x="{across * (column + 0.5):g}" y="{row * site + row // 2 + 4}"'
-            found.setdefault(badge(int(head)).ink, []).append(f"<text {place}>{head + 1}</text>")
-    return "".join(f'<g fill="{ink}">{"".join(texts)}</g>' for ink, texts in found.items())
+            texts_by_ink.setdefault(badge(int(head)).ink, []).append(f"<text {place}>{head + 1}</text>")
+    return "".join(f'<g fill="{ink}">{"".join(texts)}</g>' for ink, texts in texts_by_ink.items())
 
 
 def _rounds(rounds: int, every: int, across: float, height: int) -> str:
     """The numbers of rounds below the columns: the first, and then such as people count by."""
     steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
     room = DIGIT * (1 + len(str(rounds)))
-    step = next(one for one in steps if one * across / every >= room or one >= rounds)
+    step = next(candidate for candidate in steps if candidate * across / every >= room or candidate >= rounds)
     named = [*([1] if step > 2 else []), *range(step, rounds + 1, step)]
-    places = [(one, across * ((one - 1) / every + 0.5)) for one in named]
-    labels = "".join(f'<text x="{place:.5g}" y="{height + 14}">{one}</text>' for one, place in places)
+    places = [(round_, across * ((round_ - 1) / every + 0.5)) for round_ in named]
+    labels = "".join(f'<text x="{place:.5g}" y="{height + 14}">{round_}</text>' for round_, place in places)
     return f'<g class="axis">{labels}<text class="name" x="0" y="{height + 29}">round</text></g>'

@@ -46,36 +46,36 @@ class VotingHead(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Logits (B, num_classes) of features (B, features)."""
-        said = torch.stack([head(features).float().softmax(dim=1) for head in self.heads])
-        together = said.mean(dim=0)
-        if self.vote and not self.training and len(said) > 1:
-            together = (votes(said) + together) / (len(said) + 1)
+        probabilities = torch.stack([head(features).float().softmax(dim=1) for head in self.heads])
+        together = probabilities.mean(dim=0)
+        if self.vote and not self.training and len(probabilities) > 1:
+            together = (votes(probabilities) + together) / (len(probabilities) + 1)
         return together.clamp_min(1e-12).log()
 
 
-def votes(said: torch.Tensor) -> torch.Tensor:
+def votes(probabilities: torch.Tensor) -> torch.Tensor:
     """How many heads say each class.
 
     Args:
-        said: Class probabilities of each head, shape (heads, B, num_classes).
+        probabilities: Class probabilities of each head, shape (heads, B, num_classes).
 
     Returns:
         Shape (B, num_classes), int64. A head whose largest probabilities are equal says the first of them.
     """
-    return F.one_hot(said.argmax(dim=2), said.shape[2]).sum(dim=0)
+    return F.one_hot(probabilities.argmax(dim=2), probabilities.shape[2]).sum(dim=0)
 
 
-def elected(said: torch.Tensor) -> torch.Tensor:
+def elected(probabilities: torch.Tensor) -> torch.Tensor:
     """The class with most votes; among tied ones that with the largest sum of probabilities; then the first.
 
     Args:
-        said: Class probabilities of each head, shape (heads, B, num_classes), float64 for exact ties.
+        probabilities: Class probabilities of each head, shape (heads, B, num_classes), float64 for exact ties.
 
     Returns:
         Shape (B,), int64.
 
     Source: Gao, Lan, Liu, Wang, Fan, MICCAI 2025, whose paper has no rule for ties.
     """
-    counts = votes(said)
+    counts = votes(probabilities)
     tied = counts == counts.max(dim=1, keepdim=True).values
-    return said.sum(dim=0).masked_fill(~tied, -1.0).argmax(dim=1)
+    return probabilities.sum(dim=0).masked_fill(~tied, -1.0).argmax(dim=1)

@@ -13,11 +13,11 @@ from torch import nn
 
 from medfl.contract import Model, Order, ReducesTo, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.co_training import Beside, Pair
+from medfl.methods.co_training import CompanionModel, ModelPair
 from medfl.methods.feature_hooks import check_alike, stages
 from medfl.methods.fit import Fit
 from medfl.methods.lending import Circulating
-from medfl.methods.transfer import Traveller, arrived, as_host
+from medfl.methods.transfer import ModelInTransit, arrived, as_host
 from medfl.training.loop import Batch
 from medfl.training.optimizer_state import split
 from medfl.types import Meta, Tensors
@@ -181,10 +181,10 @@ class FedSKD(Circulating):
 
     def before_fit(self, fit: Fit) -> None:
         """Load the guest, and watch the stages of both models."""
-        guest: Traveller | None = fit.extra.get("guest")
+        guest: ModelInTransit | None = fit.extra.get("guest")
         if guest is not None:
-            other = Beside(fit.site, split(guest.kept)[0], guest.network, self.freeze_ktm_header)
-            fit.extra["pair"] = Pair(fit.model, other, self.compared)
+            other = CompanionModel(fit.site, split(guest.kept)[0], guest.network, self.freeze_ktm_header)
+            fit.extra["pair"] = ModelPair(fit.model, other, self.compared)
             if fit.site.task.regions is not None:
                 fit.extra["grids"] = RegionGrids(fit.site.task.regions, self.region_mode)
 
@@ -192,12 +192,12 @@ class FedSKD(Circulating):
         """The stages that the similarity loss looks at."""
         if self.gamma == 0:
             return []
-        found = stages(model, type(model).__name__)
-        return found if self.layers is None else [found[layer - 1] for layer in self.layers]
+        layers = stages(model, type(model).__name__)
+        return layers if self.layers is None else [layers[layer - 1] for layer in self.layers]
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """CE of the own model; with a guest also its CE, and gamma times the similarity loss."""
-        pair: Pair | None = fit.extra.get("pair")
+        pair: ModelPair | None = fit.extra.get("pair")
         own = super().loss(fit, batch)
         if pair is None or pair.guest.sits_out(batch):
             return own

@@ -107,7 +107,9 @@ def _soft(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tenso
             at, inside = at * length + cell, inside & (cell >= 0)
         at = at[inside]
         voxels.index_add_(0, at, torch.ones_like(at, dtype=dtype))
-    volume = functools.reduce(lambda product, one: product[..., None] * one, (lengths for _, lengths in windows))
+    volume = functools.reduce(
+        lambda product, lengths: product[..., None] * lengths, (lengths for _, lengths in windows)
+    )
     return voxels.view(len(numbers), count, *size).div_(volume).float()
 
 

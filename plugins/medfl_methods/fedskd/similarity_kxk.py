@@ -107,8 +107,8 @@ def row_terms(
     close = (gg * dd - gd.square()).clamp_min(0) / (length * (length + product.clamp_min(0)))
     far = 1 - product / length
     loss = 2 * torch.where(product < 0, far, close)
-    one = (has_g ^ has_q).to(loss.dtype)
-    return RowTerms(torch.where(both, loss, one), both / length, gd / gg, (gd + dd) / qq)
+    single = (has_g ^ has_q).to(loss.dtype)
+    return RowTerms(torch.where(both, loss, single), both / length, gd / gg, (gd + dd) / qq)
 
 
 CHUNK_ELEMENTS = 2**19  # of a k x chunk matrix on a CPU: as fast as any, and small beside the data

@@ -88,8 +88,8 @@ class _Form:
 
     def add_gradients(self, terms: RowTerms, wanted: tuple[bool, bool]) -> None:
         """Fill in the gradients of the models that want one."""
-        one, balance = torch.ones_like(terms.weight), self.balance.double()
-        self._prepare(self.a, wanted[0], terms.weight, terms.along_g, one, -2.0)
+        ones, balance = torch.ones_like(terms.weight), self.balance.double()
+        self._prepare(self.a, wanted[0], terms.weight, terms.along_g, ones, -2.0)
         self._prepare(self.b, wanted[1], terms.weight, terms.along_q, balance, 2.0)
         for tile in self._tiles():
             g, q = self._grams(*tile)
@@ -118,13 +118,13 @@ class _Form:
 
     def _grams(self, rows: slice, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """A tile of G and of Q."""
-        found = self.kept.get((rows.start, columns.start))
-        if found is None:
+        grams = self.kept.get((rows.start, columns.start))
+        if grams is None:
             g, q = (model.x[:, rows].T @ model.x[:, columns] for model in (self.a, self.b))
-            found = g, q
+            grams = g, q
             if self.keep:
-                self.kept[rows.start, columns.start] = found
-        return found
+                self.kept[rows.start, columns.start] = grams
+        return grams
 
     def _differences(self, g: torch.Tensor, q: torch.Tensor, tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
         """d = q - g, with q brought to the length of g by the balance of the rows, and by that of the columns."""

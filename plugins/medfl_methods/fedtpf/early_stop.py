@@ -58,9 +58,9 @@ def decay(changes: Sequence[float], rate: float, mode: str = "cumulative") -> fl
     if mode == "none" or not changes:
         return 1.0
     if mode == "text":
-        return math.exp(-rate * math.fsum(_pace(one) for one in changes))
+        return math.exp(-rate * math.fsum(_pace(change) for change in changes))
     counted = changes if mode == "cumulative" else changes[-1:]
-    return math.exp(-rate * math.fsum(max(0.0, one) for one in counted))
+    return math.exp(-rate * math.fsum(max(0.0, change) for change in counted))
 
 
 def should_freeze(

@@ -253,8 +253,8 @@ class FedTPF(FeatureSharing):
     def prototypes(self, site: Site, model: nn.Module) -> torch.Tensor:
         """Of the task's network, just trained."""
         task, size = site.task, site.settings.batch_size
-        found = prototypes(model, site.train, task.num_classes, size, task.device)
-        return scaled(found) if self.prototype == "scaled" else found
+        means = prototypes(model, site.train, task.num_classes, size, task.device)
+        return scaled(means) if self.prototype == "scaled" else means
 
     def judge(self, site: Site, model: Distiller) -> tuple[float, float]:
         """Accuracy on the site's validation images, and |cos| between their parts."""
@@ -277,7 +277,7 @@ class FedTPF(FeatureSharing):
 
     def done(self, past: list[list[float]]) -> bool:
         """Whether a site freezes."""
-        accuracies, cosines = [one[0] for one in past], [one[1] for one in past]
+        accuracies, cosines = [numbers[0] for numbers in past], [numbers[1] for numbers in past]
         return should_freeze(
             accuracies, cosines, self.accuracy, self.tolerance, self.cosine, self.window, self.fluctuation
         )

@@ -133,4 +133,4 @@ def probe_rows(labels: torch.Tensor, probe: int, generator: torch.Generator) -> 
     classes = labels.unique()
     each = max(1, probe // len(classes))
     order = torch.randperm(len(labels), generator=generator)
-    return torch.cat([order[labels[order] == one][:each] for one in classes])
+    return torch.cat([order[labels[order] == label][:each] for label in classes])

@@ -95,8 +95,8 @@ class ISFL(FedAvg):
                 self.sigma,
             )
         super().setup(server)
-        told = {name: facts[COUNTS] for name, facts in server.facts.items() if COUNTS in facts}
-        server.state.meta[COUNTS] = told if self.target == "counts" else {}
+        counts = {name: facts[COUNTS] for name, facts in server.facts.items() if COUNTS in facts}
+        server.state.meta[COUNTS] = counts if self.target == "counts" else {}
 
     def orders(self, server: Server) -> list[Order]:
         """As in FedAvg, with the sum of the counts that the server knows."""
@@ -132,8 +132,8 @@ class ISFL(FedAvg):
         site = fit.site
         rows = probe_rows(site.train.labels, self.probe, site.rng("probe"))
         batches = map(site.train.batch, rows.split(site.settings.batch_size))
-        found = class_lipschitz(fit.model, site.task.loss, fit.start, batches, site.task.num_classes)
-        site.state.meta[LIPSCHITZ] = found.tolist()
+        constants = class_lipschitz(fit.model, site.task.loss, fit.start, batches, site.task.num_classes)
+        site.state.meta[LIPSCHITZ] = constants.tolist()
         if self.target == "counts":
             fit.meta[COUNTS] = [int(count) for count in local_counts(site)]
 

@@ -62,8 +62,8 @@ def check_installed() -> Any:
 
 def balanced_rows(labels: torch.Tensor, per_class: int, generator: torch.Generator) -> torch.Tensor:
     """Rows with so many images of each class that is there, or all there are; in the order of the classes."""
-    found = class_rows(labels)
-    return torch.cat([rows[torch.randperm(len(rows), generator=generator)[:per_class]] for rows in found])
+    by_class = class_rows(labels)
+    return torch.cat([rows[torch.randperm(len(rows), generator=generator)[:per_class]] for rows in by_class])
 
 
 def explain(

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Kind, Model, Order, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Findings, Model, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, mean_update, normalised, sample
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
@@ -82,7 +82,7 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
-    sends: ClassVar[Mapping[str, Kind]] = {MODEL: "update", TEACHER: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER: "update"}
     unlike_networks: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Meta]] = {
@@ -198,9 +198,9 @@ class PFedCDP(Averaging):
         """Train the student on public data."""
         assert self.refine is not None
         teachers = {network: self.teacher(server, network) for network in networks(server)}
-        student, found = make_student(server, self.refine, teachers)
-        server.state.tensors |= prefixed(student, STUDENT) | prefixed(found.tensors, FINDINGS)
-        server.state.meta["findings"] = found.meta
+        student, findings = make_student(server, self.refine, teachers)
+        server.state.tensors |= prefixed(student, STUDENT) | prefixed(findings.tensors, FINDINGS)
+        server.state.meta["findings"] = findings.meta
 
     def teacher(self, holder: Server | Site, network: str, lent: Tensors | None = None) -> Split:
         """A cluster's body with the server's classifier, as the server has them or as a site got them."""
@@ -266,9 +266,9 @@ class PFedCDP(Averaging):
         """(1 - lam) times the task's loss plus lam times the distillation term."""
         if "teacher" not in fit.extra:
             return super().loss(fit, batch)
-        said = fit.model(batch.images)
-        taught = distillation(said.float(), fit.extra["teacher"](batch), self.tau).mean()
-        return (1 - self.lam) * fit.site.task.loss(said, batch.labels) + self.lam * taught
+        logits = fit.model(batch.images)
+        taught = distillation(logits.float(), fit.extra["teacher"](batch), self.tau).mean()
+        return (1 - self.lam) * fit.site.task.loss(logits, batch.labels) + self.lam * taught
 
     def classifier_update(self, site: Site, own: Tensors, received: Tensors) -> Tensors:
         """The own classifier less the server's, by the classifier's own names."""
@@ -279,11 +279,11 @@ class PFedCDP(Averaging):
         """A personal model at each site; once it is there, the student as the global one."""
         published = holder.state.tensors if isinstance(holder, Server) else holder.published
         student = select(published, STUDENT)
-        found = {"global": Model(self.student(holder), student)} if student else {}
+        models = {"global": Model(self.student(holder), student)} if student else {}
         if isinstance(holder, Site):
             own = holder.state.tensors or holder.task.initial(holder.settings.seed, holder.network)
-            found["personal"] = Model(holder.network, own)
-        return found
+            models["personal"] = Model(holder.network, own)
+        return models
 
 
 def networks(server: Server) -> list[str]:

@@ -57,14 +57,14 @@ def shapley_values(worth: Callable[[frozenset[int]], float], players: int) -> li
     everyone = range(players)
     known = {who: worth(who) for size in range(players + 1) for who in map(frozenset, combinations(everyone, size))}
     values = []
-    for one in everyone:
+    for player in everyone:
         terms = (
-            (known[who | {one}] - known[who])
+            (known[who | {player}] - known[who])
             * math.factorial(len(who))
             * math.factorial(players - len(who) - 1)
             / math.factorial(players)
             for who in known
-            if one not in who
+            if player not in who
         )
         values.append(math.fsum(terms))
     return values
@@ -138,11 +138,11 @@ def held_out(labels: torch.Tensor, share: float, generator: torch.Generator) -> 
     Returns:
         Sorted rows; empty where there are too few images.
     """
-    rows = [found for found in class_rows(labels) if len(found) > 1]
+    rows = [of_class for of_class in class_rows(labels) if len(of_class) > 1]
     if not rows:
         return torch.empty(0, dtype=torch.int64)
-    count = max(1, int(share * min(len(found) for found in rows)))
-    drawn = [found[torch.randperm(len(found), generator=generator)[:count]] for found in rows]
+    count = max(1, int(share * min(len(of_class) for of_class in rows)))
+    drawn = [of_class[torch.randperm(len(of_class), generator=generator)[:count]] for of_class in rows]
     return torch.cat(drawn).sort().values
 
 
@@ -165,7 +165,7 @@ def teacher_values(
 
     def value(who: frozenset[int]) -> float:
         if who not in worth:
-            mean = torch.stack([logits[one] for one in sorted(who)]).mean(dim=0)
+            mean = torch.stack([logits[player] for player in sorted(who)]).mean(dim=0)
             worth[who] = METRICS["balanced_accuracy"](mean.softmax(dim=1), labels, num_classes)
         return worth[who]
 
@@ -219,8 +219,8 @@ def refine(
             shown = body(torch.cat([first, second]))
             contrast = supcon(project(shown), labels.repeat(2), how.contrast_tau)
             with torch.no_grad():
-                said = sum(weight * teacher(first) for weight, teacher in zip(weights, teachers, strict=True))
-            taught = distillation(head(shown[: len(labels)]), said, how.tau).mean()
+                taught_logits = sum(weight * teacher(first) for weight, teacher in zip(weights, teachers, strict=True))
+            taught = distillation(head(shown[: len(labels)]), taught_logits, how.tau).mean()
             optimizer.zero_grad(set_to_none=True)
             (scale * _mixed(how, contrast, taught)).backward()
             optimizer.step()

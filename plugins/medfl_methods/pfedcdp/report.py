@@ -64,25 +64,25 @@ def _taught(group: Group, findings: Findings) -> tuple[RunRecord, ...]:
 
 def _group(group: Group, findings: Findings) -> Meta:
     """Values, weights and worth of a group of runs, as means over the runs."""
-    found = [findings[str(run.folder)] for run in group.runs]
-    names = sorted({name for one in found for name in one["teachers"]})
-    coalitions = sorted({who for one in found for who in one["groups"]}, key=lambda who: (_members(who), who))
-    images = sorted({int(one["weighed_on"]) for one in found})
+    facts = [findings[str(run.folder)] for run in group.runs]
+    names = sorted({name for fact in facts for name in fact["teachers"]})
+    coalitions = sorted({who for fact in facts for who in fact["groups"]}, key=lambda who: (_members(who), who))
+    images = sorted({int(fact["weighed_on"]) for fact in facts})
     return {
         "label": group.label,
         "images": " or ".join(map(str, images)),
-        "how": listed(sorted({WAYS.get(how, how) for how in (str(one["how"]) for one in found)})),
+        "how": listed(sorted({WAYS.get(how, how) for how in (str(fact["how"]) for fact in facts)})),
         "teachers": [
             {
                 "name": name,
-                "alone": value_over([one["groups"].get(name) for one in found]),
-                "value": value_over([_fact(one, name, "value") for one in found]),
-                "weight": value_over([_fact(one, name, "weight") for one in found]),
+                "alone": value_over([fact["groups"].get(name) for fact in facts]),
+                "value": value_over([_fact(fact, name, "value") for fact in facts]),
+                "weight": value_over([_fact(fact, name, "weight") for fact in facts]),
             }
             for name in names
         ],
         "worth": [
-            {"who": _named(who), "value": value_over([one["groups"].get(who) for one in found])} for who in coalitions
+            {"who": _named(who), "value": value_over([fact["groups"].get(who) for fact in facts])} for who in coalitions
         ],
     }
 
@@ -95,8 +95,8 @@ def _named(who: str) -> str:
     return listed(who.split("+")) if who else "nobody, which is guessing"
 
 
-def _fact(found: Meta, teacher: str, key: str) -> float | None:
-    value = found["teachers"].get(teacher, {}).get(key)
+def _fact(fact: Meta, teacher: str, key: str) -> float | None:
+    value = fact["teachers"].get(teacher, {}).get(key)
     return None if value is None else float(value)
 
 
@@ -110,12 +110,12 @@ def _picture(groups: Sequence[Group], findings: Findings) -> Markup:
         }
         for group in groups
     }
-    told = "; ".join(
+    listing = "; ".join(
         f"{label}: {listed([f'{name} {signed(value)}' for name, value in values.items()])}"
         for label, values in points.items()
     )
     figure = gains_figure(points, group_looks(groups), "balanced accuracy that a teacher adds")
-    return svg(figure, "teachers", f"Shapley values of the teachers. {told}.")
+    return svg(figure, "teachers", f"Shapley values of the teachers. {listing}.")
 
 
 def _scores(groups: Sequence[Group]) -> Meta:
@@ -130,12 +130,12 @@ def _scores(groups: Sequence[Group]) -> Meta:
     filled = [
         place
         for place in range(len(SETS))
-        if any(cells[place].mean is not None for found in rows.values() for _, cells in found)
+        if any(cells[place].mean is not None for metric_rows in rows.values() for _, cells in metric_rows)
     ]
     return {
         "columns": [list(SETS.values())[place] for place in filled],
         "metrics": {
-            metric: [(label, [cells[place] for place in filled]) for label, cells in found]
-            for metric, found in rows.items()
+            metric: [(label, [cells[place] for place in filled]) for label, cells in metric_rows]
+            for metric, metric_rows in rows.items()
         },
     }

@@ -69,9 +69,9 @@ def _explained(group: Group, findings: Mapping[str, Findings]) -> list[RunRecord
     return [run for run in group.runs if IMAGES in findings[str(run.folder)].tensors]
 
 
-def _run(label: str, run: RunRecord, found: Findings, name: str) -> Meta:
+def _run(label: str, run: RunRecord, findings: Findings, name: str) -> Meta:
     """The images of a run, each with a picture for every teacher."""
-    classes, tensors = class_names(run), found.tensors
+    classes, tensors = class_names(run), findings.tensors
     maps = {key.removeprefix(MAPS): values for key, values in tensors.items() if key.startswith(MAPS)}
     labels = [int(label) for label in tensors[LABELS]]
     chosen = balanced(labels, MOST)
@@ -119,5 +119,5 @@ def _over(behind: str, values: np.ndarray, full: float, text: str) -> Markup:
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    found: np.ndarray = tensor.double().numpy()
-    return found
+    array: np.ndarray = tensor.double().numpy()
+    return array

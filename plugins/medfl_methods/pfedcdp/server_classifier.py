@@ -23,14 +23,14 @@ from medfl.types import SERVER, Tensors
 from medfl.utils.rng import make_generator, pinned
 from medfl_methods.pfedcdp.refinement import held_out, train_head
 
-Kind = Literal["proxy", "average", "random", "none"]
+ClassifierKind = Literal["proxy", "average", "random", "none"]
 """``average`` is like the sites' own classifiers; the others have two hidden layers."""
 
 DROPOUT = (0.3, 0.2)
 HELD_OUT = 0.2  # share of the rarest class's public images that no classifier sees, and teachers are weighed by
 
 
-def make(task: Task, network: str, kind: Kind) -> nn.Module:
+def make(task: Task, network: str, kind: ClassifierKind) -> nn.Module:
     """An untrained classifier for the features of a network."""
     model = task.build(network)
     features = features_of(model, network)
@@ -58,14 +58,14 @@ def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
         )
 
 
-def first(task: Task, network: str, kind: Kind, seed: int) -> Tensors:
+def first(task: Task, network: str, kind: ClassifierKind, seed: int) -> Tensors:
     """Its initial tensors: a function of seed and network."""
     with pinned(seed, "server classifier", network):
         made = make(task, network, kind).state_dict()
     return {name: tensor.detach().clone() for name, tensor in made.items()}
 
 
-def assemble(task: Task, network: str, kind: Kind, body: Tensors, classifier: Tensors, seed: int) -> Split:
+def assemble(task: Task, network: str, kind: ClassifierKind, body: Tensors, classifier: Tensors, seed: int) -> Split:
     """A cluster's body with the server's classifier, in evaluation mode, on the task's device.
 
     Args:

@@ -36,10 +36,10 @@ def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Modu
     assert server.public is not None
     task, public, settings, names = server.task, server.public, server.settings, list(teachers)
     rows = weighing_rows(server)
-    said = [logits(teacher, public, settings, task.device)[rows] for teacher in teachers.values()]
+    logits_by_teacher = [logits(teacher, public, settings, task.device)[rows] for teacher in teachers.values()]
     values, worth = [0.0] * len(names), dict[frozenset[int], float]()
     if len(rows):
-        values, worth = teacher_values(said, public.labels[rows], task.num_classes)
+        values, worth = teacher_values(logits_by_teacher, public.labels[rows], task.num_classes)
     weights = as_weights(values) if how.teachers == "shapley" else [1 / len(names)] * len(names)
     shown = explained(server, how, teachers)
     network = how.student or task.network
@@ -59,7 +59,7 @@ def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Modu
         "teachers": {
             name: {"value": value, "weight": weight} for name, value, weight in zip(names, values, weights, strict=True)
         },
-        "groups": {"+".join(names[one] for one in sorted(who)): value for who, value in worth.items()},
+        "groups": {"+".join(names[player] for player in sorted(who)): value for who, value in worth.items()},
         "weighed_on": len(rows),
         "how": how.teachers,
         "losses": losses,

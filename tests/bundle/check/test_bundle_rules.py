@@ -182,9 +182,9 @@ def test_references_that_resolve(bundle, content):
     ],
 )
 def test_what_can_not_be_followed_is_an_error(bundle, content, message):
-    found = overlay(bundle, **content)
-    assert len(found) == 1
-    assert message in found[0]
+    errors = overlay(bundle, **content)
+    assert len(errors) == 1
+    assert message in errors[0]
 
 
 # ---- settings of a federation

@@ -47,19 +47,19 @@ def aal() -> Path:
 @pytest.mark.parametrize("kind", [np.uint16, np.int16, np.int32, np.float32, np.float64])
 @pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
 def test_labels_of_any_type(tmp_path, kind, ending):
-    found = read_labels(save(tmp_path / f"a{ending}", blocks(kind), MNI))
-    assert found.values.dtype == np.int32
-    np.testing.assert_array_equal(found.values, blocks())
-    np.testing.assert_allclose(found.affine, MNI)
-    assert codes_of(found.values) == [2001, 2002, 9170]
+    volume = read_labels(save(tmp_path / f"a{ending}", blocks(kind), MNI))
+    assert volume.values.dtype == np.int32
+    np.testing.assert_array_equal(volume.values, blocks())
+    np.testing.assert_allclose(volume.affine, MNI)
+    assert codes_of(volume.values) == [2001, 2002, 9170]
 
 
 def test_a_volume_with_a_fourth_axis_of_one_and_a_scale(tmp_path):
     image = nibabel.Nifti1Image(blocks(np.uint8, (10, 20, 30))[..., None], MNI)
     image.header.set_slope_inter(0.1, 0)
     nibabel.save(image, tmp_path / "a.nii")
-    found = read_labels(tmp_path / "a.nii").values
-    assert (found.shape, codes_of(found)) == ((24, 24, 24), [1, 2, 3]), "stored as 10, 20, 30"
+    values = read_labels(tmp_path / "a.nii").values
+    assert (values.shape, codes_of(values)) == ((24, 24, 24), [1, 2, 3]), "stored as 10, 20, 30"
 
 
 def probabilities(labels):
@@ -177,10 +177,10 @@ def test_what_is_written_is_read_again_in_the_same_place(tmp_path):
 def test_a_region_that_vanishes_is_listed_and_told(tmp_path):
     labels = blocks()
     labels[20, 20, 20] = 7
-    said: list[str] = []
+    lines: list[str] = []
     (tmp_path / "aal_own.txt").write_text("2001\tPrecentral_L\n7 tiny spot\nnonsense\n")
-    placed = place_atlas(save(tmp_path / "aal_own.nii.gz", labels, MNI), common_grid(8), said.append)
-    assert said == [
+    placed = place_atlas(save(tmp_path / "aal_own.nii.gz", labels, MNI), common_grid(8), lines.append)
+    assert lines == [
         "atlas: 4 regions of AAL",
         "warning: the atlas is named like AAL, which has 116 regions, not 4",
         "warning: 1 regions of the atlas are too small for the grid: 7",
@@ -221,11 +221,11 @@ def test_names_of_regions_in_the_ways_they_are_written(tmp_path):
 
 def test_the_real_aal():
     """All regions survive at 6 mm; those on the left lie on the left; the volume agrees with the fine atlas."""
-    said: list[str] = []
+    lines: list[str] = []
     size = 32
     grid = common_grid(size)
-    placed = place_atlas(aal(), grid, said.append)
-    assert said == ["atlas: 116 regions of AAL"]
+    placed = place_atlas(aal(), grid, lines.append)
+    assert lines == ["atlas: 116 regions of AAL"]
     fine = read_labels(aal())
     big = np.bincount(fine.values.ravel())
     small = np.bincount(placed.labels.ravel(), minlength=len(big)) * (192 / size) ** 3

@@ -12,10 +12,10 @@ from medfl.errors import SettingsError
 def affine(edges, start, turn=0.0):
     """An affine with edges in mm, beginning at a place, turned about the third axis by degrees."""
     c, s = np.cos(np.radians(turn)), np.sin(np.radians(turn))
-    found = np.eye(4)
-    found[:3, :3] = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]]) @ np.diag(edges)
-    found[:3, 3] = start
-    return found
+    matrix = np.eye(4)
+    matrix[:3, :3] = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]]) @ np.diag(edges)
+    matrix[:3, 3] = start
+    return matrix
 
 
 def world(grid_affine, shape):
@@ -61,11 +61,11 @@ def test_the_quick_way_along_the_axes_is_the_same():
     values = np.random.default_rng(0).normal(size=(17, 20, 15)).astype(np.float32)
     grid = Grid((9, 8, 7), affine((5, 6.5, 4), (-30, -30, -20)))
     for edges in ((-3, 3, 3), (4, 7, -9)):
-        one, other = (
+        exact, other = (
             onto(Volume(values, affine(edges, (-edges[0] * 8, -25, -edges[2] * 7), turn)), grid) for turn in (0, 1e-5)
         )
-        assert one.std() > 0.05
-        np.testing.assert_allclose(one, other, atol=1e-4)
+        assert exact.std() > 0.05
+        np.testing.assert_allclose(exact, other, atol=1e-4)
 
 
 def test_the_own_grid_changes_nothing():
@@ -92,10 +92,10 @@ def test_the_right_side_stays_on_the_right():
     source = np.diag([-6.0, 6, 6, 1])
     source[:3, 3] = (93, -111, -85)
     values[2:6, 10:20, 10:20] = 1.0  # x from 60 to 84 mm
-    found = onto(Volume(values, source), grid)
-    right = world(grid.affine, grid.shape)[0][found > 0.9]
+    placed = onto(Volume(values, source), grid)
+    right = world(grid.affine, grid.shape)[0][placed > 0.9]
     assert right.min() > 55
-    assert found[:8].max() == 0
+    assert placed[:8].max() == 0
     away = source.copy()
     away[0, 3] += 1000
     assert not onto(Volume(values, away), grid).any()
@@ -111,9 +111,9 @@ def test_labels_take_the_nearest_voxel():
 def test_labels_never_mix():
     rng = np.random.default_rng(0)
     labels = rng.choice([0, 2001, 9170], (20, 20, 20)).astype(np.int32)
-    found = labels_onto(Volume(labels, affine((-9, 9, 9), (90, -100, -80), 20)), common_grid(24))
-    assert found.dtype == np.int32
-    assert set(np.unique(found)) == {0, 2001, 9170}
+    placed = labels_onto(Volume(labels, affine((-9, 9, 9), (90, -100, -80), 20)), common_grid(24))
+    assert placed.dtype == np.int32
+    assert set(np.unique(placed)) == {0, 2001, 9170}
 
 
 def test_the_share_that_lies_inside():

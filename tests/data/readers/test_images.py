@@ -10,7 +10,7 @@ from image_makers import dicom, nifti, picture, png16, ppm16, tiff16
 from PIL import Image
 from pydicom.uid import MPEG2MPML
 
-from medfl.data.readers.images import IMAGE_SUFFIXES, Kind, look_at, read_image
+from medfl.data.readers.images import IMAGE_SUFFIXES, ImageKind, look_at, read_image
 from medfl.errors import DataError, SettingsError
 
 RAMP = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
@@ -44,7 +44,7 @@ def test_every_mode_of_8_bits_gives_uint8(tmp_path, mode):
         image = read_image(path, (2, 3), channels)
         assert (image.dtype, image.shape) == (np.uint8, shape)
         assert (image == 255).all()
-    assert look_at(path) == Kind(2, colour=mode not in ("1", "LA"), deep=False)
+    assert look_at(path) == ImageKind(2, colour=mode not in ("1", "LA"), deep=False)
 
 
 def test_a_camera_held_sideways(tmp_path):
@@ -92,7 +92,7 @@ def test_a_jpeg_of_four_inks_is_not_inverted(tmp_path):
 def test_colour_of_16_bits_is_refused_because_only_its_upper_half_would_be_read(tmp_path, make):
     for channels in (3, 4) if make is png16 else (3,):
         path = make(tmp_path / "a", np.arange(6 * channels).reshape(2, 3, channels) * 1000)
-        for read in (look_at, lambda found: read_image(found, (2, 3), 3)):
+        for read in (look_at, lambda file: read_image(file, (2, 3), 3)):
             with pytest.raises(DataError, match="expected 8 bits a channel in an image with colour"):
                 read(path)
     grey = png16(tmp_path / "grey", TWELVE[..., None])
@@ -107,7 +107,7 @@ def test_deeper_images_are_scaled_by_their_own_range(tmp_path, pixels):
     image = read_image(path, (4, 6), 1)
     assert image.dtype == np.float32
     np.testing.assert_allclose(image, UNIT, atol=1e-6)
-    assert look_at(path) == Kind(2, colour=False, deep=True)
+    assert look_at(path) == ImageKind(2, colour=False, deep=True)
 
 
 def test_dicom_of_12_bits(tmp_path):
@@ -135,7 +135,7 @@ def test_dicom_in_colour_is_as_a_file_of_8_bits(tmp_path):
     np.testing.assert_array_equal(read_image(path, (4, 6), 3), pixels)
     same = picture(tmp_path / "a.png", pixels)
     np.testing.assert_array_equal(read_image(path, (2, 3), 1), read_image(same, (2, 3), 1))
-    assert look_at(path) == look_at(same) == Kind(2, colour=True, deep=False)
+    assert look_at(path) == look_at(same) == ImageKind(2, colour=True, deep=False)
     grey = np.full((4, 6, 3), (77, 128, 128), np.uint8)
     assert (read_image(dicom(tmp_path / "ybr", grey, "YBR_FULL"), (4, 6), 3) == 77).all()
 
@@ -155,7 +155,7 @@ def test_volumes_are_turned_to_the_canonical_orientation(tmp_path, name):
     turned = nifti(tmp_path / name, voxels.transpose(2, 1, 0), affine)
     assert nibabel.aff2axcodes(affine) == ("S", "A", "R")
     np.testing.assert_allclose(read_image(turned, (2, 3, 4), 1), expected, atol=1e-6)
-    assert look_at(tmp_path / name) == Kind(3, colour=False, deep=True)
+    assert look_at(tmp_path / name) == ImageKind(3, colour=False, deep=True)
     np.testing.assert_allclose(read_image(nifti(tmp_path / name, voxels[..., None]), (2, 3, 4), 1), expected, atol=1e-6)
 
 

@@ -55,10 +55,10 @@ def test_a_pixel_is_the_mean_over_its_area(size):
 def test_areas_of_torch_where_edges_are_no_multiples():
     smooth = np.add.outer(np.sin(np.arange(301) / 40), np.cos(np.arange(203) / 30))
     pixels = np.rint((smooth - smooth.min()) * 10000).astype(np.uint16)
-    found = resize(pixels, (64, 48))
+    small = resize(pixels, (64, 48))
     areas = torch.nn.functional.interpolate(torch.tensor(pixels.astype(np.float64))[None, None], (64, 48), mode="area")
-    assert np.abs(found - areas[0, 0].numpy()).max() <= 0.01 * pixels.max()
-    assert abs(found.mean() - pixels.mean()) <= 0.001 * pixels.max()
+    assert np.abs(small - areas[0, 0].numpy()).max() <= 0.01 * pixels.max()
+    assert abs(small.mean() - pixels.mean()) <= 0.001 * pixels.max()
 
 
 def test_edges_that_grow_are_interpolated_linearly():

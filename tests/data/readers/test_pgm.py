@@ -26,28 +26,28 @@ def written(tmp_path, content):
     ids=str,
 )
 def test_comments_may_stand_anywhere_in_the_head(tmp_path, head):
-    found = read_pgm(written(tmp_path, head + GREY.tobytes()))
-    np.testing.assert_array_equal(found, GREY)
-    assert found.dtype == np.uint8
+    pixels = read_pgm(written(tmp_path, head + GREY.tobytes()))
+    np.testing.assert_array_equal(pixels, GREY)
+    assert pixels.dtype == np.uint8
 
 
 def test_16_bits_are_big_endian(tmp_path):
     pixels = np.array([[0, 1, 258], [4660, 40000, 65535]], np.uint16)
-    found = read_pgm(written(tmp_path, b"P5\n3 2\n65535\n" + pixels.astype(">u2").tobytes()))
-    np.testing.assert_array_equal(found, pixels)
-    assert found.dtype == np.uint16
+    image = read_pgm(written(tmp_path, b"P5\n3 2\n65535\n" + pixels.astype(">u2").tobytes()))
+    np.testing.assert_array_equal(image, pixels)
+    assert image.dtype == np.uint16
 
 
 @pytest.mark.parametrize(("top", "kind", "white"), [(100, "u1", 255), (4095, ">u2", 65535)])
 def test_the_files_largest_value_becomes_white(tmp_path, top, kind, white):
     stored = np.array([[0, top // 2, top]])
-    found = read_pgm(written(tmp_path, b"P5 3 1 %d\n" % top + stored.astype(kind).tobytes()))
-    assert np.abs(found.astype(float) - stored * (white / top)).max() <= 1
+    pixels = read_pgm(written(tmp_path, b"P5 3 1 %d\n" % top + stored.astype(kind).tobytes()))
+    assert np.abs(pixels.astype(float) - stored * (white / top)).max() <= 1
 
 
 def test_plain_files(tmp_path):
-    found = read_pgm(written(tmp_path, b"P2\n# plain\n3 2\n255\n0 51 102\n153 204 255\n"))
-    np.testing.assert_array_equal(found, GREY)
+    pixels = read_pgm(written(tmp_path, b"P2\n# plain\n3 2\n255\n0 51 102\n153 204 255\n"))
+    np.testing.assert_array_equal(pixels, GREY)
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_monais_reader_gives_the_same_turned(tmp_path):
     path = write_film(tmp_path, 7, edge=16)
-    found = LoadImage(reader=PILReader(formats=("PPM",)), image_only=True)(path)
-    np.testing.assert_array_equal(np.asarray(found).T, read_pgm(path))
+    image = LoadImage(reader=PILReader(formats=("PPM",)), image_only=True)(path)
+    np.testing.assert_array_equal(np.asarray(image).T, read_pgm(path))

@@ -46,13 +46,13 @@ OUTSIDE = ("eps", "gif", "webp", "tga", "ico", "pcx", "dds", "sgi", "jp2")
 def disguised(folder: Path) -> dict[str, bytes]:
     """Contents of many formats; Pillow opens all of them but PDF by itself."""
     colours = Image.fromarray(np.stack([GREY] * 3, axis=-1))
-    found = {"psd": PSD, "text": b"no picture"}
+    contents = {"psd": PSD, "text": b"no picture"}
     for ending in (*OUTSIDE, "pdf"):
         colours.save(folder / f"whole.{ending}")
-        found[ending] = (folder / f"whole.{ending}").read_bytes()
+        contents[ending] = (folder / f"whole.{ending}").read_bytes()
     with Image.open(folder / "whole.eps") as image:
         assert image.format == "EPS", "Pillow takes it for what it is"
-    return found
+    return contents
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_other_formats_under_the_names_of_pictures_are_refused_and_start_nothing
     contents = disguised(tmp_path)
     for ending in ("", *FORMATS):
         path = tmp_path / f"secret-sally{ending}"
-        said = rf"kind that the end of its name says \({ending}\)" if ending else "no image of a known kind"
+        message = rf"kind that the end of its name says \({ending}\)" if ending else "no image of a known kind"
         for content in contents.values():
             path.write_bytes(content)
             for name, read in READERS.items():
-                with pytest.raises(DataError, match=said) as error:
+                with pytest.raises(DataError, match=message) as error:
                     read(path)
                 assert "sally" not in str(error.value), name
     assert not started

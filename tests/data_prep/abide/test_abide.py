@@ -40,10 +40,10 @@ def run(*words):
 
 
 def test_the_whole_way(made, tmp_path):
-    said: list[str] = []
-    datalist = prepare(made, tmp_path / "P", maps=TWO, size=16, atlas=made / ATLAS_FILE, say=said.append)
-    assert said[0].startswith("abide: licence CC BY-NC-SA 3.0"), "the licence comes first"
-    assert not any("warning" in line for line in said)
+    lines: list[str] = []
+    datalist = prepare(made, tmp_path / "P", maps=TWO, size=16, atlas=made / ATLAS_FILE, say=lines.append)
+    assert lines[0].startswith("abide: licence CC BY-NC-SA 3.0"), "the licence comes first"
+    assert not any("warning" in line for line in lines)
     assert datalist == read_datalist(tmp_path / "P")
     names = ["atlas.nii.gz", "atlas_labels.csv", "datalist.json", "images.npy"]
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == names
@@ -81,11 +81,11 @@ def test_no_code_of_a_subject_is_written_or_told(release, tmp_path, capsys):
     map_of(release, 0)[1].unlink()
     options = ("--derivatives", "reho, lfcd", "--size", 8, "--atlas", release / ATLAS_FILE)
     assert run("prep", "abide", "--source", release, "--out", tmp_path / "P", *options) == 0
-    told = capsys.readouterr()
-    assert "19 training" in told.out
+    captured = capsys.readouterr()
+    assert "19 training" in captured.out
     text = (
-        told.out
-        + told.err
+        captured.out
+        + captured.err
         + "".join(path.read_text() for path in (tmp_path / "P").iterdir() if path.suffix in (".json", ".csv"))
     )
     for row in used_rows(release):
@@ -178,15 +178,15 @@ def test_the_real_maps(tmp_path):
     source = Path(os.environ["MEDFL_DATA"]) / "abide"
     if not (source / FILE).is_file():
         pytest.skip("needs the real ABIDE maps in the folder that MEDFL_DATA names")
-    said: list[str] = []
-    datalist = prepare(source, tmp_path / "P", maps=Maps(("reho",)), size=32, say=said.append)
+    lines: list[str] = []
+    datalist = prepare(source, tmp_path / "P", maps=Maps(("reho",)), size=32, say=lines.append)
     records = datalist.splits["training"]
     sites = ("Europe", "US-East", "US-Middle", "US-West")
     assert Counter((record["site"], record["label"]) for record in records) == {
         (site, label): 7 for site in sites for label in (0, 1)
     }
     assert Counter(record["sex"] for record in records) == {"male": 47, "female": 9}
-    warnings = [line for line in said if line.startswith("warning")]
+    warnings = [line for line in lines if line.startswith("warning")]
     assert warnings[0].startswith("warning: no reho map of 815 of 871 subjects: table rows 3, 4,")
     assert warnings[1:] == ["warning: 815 subjects without all maps were left out: see quarantine.csv"]
     assert len(list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))) == 816

@@ -47,10 +47,10 @@ def test_missing_maps_are_counted_and_named_and_stop_nothing(release, tmp_path):
     gone = [map_of(release, 3), map_of(release, 9, "lfcd"), map_of(release, 3, "lfcd")]
     for _, path in gone:
         path.unlink()
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", maps=TWO, size=8, say=said.append)
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", maps=TWO, size=8, say=lines.append)
     rows = [row for row, _ in gone]
-    assert [line for line in said if "warning" in line] == [
+    assert [line for line in lines if "warning" in line] == [
         f"warning: no reho map of 1 of 20 subjects: table row {rows[0]}",
         f"warning: no lfcd map of 2 of 20 subjects: table rows {rows[0]}, {rows[1]}",
         "warning: 2 subjects without all maps were left out: see quarantine.csv",
@@ -70,16 +70,16 @@ def test_missing_maps_are_counted_and_named_and_stop_nothing(release, tmp_path):
 
 
 def test_few_unreadable_maps_are_left_out_and_named(release, tmp_path):
-    (one, first), (other, second) = map_of(release, 2), map_of(release, 11, "lfcd")
+    (first_row, first), (other, second) = map_of(release, 2), map_of(release, 11, "lfcd")
     first.write_bytes(first.read_bytes()[:500])
     changed(second, lambda values: np.where(values > 0, np.nan, 0))
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", maps=TWO, size=8, say=said.append)
-    assert said[-1] == "warning: 2 subjects without all maps were left out: see quarantine.csv"
-    assert said[-2].startswith("warning: 2 maps can't be read: the NIfTI file is damaged or cut short (EOFError)")
-    assert f"(reho: table row {one})" in said[-2]
-    assert f"not finite (NaN or infinite) (lfcd: table row {other})" in said[-2]
-    assert [row[:2] for row in quarantine(tmp_path / "P")[1:]] == [(str(one), "reho"), (str(other), "lfcd")]
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", maps=TWO, size=8, say=lines.append)
+    assert lines[-1] == "warning: 2 subjects without all maps were left out: see quarantine.csv"
+    assert lines[-2].startswith("warning: 2 maps can't be read: the NIfTI file is damaged or cut short (EOFError)")
+    assert f"(reho: table row {first_row})" in lines[-2]
+    assert f"not finite (NaN or infinite) (lfcd: table row {other})" in lines[-2]
+    assert [row[:2] for row in quarantine(tmp_path / "P")[1:]] == [(str(first_row), "reho"), (str(other), "lfcd")]
     assert datalist.extra["exclusions"][-1] == {"reason": "a map can't be read", "count": 2}
     whole = prepare(release, tmp_path / "W", maps=Maps(("lfcd",)), size=8)
     assert len(whole.splits["training"]) == 19
@@ -128,8 +128,8 @@ def test_ways_to_be_unreadable(release, tmp_path, spoil, message):
     row, path = map_of(release, 5)
     spoil(path)
     prepare(release, tmp_path / "P", maps=TWO, size=8)
-    (_, (found, derivative, reason)) = quarantine(tmp_path / "P")
-    assert (found, derivative) == (str(row), "reho")
+    (_, (name, derivative, reason)) = quarantine(tmp_path / "P")
+    assert (name, derivative) == (str(row), "reho")
     assert message in reason
 
 
@@ -141,8 +141,8 @@ def test_maps_of_unlike_shape_and_affine_are_put_on_one_grid(release, tmp_path):
     changed(map_of(release, 4)[1], lambda values: values[::-1].repeat(2, 0).repeat(2, 1).repeat(2, 2), affine=finer)
     after = prepare(release, tmp_path / "B", maps=TWO, size=12)
     assert before == after
-    one, other = (np.load(tmp_path / name / "images.npy") for name in "AB")
-    np.testing.assert_allclose(one, other, atol=1e-4)
+    first, other = (np.load(tmp_path / name / "images.npy") for name in "AB")
+    np.testing.assert_allclose(first, other, atol=1e-4)
 
 
 def test_ids_that_match_no_map(release, tmp_path):

@@ -29,12 +29,12 @@ def _direct(monkeypatch):
 
 
 @contextlib.contextmanager
-def bucket(folder, asked):
+def bucket(folder, paths):
     """Serve a folder; the paths that are asked for go into a list."""
 
     class Handler(SimpleHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            paths.append(self.path)
             super().do_GET()
 
         def log_message(self, format, *args):
@@ -56,21 +56,21 @@ def files(folder):
 
 
 def test_an_empty_folder_becomes_the_release(made, tmp_path):
-    asked: list[str] = []
-    said: list[str] = []
-    with bucket(made, asked) as url:
+    paths: list[str] = []
+    lines: list[str] = []
+    with bucket(made, paths) as url:
         fetched = prepare(
-            tmp_path / "D", tmp_path / "P", maps=TWO, size=8, download=True, url=url + "/", say=said.append
+            tmp_path / "D", tmp_path / "P", maps=TWO, size=8, download=True, url=url + "/", say=lines.append
         )
-        assert said[0].startswith("abide: licence"), "the licence comes before anything is fetched"
-        assert "downloading: 40 of 40 maps" in said
-        assert len(asked) == 41, "the table and the maps of those who are used, each once"
+        assert lines[0].startswith("abide: licence"), "the licence comes before anything is fetched"
+        assert "downloading: 40 of 40 maps" in lines
+        assert len(paths) == 41, "the table and the maps of those who are used, each once"
         again = prepare(tmp_path / "D", tmp_path / "Q", maps=TWO, size=8, download=True, url=url)
-        assert len(asked) == 41, "nothing twice"
+        assert len(paths) == 41, "nothing twice"
     assert fetched == again == prepare(made, tmp_path / "R", maps=TWO, size=8)
     whole = files(made)
     assert files(tmp_path / "D").items() <= whole.items()
-    assert not any(row["FILE_ID"] in line for row in used_rows(made) for line in said)
+    assert not any(row["FILE_ID"] in line for row in used_rows(made) for line in lines)
 
 
 def test_only_what_is_missing_is_fetched_and_what_nobody_has_is_told(made, tmp_path):
@@ -78,21 +78,21 @@ def test_only_what_is_missing_is_fetched_and_what_nobody_has_is_told(made, tmp_p
     other, kept = map_of(made, 5)
     bytes_of_lost = lost.read_bytes()
     source = tmp_path / "D"
-    asked: list[str] = []
-    said: list[str] = []
+    paths: list[str] = []
+    lines: list[str] = []
     lost.unlink()
     try:
-        with bucket(made, asked) as url:
+        with bucket(made, paths) as url:
             (source / "flat").mkdir(parents=True)
             (source / kept.name).write_bytes(kept.read_bytes())
-            options = {"maps": TWO, "size": 8, "download": True, "url": url, "say": said.append}
+            options = {"maps": TWO, "size": 8, "download": True, "url": url, "say": lines.append}
             datalist = prepare(source, tmp_path / "P", **options)
     finally:
         lost.write_bytes(bytes_of_lost)
-    assert not any(kept.name in path for path in asked)
+    assert not any(kept.name in path for path in paths)
     assert len(datalist.splits["training"]) == 19
-    assert "downloading: 39 of 39 maps, 1 are not there" in said
-    assert f"warning: no reho map of 1 of 20 subjects: table row {row}" in said
+    assert "downloading: 39 of 39 maps, 1 are not there" in lines
+    assert f"warning: no reho map of 1 of 20 subjects: table row {row}" in lines
 
 
 def test_a_cut_download_continues(made, tmp_path):

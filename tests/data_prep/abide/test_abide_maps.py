@@ -78,9 +78,9 @@ def test_what_is_no_map_is_not_taken(release):
     first.rename(first.with_name(f"{names[0]}_reho.nii.gz.part"))
     first.with_name(f"._{names[0]}_reho.nii.gz").write_bytes(b"")
     (first.parent / f"{names[1]}_reho").mkdir()
-    found = find_maps(release, TWO, names)
-    assert (names[0], "reho") not in found
-    assert len(found) == 2 * len(names) - 1
+    maps = find_maps(release, TWO, names)
+    assert (names[0], "reho") not in maps
+    assert len(maps) == 2 * len(names) - 1
     first.with_name(f"{names[0]}_reho.nii").write_bytes(b"")
     assert find_maps(release, TWO, names)[names[0], "reho"].suffix == ".nii"
 
@@ -88,12 +88,12 @@ def test_what_is_no_map_is_not_taken(release):
 def test_nothing_found_says_where_and_what_is_there_instead(release):
     other = Maps(("reho",), strategy="filt_global")
     assert not find_maps(release, other, ids(release))
-    told = str(nothing_found(release, other, 20))
-    assert "such as Outputs/cpac/filt_global/reho/<FILE_ID>_reho.nii.gz, found none" in told
-    assert "There are folders of cpac/filt_noglobal: give another --pipeline or --strategy." in told
-    told = str(nothing_found(release, TWO, 20))
-    assert "50 files there are named like maps, but belong to no subject that is used" in told
-    assert not any(name in told for name in ids(release))
+    message = str(nothing_found(release, other, 20))
+    assert "such as Outputs/cpac/filt_global/reho/<FILE_ID>_reho.nii.gz, found none" in message
+    assert "There are folders of cpac/filt_noglobal: give another --pipeline or --strategy." in message
+    message = str(nothing_found(release, TWO, 20))
+    assert "50 files there are named like maps, but belong to no subject that is used" in message
+    assert not any(name in message for name in ids(release))
 
 
 @pytest.mark.parametrize(
@@ -114,26 +114,26 @@ def test_maps_that_do_not_exist(options, message):
 
 def test_intensities_inside_the_brain():
     values = head(np.random.default_rng(0).normal(5, 2, (12, 12, 12)))
-    found = normalised(values)
-    inside = found[values != 0]
+    values_ = normalised(values)
+    inside = values_[values != 0]
     assert abs(inside.mean()) < 1e-6
     assert abs(inside.std() - 1) < 1e-5
-    assert not found[values == 0].any()
-    np.testing.assert_allclose(normalised(values * 7), found, atol=1e-5)
+    assert not values_[values == 0].any()
+    np.testing.assert_allclose(normalised(values * 7), values_, atol=1e-5)
     shifted = np.where(values == 0, 0, values + 100)
-    np.testing.assert_allclose(normalised(shifted), found, atol=1e-5)
+    np.testing.assert_allclose(normalised(shifted), values_, atol=1e-5)
 
 
 def test_a_map_on_the_grid_keeps_its_place_and_its_zeros(tmp_path):
     values = head(np.full((12, 12, 12), 2.0))
     values[5:7, 5:7, 5:7] = 9.0
     values[2, 5:7, 5:7] = 20.0  # to the right of the head, as the first axis runs to the left
-    found = read_map(save(tmp_path / "a.nii.gz", values, place()), GRID)
-    assert found.dtype == np.float32
-    assert np.unravel_index(found.argmax(), found.shape)[0] > 10
-    assert found[7, 7, 7] > found[10, 7, 7]
-    assert not found[0].any()
-    assert not found[:, :, -1].any()
+    values_ = read_map(save(tmp_path / "a.nii.gz", values, place()), GRID)
+    assert values_.dtype == np.float32
+    assert np.unravel_index(values_.argmax(), values_.shape)[0] > 10
+    assert values_[7, 7, 7] > values_[10, 7, 7]
+    assert not values_[0].any()
+    assert not values_[:, :, -1].any()
 
 
 def test_unlike_shapes_and_affines_of_the_same_head_agree(tmp_path):
@@ -143,9 +143,9 @@ def test_unlike_shapes_and_affines_of_the_same_head_agree(tmp_path):
     fine = coarse.repeat(2, 0).repeat(2, 1).repeat(2, 2)[::-1, 2:-2, 2:-2]
     affine = np.diag([8.0, 8, 8, 1])
     affine[:3, 3] = (-92, -110 + 16, -84 + 16)
-    one = read_map(save(tmp_path / "a.nii.gz", coarse, place()), GRID)
+    first = read_map(save(tmp_path / "a.nii.gz", coarse, place()), GRID)
     other = read_map(save(tmp_path / "b.nii.gz", fine, affine), GRID)
-    assert np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.95
+    assert np.corrcoef(first.ravel(), other.ravel())[0, 1] > 0.95
     exact = common_grid(12)
     np.testing.assert_allclose(
         read_map(save(tmp_path / "a.nii.gz", coarse, place()), exact),

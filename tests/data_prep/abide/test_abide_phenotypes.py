@@ -56,8 +56,8 @@ def real():
 
 
 def counts(subjects, key):
-    found = Counter((getattr(subject, key), subject.label) for subject in subjects)
-    return {name: (found[name, 1], found[name, 0]) for name, _ in found}
+    counted = Counter((getattr(subject, key), subject.label) for subject in subjects)
+    return {name: (counted[name, 1], counted[name, 0]) for name, _ in counted}
 
 
 def test_the_real_file_gives_the_published_subjects(real):
@@ -120,9 +120,9 @@ def test_codes_that_a_program_wrote_as_fractions(release):
 @pytest.mark.parametrize("text", ["", "-9999", "-9999.0", "nan", "unknown"])
 def test_age_and_sex_may_be_unknown(release, text):
     rewrite_table(release, lambda row, place: row | ({"AGE_AT_SCAN": text, "SEX": text} if place == 0 else {}))
-    found = read_phenotypes(release / FILE).subjects
-    assert (found[0].age, found[0].sex) == (None, None)
-    assert all(subject.age and subject.sex for subject in found[1:])
+    subjects = read_phenotypes(release / FILE).subjects
+    assert (subjects[0].age, subjects[0].sex) == (None, None)
+    assert all(subject.age and subject.sex for subject in subjects[1:])
 
 
 def test_columns_that_are_missing_are_all_named(release):

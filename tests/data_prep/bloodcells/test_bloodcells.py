@@ -83,20 +83,20 @@ def copied(tmp_path_factory):
 
 
 def test_acevedo_by_class_without_copies(copied, tmp_path):
-    said: list[str] = []
-    prepare_spec(acevedo.Acevedo, copied.parent, tmp_path / "P", **HOW, say=said.append)
+    lines: list[str] = []
+    prepare_spec(acevedo.Acevedo, copied.parent, tmp_path / "P", **HOW, say=lines.append)
     datalist = read_datalist(tmp_path / "P")
     gone = {"BA_200000.jpg", "BNE_100002.jpg", "EO_200000.jpg"}
     files = [path for path in listed(copied, ".jpg") if path.name not in gone]
     check_pixels(tmp_path / "P", files)
-    found = records(datalist)
+    entries = records(datalist)
     assert list(datalist.labels.values()) == sorted(acevedo.FOLDERS)
-    assert [datalist.labels[str(record["label"])] for record in found] == [path.parent.name for path in files]
-    assert [record["cell"] for record in found] == [path.name.split("_")[0] for path in files]
-    assert len({record["subject_id"] for record in found}) == len(found)
-    train = Counter(record["label"] for record in found if record["split"] == "training")
+    assert [datalist.labels[str(record["label"])] for record in entries] == [path.parent.name for path in files]
+    assert [record["cell"] for record in entries] == [path.name.split("_")[0] for path in files]
+    assert len({record["subject_id"] for record in entries}) == len(entries)
+    train = Counter(record["label"] for record in entries if record["split"] == "training")
     assert train == {
-        label: max(1, int(0.8 * count)) for label, count in Counter(record["label"] for record in found).items()
+        label: max(1, int(0.8 * count)) for label, count in Counter(record["label"] for record in entries).items()
     }
     assert exclusions(datalist) == {
         "a stray file whose name begins with a dot": 1,
@@ -104,21 +104,21 @@ def test_acevedo_by_class_without_copies(copied, tmp_path):
         "a byte-identical copy of an image of another class": 2,
     }
     total = sum(ACEVEDO.values())
-    assert said[:2] == [f"acevedo: licence {acevedo.RELEASE.licence}", f"Please cite: {acevedo.RELEASE.citation}"]
-    assert any(f"note: {total + 2} images before, {total - 1} after" in line for line in said)
-    assert any("does not say which cells are of one patient" in line for line in said)
-    assert any("the release has 17092 images" in line for line in said)
+    assert lines[:2] == [f"acevedo: licence {acevedo.RELEASE.licence}", f"Please cite: {acevedo.RELEASE.citation}"]
+    assert any(f"note: {total + 2} images before, {total - 1} after" in line for line in lines)
+    assert any("does not say which cells are of one patient" in line for line in lines)
+    assert any("the release has 17092 images" in line for line in lines)
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
 
 
 def test_the_papers_preset_keeps_copies_on_one_side(copied, tmp_path):
     datalist = prepare_spec(acevedo.Acevedo, copied, tmp_path / "P", **HOW, preset="paper")
-    found = records(datalist)
+    entries = records(datalist)
     kinds = [code for code in ACEVEDO if code not in ("IG", "NEUTROPHIL", "PLATELET")]
-    assert Counter(r["cell"] for r in found) == {code: ACEVEDO[code] for code in kinds} | {"BA": 6, "EO": 7}
+    assert Counter(r["cell"] for r in entries) == {code: ACEVEDO[code] for code in kinds} | {"BA": 6, "EO": 7}
     assert (datalist.name, datalist.num_classes, datalist.extra["copies"]) == ("acevedo-subclass", 10, "kept")
-    counts = Counter(record["subject_id"] for record in found)
-    copies = [record for record in found if counts[record["subject_id"]] > 1]
+    counts = Counter(record["subject_id"] for record in entries)
+    copies = [record for record in entries if counts[record["subject_id"]] > 1]
     assert sorted(record["cell"] for record in copies) == ["BA", "BA", "BNE", "EO"]
     assert {record["split"] for record in copies} == {"training"}
     assert exclusions(datalist)["PLATELET of acevedo, which has no class"] == 1
@@ -134,11 +134,11 @@ def test_matek(tmp_path):
     check_pixels(tmp_path / "P", files)
     first = np.load(tmp_path / "P" / "images.npy")[0]
     np.testing.assert_array_equal(first, np.asarray(Image.open(files[0]))[..., :3], "colours as they are, no alpha")
-    found = records(datalist)
-    assert [record["cell"] for record in found] == [path.parent.name for path in files]
-    assert datalist.labels[str(found[-1]["label"])] == "promyelocyte"
+    entries = records(datalist)
+    assert [record["cell"] for record in entries] == [path.parent.name for path in files]
+    assert datalist.labels[str(entries[-1]["label"])] == "promyelocyte"
     assert datalist.num_classes == len(MATEK) == 15
-    later = [{key: record[key] for key in ("second", "third") if key in record} for record in found]
+    later = [{key: record[key] for key in ("second", "third") if key in record} for record in entries]
     assert [entry for entry in later if entry] == [{"second": "MON"}, {"second": "MON"}, {"third": "MYO"}]
     assert datalist.licence == "matek: CC BY 3.0"
 
@@ -176,8 +176,8 @@ def test_real_images(tmp_path):
     source = Path(os.environ.get("MEDFL_DATA", "nowhere"), "acevedo")
     if not source.is_dir():
         pytest.skip("needs real images in the folder acevedo of the one that MEDFL_DATA names")
-    said: list[str] = []
-    datalist = prepare_spec(acevedo.Acevedo, source, tmp_path / "P", size=24, workers=1, say=said.append)
+    lines: list[str] = []
+    datalist = prepare_spec(acevedo.Acevedo, source, tmp_path / "P", size=24, workers=1, say=lines.append)
     assert set(Counter(record["label"] for record in records(datalist)).values()) == {40}
     assert {split: len(part) for split, part in datalist.splits.items()} == {
         **{"training": 8 * 32, "validation": 0, "test": 8 * 8}
@@ -186,7 +186,7 @@ def test_real_images(tmp_path):
         "a stray file whose name begins with a dot": 1,
         "a byte-identical copy of an image of another class": 2,
     }
-    assert any("note: 322 images before, 320 after" in line for line in said)
+    assert any("note: 322 images before, 320 after" in line for line in lines)
     assert Counter(cell.code for cell in acevedo.find(source).cells) == {
         **{"BA": 40, "EO": 41, "ERB": 40, "IG": 3, "LY": 40, "MO": 40, "MMY": 10, "MY": 22, "PMY": 5},
         **{"BNE": 17, "SNE": 24, "PLATELET": 40},

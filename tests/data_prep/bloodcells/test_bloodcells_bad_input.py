@@ -118,9 +118,9 @@ def test_a_table_that_is_wrong_or_not_there(tmp_path, line, message):
 @pytest.mark.parametrize("name", SPECS)
 def test_folders_that_are_wrong_or_not_there(tmp_path, name):
     top, out = WRITE[name](tmp_path), tmp_path / "P"
-    one = sorted(folder for folder in top.iterdir() if folder.is_dir())[1]
+    class_folder = sorted(folder for folder in top.iterdir() if folder.is_dir())[1]
     with pytest.raises(DataError, match=r"is the folder of one class of .*Give the folder that holds it"):
-        prepare_spec(SPECS[name], one, out, **HOW)
+        prepare_spec(SPECS[name], class_folder, out, **HOW)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"expected folders of classes of .* or one folder below, there are none"):
         prepare_spec(SPECS[name], tmp_path / "empty", out, **HOW)
@@ -130,12 +130,12 @@ def test_folders_that_are_wrong_or_not_there(tmp_path, name):
     with pytest.raises(DataError, match="the folder 'basofil' is no class of"):
         prepare_spec(SPECS[name], top, out, **HOW)
     shutil.rmtree(top / "basofil")
-    for path in one.iterdir():
+    for path in class_folder.iterdir():
         path.unlink()
-    (one / "notes.txt").write_text("none")
-    with pytest.raises(DataError, match=f"there is no image in the folder '{one.name}'"):
+    (class_folder / "notes.txt").write_text("none")
+    with pytest.raises(DataError, match=f"there is no image in the folder '{class_folder.name}'"):
         prepare_spec(SPECS[name], top, out, **HOW)
-    shutil.rmtree(one)
+    shutil.rmtree(class_folder)
     with pytest.raises(DataError, match="lacks the folders of the classes"):
         prepare_spec(SPECS[name], top, out, **HOW)
     assert not out.exists()

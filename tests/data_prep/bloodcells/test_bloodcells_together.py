@@ -30,9 +30,9 @@ def three(tmp_path_factory):
 
 def test_three_releases_have_one_set_of_classes(three, tmp_path):
     datalist = prepare(three, tmp_path / "P")
-    found = records(datalist)
+    entries = records(datalist)
     assert datalist.num_classes == 13
-    by_class = Counter((record["source"], datalist.labels[str(record["label"])]) for record in found)
+    by_class = Counter((record["source"], datalist.labels[str(record["label"])]) for record in entries)
     assert by_class["acevedo", "basophil"] == 5
     assert by_class["matek", "basophil"] == 2
     assert by_class["bodzas", "basophil"] == 2
@@ -41,7 +41,7 @@ def test_three_releases_have_one_set_of_classes(three, tmp_path):
     assert by_class["bodzas", "erythroblast"] == 1
     assert by_class["bodzas", "segmented neutrophil"] == 3
     assert by_class["acevedo", "myeloblast"] == 0
-    sizes = Counter(record["source"] for record in found)
+    sizes = Counter(record["source"] for record in entries)
     assert sizes == {
         "acevedo": sum(ACEVEDO.values()) - 3,
         "matek": sum(MATEK.values()) - 2,
@@ -58,13 +58,13 @@ def test_three_releases_have_one_set_of_classes(three, tmp_path):
 
 
 def test_a_class_has_the_same_number_whatever_releases_there_are(three, tmp_path):
-    said: list[str] = []
-    datalist = prepare({"bodzas": three["bodzas"]}, tmp_path / "P", say=said.append)
+    lines: list[str] = []
+    datalist = prepare({"bodzas": three["bodzas"]}, tmp_path / "P", say=lines.append)
     labels = {record["cell"]: record["label"] for record in records(datalist)}
     whole = read_label_map()
     assert labels == {cell: whole.classes.index(name) for cell, name in whole.sources["bodzas"].items()}
     assert datalist.num_classes == len(whole.classes)
-    assert any("no image of the classes metamyelocyte, myelocyte, promyelocyte, monoblast" in line for line in said)
+    assert any("no image of the classes metamyelocyte, myelocyte, promyelocyte, monoblast" in line for line in lines)
 
 
 def test_copies_are_found_across_releases(three, tmp_path):
@@ -77,10 +77,10 @@ def test_copies_are_found_across_releases(three, tmp_path):
     reasons = exclusions(datalist)
     assert reasons["a byte-identical copy of another image of its class"] == 1
     assert reasons["a byte-identical copy of an image of another class"] == 2
-    found = Counter((record["source"], record["cell"]) for record in records(datalist))
-    assert found["acevedo", "BA"] == ACEVEDO["BA"], "the first of two copies stays"
-    assert found["acevedo", "MO"] == 0
-    assert found["bodzas", "basophil"] == BODZAS["Basophile"]
+    counts = Counter((record["source"], record["cell"]) for record in records(datalist))
+    assert counts["acevedo", "BA"] == ACEVEDO["BA"], "the first of two copies stays"
+    assert counts["acevedo", "MO"] == 0
+    assert counts["bodzas", "basophil"] == BODZAS["Basophile"]
 
 
 def test_from_the_commands_to_a_site_for_each_release(three, tmp_path, capsys):
@@ -91,8 +91,10 @@ def test_from_the_commands_to_a_site_for_each_release(three, tmp_path, capsys):
             main([str(word) for word in words])
         return end.value.code, capsys.readouterr()
 
-    given = [part for name, folder in three.items() for part in (f"--{name}", folder)]
-    status, printed = medfl("prep", "bloodcells", *given, "--out", pool, "--size", 8, "--test-share", 0, "--workers", 1)
+    folders = [part for name, folder in three.items() for part in (f"--{name}", folder)]
+    status, printed = medfl(
+        "prep", "bloodcells", *folders, "--out", pool, "--size", 8, "--test-share", 0, "--workers", 1
+    )
     assert status == 0, printed.err
     total = sum(ACEVEDO.values()) + sum(MATEK.values()) + sum(BODZAS.values()) - 5
     assert printed.out.startswith(f"{pool}: {total} training, 0 validation, 0 test images of 13 classes")

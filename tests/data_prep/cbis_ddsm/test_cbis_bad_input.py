@@ -39,10 +39,10 @@ def films(release, crop=False):
 
 
 def prepared(release, out, *, check="strip", **more):
-    said: list[str] = []
+    lines: list[str] = []
     options = {"size": (6, 4), "deidentify_check": check, **more}
-    datalist = prepare_spec(CbisDdsm, release, out, workers=1, say=said.append, **options)
-    return datalist, said
+    datalist = prepare_spec(CbisDdsm, release, out, workers=1, say=lines.append, **options)
+    return datalist, lines
 
 
 def quarantine(out) -> list[tuple[str, str, str]]:
@@ -58,15 +58,15 @@ def test_rows_without_files_are_counted_and_named(release, tmp_path):
     (_, [first]), (image, [second]) = films(release)[1:3]
     shutil.rmtree(first.parents[2])
     second.unlink()
-    datalist, said = prepared(release, tmp_path / "P")
-    assert "warning: 2 of 12 images of the tables have no file" in said
+    datalist, lines = prepared(release, tmp_path / "P")
+    assert "warning: 2 of 12 images of the tables have no file" in lines
     assert quarantine(tmp_path / "P") == [
         ("P_00001 LEFT MLO", "mass_train 3", NO_FILE),
         ("P_00002 RIGHT CC", "mass_train 4, mass_train 5", NO_FILE),
     ]
     assert len(np.load(tmp_path / "P" / "images.npy")) == 10
     assert {"reason": NO_FILE, "count": 2} in datalist.extra["exclusions"]
-    assert "warning: 2 images were left out: see quarantine.csv" in said
+    assert "warning: 2 images were left out: see quarantine.csv" in lines
     assert image.patient == "P_00002"
 
 
@@ -77,8 +77,8 @@ def test_files_without_rows_are_counted_and_named(release, tmp_path):
     shutil.copy(film, other)
     (release / "Secret Sally").mkdir()
     shutil.copy(film, release / "Secret Sally" / "scan.dcm")
-    datalist, said = prepared(release, tmp_path / "P")
-    notes = [line for line in said if "are in no row" in line]
+    datalist, lines = prepared(release, tmp_path / "P")
+    notes = [line for line in lines if "are in no row" in line]
     assert notes == [
         "note: 2 image files are in no row of the tables (Mass-Test_P_09999_LEFT_CC; 1 in other folders)",
     ]
@@ -112,7 +112,7 @@ def test_bad_files_are_left_out_each_with_its_reason(release, tmp_path):
     edit(chosen[6], Rows=65535, Columns=65535)
     without_preamble(chosen[7])
     chosen[11].write_text("Secret Sally")
-    _, said = prepared(release, tmp_path / "P")
+    _, lines = prepared(release, tmp_path / "P")
     reasons = {name: reason for name, _, reason in quarantine(tmp_path / "P")}
     expected = {
         "P_00001 LEFT CC": "cut short: it holds",
@@ -126,7 +126,7 @@ def test_bad_files_are_left_out_each_with_its_reason(release, tmp_path):
     assert sorted(reasons) == sorted(expected)
     assert all(part in reasons[name] for name, part in expected.items())
     assert len(np.load(tmp_path / "P" / "images.npy")) == 5
-    assert not any("sally" in line.lower() for line in [*said, *reasons.values()])
+    assert not any("sally" in line.lower() for line in [*lines, *reasons.values()])
 
 
 def test_a_lesion_without_its_crop(release, tmp_path):
@@ -145,14 +145,14 @@ def test_a_lesion_without_its_crop(release, tmp_path):
 
 
 def test_what_films_are_for_is_told_and_a_mixture_warned_of(release, tmp_path):
-    _, said = prepared(release, tmp_path / "P")
-    assert "note: presentation intent (DICOM): 12 not said" in said
+    _, lines = prepared(release, tmp_path / "P")
+    assert "note: presentation intent (DICOM): 12 not said" in lines
     chosen = [files[0] for _, files in films(release)]
     edit(chosen[1], PresentationIntentType="FOR PROCESSING")
-    datalist, said = prepared(release, tmp_path / "Q")
-    told = "1 FOR PROCESSING, 11 not said"
-    assert f"note: presentation intent (DICOM): {told}" in said
-    assert datalist.extra["warnings"][0].startswith(f"the files are of several presentation intents ({told}): ")
+    datalist, lines = prepared(release, tmp_path / "Q")
+    counted = "1 FOR PROCESSING, 11 not said"
+    assert f"note: presentation intent (DICOM): {counted}" in lines
+    assert datalist.extra["warnings"][0].startswith(f"the files are of several presentation intents ({counted}): ")
     kinds = {record["image"]: record["presentation_intent"] for part in datalist.splits.values() for record in part}
     assert kinds == {row: "FOR PROCESSING" if row == 1 else "not said" for row in range(12)}
 
@@ -161,10 +161,10 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     chosen = [files[0] for _, files in films(release)]
     edit(chosen[0], PatientName="Secret^Sally", PatientBirthDate="19500101")
     edit(chosen[1], BurnedInAnnotation="YES")
-    datalist, said = prepared(release, tmp_path / "P")
-    assert "warning: the headers of 1 images may tell who the patient is; nothing of them was kept" in said
+    datalist, lines = prepared(release, tmp_path / "P")
+    assert "warning: the headers of 1 images may tell who the patient is; nothing of them was kept" in lines
     assert any(
-        line.startswith("warning: the headers of 1 images say that names or the like are burned") for line in said
+        line.startswith("warning: the headers of 1 images say that names or the like are burned") for line in lines
     )
     assert [record["image"] for record in datalist.splits["training"] if "burned_in" in record] == [1]
     _, refused = prepared(release, tmp_path / "Q", check="refuse")
@@ -175,7 +175,7 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     for place in (tmp_path / "P", tmp_path / "Q"):
         content = b"".join(path.read_bytes() for path in place.iterdir())
         assert not any(word in content for word in (b"Sally", b"1950", b"20160720", b"07-20-2016"))
-    assert not any("Sally" in line or "1950" in line for line in [*said, *refused])
+    assert not any("Sally" in line or "1950" in line for line in [*lines, *refused])
 
 
 def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypatch):
@@ -196,8 +196,8 @@ def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == [".P.unfinished", "T"]
     content = (tmp_path / ".P.unfinished" / "journal.jsonl").read_text()
     assert "P_0" not in content
-    _, said = prepared(release, tmp_path / "P")
-    assert "note: an earlier call was interrupted: 7 of 12 images are done, the rest follows" in said
+    _, lines = prepared(release, tmp_path / "P")
+    assert "note: an earlier call was interrupted: 7 of 12 images are done, the rest follows" in lines
     assert len(calls) == 8 + 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["P", "T"]
     prepared(release, tmp_path / "Q")

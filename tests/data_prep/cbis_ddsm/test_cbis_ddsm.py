@@ -64,20 +64,20 @@ def wanted(lesions, view):
 
 def test_whole_images(made, tmp_path):
     top, places = made
-    said: list[str] = []
-    images, datalist = prepared(top, tmp_path / "P", say=said.append)
+    lines: list[str] = []
+    images, datalist = prepared(top, tmp_path / "P", say=lines.append)
     assert datalist == read_datalist(tmp_path / "P")
-    assert said[0].startswith("cbis_ddsm: licence CC BY 3.0")
-    assert said[1].startswith("Please cite: Sawyer-Lee")
-    assert "note: 2 images show malignant and other lesions: they count as malignant" in said
+    assert lines[0].startswith("cbis_ddsm: licence CC BY 3.0")
+    assert lines[1].startswith("Please cite: Sawyer-Lee")
+    assert "note: 2 images show malignant and other lesions: they count as malignant" in lines
     assert (images.dtype, images.shape) == (np.uint16, (12, 18, 12))
-    found = records(datalist)
+    by_row = records(datalist)
     for row, image in enumerate(wanted(lesions_of(top / "csv"), "full")):
         first = image.lesions[0]
         np.testing.assert_array_equal(images[row], to_row(film_pixels(places[first.image]), (18, 12)))
         malignant = any(lesion.pathology == "MALIGNANT" for lesion in image.lesions)
         kinds = "+".join(dict.fromkeys(KINDS[lesion.kind] for lesion in image.lesions))
-        assert found[row] == {
+        assert by_row[row] == {
             "image": row,
             "label": int(malignant),
             "subject_id": first.patient,
@@ -87,7 +87,7 @@ def test_whole_images(made, tmp_path):
             "density": first.density,
             "split": image.split,
         }
-    assert Counter(record["split"] for record in found.values()) == {"training": 8, "test": 4}
+    assert Counter(record["split"] for record in by_row.values()) == {"training": 8, "test": 4}
     assert datalist.labels == {"0": "benign", "1": "malignant"}
     assert datalist.extra["exclusions"] == [{"reason": LEAKING, "count": 1}]
     assert "P_00004" not in {record["subject_id"] for record in datalist.splits["training"]}
@@ -214,8 +214,8 @@ def test_real_tables_and_forty_images_in_each_transfer_syntax(tmp_path, syntax):
     apart = [lesion for lesion in lesions if lesion.crop != lesion.mask][:6]
     some = [*lesions[:12], *apart, *lesions[1400:1410], *lesions[1800:1810], *lesions[-10:]]
     places = write_tree(tmp_path / "T", some, syntaxes=[syntax])
-    said: list[str] = []
-    images, datalist = prepared(tmp_path / "T", tmp_path / "P", tables=real, view="crop", say=said.append)
+    lines: list[str] = []
+    images, datalist = prepared(tmp_path / "T", tmp_path / "P", tables=real, view="crop", say=lines.append)
     chosen = [image for image in wanted(lesions, "crop") if image.lesions[0] in some]
     assert len(images) == len(chosen) > 40
     for row, image in enumerate(chosen):
@@ -223,7 +223,7 @@ def test_real_tables_and_forty_images_in_each_transfer_syntax(tmp_path, syntax):
         np.testing.assert_array_equal(images[row], to_row(lesion_pixels(places[lesion.crop]), (18, 12)))
         assert records(datalist)[row]["subject_id"] == lesion.patient
     missing = 2781 + 704 - len(chosen)
-    assert f"warning: {missing} of 3485 images of the tables have no file" in said
-    assert any(line.startswith("note: 31 patients are in the training part of one kind") for line in said)
+    assert f"warning: {missing} of 3485 images of the tables have no file" in lines
+    assert any(line.startswith("note: 31 patients are in the training part of one kind") for line in lines)
     assert len((tmp_path / "P" / "quarantine.csv").read_text().splitlines()) == 1 + missing
-    assert not any(line.startswith("warning: mass") for line in said), "the tables have the published sizes"
+    assert not any(line.startswith("warning: mass") for line in lines), "the tables have the published sizes"

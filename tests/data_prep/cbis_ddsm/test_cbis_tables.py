@@ -82,8 +82,8 @@ def test_the_worst_lesion_of_a_film_counts(lesions):
 def test_each_row_of_the_release_finds_its_files(lesions, tmp_path):
     """The whole release as headers: 3103 films, 3568 lesions with crop and mask, 104 of them in two series."""
     assert write_headers(tmp_path, lesions) == 3103 + 2 * 3568
-    tree, found = read_release(tmp_path, REAL)
-    assert found == lesions
+    tree, rows = read_release(tmp_path, REAL)
+    assert rows == lesions
     full, crops = choose(lesions, crop=False).images, choose(lesions, crop=True).images
     films = find_films(tree, full)
     assert sorted(films) == list(range(len(full)))
@@ -103,7 +103,9 @@ def tables(tmp_path):
 def test_made_up_tables_are_read_like_real_ones(tables):
     assert all(b'\n"' in (tables / name).read_bytes() for name in TABLES.values()), "line breaks inside quotes"
     lesions = lesions_of(tables)
-    read = [(int(found.patient[2:]), found.side, found.view, int(found.number), found.pathology) for found in lesions]
+    read = [
+        (int(lesion.patient[2:]), lesion.side, lesion.view, int(lesion.number), lesion.pathology) for lesion in lesions
+    ]
     assert read == [row for key in TABLES for row in ROWS[key]]
     assert all(lesion.crop.subject == f"{lesion.image.subject}_{lesion.number}" for lesion in lesions)
     assert [lesion.row for lesion in lesions[:3]] == [2, 3, 4]

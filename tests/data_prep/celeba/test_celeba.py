@@ -15,7 +15,7 @@ from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.by_site import by_site
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl_datasets.celeba.phantom import (
     NAMES,
     PERSONS,
@@ -49,51 +49,51 @@ def prepare(source, out, **options):
 
 def records(datalist):
     """All records in the order of the array."""
-    found = [record | {"split": split} for split in SPLIT_NAMES for record in datalist.splits[split]]
-    return sorted(found, key=lambda record: record["image"])
+    entries = [record | {"split": split} for split in SPLIT_NAMES for record in datalist.splits[split]]
+    return sorted(entries, key=lambda record: record["image"])
 
 
 def test_the_whole_way(made, tmp_path):
-    said: list[str] = []
-    datalist = prepare(made, tmp_path / "P", say=said.append)
+    lines: list[str] = []
+    datalist = prepare(made, tmp_path / "P", say=lines.append)
     assert datalist == read_datalist(tmp_path / "P")
-    assert said[0] == "celeba: licence non-commercial research only; images may not be passed on"
-    assert said[1].startswith("Please cite: Liu")
+    assert lines[0] == "celeba: licence non-commercial research only; images may not be passed on"
+    assert lines[1].startswith("Please cite: Liu")
     assert datalist.labels == {"0": "no Smiling", "1": "Smiling"}
-    found = records(datalist)
-    assert [record["label"] for record in found] == [int(value(image, "Smiling") == 1) for image in range(8)]
-    assert [record["split"] for record in found] == [SPLIT_NAMES[number] for number in SPLITS]
+    entries = records(datalist)
+    assert [record["label"] for record in entries] == [int(value(image, "Smiling") == 1) for image in range(8)]
+    assert [record["split"] for record in entries] == [SPLIT_NAMES[number] for number in SPLITS]
     order = {person: f"{number:06d}" for number, person in enumerate(dict.fromkeys(PERSONS), 1)}
-    assert [record["identity"] for record in found] == [f"identity-{order[person]}" for person in PERSONS]
-    assert [record["subject_id"] for record in found] == [f"subject-{order[person]}" for person in PERSONS]
+    assert [record["identity"] for record in entries] == [f"identity-{order[person]}" for person in PERSONS]
+    assert [record["subject_id"] for record in entries] == [f"subject-{order[person]}" for person in PERSONS]
     assert datalist.extra["deviations"] == [
         "the table has 8 images; CelebA has 202599",
         "the table has 4 attributes; CelebA has 40",
         "there are 4 persons; CelebA has 10177",
     ]
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
-    text = "".join([*said, (tmp_path / "P" / "datalist.json").read_text()])
+    text = "".join([*lines, (tmp_path / "P" / "datalist.json").read_text()])
     assert not any(secret in text for secret in ("jpg", "000100", "2880"))
 
 
 def test_the_form_of_kaggle_gives_the_same_but_for_persons(made, tmp_path):
     expected = prepare(made, tmp_path / "P", attribute="young")
-    said: list[str] = []
-    datalist = prepare(write_release(tmp_path, "kaggle"), tmp_path / "Q", attribute="Young", say=said.append)
+    lines: list[str] = []
+    datalist = prepare(write_release(tmp_path, "kaggle"), tmp_path / "Q", attribute="Young", say=lines.append)
     assert [record["label"] for record in records(datalist)] == [record["label"] for record in records(expected)]
     assert [record["split"] for record in records(datalist)] == [record["split"] for record in records(expected)]
     np.testing.assert_array_equal(np.load(tmp_path / "Q" / "images.npy"), np.load(tmp_path / "P" / "images.npy"))
     assert len({record["subject_id"] for record in records(datalist)}) == 8
     assert not any("identity" in record for record in records(datalist))
-    assert any("there is no identity_CelebA.txt: each image counts as a person of its own" in line for line in said)
+    assert any("there is no identity_CelebA.txt: each image counts as a person of its own" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_attribute_may_be_the_label(made, name):
-    found = read_attribute(made / "Anno" / "list_attr_celeba.txt", name.upper())
-    assert (found.name, found.known) == (name, 4)
-    assert found.present == [int(value(image, name) == 1) for image in range(8)]
-    assert (found.images[0], found.lines[0]) == ("000100", 3)
+    column = read_attribute(made / "Anno" / "list_attr_celeba.txt", name.upper())
+    assert (column.name, column.known) == (name, 4)
+    assert column.present == [int(value(image, name) == 1) for image in range(8)]
+    assert (column.images[0], column.lines[0]) == ("000100", 3)
 
 
 def test_whole_images_and_squares_out_of_the_middle(made, tmp_path):
@@ -107,12 +107,12 @@ def test_whole_images_and_squares_out_of_the_middle(made, tmp_path):
 
 
 def test_persons_are_sites_and_those_with_few_images_may_be_left_out(made, tmp_path):
-    said: list[str] = []
-    datalist = prepare(made, tmp_path / "P", split="none", min_images=3, say=said.append)
-    assert "note: 2 images of 2 persons with fewer than 3 are left out" in said
+    lines: list[str] = []
+    datalist = prepare(made, tmp_path / "P", split="none", min_images=3, say=lines.append)
+    assert "note: 2 images of 2 persons with fewer than 3 are left out" in lines
     assert datalist.extra["exclusions"] == [{"reason": "there are too few images of the person", "count": 2}]
     assert len(datalist.splits["training"]) == len(np.load(tmp_path / "P" / "images.npy")) == 6
-    plan = Plan("by_site", column="identity", test="none", global_test="none")
+    plan = PartitionPlan("by_site", column="identity", test="none", global_test="none")
     sites, _ = distribute(datalist, [b"%d" % row for row in range(6)], plan, by_site)
     sizes = {name: len(splits["training"]) for name, splits in sites.items()}
     assert sizes == {"identity-000001": 3, "identity-000002": 3}
@@ -140,9 +140,9 @@ def test_images_that_are_missing_broken_or_surplus(release, tmp_path):
     Image.new("RGB", (64, 64)).save(folder / file_name(6))
     Image.new("RGB", (64, 64)).save(folder / "SECRET.jpg")
     write_images(release / "Img" / "img_celeba")  # those that are not aligned have the same names
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", say=said.append)
-    assert "note: 1 image files are in no row of list_attr_celeba.txt: they are passed over" in said
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", say=lines.append)
+    assert "note: 1 image files are in no row of list_attr_celeba.txt: they are passed over" in lines
     assert "1 of 6 images are not of 218 x 178 pixels, as in CelebA" in datalist.extra["deviations"]
     listed = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in listed] == ["table_line", "4", "7"]

@@ -95,43 +95,43 @@ def test_each_diagnosis_goes_to_its_group_and_each_index_to_its_row(whole):
     for row, group in zip(read_meta(whole), release.groups, strict=True):
         assert row["diagnosis"] in DIAGNOSES[group]
     for split in SPLITS:
-        held = [place for place, found in enumerate(release.splits) if found == split]
+        held = [place for place, name in enumerate(release.splits) if name == split]
         assert held == sorted(read_indexes(whole, split)), "0 is the first case"
 
 
 def test_the_whole_way(release, tmp_path):
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", size=8, say=said.append)
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", size=8, say=lines.append)
     assert datalist == read_datalist(tmp_path / "P")
-    assert said[0].startswith("derm7pt: licence academic research only; the images may not be redistributed")
-    assert said[1].startswith("Please cite: Kawahara")
-    assert sum("licence" in line for line in said) == 1
-    assert any(line.startswith("note: 9 cases have no clinical image") and line.endswith("has them") for line in said)
+    assert lines[0].startswith("derm7pt: licence academic research only; the images may not be redistributed")
+    assert lines[1].startswith("Please cite: Kawahara")
+    assert sum("licence" in line for line in lines) == 1
+    assert any(line.startswith("note: 9 cases have no clinical image") and line.endswith("has them") for line in lines)
     assert datalist.labels == {"0": "BCC", "1": "MEL", "2": "MISC", "3": "NEV", "4": "SK"}
     assert (datalist.name, datalist.modality, datalist.num_classes) == ("derm7pt", "dermoscopy", 5)
-    images, found = np.load(tmp_path / "P" / "images.npy"), records(datalist)
-    assert (images.dtype, images.shape, sorted(found)) == (np.uint8, (22, 8, 8, 3), list(range(22)))
+    images, by_row = np.load(tmp_path / "P" / "images.npy"), records(datalist)
+    assert (images.dtype, images.shape, sorted(by_row)) == (np.uint8, (22, 8, 8, 3), list(range(22)))
     for row, case in enumerate(read_meta(release)):
         assert np.abs(images[row].astype(int) - (200, row * 10, 100)).max() <= 3, "its own image, dermoscopic, in RGB"
-        assert case["diagnosis"] in DIAGNOSES[datalist.labels[str(found[row]["label"])]]
-        assert (found[row]["sex"], found[row]["location"]) == (case["sex"], case["location"])
-        assert row in read_indexes(release, found[row]["split"])
-        assert set(found[row]) == {"image", "label", "subject_id", "sex", "location", "split"}
-    assert len({record["subject_id"] for record in found.values()}) == 22, "each case is a subject"
+        assert case["diagnosis"] in DIAGNOSES[datalist.labels[str(by_row[row]["label"])]]
+        assert (by_row[row]["sex"], by_row[row]["location"]) == (case["sex"], case["location"])
+        assert row in read_indexes(release, by_row[row]["split"])
+        assert set(by_row[row]) == {"image", "label", "subject_id", "sex", "location", "split"}
+    assert len({record["subject_id"] for record in by_row.values()}) == 22, "each case is a subject"
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
-    assert "secret" not in "".join([*said, (tmp_path / "P" / "datalist.json").read_text()]).lower()
+    assert "secret" not in "".join([*lines, (tmp_path / "P" / "datalist.json").read_text()]).lower()
 
 
 def test_the_clinical_view_leaves_out_the_nine_cases_without_a_clinical_image(release, tmp_path):
-    said: list[str] = []
-    datalist = prepare(release.parent, tmp_path / "P", size=4, view="clinic", say=said.append)
+    lines: list[str] = []
+    datalist = prepare(release.parent, tmp_path / "P", size=4, view="clinic", say=lines.append)
     images = np.load(tmp_path / "P" / "images.npy")
     assert (len(images), datalist.name, datalist.modality) == (13, "derm7pt-clinic", "clinical photograph")
     for place, row in enumerate(range(9, 22)):
         assert np.abs(images[place].astype(int) - (40, row * 10, 100)).max() <= 3
         assert row in read_indexes(release, records(datalist)[place]["split"])
     assert [entry["count"] for entry in datalist.extra["exclusions"]] == [9]
-    assert any(line.startswith("note: 9 cases") and line.endswith("leaves them out") for line in said)
+    assert any(line.startswith("note: 9 cases") and line.endswith("leaves them out") for line in lines)
 
 
 def test_resizing_averages_the_pixels_it_drops(release, tmp_path):
@@ -167,18 +167,18 @@ def test_without_the_official_split_all_cases_are_dealt_to_three_sites_and_teste
 
 
 def test_unlike_counts_are_told(release, tmp_path):
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", size=4, say=said.append)
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", size=4, say=lines.append)
     assert (
         "warning: training: 12 cases (BCC 2, MEL 2, MISC 2, NEV 4, SK 2); "
         "the official release has 413 cases (BCC 19, MEL 90, MISC 32, NEV 256, SK 16)"
-    ) in said
+    ) in lines
     assert len(datalist.extra["deviations"]) == 3
     rows = read_meta(release)
     rows[8]["clinic"] = rows[9]["clinic"]
     write_meta(release, rows)
     assert any(
-        "8 cases have the dermoscopic image as clinical" in found for found in read_release(release).deviations()
+        "8 cases have the dermoscopic image as clinical" in sentence for sentence in read_release(release).deviations()
     )
 
 
@@ -284,9 +284,15 @@ def test_an_index_file_that_is_missing_or_holds_no_indexes(release):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: [*found[:-1], 22], r"1 of 5 indexes of valid_indexes\.csv are above 21; 1 cases are in no file"),
-        (lambda found: [*found, found[0]], r": 1 of 6 indexes of valid_indexes\.csv repeat others of this file\."),
-        (lambda found: found[1:], r": 1 cases are in no file\."),
+        (
+            lambda indexes: [*indexes[:-1], 22],
+            r"1 of 5 indexes of valid_indexes\.csv are above 21; 1 cases are in no file",
+        ),
+        (
+            lambda indexes: [*indexes, indexes[0]],
+            r": 1 of 6 indexes of valid_indexes\.csv repeat others of this file\.",
+        ),
+        (lambda indexes: indexes[1:], r": 1 cases are in no file\."),
     ],
     ids=["out of range", "twice", "too few"],
 )

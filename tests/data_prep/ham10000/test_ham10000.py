@@ -18,7 +18,7 @@ from medfl.errors import DataError
 from medfl.ingest.prepare import prepare as prepare_dataset
 from medfl.partition.assign import distribute
 from medfl.partition.dirichlet_class import dirichlet_class
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl_datasets.ham10000.files import crop_box
 from medfl_datasets.ham10000.phantom import (
     COLLECTIONS,
@@ -67,13 +67,15 @@ def whole(tmp_path_factory):
 
 def test_the_published_counts(whole, tmp_path):
     path, rows = whole
-    found = read_metadata(path)
-    assert Counter(CLASSES[label] for label in found.labels) == IMAGES
-    assert len(set(found.lesions)) == 7470
-    unknown = {column: sum(fact[column] is None for fact in found.facts) for column in ("age", "sex", "localization")}
+    metadata = read_metadata(path)
+    assert Counter(CLASSES[label] for label in metadata.labels) == IMAGES
+    assert len(set(metadata.lesions)) == 7470
+    unknown = {
+        column: sum(fact[column] is None for fact in metadata.facts) for column in ("age", "sex", "localization")
+    }
     assert unknown == {"age": 57, "sex": 57, "localization": 234}
-    assert Counter(fact["dataset"] for fact in found.facts) == COLLECTIONS
-    assert found.deviations() == []
+    assert Counter(fact["dataset"] for fact in metadata.facts) == COLLECTIONS
+    assert metadata.deviations() == []
     write_table(tmp_path / "kaggle.csv", [{column: row[column] for column in HEADER} for row in rows])
     kaggle = read_metadata(tmp_path / "kaggle.csv")
     assert kaggle.deviations() == []
@@ -83,14 +85,16 @@ def test_the_published_counts(whole, tmp_path):
 @pytest.mark.parametrize("groups", ["image", "lesion"])
 def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
     """Oracle O-D4."""
-    found = read_metadata(whole[0])
-    records = make_records(found, range(10_015), groups)
+    metadata = read_metadata(whole[0])
+    records = make_records(metadata, range(10_015), groups)
     source = HAM10000(source=whole[0]).make_datalist(list(IMAGES), "dermoscopy", records)
-    plan = Plan("dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30)
+    plan = PartitionPlan(
+        "dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30
+    )
     sites, _ = distribute(source, [b"%d" % row for row in range(10_015)], plan, dirichlet_class)
     held = sites.pop("global")["test"]
     dealt = [record for splits in sites.values() for record in splits["training"]]
-    tested, trained = ({found.lesions[record["image"]] for record in records} for records in (held, dealt))
+    tested, trained = ({metadata.lesions[record["image"]] for record in records} for records in (held, dealt))
     counts = Counter(record["label"] for record in held)
     if groups == "image":
         assert (len(held), len(dealt)) == (210, 9805)
@@ -106,11 +110,11 @@ def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
 
 
 def test_the_whole_way(release, rows, tmp_path):
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", preset="medfl", say=said.append)
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", preset="medfl", say=lines.append)
     assert datalist == read_datalist(tmp_path / "P")
-    assert said[0] == "ham10000: licence CC BY-NC 4.0"
-    assert said[1].startswith("Please cite: Tschandl")
+    assert lines[0] == "ham10000: licence CC BY-NC 4.0"
+    assert lines[1].startswith("Please cite: Tschandl")
     assert (datalist.name, datalist.modality, datalist.num_classes) == ("ham10000", "dermoscopy", 7)
     assert list(datalist.labels.values()) == CLASSES
     assert (datalist.extra["groups"], datalist.extra["warnings"], exclusions(datalist)) == ("lesion", [], {})
@@ -128,8 +132,8 @@ def test_the_whole_way(release, rows, tmp_path):
         assert record["localization"] == ("lower extremity" if place > 2 else None)
     assert len(set(subjects.values())) == 14, "lesions"
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
-    assert "secret" not in "".join([*said, (tmp_path / "P" / "datalist.json").read_text()]).lower()
-    assert said[2] == (
+    assert "secret" not in "".join([*lines, (tmp_path / "P" / "datalist.json").read_text()]).lower()
+    assert lines[2] == (
         "warning: 21 images (akiec 3, bcc 3, bkl 3, df 3, mel 3, nv 3, vasc 3); HAM10000 has 10015 images "
         "(akiec 327, bcc 514, bkl 1099, df 115, mel 1113, nv 6705, vasc 142)"
     )
@@ -164,32 +168,34 @@ def doubled(release, rows, place):
 def test_other_layouts_give_the_same(release, rows, tmp_path, layout):
     layout(release, rows, tmp_path / "other")
     expected = prepare(release, tmp_path / "P")
-    said: list[str] = []
-    assert prepare(tmp_path / "other", tmp_path / "Q", say=said.append).splits == expected.splits
-    assert not [line for line in said if "passed over" in line], "no file is surplus"
+    lines: list[str] = []
+    assert prepare(tmp_path / "other", tmp_path / "Q", say=lines.append).splits == expected.splits
+    assert not [line for line in lines if "passed over" in line], "no file is surplus"
     np.testing.assert_array_equal(np.load(tmp_path / "Q" / "images.npy"), np.load(tmp_path / "P" / "images.npy"))
 
 
 def test_each_image_is_its_own_and_the_table_may_lie_elsewhere(rows, tmp_path):
     write_images(tmp_path / "isic", rows)
     write_table(tmp_path / "of_all.csv", rows)
-    said: list[str] = []
+    lines: list[str] = []
     picture = tmp_path / "isic" / "HAM10000_images_part_1" / f"{rows[0]['image_id']}.jpg"
     shutil.copy(picture, picture.with_name("ISIC_SECRET.jpg"))
-    prepare(tmp_path / "isic", tmp_path / "P", metadata=tmp_path / "of_all.csv", say=said.append)
+    prepare(tmp_path / "isic", tmp_path / "P", metadata=tmp_path / "of_all.csv", say=lines.append)
     for place, pixels in enumerate(np.load(tmp_path / "P" / "images.npy")):
         assert np.abs(pixels.astype(int) - colour_of(place)).max() <= 3
-    assert "note: 1 image files are in no row of of_all.csv: they are passed over" in said
+    assert "note: 1 image files are in no row of of_all.csv: they are passed over" in lines
 
 
 def test_images_may_count_as_lesions_of_their_own(release, tmp_path):
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", preset="paper", say=said.append)
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", preset="paper", say=lines.append)
     assert len({record["subject_id"] for record in datalist.splits["training"]}) == 21
     (sentence,) = datalist.extra["warnings"]
     assert "14 of 21 images are of lesions with several images, and these may be in training and in" in sentence
-    assert f"warning: {sentence}" in said
-    _, notes = distribute(datalist, [b"%d" % row for row in range(21)], Plan("dirichlet_class", 2), dirichlet_class)
+    assert f"warning: {sentence}" in lines
+    _, notes = distribute(
+        datalist, [b"%d" % row for row in range(21)], PartitionPlan("dirichlet_class", 2), dirichlet_class
+    )
     assert notes.warnings[0] == sentence, "a partition says so, too"
     assert prepare(release, tmp_path / "Q", preset="paper", groups="lesion").extra["warnings"] == []
 
@@ -273,8 +279,8 @@ def test_the_command_and_the_collections_as_sites(release, rows, tmp_path, capsy
         assert end.value.code == 0, printed.err
         return printed
 
-    given = ("--source", release, "--out", tmp_path / "P", "--size", "3x4", "--workers", 1)
-    printed = medfl("prep", "ham10000", *given, "--preset", "paper")
+    options = ("--source", release, "--out", tmp_path / "P", "--size", "3x4", "--workers", 1)
+    printed = medfl("prep", "ham10000", *options, "--preset", "paper")
     assert "21 training, 0 validation, 0 test images of 7 classes" in printed.out
     assert "  5 nv: 3" in printed.out
     assert np.load(tmp_path / "P" / "images.npy").shape == (21, 3, 4, 3)

@@ -32,9 +32,9 @@ def test_images_that_are_missing_or_broken_are_left_out(release, rows, tmp_path)
     path[rows[3]["image_id"]].unlink()
     broken = path[rows[12]["image_id"]]
     broken.write_bytes(broken.read_bytes()[:200])
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", say=said.append)
-    assert said[-1] == "warning: 2 images were left out: see quarantine.csv"
+    lines: list[str] = []
+    datalist = prepare(release, tmp_path / "P", say=lines.append)
+    assert lines[-1] == "warning: 2 images were left out: see quarantine.csv"
     quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in quarantine] == ["table_row", "5", "14"]
     assert exclusions(datalist)["there is no image file"] == 1
@@ -101,8 +101,8 @@ def test_unlike_diagnoses_of_a_lesion_are_told(release, rows, tmp_path):
     changed = [dict(row) for row in rows]
     changed[place]["lesion_id"] = rows[0]["lesion_id"]
     write_table(release / "HAM10000_metadata.csv", changed)
-    found = read_metadata(release / "HAM10000_metadata.csv").deviations()
-    assert any(sentence.startswith("1 lesions have images with different diagnoses") for sentence in found)
+    sentences = read_metadata(release / "HAM10000_metadata.csv").deviations()
+    assert any(sentence.startswith("1 lesions have images with different diagnoses") for sentence in sentences)
 
 
 def test_files_that_are_refused(release, rows, tmp_path):

@@ -16,7 +16,7 @@ from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.assign import distribute
 from medfl.partition.iid import iid
-from medfl.partition.plan import Plan
+from medfl.partition.plan import PartitionPlan
 from medfl_datasets.lc25000.phantom import COPIES, TILES, write_release
 from medfl_datasets.lc25000.spec import LC25000
 
@@ -40,19 +40,19 @@ def prepare(source, out, **options):
 
 def groups_of(datalist):
     """Class and group to the places of images in their class."""
-    found, seen = defaultdict(list), Counter()
+    places, seen = defaultdict(list), Counter()
     for record in datalist.splits["training"]:
-        found[record["label"], record["subject_id"]].append(seen[record["label"]])
+        places[record["label"], record["subject_id"]].append(seen[record["label"]])
         seen[record["label"]] += 1
-    return found
+    return places
 
 
 def test_the_whole_way(made, tmp_path):
-    said: list[str] = []
-    datalist = prepare(made.parent, tmp_path / "P", say=said.append)
+    lines: list[str] = []
+    datalist = prepare(made.parent, tmp_path / "P", say=lines.append)
     assert datalist == read_datalist(tmp_path / "P")
-    assert said[0].startswith("lc25000: licence offered for free download")
-    assert said[1].startswith("Please cite: Borkowski")
+    assert lines[0].startswith("lc25000: licence offered for free download")
+    assert lines[1].startswith("Please cite: Borkowski")
     assert (datalist.name, datalist.num_classes) == ("lc25000", 5)
     assert datalist.labels["4"] == "lung squamous cell carcinoma"
     records = datalist.splits["training"]
@@ -65,9 +65,9 @@ def test_the_whole_way(made, tmp_path):
     assert (images.shape, images.dtype) == ((30, 8, 8, 3), np.uint8)
     with Image.open(made / "colon_image_sets" / "colon_aca" / "colonca3.jpeg") as image:
         np.testing.assert_array_equal(images[2], np.asarray(image.resize((8, 8), Image.Resampling.BILINEAR)))
-    assert "note: 1 files are no images of the release: they are passed over" in said
+    assert "note: 1 files are no images of the release: they are passed over" in lines
     assert any(
-        "10 groups of copies among 30 images: 3 to 3 images in a group, 3 in the median" in line for line in said
+        "10 groups of copies among 30 images: 3 to 3 images in a group, 3 in the median" in line for line in lines
     )
     assert datalist.extra["deviations"] == [
         "LC25000 has 5000 images of each class; here are " + ", ".join(f"{name} 6" for name in CLASSES),
@@ -79,7 +79,7 @@ def test_the_whole_way(made, tmp_path):
 def test_no_partition_tears_copies_apart(made, tmp_path):
     datalist = prepare(made, tmp_path / "P", organ="lung")
     assert (datalist.name, datalist.num_classes) == ("lc25000-lung", 3)
-    plan = Plan("iid", 2, test="fraction", test_fraction=0.4)
+    plan = PartitionPlan("iid", 2, test="fraction", test_fraction=0.4)
     sites, notes = distribute(datalist, [b"%d" % row for row in range(18)], plan, iid)
     parts = [{record["subject_id"] for record in part} for splits in sites.values() for part in splits.values()]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 3 * TILES

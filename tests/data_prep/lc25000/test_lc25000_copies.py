@@ -27,9 +27,9 @@ def test_copies_of_a_tile_are_one_group_and_no_two_tiles_are():
     made = [(number, grey(copied(tile, rng))) for number, tile in enumerate(tiles()) for _ in range(4)]
     order = rng.permutation(len(made))
     numbers = np.array([made[place][0] for place in order])
-    found = group_copies(np.stack([made[place][1] for place in order])).numbers
+    groups = group_copies(np.stack([made[place][1] for place in order])).numbers
     same = (numbers[:, None] == numbers)[np.triu_indices(len(numbers), 1)]
-    together = (found[:, None] == found)[np.triu_indices(len(found), 1)]
+    together = (groups[:, None] == groups)[np.triu_indices(len(groups), 1)]
     assert together[same].mean() >= 0.99, "recall of pairs"
     assert not together[~same].any(), "none of 18,816 pairs of different tiles"
 
@@ -38,9 +38,9 @@ def test_a_plain_copy_and_its_turns_and_reflections_are_one_group():
     """Angle 0 and quarter turns are exact, so the correlation is as good as 1."""
     image = grey(tiles()[10])
     turned = np.stack([np.rot90(flipped, turns) for flipped in (image, image[:, ::-1]) for turns in range(4)])
-    found = np.stack([spectra(one)[0] for one in turned])
-    assert (np.abs(found) ** 2).sum(axis=(1, 2)) == pytest.approx(np.ones(8), abs=1e-5)
-    assert correlation(found, np.repeat(found[:1], 8, axis=0)).min() > 0.999
+    coefficients = np.stack([spectra(image)[0] for image in turned])
+    assert (np.abs(coefficients) ** 2).sum(axis=(1, 2)) == pytest.approx(np.ones(8), abs=1e-5)
+    assert correlation(coefficients, np.repeat(coefficients[:1], 8, axis=0)).min() > 0.999
     assert set(group_copies(turned).numbers) == {0}
 
 
@@ -52,9 +52,9 @@ def test_contrast_and_brightness_do_not_matter():
 def test_blank_images_are_groups_of_their_own():
     noise = np.random.default_rng(0).integers(0, 2, (EDGE, EDGE))
     blank = np.stack([np.full((EDGE, EDGE), 240), np.full((EDGE, EDGE), 240), 240 + noise])
-    found = group_copies(np.concatenate([blank, np.stack([grey(tiles()[0])] * 2)]).astype(np.uint8))
-    assert found.plain.tolist() == [True, True, True, False, False]
-    assert sorted(Counter(found.numbers.tolist()).values()) == [1, 1, 1, 2]
+    groups = group_copies(np.concatenate([blank, np.stack([grey(tiles()[0])] * 2)]).astype(np.uint8))
+    assert groups.plain.tolist() == [True, True, True, False, False]
+    assert sorted(Counter(groups.numbers.tolist()).values()) == [1, 1, 1, 2]
 
 
 def test_groups_do_not_depend_on_blocks(monkeypatch):

@@ -75,20 +75,20 @@ def test_the_table_is_complete():
 
 def test_licence_and_citation_come_first_and_deviations_are_warned_of(tmp_path):
     write_npz(tmp_path / "dermamnist.npz")
-    said: list[str] = []
-    datalist = prepare(tmp_path, "dermamnist", tmp_path / "P", say=said.append)
-    assert said[0] == "dermamnist: licence CC BY-NC 4.0"
-    assert said[1].startswith("Please cite: Yang")
-    assert any("10/3/4 images" in line and "7007/1003/2005" in line for line in said), said
-    assert any("MD5" in line for line in said), said
+    lines: list[str] = []
+    datalist = prepare(tmp_path, "dermamnist", tmp_path / "P", say=lines.append)
+    assert lines[0] == "dermamnist: licence CC BY-NC 4.0"
+    assert lines[1].startswith("Please cite: Yang")
+    assert any("10/3/4 images" in line and "7007/1003/2005" in line for line in lines), lines
+    assert any("MD5" in line for line in lines), lines
     assert datalist.extra["deviations"], "the list remembers how the file differs"
 
 
 def test_the_checksum_and_the_side_of_larger_images_are_compared(tmp_path):
     path = write_npz(tmp_path / "breastmnist_64.npz", (28, 28), test_labels=np.zeros(4, int)[:, None])
-    found = deviations("breastmnist_64", read_npz(path))
+    sentences = deviations("breastmnist_64", read_npz(path))
     md5 = hashlib.md5(path.read_bytes()).hexdigest()
-    assert found[1:] == [
+    assert sentences[1:] == [
         "labels up to 7, the official release has 2 classes from 0",
         "images of 28 pixels a side, the name says 64",
         f"MD5 {md5}, the official file has 742edef2a1fd1524b2efff4bd7ba9364: a re-save or another version",

@@ -32,12 +32,14 @@ def official(tmp_path, monkeypatch):
 
 def test_a_missing_file_is_downloaded_and_used_again(tmp_path, official):
     official.cut = [2000]
-    said: list[str] = []
+    lines: list[str] = []
     for out in ("P", "Q"):
-        prepare(tmp_path / "mnist", "bloodmnist", tmp_path / out, fetch=True, url=official.url + "/a/", say=said.append)
+        prepare(
+            tmp_path / "mnist", "bloodmnist", tmp_path / out, fetch=True, url=official.url + "/a/", say=lines.append
+        )
     assert official.paths == ["/a/bloodmnist.npz?download=1"] * 2, "cut, continued, and then never asked for again"
-    assert said[0].startswith("bloodmnist: licence"), "the licence comes before anything is written"
-    assert not any("warning" in line for line in said), said
+    assert lines[0].startswith("bloodmnist: licence"), "the licence comes before anything is written"
+    assert not any("warning" in line for line in lines), lines
     assert read_datalist(tmp_path / "P") == read_datalist(tmp_path / "Q")
 
 
@@ -59,19 +61,19 @@ def test_what_can_not_be_downloaded(tmp_path):
 
 
 def test_the_command_line_downloads(tmp_path, official, capsys):
-    given = ["prep", "medmnist", "--flag", "bloodmnist", "--out", str(tmp_path / "P")]
+    words = ["prep", "medmnist", "--flag", "bloodmnist", "--out", str(tmp_path / "P")]
     with pytest.raises(SystemExit) as end:
-        main([*given, "--source", str(tmp_path / "mnist")])
+        main([*words, "--source", str(tmp_path / "mnist")])
     assert end.value.code == 2
     assert "Add --download" in capsys.readouterr().err
-    given += ["--url", official.url]
+    words += ["--url", official.url]
     with pytest.raises(SystemExit) as end:
-        main([*given, "--source", str(tmp_path / "mnist"), "--download"])
+        main([*words, "--source", str(tmp_path / "mnist"), "--download"])
     assert end.value.code == 0
     assert "10 training, 3 validation, 4 test images of 8 classes" in capsys.readouterr().out
     official.status = [404]
     with pytest.raises(SystemExit) as end:
-        main([*given, "--source", str(tmp_path / "other"), "--download", "--force"])
+        main([*words, "--source", str(tmp_path / "other"), "--download", "--force"])
     assert end.value.code == 2
     printed = capsys.readouterr().err
     assert "404" in printed

@@ -35,8 +35,8 @@ def prepare(source, out, size=8, **options):
 
 
 def records(datalist):
-    found = [record | {"split": split} for split in SPLITS for record in datalist.splits.get(split, [])]
-    return sorted(found, key=lambda record: record["image"])
+    entries = [record | {"split": split} for split in SPLITS for record in datalist.splits.get(split, [])]
+    return sorted(entries, key=lambda record: record["image"])
 
 
 def exclusions(datalist):
@@ -47,9 +47,9 @@ def exclusions(datalist):
 def whole(tmp_path_factory):
     """All films, tiny, and the pooled data set that they become."""
     place = tmp_path_factory.mktemp("mias")
-    release, said = write_release(place, official_rows(), edge=8), []
-    prepare(release, place / "P", size=8, say=said.append)
-    return release, place / "P", said
+    release, lines = write_release(place, official_rows(), edge=8), []
+    prepare(release, place / "P", size=8, say=lines.append)
+    return release, place / "P", lines
 
 
 @pytest.fixture
@@ -84,35 +84,35 @@ def test_the_published_counts(whole):
 
 
 def test_whole_films(whole):
-    release, pool, said = whole
+    release, pool, lines = whole
     datalist = read_datalist(pool)
-    assert said[0].startswith("mias: licence research only; no redistribution")
-    assert said[1].startswith("Please cite: Suckling")
-    assert not any("warning" in line for line in said)
+    assert lines[0].startswith("mias: licence research only; no redistribution")
+    assert lines[1].startswith("Please cite: Suckling")
+    assert not any("warning" in line for line in lines)
     assert (datalist.name, datalist.modality) == ("mias", "mammography")
     assert datalist.labels == {"0": "normal", "1": "benign", "2": "malignant"}
     assert exclusions(datalist) == {}
     assert sorted(path.name for path in pool.iterdir()) == ["datalist.json", "images.npy"]
     assert "mdb" not in (pool / "datalist.json").read_text()
-    images, found = np.load(pool / "images.npy"), records(datalist)
-    assert (images.shape, images.dtype, len(found)) == ((322, 8, 8), np.uint16, 322)
-    assert Counter(record["label"] for record in found) == {0: 207, 1: 63, 2: 52}
-    for film, record in zip(read_films(release / "Info.txt"), found, strict=True):
+    images, entries = np.load(pool / "images.npy"), records(datalist)
+    assert (images.shape, images.dtype, len(entries)) == ((322, 8, 8), np.uint16, 322)
+    assert Counter(record["label"] for record in entries) == {0: 207, 1: 63, 2: 52}
+    for film, record in zip(read_films(release / "Info.txt"), entries, strict=True):
         number = film.number
         pixels = images[record["image"]]
         assert abs(int(pixels[0, 0 if number % 2 else -1]) / 257 - (100 + number % 100)) < 1, "its own film"
         assert record["laterality"] == ("right" if number % 2 else "left")
         assert record["view"] == "MLO"
         assert record["subject_id"] == f"subject-{(number + 1) // 2:06d}", "two films of each patient"
-    assert (found[2]["tissue"], found[2]["finding"]) == ("dense-glandular", "normal")
-    assert (found[143]["label"], found[143]["finding"]) == (2, "other mass")
+    assert (entries[2]["tissue"], entries[2]["finding"]) == ("dense-glandular", "normal")
+    assert (entries[143]["label"], entries[143]["finding"]) == (2, "other mass")
 
 
 def test_a_patient_is_on_one_side_and_each_diagnosis_gives_its_share(whole):
-    found = records(read_datalist(whole[1]))
+    entries = records(read_datalist(whole[1]))
     sides: dict[str, set[str]] = {}
     worst: dict[str, int] = {}
-    for record in found:
+    for record in entries:
         sides.setdefault(record["subject_id"], set()).add(record["split"])
         worst[record["subject_id"]] = max(worst.get(record["subject_id"], 0), record["label"])
     assert {len(side) for side in sides.values()} == {1}
@@ -147,11 +147,11 @@ def test_other_labels(whole, tmp_path):
 
 
 def test_crops_show_the_lesion_where_y_counts_from_the_bottom(lesions, tmp_path):
-    said: list[str] = []
-    datalist = prepare(lesions, tmp_path / "P", size=64, view="crop", test_share=0, say=said.append)
-    images, found = np.load(tmp_path / "P" / "images.npy"), records(datalist)
-    assert [record["label"] for record in found] == [0, 0, 0, 0, 1, 0, 1, 1], "each lesion has its own severity"
-    assert [record["subject_id"] for record in found] == [f"subject-{n:06d}" for n in (1, 2, 2, 3, 3, 4, 5, 5)]
+    lines: list[str] = []
+    datalist = prepare(lesions, tmp_path / "P", size=64, view="crop", test_share=0, say=lines.append)
+    images, entries = np.load(tmp_path / "P" / "images.npy"), records(datalist)
+    assert [record["label"] for record in entries] == [0, 0, 0, 0, 1, 0, 1, 1], "each lesion has its own severity"
+    assert [record["subject_id"] for record in entries] == [f"subject-{n:06d}" for n in (1, 2, 2, 3, 3, 4, 5, 5)]
     rows = [row for number in (1, 5, 144, 212, 239) for row in official_rows()[number]]
     for row, pixels in zip(rows, images, strict=True):
         x, y, radius = map(int, row.split()[-3:])

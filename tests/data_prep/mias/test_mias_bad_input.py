@@ -29,8 +29,8 @@ def test_what_is_missing_damaged_or_without_a_row_is_left_out_and_listed(release
     path = release / "mdb006.pgm"
     path.write_bytes(path.read_bytes()[:40])
     write_film(release, 300)
-    said: list[str] = []
-    datalist = prepare(release, tmp_path / "P", size=4, say=said.append)
+    messages: list[str] = []
+    datalist = prepare(release, tmp_path / "P", size=4, say=messages.append)
     assert len(np.load(tmp_path / "P" / "images.npy")) == sum(map(len, datalist.splits.values())) == len(SOME) - 2
     lines = [number for number, line in enumerate((release / "Info.txt").read_text().splitlines(), 1) if "mdb" in line]
     quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
@@ -41,8 +41,8 @@ def test_what_is_missing_damaged_or_without_a_row_is_left_out_and_listed(release
     assert quarantine[1][1] == "the film is not there"
     assert quarantine[2][1].startswith("the image file is damaged or cut short")
     assert {"reason": "Info.txt has no row for the film", "count": 1} in datalist.extra["exclusions"]
-    assert "warning: 1 films were left out: Info.txt has no row for the film" in said
-    assert "warning: 2 images were left out: see quarantine.csv" in said
+    assert "warning: 1 films were left out: Info.txt has no row for the film" in messages
+    assert "warning: 2 images were left out: see quarantine.csv" in messages
     with pytest.raises(DataError, match=r"a complete set of films is required, 1 are missing"):
         prepare(release, tmp_path / "Q", size=4, require_complete=True)
     write_film(release, 3)

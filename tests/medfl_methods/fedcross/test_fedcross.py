@@ -22,9 +22,9 @@ from medfl.utils.wire import payload_bytes, select, tensors_equal
 def test_with_one_site_it_is_centralized(tmp_path, circulating):
     sites = {"only": make_site(17, "only")}
     kind = "personal" if circulating == "K" else "global"
-    found = run(tmp_path / "a", "fedcross", {"circulating": circulating}, sites=sites).models["only"][kind]
+    model = run(tmp_path / "a", "fedcross", {"circulating": circulating}, sites=sites).models["only"][kind]
     expected = run(tmp_path / "b", "centralized", sites=sites).outcome.models["global"]
-    torch.testing.assert_close(found.tensors, expected.tensors, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(model.tensors, expected.tensors, atol=1e-6, rtol=1e-6)
 
 
 def held(folder):
@@ -42,18 +42,18 @@ def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
     args = {"route": route, "init": "own"}
     result = run(tmp_path, "fedcross", args, **options)
     assert result.outcome.status == "finished"
-    found = held(tmp_path)
-    assert sorted(found) == NAMES
+    by_owner = held(tmp_path)
+    assert sorted(by_owner) == NAMES
     for name, state in states(tmp_path).items():
         here = {key.split("/")[1] for key in state.tensors if key.startswith("held/")}
         assert name == "server" or here == {*state.meta["holds"], state.meta["resident"]}, "nothing piles up"
-    for owner, tensors in found.items():
+    for owner, tensors in by_owner.items():
         assert tensors_equal(parameters(tensors), parameters(task.initial(7, owner=owner))), owner
     for models in result.models.values():
         members = models["ensemble"]
         assert members.meta["members"] == NAMES
         for owner in NAMES:
-            assert tensors_equal(select(members.tensors, f"{owner}/"), found[owner])
+            assert tensors_equal(select(members.tensors, f"{owner}/"), by_owner[owner])
 
 
 def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):

@@ -84,9 +84,9 @@ def noise_of(method, site, server):
     return [sent[f"images/{copy}"].float().flatten(1) - parts.flatten(1) for copy in range(len(sent) - 1)]
 
 
-def alike(one, other):
+def alike(first, other):
     """Largest absolute correlation of two rows; 0.62 is 4 standard deviations for 36 numbers."""
-    return float(torch.corrcoef(torch.cat([one, other]))[: len(one), len(one) :].abs().max())
+    return float(torch.corrcoef(torch.cat([first, other]))[: len(first), len(first) :].abs().max())
 
 
 def test_no_two_images_copies_or_sites_share_noise(tmp_path):
@@ -94,9 +94,9 @@ def test_no_two_images_copies_or_sites_share_noise(tmp_path):
     data = TensorData(DATA.images[:1].expand(4, -1, -1, -1).clone(), DATA.labels[:4])
     method = fed(noise_std=(0.2, 0.2), clip=None)
     server = server_of(method, tmp_path)
-    found = noise_of(method, site_of(data), server)
-    found += noise_of(method, site_of(data, secret=b"another of 16 b."), server)
-    every = torch.cat(found)
+    noises = noise_of(method, site_of(data), server)
+    noises += noise_of(method, site_of(data, secret=b"another of 16 b."), server)
+    every = torch.cat(noises)
     assert alike(every[:8], every[8:]) < 0.75
     correlations = torch.corrcoef(every) - torch.eye(len(every))
     assert float(correlations.abs().max()) < 0.75
@@ -124,10 +124,10 @@ def test_noise_is_the_sites_secret(tmp_path):
 def test_two_ways_of_noising_the_same_parts_have_unlike_noise(tmp_path):
     """Or their difference would give the parts away: (x + a n) and (x + b n) tell x."""
     server = server_of(tpf(), tmp_path)
-    (one,) = noise_of(tpf(variance=0.15, clip=None), site_of(DATA), server)
+    (first,) = noise_of(tpf(variance=0.15, clip=None), site_of(DATA), server)
     (two,) = noise_of(tpf(variance=0.25, clip=None), site_of(DATA), server)
-    assert alike(one, two) < 0.8
-    whole = float(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1])
+    assert alike(first, two) < 0.8
+    whole = float(torch.corrcoef(torch.stack([first.flatten(), two.flatten()]))[0, 1])
     assert abs(whole) < 0.15
 
 
@@ -175,19 +175,21 @@ def test_the_set_is_everyones_with_its_owners(tmp_path):
     method.fold_shared(
         server, told({name: Reply(prefixed(part, "shared/")) for name, part in sent.items()}, ["site-3"])
     )
-    found = method.released(server)
+    released = method.released(server)
     assert isinstance(method, ReleasesImages)
-    assert found.owners == ("site-1",) * 4 + ("site-2",) * 3
-    assert found.labels.tolist() == sent["site-1"]["labels"].tolist() + sent["site-2"]["labels"].tolist()
-    for number, copy in enumerate(found.copies):
+    assert released.owners == ("site-1",) * 4 + ("site-2",) * 3
+    assert released.labels.tolist() == sent["site-1"]["labels"].tolist() + sent["site-2"]["labels"].tolist()
+    for number, copy in enumerate(released.copies):
         assert torch.equal(copy, torch.cat([sent[name][f"images/{number}"] for name in ("site-1", "site-2")]))
-    assert [(one.scale, one.clip) for one in found.releases] == [(pytest.approx(std), None) for std in (0.15, 0.25)]
+    assert [(release.scale, release.clip) for release in released.releases] == [
+        (pytest.approx(std), None) for std in (0.15, 0.25)
+    ]
     with torch.no_grad():
         expected = parts_of(method, site_of(datas["site-1"]), server)
-        torch.testing.assert_close(found.part(server.task.scale.raw(datas["site-1"].images)), expected)
+        torch.testing.assert_close(released.part(server.task.scale.raw(datas["site-1"].images)), expected)
     facts = method.findings(server).meta["sharing"]
     assert facts["items"] == {"site-1": 4, "site-2": 3}
-    assert facts["classes"] == found.labels.bincount(minlength=3).tolist()
+    assert facts["classes"] == released.labels.bincount(minlength=3).tolist()
     assert not any(name.startswith("shared") for name in server.state.tensors), "a blob, not repeated in every step"
     shown = method.findings(server).tensors
     assert shown["sharing/images"].shape[0] == sum(min(2, n) for n in facts["classes"])
@@ -259,8 +261,8 @@ def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
 
 def test_initial_tensors_do_not_hang_on_how_the_latent_was_set(tmp_path):
     """G-13: None takes 24, the number of features; 24 should be the same generator and classifier."""
-    found = [server_of(tpf(**args), tmp_path).state.tensors for args in ({}, {"latent": 24})]
-    assert tensors_equal(*found)
+    states = [server_of(tpf(**args), tmp_path).state.tensors for args in ({}, {"latent": 24})]
+    assert tensors_equal(*states)
 
 
 def test_a_site_sends_its_images_once(tmp_path):
@@ -301,15 +303,15 @@ def test_a_generator_worse_than_the_mean_image_is_warned_of(tmp_path, caplog):
         server, replies = server_of(method, tmp_path / str(warned)), {}
         for name in ("site-1", "site-2"):
             tensors, _ = sent_by(method, site_of(DATA, name=name), server)
-            told_ = dict(zip(("generator_error", "mean_image_error"), errors.get(name, ()), strict=False))
-            replies[name] = Reply(prefixed(tensors, "shared/"), {"size": 40} | told_)
+            told_errors = dict(zip(("generator_error", "mean_image_error"), errors.get(name, ()), strict=False))
+            replies[name] = Reply(prefixed(tensors, "shared/"), {"size": 40} | told_errors)
         server.state.meta["ended"] = {"rounds": 1, "ended": "round limit"}
         method.fold(server, told(replies))
         facts = method.findings(server).meta["sharing"]["errors"]
         assert facts == {name: list(pair) for name, pair in errors.items()}
-        said = [line for line in caplog.messages if "worse than the mean" in line]
-        assert len(said) == warned
-        assert not said or ("0.0200" in said[0] and "0.0175" in said[0] and "distil_steps" in said[0])
+        warnings = [line for line in caplog.messages if "worse than the mean" in line]
+        assert len(warnings) == warned
+        assert not warnings or ("0.0200" in warnings[0] and "0.0175" in warnings[0] and "distil_steps" in warnings[0])
 
 
 @pytest.mark.parametrize(("budget", "batches"), [({}, 8), ({"distil_steps": 3}, 3), ({"distil_epochs": 2}, 16)])

@@ -10,7 +10,7 @@ from medfl.task import Scale
 
 
 @pytest.mark.parametrize(
-    ("make", "args", "said"),
+    ("make", "args", "message"),
     [
         (tpf, {"variance": 0.0}, "variance"),
         (tpf, {"clip": 0.0}, "clip"),
@@ -24,8 +24,8 @@ from medfl.task import Scale
         (tpf, {"variance": float("inf")}, "variance"),
     ],
 )
-def test_impossible_settings_are_refused(make, args, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_settings_are_refused(make, args, message):
+    with pytest.raises(ValueError, match=message):
         make(**args)
 
 
@@ -55,4 +55,4 @@ def test_a_run_without_a_second_stage_warns(tmp_path, caplog):
     caplog.clear()
     server_of(tpf(distil_rounds=8), tmp_path)
     server_of(tpf(distil_rounds=9, share_fraction=0.0), tmp_path)
-    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -50,15 +50,15 @@ def test_only_generator_and_classifier_are_trained_first(whole):
         "share": ({"distiller"}, {"shared"}),
         "train": ({"model", "shared"}, {"model"}),
     }
-    for one in log.work:
-        given, sent = ({name.split("/")[0] for name in names} for names in (one.given, one.sent))
-        assert given == (moved[one.op][0] if (one.op, one.round) != ("train", 3) else {"model"})
-        told = {"size"} | ({"generator_error", "mean_image_error"} if one.op == "share" else set())
-        assert (sent, one.parcels, set(one.meta)) == (moved[one.op][1], 0, told)
-        assert not any("critic" in name for name in one.kept)
-    first = select(log.of("train", 2)["site-1"].given, "model/")
+    for work in log.work:
+        received, sent = ({name.split("/")[0] for name in names} for names in (work.received, work.sent))
+        assert received == (moved[work.op][0] if (work.op, work.round) != ("train", 3) else {"model"})
+        reply_facts = {"size"} | ({"generator_error", "mean_image_error"} if work.op == "share" else set())
+        assert (sent, work.parcels, set(work.meta)) == (moved[work.op][1], 0, reply_facts)
+        assert not any("critic" in name for name in work.kept)
+    first = select(log.of("train", 2)["site-1"].received, "model/")
     assert tensors_equal(first, make_task().initial(7))
-    assert [(one.round, one.stage) for one in log.folds] == [(1, "distil"), (2, "share"), (2, "train"), (3, "train")]
+    assert [(fold.round, fold.stage) for fold in log.folds] == [(1, "distil"), (2, "share"), (2, "train"), (3, "train")]
     facts = result.outcome.findings.meta["sharing"]
     assert facts["stage1"] == {"rounds": 1, "ended": "round limit", "threshold": None}
     assert (facts["history"], facts["frozen"], facts["items"]) == ([], {}, {"site-1": 7, "site-2": 6})
@@ -69,7 +69,7 @@ def test_only_generator_and_classifier_are_trained_first(whole):
 def test_generator_and_classifier_are_averaged_by_images(whole):
     log, _, _ = whole
     fold = log.folds[0]
-    updates = {name: select(one.sent, "distiller/") for name, one in log.of("distil").items()}
+    updates = {name: select(work.sent, "distiller/") for name, work in log.of("distil").items()}
     for key, mean in weighted_mean(updates, {"site-1": 7, "site-2": 6}).items():
         before, after = (state[f"kept/distiller/{key}"].double() for state in (fold.before, fold.after))
         torch.testing.assert_close(after, before + mean, atol=1e-7, rtol=1e-6)
@@ -94,8 +94,8 @@ def test_a_run_that_stops_in_each_stage_ends_in_the_same_bits(whole, tmp_path):
         last = run(tmp_path, "fedfed", QUICK, rounds=rounds)
     assert tensors_equal(shared_at(tmp_path), shared_at(folder))
     assert tensors_equal(state_of(tmp_path).tensors, state_of(folder).tensors)
-    expected, found = bits(unbroken), bits(last)
-    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    expected, last_bits = bits(unbroken), bits(last)
+    assert all(tensors_equal(last_bits[key], tensors) for key, tensors in expected.items())
 
 
 class Late(Averaging):
@@ -107,12 +107,12 @@ class Late(Averaging):
 
 def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_path):
     """Bit for bit, though it begins later: D^s empty makes stage 2 FedAvg."""
-    found = bits(alone[0])
+    bits_ = bits(alone[0])
     expected = bits(run(tmp_path / "late", make_method=Late, rounds=3))
     plain = bits(run(tmp_path / "plain", "fedavg", rounds=1))
-    assert found.keys() == expected.keys()
-    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
-    assert not tensors_equal(found["server/global"], plain["server/global"])
+    assert bits_.keys() == expected.keys()
+    assert all(tensors_equal(bits_[key], tensors) for key, tensors in expected.items())
+    assert not tensors_equal(bits_["server/global"], plain["server/global"])
 
 
 def test_what_others_share_makes_a_difference(whole, alone):
@@ -130,11 +130,11 @@ def steps_of(method, folder):
     site, server = site_of(make_data(13, "own")), server_of(method, folder)
     method.work(site, Order("site-1", "distil", method.distiller(server)))
     kept = select(site.state.tensors, "kept/optimizer/")
-    found = {}
+    steps = {}
     for name, tensor in kept.items():
         if name.endswith("/step"):
-            found.setdefault(name.split(".")[0], set()).add(int(tensor))
-    return found
+            steps.setdefault(name.split(".")[0], set()).add(int(tensor))
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def steps_of(method, folder):
 )
 def test_a_pass_over_the_images_is_three(tmp_path, args, generator, classifier):
     """An epoch: the classifier on mixed images, the generator on glued ones, both together; two can be left out."""
-    found = steps_of(FedFed(**QUICK, **args), tmp_path)
-    assert found == {"generator": {generator}, "classifier": {classifier}}
+    steps = steps_of(FedFed(**QUICK, **args), tmp_path)
+    assert steps == {"generator": {generator}, "classifier": {classifier}}
 
 
 def test_with_two_copies_the_second_stage_has_three_images_for_each_own_one(tmp_path):
@@ -181,7 +181,7 @@ def test_with_two_copies_the_second_stage_has_three_images_for_each_own_one(tmp_
 def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
     """The loss of that pass alone, by the pieces that `mixup` gave: share CE(one) + (1 - share) CE(other)."""
     method, site = FedFed(**QUICK), site_of(make_data(6, "own"))
-    server, found = server_of(method, tmp_path), []
+    server, passes = server_of(method, tmp_path), []
     distilling = method.own_distiller(site, Order("site-1", "distil", method.distiller(server)))
 
     def mixing(images, labels, alpha, generator):
@@ -190,17 +190,17 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
         return 0.25 * images + 0.75 * images.flip(0), labels, labels.flip(0), 0.25
 
     def passing(loss, label):
-        found.append((label, loss))
+        passes.append((label, loss))
         return 0.0
 
     monkeypatch.setattr("medfl_methods.fedfed.method.mixup", mixing)
     monkeypatch.setattr(distilling, "pass_over", passing)
     method.one_pass(site, distilling, 0, "none")
-    assert len({label for label, _ in found}) == 3, "three passes, each with batches of its own"
+    assert len({label for label, _ in passes}) == 3, "three passes, each with batches of its own"
     x, y = site.train.images, site.train.labels
     logits = distilling.model.classifier(0.25 * x + 0.75 * x.flip(0))
     expected = 0.25 * F.cross_entropy(logits, y) + 0.75 * F.cross_entropy(logits, y.flip(0))
-    price = found[0][1](Batch(x, y, torch.arange(6)))
+    price = passes[0][1](Batch(x, y, torch.arange(6)))
     assert float(price.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
@@ -239,10 +239,10 @@ def test_all_sites_take_part_in_the_first_stage_and_learn_the_mean_size(tmp_path
 def test_weights_of_unlike_sites_and_early_epochs():
     """B29: 5 MSE, 0.005 KL, 2 CE and 0.4 CE of the whole image, and the code's factors on them."""
     method = FedFed()
-    found = {kind: astuple(weighed(method.weights, kind)) for kind in ("none", "few", "one class")}
-    assert found["none"] == (5, 0.005, 2, 0.4)
-    assert found["few"] == (25, 0.0025, 2, 0.4)
-    assert found["one class"] == (5, 0.025, 10, 2)
+    weights = {kind: astuple(weighed(method.weights, kind)) for kind in ("none", "few", "one class")}
+    assert weights["none"] == (5, 0.005, 2, 0.4)
+    assert weights["few"] == (25, 0.0025, 2, 0.4)
+    assert weights["one class"] == (5, 0.025, 10, 2)
     early = [method.eased(epoch, 10).reconstruction for epoch in (0, 8, 9, 18, 19, 500)]
     assert early == [50, 50, 25, 25, 5, 5], "the code counts epochs from 1"
     assert FedFed(curriculum=False).eased(0, 10) == method.weights
@@ -262,7 +262,7 @@ def test_a_site_of_one_class_glues_no_images(tmp_path, monkeypatch):
         assert [label.split()[-1].replace("9", "0") for label, _ in passes] == labels
         for _, loss in passes[1:]:
             loss(Batch(site.train.images, site.train.labels, torch.arange(6)))
-    assert [(one.reconstruction, one.ce) for one in prices] == [(50, 2), (125, 2), (25, 10)]
+    assert [(weights.reconstruction, weights.ce) for weights in prices] == [(50, 2), (125, 2), (25, 10)]
 
 
 # ---- other settings

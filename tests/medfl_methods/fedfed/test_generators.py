@@ -34,11 +34,11 @@ def counted(model: nn.Module) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 def test_reconstructions_have_the_shape_of_the_images(kind, shape):
     model = tiny(kind, shape, width=2)
-    found = model(pictures(2, *shape))
-    assert found.images.shape == (2, *shape)
-    assert found.images.dtype == torch.float32
-    assert ((found.images > 0) & (found.images < 1)).all()
-    numbers_of_latent = [found.mean, found.log_variance, found.latent]
+    rebuilt = model(pictures(2, *shape))
+    assert rebuilt.images.shape == (2, *shape)
+    assert rebuilt.images.dtype == torch.float32
+    assert ((rebuilt.images > 0) & (rebuilt.images < 1)).all()
+    numbers_of_latent = [rebuilt.mean, rebuilt.log_variance, rebuilt.latent]
     if kind == "vae":
         assert [tuple(part.shape) for part in numbers_of_latent] == [(2, 5)] * 3
     else:
@@ -99,12 +99,12 @@ def test_known_numbers_at_fedfeds_size():
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_evaluation_nothing_is_random_and_each_image_is_for_itself(kind, norm):
     model, images = tiny(kind, (1, 9, 12), norm).eval(), pictures(4, 1, 9, 12)
-    found = model(images)
-    assert torch.equal(found.images, model(images).images)
-    assert torch.allclose(found.images[1:2], model(images[1:2]).images, atol=1e-6)
+    rebuilt = model(images)
+    assert torch.equal(rebuilt.images, model(images).images)
+    assert torch.allclose(rebuilt.images[1:2], model(images[1:2]).images, atol=1e-6)
     if kind == "vae":
-        assert torch.equal(found.latent, found.mean)
-        assert torch.equal(found.images, model.decode(found.mean))
+        assert torch.equal(rebuilt.latent, rebuilt.mean)
+        assert torch.equal(rebuilt.images, model.decode(rebuilt.mean))
 
 
 def test_in_training_the_latent_is_a_sample():
@@ -155,9 +155,9 @@ def test_one_smallest_image_is_enough_for_training(kind, shape, norm):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_reaches_every_layer(kind, shape, norm):
     model, images = tiny(kind, shape, norm).double(), pictures(3, *shape).double()
-    found = model(images)
-    assert found.images.dtype == torch.float64
-    loss = (found.images - images).square().sum()
+    rebuilt = model(images)
+    assert rebuilt.images.dtype == torch.float64
+    loss = (rebuilt.images - images).square().sum()
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all(), name
@@ -176,8 +176,8 @@ def test_gradients_by_the_image_can_be_differentiated_again(kind):
 
     def squared_slope(at: torch.Tensor) -> float:
         at = at.detach().requires_grad_()
-        (found,) = torch.autograd.grad(model(at).images.square().sum(), at)
-        return float(found.square().sum())
+        (slope_at,) = torch.autograd.grad(model(at).images.square().sum(), at)
+        return float(slope_at.square().sum())
 
     expected = (squared_slope(images + step) - squared_slope(images - step)) / 2
     assert float((bend * step).sum()) == pytest.approx(expected, rel=1e-3)
@@ -193,8 +193,8 @@ def test_it_learns_to_tell_dark_from_bright_and_left_from_right(kind, norm):
     model = tiny(kind, (1, 7, 9), norm, width=8)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(40):
-        found = model(images)
-        loss = (found.images - images).square().mean()
+        rebuilt = model(images)
+        loss = (rebuilt.images - images).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

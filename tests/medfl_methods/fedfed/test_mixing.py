@@ -82,10 +82,10 @@ def test_each_tile_is_of_one_image_and_no_two_of_the_same(shape):
     assert made.shape == (20, *shape)
     seen = set()
     for image in made:
-        found = [part[part > 0].unique().tolist() for part in quarters(image)]
-        assert all(len(values) <= 1 for values in found)  # none where the hole covers the tile
-        values = [value for one in found for value in one]
-        assert len(values) == len(set(values)) >= len(found) - 1
+        tiles = [part[part > 0].unique().tolist() for part in quarters(image)]
+        assert all(len(values) <= 1 for values in tiles)  # none where the hole covers the tile
+        values = [value for tile in tiles for value in tile]
+        assert len(values) == len(set(values)) >= len(tiles) - 1
         seen |= set(values)
     assert seen == set(range(1, 12)), "all images are used"
 
@@ -103,7 +103,7 @@ def test_the_hole_is_a_block_of_zeros(shape):
         extents.add(tuple((high - low).tolist()))
         covered |= hole
     assert max(extents) == (edge,) * (len(shape) - 1)
-    assert all(1 <= extent <= edge for one in extents for extent in one)
+    assert all(1 <= extent <= edge for extents_ in extents for extent in extents_)
     assert covered.float().mean() > 0.6
 
 

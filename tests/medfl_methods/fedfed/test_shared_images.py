@@ -22,11 +22,11 @@ def numbers(parts):
 def test_names_and_back(copies):
     """Copies keep their order, also with more than ten of them."""
     shared = made([2, 0, 1], copies)
-    found = SharedImages.read(shared.tensors())
-    assert [numbers(copy) for copy in found.copies] == [numbers(copy) for copy in shared.copies]
-    assert found.labels.tolist() == [2, 0, 1]
-    assert len(found) == 3
-    assert all(copy.dtype == torch.float16 for copy in found.copies)
+    read = SharedImages.read(shared.tensors())
+    assert [numbers(copy) for copy in read.copies] == [numbers(copy) for copy in shared.copies]
+    assert read.labels.tolist() == [2, 0, 1]
+    assert len(read) == 3
+    assert all(copy.dtype == torch.float16 for copy in read.copies)
 
 
 def test_sets_are_joined_in_the_order_of_their_sites():
@@ -44,10 +44,10 @@ def draws(shared, images, balanced, *counts, seed=0):
 def test_an_epoch_has_as_many_rows_as_the_site_has_images_and_as_many_of_each_class():
     """FedFed's rule: class-balanced whatever the shares of the classes in the set."""
     shared = made([0] * 10 + [1] * 2 + [2] * 4)
-    for found in (draws(shared, 9, True, 4, 4, 1), draws(shared, 9, True, 9)):
-        labels = torch.cat([labels for _, labels in found])
+    for batches in (draws(shared, 9, True, 4, 4, 1), draws(shared, 9, True, 9)):
+        labels = torch.cat([labels for _, labels in batches])
         assert labels.bincount().tolist() == [3, 3, 3]
-        drawn = Counter(number for parts, _ in found for number in numbers(parts))
+        drawn = Counter(number for parts, _ in batches for number in numbers(parts))
         assert set(drawn.values()) <= {1, 2}, "no image comes again before all of its class have come"
         assert max(drawn[number] for number in range(10)) == 1
 
@@ -56,9 +56,9 @@ def test_each_part_comes_with_its_label_in_all_copies():
     shared = made([0, 1, 2, 1], copies=2)
     parts, labels = draws(shared, 8, True, 5)[0]
     assert (parts.shape, parts.dtype) == ((10, 1, 2, 2), torch.float32)
-    found = numbers(parts)
-    assert [number + 100 for number in found[:5]] == found[5:], "the second copies of the same images"
-    assert labels.tolist() == [int(shared.labels[int(number)]) for number in found[:5]] * 2
+    order = numbers(parts)
+    assert [number + 100 for number in order[:5]] == order[5:], "the second copies of the same images"
+    assert labels.tolist() == [int(shared.labels[int(number)]) for number in order[:5]] * 2
 
 
 def test_epochs_follow_each_other_and_are_drawn_anew():

@@ -49,7 +49,7 @@ def findings(*releases, images=None, labels=(2, 2, 0, 0), **changes):
         "stage1": {"rounds": 3, "ended": "round limit", "threshold": 0.88},
         "history": [],
         "frozen": {"site-2": 2},
-        "releases": [one.meta() for one in releases],
+        "releases": [release.meta() for release in releases],
         "statement": sentences(releases),
         "items": {"site-1": 1000, "site-2": 30, "site-3": 0},
         "classes": [400, 0, 630],
@@ -66,9 +66,9 @@ def stage(**changes):
 @pytest.fixture
 def page(tmp_path):
     def write(*runs):
-        folders = [make_run(tmp_path / f"{id(one)}", "fedtpf", **QUICK | one) for one in runs]
-        found = {str(folder): read_findings(folder) for folder in folders}
-        return section("sharing", sharing_section(group_runs([read_run(folder) for folder in folders]), found))
+        folders = [make_run(tmp_path / f"{id(options)}", "fedtpf", **QUICK | options) for options in runs]
+        by_folder = {str(folder): read_findings(folder) for folder in folders}
+        return section("sharing", sharing_section(group_runs([read_run(folder) for folder in folders]), by_folder))
 
     return write
 
@@ -79,8 +79,8 @@ def text(page):
 
 def labels(page, tile):
     """What pictures are told to show: tiles, or the others."""
-    svgs = [given for tag, given in page.tags if tag == "svg" and "role" in given]
-    return [given["aria-label"] for given in svgs if (given.get("class") == "tile") == tile]
+    svgs = [attributes for tag, attributes in page.tags if tag == "svg" and "role" in attributes]
+    return [attributes["aria-label"] for attributes in svgs if (attributes.get("class") == "tile") == tile]
 
 
 # ---- what is promised
@@ -95,11 +95,11 @@ def test_a_run_without_a_clip_says_so_in_its_heading(tmp_path):
 
 
 def test_a_clipped_run_has_the_epsilons_of_both_adjacencies(page):
-    found = page({"findings": findings(CLIPPED)})
-    told = "13.76 for one that is added or removed, 34.63 for one that is replaced by any other"
-    assert f"fedtpf: epsilon of a shared image: {told}" in text(found)
-    assert "no differential privacy" not in text(found).lower()
-    assert not [given for _, given in found.tags if given.get("class") == "notice warn"]
+    document = page({"findings": findings(CLIPPED)})
+    epsilons = "13.76 for one that is added or removed, 34.63 for one that is replaced by any other"
+    assert f"fedtpf: epsilon of a shared image: {epsilons}" in text(document)
+    assert "no differential privacy" not in text(document).lower()
+    assert not [attributes for _, attributes in document.tags if attributes.get("class") == "notice warn"]
 
 
 def test_the_epsilon_of_two_copies_is_that_of_both_together(page):
@@ -112,9 +112,9 @@ def test_one_open_copy_undoes_the_others(page):
 
 
 def test_a_run_that_wrote_down_no_promise_promises_nothing(page):
-    found = text(page({"findings": findings(releases=None, statement=None)}))
-    assert "fedtpf: what is promised was not written down" in found
-    assert "epsilon" not in found
+    shown = text(page({"findings": findings(releases=None, statement=None)}))
+    assert "fedtpf: what is promised was not written down" in shown
+    assert "epsilon" not in shown
 
 
 # ---- what the generator is worth
@@ -123,9 +123,9 @@ ERRORS = {"site-1": [0.03, 0.02], "site-2": [0.02, 0.02]}
 
 
 def test_the_generators_error_stands_beside_the_mean_images(page):
-    found = page({"findings": findings(errors=ERRORS)})
-    assert "mean squared error of 0.0250; the mean image of a site has 0.0200 (means over 2 sites)" in text(found)
-    table = found.tables["What each site sent"]
+    document = page({"findings": findings(errors=ERRORS)})
+    assert "mean squared error of 0.0250; the mean image of a site has 0.0200 (means over 2 sites)" in text(document)
+    table = document.tables["What each site sent"]
     assert [words(cell) for cell in table[0][2:4]] == ["generator's error", "mean image's error"]
     assert [row[2:4] for row in table[1:4]] == [["0.0300", "0.0200"], ["0.0200", "0.0200"], ["–", "–"]]
     assert "generator's error" not in words(page({"findings": findings()}).sections["sharing"])
@@ -142,14 +142,16 @@ def test_the_first_stages_of_two_rows_stand_in_one_picture(page):
     """Figure 9 of FedTPF: means over sites, a band over runs, in the rounds that all runs of a row have."""
     stages = {"with": [stage(), stage(history=HISTORY[:2])], "without": [stage()]}
     figure, curves = stages_figure(stages, looks([*stages]))
-    assert [list(one.rounds) for one in curves] == [[1, 2], [1, 2, 3]]
+    assert [list(curve.rounds) for curve in curves] == [[1, 2], [1, 2, 3]]
     np.testing.assert_allclose(curves[1].middle, [0.4, 0.6, 0.7])
     assert {line.get_label() for line in figure.axes[0].lines} == {"with", "without"}
     runs = [{"findings": findings(history=HISTORY), "method_args": {"prototype": kind}} for kind in ("mean", "none")]
-    told = [one for one in labels(page(*runs), tile=False) if one.startswith("Mean accuracy in the first stage")]
-    assert len(told) == 1
-    assert told[0].count("0.700 after round 3") == 2
-    assert told[0].startswith("Mean accuracy in the first stage. fedtpf (prototype=mean): 0.700 after round 3;")
+    descriptions = [
+        label for label in labels(page(*runs), tile=False) if label.startswith("Mean accuracy in the first stage")
+    ]
+    assert len(descriptions) == 1
+    assert descriptions[0].count("0.700 after round 3") == 2
+    assert descriptions[0].startswith("Mean accuracy in the first stage. fedtpf (prototype=mean): 0.700 after round 3;")
 
 
 # ---- the first stage
@@ -190,9 +192,9 @@ def test_without_frozen_sites_there_are_no_weights_and_no_marks():
 
 
 def test_sites_that_froze_together_differ_in_more_than_colour():
-    found = stage(frozen=dict.fromkeys(SITES, 2))
-    assert len({look.marker for look in frozen_looks(found).values()}) == len(SITES)
-    widths = [line.get_linewidth() for line in stage_figure(found).axes[1].lines]
+    froze = stage(frozen=dict.fromkeys(SITES, 2))
+    assert len({look.marker for look in frozen_looks(froze).values()}) == len(SITES)
+    widths = [line.get_linewidth() for line in stage_figure(froze).axes[1].lines]
     assert len(set(widths)) == len(SITES), "so that none hides behind another"
 
 
@@ -200,19 +202,19 @@ def test_many_frozen_sites_share_a_look():
     names = [f"site-{n}" for n in range(NAMED + 1)]
     same = dict.fromkeys(names, 0.5)
     history = [{"round": number, "accuracy": same, "weights": same} for number in (1, 2)]
-    found = stage(history=history, frozen=dict.fromkeys(names, 2))
-    assert len({look.colour for look in frozen_looks(found).values()}) == 1
-    assert set(lines(stage_figure(found).axes[1])) == {"sites that froze, marked in that round"}
+    froze = stage(history=history, frozen=dict.fromkeys(names, 2))
+    assert len({look.colour for look in frozen_looks(froze).values()}) == 1
+    assert set(lines(stage_figure(froze).axes[1])) == {"sites that froze, marked in that round"}
 
 
 def test_the_picture_is_told_in_words_and_its_ends_are_in_the_table(page):
     judged = {"site-1": 100, "site-3": 900}  # Wilson's intervals, from a table
-    found = page({"findings": findings(history=[*HISTORY[:-1], HISTORY[-1] | {"judged": judged}])})
-    (told,) = labels(found, tile=False)
-    assert "mean 0.400 in round 1 and 0.700 in round 3" in told
-    assert "site-2 froze in round 2" in told
-    assert "weight of site-2 1.000 in round 1 and 0.750 in round 3" in told
-    head, *rows = found.tables["What each site sent"]
+    document = page({"findings": findings(history=[*HISTORY[:-1], HISTORY[-1] | {"judged": judged}])})
+    (description,) = labels(document, tile=False)
+    assert "mean 0.400 in round 1 and 0.700 in round 3" in description
+    assert "site-2 froze in round 2" in description
+    assert "weight of site-2 1.000 in round 1 and 0.750 in round 3" in description
+    head, *rows = document.tables["What each site sent"]
     heads = [
         "site",
         "images sent",
@@ -248,10 +250,10 @@ ENDS = (
 )
 
 
-@pytest.mark.parametrize(("changes", "told"), ENDS)
-def test_when_the_first_stage_ended_and_why(changes, told):
-    found = findings(**{"history": HISTORY} | changes).meta["sharing"]
-    assert how_it_ended(found, read_stage(found)) == told
+@pytest.mark.parametrize(("changes", "sentence"), ENDS)
+def test_when_the_first_stage_ended_and_why(changes, sentence):
+    sharing = findings(**{"history": HISTORY} | changes).meta["sharing"]
+    assert how_it_ended(sharing, read_stage(sharing)) == sentence
 
 
 def test_freezing_is_named_only_where_it_could_happen():
@@ -264,32 +266,32 @@ def test_freezing_is_named_only_where_it_could_happen():
 
 
 def test_images_are_counted_by_site_and_by_class(page):
-    found = page({"findings": findings()})
-    rows = found.tables["What each site sent"]
+    document = page({"findings": findings()})
+    rows = document.tables["What each site sent"]
     assert [row[:2] for row in rows[1:3]] == [["site-1", "1\u202f000"], ["site-2", "30"]]
-    assert found.tables["Shared images by class"] == [["basophil", "eosinophil", "lymphocyte"], ["400", "0", "630"]]
-    assert "2 sites sent 1 030 images in all" in text(found)
+    assert document.tables["Shared images by class"] == [["basophil", "eosinophil", "lymphocyte"], ["400", "0", "630"]]
+    assert "2 sites sent 1 030 images in all" in text(document)
 
 
 EMPTY = {"frozen": {}, "items": {}, "classes": [0, 0, 0], "stage1": None}
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [("finished", "No site sent an image."), ("running", "No site has sent an image yet.")]
+    ("status", "sentence"), [("finished", "No site sent an image."), ("running", "No site has sent an image yet.")]
 )
-def test_before_anything_was_sent(page, status, told):
-    found = page({"findings": Findings(findings(**EMPTY).meta, {}), "status": status})
-    assert told in text(found)
-    assert labels(found, tile=False) == labels(found, tile=True) == []
-    assert "Shared images by class" not in found.tables
-    rows = found.tables["What each site sent"]
+def test_before_anything_was_sent(page, status, sentence):
+    document = page({"findings": Findings(findings(**EMPTY).meta, {}), "status": status})
+    assert sentence in text(document)
+    assert labels(document, tile=False) == labels(document, tile=True) == []
+    assert "Shared images by class" not in document.tables
+    rows = document.tables["What each site sent"]
     assert [row[:2] for row in rows[1:]] == [*([site, "–"] for site in SITES), ["all sites", "0"]]
-    assert "There is no accuracy of the first stage to draw." in text(found)
+    assert "There is no accuracy of the first stage to draw." in text(document)
 
 
 def test_least_of_all_a_release_is_enough(page):
-    found = page({"findings": Findings({"sharing": {"releases": [PAPER.meta()]}}), "status": "running", "done": 1})
-    assert "fedtpf: no differential privacy" in text(found)
+    document = page({"findings": Findings({"sharing": {"releases": [PAPER.meta()]}}), "status": "running", "done": 1})
+    assert "fedtpf: no differential privacy" in text(document)
 
 
 # ---- how it looks
@@ -299,11 +301,11 @@ def test_tiles_are_drawn_cell_by_cell_with_0_in_the_middle():
     levels = np.random.default_rng(0).integers(-STEPS, STEPS + 1, (9, 7))
     layer = diverging_layer(levels)
     ground = re.search(r'fill="(#\w+)"', layer)[1]
-    found = np.full(levels.shape, DIVERGING.index(ground) - STEPS)
+    cells = np.full(levels.shape, DIVERGING.index(ground) - STEPS)
     for colour, path in re.findall(r'stroke="(#\w+)" d="([^"]*)"', layer):
         for x, y, n in re.findall(r"M(\d+) (\d+)h(\d+)", path):
-            found[int(y), int(x) : int(x) + int(n)] = DIVERGING.index(colour) - STEPS
-    np.testing.assert_array_equal(found, levels)
+            cells[int(y), int(x) : int(x) + int(n)] = DIVERGING.index(colour) - STEPS
+    np.testing.assert_array_equal(cells, levels)
 
 
 def test_the_scale_can_be_read_without_seeing_colours():
@@ -318,14 +320,19 @@ def test_the_scale_can_be_read_without_seeing_colours():
 def test_each_shared_image_has_a_tile_with_its_class_and_range(page, shape, volume):
     images = torch.zeros(shape)
     images[0], images[1, :, :, :4] = -1.25, 2.5
-    found = page({"findings": findings(images=images)})
-    told = labels(found, tile=True)
-    assert [re.search("class ([^:]*):", one)[1] for one in told] == ["basophil", "basophil", "lymphocyte", "lymphocyte"]
-    assert told[2].endswith("values from -1.25 to -1.25")
-    assert "values from 0.00 to 2.50" in told[3]
-    assert ("the middle slice is drawn" in text(found)) == volume
-    assert ("Colour channels are averaged" in text(found)) != volume
-    assert ("Cells are averages" in text(found)) != volume
+    document = page({"findings": findings(images=images)})
+    descriptions = labels(document, tile=True)
+    assert [re.search("class ([^:]*):", label)[1] for label in descriptions] == [
+        "basophil",
+        "basophil",
+        "lymphocyte",
+        "lymphocyte",
+    ]
+    assert descriptions[2].endswith("values from -1.25 to -1.25")
+    assert "values from 0.00 to 2.50" in descriptions[3]
+    assert ("the middle slice is drawn" in text(document)) == volume
+    assert ("Colour channels are averaged" in text(document)) != volume
+    assert ("Cells are averages" in text(document)) != volume
 
 
 def test_whole_images_are_grey_and_parts_are_not(page):
@@ -334,16 +341,22 @@ def test_whole_images_are_grey_and_parts_are_not(page):
     assert "mid grey is 0" in text(part)
     assert "mid grey is 0" not in text(whole)
     strokes = [
-        {given["stroke"] for tag, given in one.tags if "transform" in given and "stroke" in given}
-        for one in (whole, part)
+        {
+            attributes["stroke"]
+            for tag, attributes in document.tags
+            if "transform" in attributes and "stroke" in attributes
+        }
+        for document in (whole, part)
     ]
     assert all(colour[1:3] == colour[3:5] == colour[5:] for colour in strokes[0])
     assert strokes[1] <= set(DIVERGING)
 
 
 def test_a_class_without_a_name_keeps_its_number(page):
-    found = page({"findings": findings(labels=(0, 0, 7, 7))})
-    assert [re.search("class ([^:]*):", one)[1] for one in labels(found, tile=True)] == ["basophil"] * 2 + ["7"] * 2
+    document = page({"findings": findings(labels=(0, 0, 7, 7))})
+    assert [re.search("class ([^:]*):", label)[1] for label in labels(document, tile=True)] == ["basophil"] * 2 + [
+        "7"
+    ] * 2
 
 
 # ---- several runs
@@ -351,21 +364,21 @@ def test_a_class_without_a_name_keeps_its_number(page):
 
 def test_of_several_seeds_the_first_is_drawn_and_the_page_says_so(page):
     other = findings(items={"site-1": 5}, frozen={})
-    found = page({"findings": findings()}, {"seed": 1, "findings": other})
-    assert "fedtpf, seed 0: no differential privacy" in text(found)
-    assert "seed 1" not in text(found)
-    assert "Of several seeds or folds the first is shown." in text(found)
-    assert "What each site sent" in found.tables
+    document = page({"findings": findings()}, {"seed": 1, "findings": other})
+    assert "fedtpf, seed 0: no differential privacy" in text(document)
+    assert "seed 1" not in text(document)
+    assert "Of several seeds or folds the first is shown." in text(document)
+    assert "What each site sent" in document.tables
 
 
 def test_groups_have_a_part_each_and_none_that_is_left_out_hides_what_it_promises(page):
-    found = page(
+    document = page(
         *({"method_args": {"width": n}, "findings": findings(PAPER if n else CLIPPED)} for n in range(RUNS + 1))
     )
-    assert {f"What each site sent, fedtpf (width={n})" for n in range(RUNS)} <= found.tables.keys()
-    assert "fedtpf (width=0): epsilon of a shared image: 13.76" in text(found)
-    assert f"their own pages have the pictures: fedtpf (width={RUNS}): no differential privacy" in text(found)
-    assert len(labels(found, tile=True)) == RUNS * 4
+    assert {f"What each site sent, fedtpf (width={n})" for n in range(RUNS)} <= document.tables.keys()
+    assert "fedtpf (width=0): epsilon of a shared image: 13.76" in text(document)
+    assert f"their own pages have the pictures: fedtpf (width={RUNS}): no differential privacy" in text(document)
+    assert len(labels(document, tile=True)) == RUNS * 4
 
 
 def test_a_run_that_shares_nothing_has_no_section(page):
@@ -374,16 +387,16 @@ def test_a_run_that_shares_nothing_has_no_section(page):
 
 def test_names_are_escaped(page):
     odd = '<i>"&'
-    found = page({"findings": findings(frozen={odd: 1}, items={odd: 3}, statement=[odd])})
-    assert "i" not in {tag for tag, _ in found.tags}
-    assert [odd, "3"] in [row[:2] for row in found.tables["What each site sent"]]
+    document = page({"findings": findings(frozen={odd: 1}, items={odd: 3}, statement=[odd])})
+    assert "i" not in {tag for tag, _ in document.tags}
+    assert [odd, "3"] in [row[:2] for row in document.tables["What each site sent"]]
 
 
 def test_the_section_stays_small(tmp_path):
     images = torch.randn(2 * MOST, 3, 40, 40, generator=torch.Generator().manual_seed(0))
     many = findings(images=images, labels=[0] * MOST + [1] * MOST)
     folder = make_run(tmp_path / "run", "fedtpf", **QUICK, findings=many)
-    found = sharing_section(group_runs([read_run(folder)]), {str(folder): many})
-    html = render_section("sharing", found)
+    content = sharing_section(group_runs([read_run(folder)]), {str(folder): many})
+    html = render_section("sharing", content)
     assert html.count('class="tile"') == MOST
     assert len(html) < 250_000

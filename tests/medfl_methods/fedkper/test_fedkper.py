@@ -105,8 +105,8 @@ def test_kp_1_gradient(tau, scope):
     weight = 1 / -right.log() if scope == "sample" else 1 / -right.log().mean()
     apart = (student / tau).softmax(1) - (teacher / tau).softmax(1)
     expected = student.softmax(1) - torch.eye(4)[labels] + weight.clamp(max=10).reshape(-1, 1) * tau * apart
-    found = taught(teacher, student, labels, tau=tau, lambda_scope=scope)[1]
-    torch.testing.assert_close(found.double(), expected / 12, atol=1e-6, rtol=1e-5)
+    gradient = taught(teacher, student, labels, tau=tau, lambda_scope=scope)[1]
+    torch.testing.assert_close(gradient.double(), expected / 12, atol=1e-6, rtol=1e-5)
     teacher.requires_grad_()
     student.requires_grad_()
     assert not adaptive_weight(teacher, labels, 10.0).requires_grad
@@ -144,8 +144,8 @@ def test_at_a_high_temperature_the_distillation_is_a_squared_distance():
 def test_what_lambda_is_a_mean_over(scope):
     teacher, student, labels = random_table()
     rows = torch.tensor([7, 2, 2, 10])
-    asked = rows if scope == "batch" else torch.arange(12)
-    weight = 1 / F.cross_entropy(teacher[asked], labels[asked])
+    chosen = rows if scope == "batch" else torch.arange(12)
+    weight = 1 / F.cross_entropy(teacher[chosen], labels[chosen])
     kl = F.kl_div(student[rows].log_softmax(1), teacher[rows].softmax(1), reduction="batchmean")
     expected = F.cross_entropy(student[rows], labels[rows]) + weight * kl
     assert taught(teacher, student, labels, rows, lambda_scope=scope)[0] == pytest.approx(expected.item(), rel=1e-5)
@@ -154,9 +154,9 @@ def test_what_lambda_is_a_mean_over(scope):
 def test_class_weights_of_the_task_weigh_its_own_term_alone():
     teacher, student, labels = random_table()
     weights = torch.tensor([0.2, 3.0, 1.0, 0.7])
-    found = taught(teacher, student, labels, loss=nn.CrossEntropyLoss(weights))[0]
+    loss = taught(teacher, student, labels, loss=nn.CrossEntropyLoss(weights))[0]
     plain = taught(teacher, student, labels)[0] - F.cross_entropy(student, labels).item()
-    assert found - plain == pytest.approx(F.cross_entropy(student, labels, weights.double()).item(), rel=1e-5)
+    assert loss - plain == pytest.approx(F.cross_entropy(student, labels, weights.double()).item(), rel=1e-5)
 
 
 # ---- the score
@@ -187,10 +187,10 @@ def test_the_diversity_of_one_class_is_exactly_zero(n, classes, where):
 
 @given(counts=some.lists(some.integers(0, 1000), min_size=2, max_size=12), times=some.integers(2, 5))
 def test_diversity_depends_on_shares_alone(counts, times):
-    found = label_diversity(counts)
-    assert 0 <= found <= 1
-    assert label_diversity([times * n for n in counts]) == found
-    assert label_diversity(counts[::-1]) == pytest.approx(found, abs=1e-12)
+    diversity = label_diversity(counts)
+    assert 0 <= diversity <= 1
+    assert label_diversity([times * n for n in counts]) == diversity
+    assert label_diversity(counts[::-1]) == pytest.approx(diversity, abs=1e-12)
 
 
 def test_the_score_of_a_site():

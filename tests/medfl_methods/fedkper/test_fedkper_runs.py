@@ -86,17 +86,17 @@ def test_fedkper_is_a_plain_loop(tmp_path, kind):
     clip, task, sites = 0.8, task_of(kind), unlike_sites()
     state = task.initial(7)
     for round_ in (1, 2):
-        found = {}
+        trained = {}
         for name, data in sites.items():
             model = kind()
             model.load_state_dict(state)
             with pinned(7, name, round_, "global"):
-                found[name] = plain_site(model, data.train.images, data.train.labels, (name, round_), clip)
-        total = sum(score for _, score in found.values())
+                trained[name] = plain_site(model, data.train.images, data.train.labels, (name, round_), clip)
+        total = sum(score for _, score in trained.values())
         state = {
-            key: sum(score / total * model[key].double() for model, score in found.values()).float()
+            key: sum(score / total * model[key].double() for model, score in trained.values()).float()
             if tensor.is_floating_point()
-            else max(model[key] for model, _ in found.values())
+            else max(model[key] for model, _ in trained.values())
             for key, tensor in state.items()
         }
     result = Case(REGISTRY, "fedkper", {"gradient_clip": clip}).run(tmp_path, task=task, sites=sites, rounds=2)
@@ -183,11 +183,11 @@ def test_every_image_twice_changes_nothing(tmp_path):
         data.train = TensorData(data.train.images.repeat(2, 1, 1, 1), data.train.labels.repeat(2))
         return data
 
-    found = []
+    results = []
     for sites in (unlike_sites(), {name: twice(data) for name, data in unlike_sites().items()}):
         options = {"task": make_task("plain"), "epochs": 3, "batch_size": 99, "sites": sites}
-        found += runs(tmp_path / str(len(found)), ("fedkper", {}), **options)
-    assert_close(*found)
+        results += runs(tmp_path / str(len(results)), ("fedkper", {}), **options)
+    assert_close(*results)
 
 
 def test_kp_3_equal_scores_are_uniform_fedavg(tmp_path):
@@ -206,12 +206,12 @@ def test_kp_3_equal_scores_are_uniform_fedavg(tmp_path):
 def test_kp_3_if_all_scores_are_zero_sites_weigh_by_size(tmp_path, caplog, distill):
     sites = {name: data for name, data in unlike_sites().items() if name != "site-3"}  # none has the class that is said
     cases = [("fedkper", {"distill": distill, "aggregation": kind}) for kind in ("size", "score")]
-    by_size, found = runs(tmp_path, *cases, sites=sites, task=task_of(Stubborn), rounds=2)
+    by_size, by_score = runs(tmp_path, *cases, sites=sites, task=task_of(Stubborn), rounds=2)
     assert caplog.text.count("Aggregation weights are not usable") == 2
-    assert all(tensors_equal(found[key], by_size[key]) for key in by_size)
-    assert all(tensor.isfinite().all() for tensor in found["server/global"].values())
+    assert all(tensors_equal(by_score[key], by_size[key]) for key in by_size)
+    assert all(tensor.isfinite().all() for tensor in by_score["server/global"].values())
     start = task_of(Stubborn).initial(7)
-    assert apart({"": found["server/global"]}, {"": start}) > 1e-3
+    assert apart({"": by_score["server/global"]}, {"": start}) > 1e-3
 
 
 def test_a_site_of_one_class_is_ignored_beside_another(tmp_path):
@@ -237,10 +237,10 @@ def test_under_a_privacy_setting_scores_stay_and_weights_are_uniform(tmp_path):
 def test_what_a_site_tells_is_its_size_and_its_score(tmp_path):
     Case(REGISTRY, "fedkper").run(tmp_path, sites=unlike_sites(), rounds=1)
     for name, data in unlike_sites().items():
-        told = Store(tmp_path / "state" / name).latest().meta["reply"]
-        assert told.keys() == {"size", "score"}
-        assert told["size"] == len(data.train)
-        assert 0 <= told["score"] <= 1 + 1e-12
+        reply = Store(tmp_path / "state" / name).latest().meta["reply"]
+        assert reply.keys() == {"size", "score"}
+        assert reply["size"] == len(data.train)
+        assert 0 <= reply["score"] <= 1 + 1e-12
 
 
 def test_half_precision_is_close(tmp_path):
@@ -255,8 +255,8 @@ def test_half_precision_is_close(tmp_path):
 def test_every_method_clips_the_gradient(tmp_path, name):
     """One step at one site moves the weights by learning rate times bound, whatever the gradient was."""
     options = {"sites": {"only": make_site(9, "x")}, "task": make_task("plain"), "rounds": 1, "steps": 1}
-    found = runs(tmp_path, *[(name, {"gradient_clip": clip}) for clip in (0.25, 1e9, None)], **options)
-    clipped, huge, free = (next(iter(models.values())) for models in found)
+    results = runs(tmp_path, *[(name, {"gradient_clip": clip}) for clip in (0.25, 1e9, None)], **options)
+    clipped, huge, free = (next(iter(models.values())) for models in results)
     start = make_task("plain").initial(7)
     moved = [math.sqrt(sum((t[k] - start[k]).square().sum().item() for k in start)) for t in (clipped, free)]
     assert moved[0] == pytest.approx(0.1 * 0.25, rel=1e-4)

@@ -29,30 +29,30 @@ def deals(rounds, sites, shuffle=True, **settings):
 
 
 def test_sd_2_every_head_goes_to_every_site_equally_often():
-    found = deals(3000, 4)
-    assert all(sorted(held.values()) == [0, 1, 2, 3] for held in found)
-    pairs = Counter(pair for held in found for pair in held.items())
+    dealt = deals(3000, 4)
+    assert all(sorted(held.values()) == [0, 1, 2, 3] for held in dealt)
+    pairs = Counter(pair for held in dealt for pair in held.items())
     assert len(pairs) == 16
     bound = 4 * math.sqrt(0.25 * 0.75 / 3000)
     assert all(abs(count / 3000 - 0.25) < bound for count in pairs.values())
-    at_home = sum(held == {f"site-{k}": k for k in range(4)} for held in found) / 3000
+    at_home = sum(held == {f"site-{k}": k for k in range(4)} for held in dealt) / 3000
     assert at_home == pytest.approx(1 / 24, abs=4 * math.sqrt(1 / 24 * 23 / 24 / 3000))  # no derangement
 
 
 def test_sd_2_who_takes_part_is_as_in_all_methods_and_no_head_is_idle():
-    server, found = dealing_server(5, fraction=0.6), deals(60, 5, fraction=0.6)
+    server, dealt = dealing_server(5, fraction=0.6), deals(60, 5, fraction=0.6)
     server.state.tensors = make_task("plain").initial(7)
-    for number, held in enumerate(found, start=1):
+    for number, held in enumerate(dealt, start=1):
         plan = FedAvg().plan(dataclasses.replace(server, round=number))
         assert list(held) == [order.to for order in plan.orders]
         assert sorted(held.values()) == [0, 1, 2]
-    assert deals(9, 5, fraction=0.6, seed=1) != found[:9]
+    assert deals(9, 5, fraction=0.6, seed=1) != dealt[:9]
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
 def test_sd_2_without_shuffling_each_site_keeps_its_head(fraction):
-    found = deals(40, 5, shuffle=False, fraction=fraction)
-    assert {pair for held in found for pair in held.items()} == {(f"site-{k}", k) for k in range(5)}
+    dealt = deals(40, 5, shuffle=False, fraction=fraction)
+    assert {pair for held in dealt for pair in held.items()} == {(f"site-{k}", k) for k in range(5)}
 
 
 # ---- widths (O-SD-5)
@@ -153,21 +153,21 @@ def test_heads_are_ranked_by_hits_then_by_number():
 
 @pytest.mark.parametrize("ranking", [None, [2, 0, 3, 1]])
 def test_what_a_site_finds_out_about_heads(ranking):
-    said = torch.rand(4, 30, 3, generator=make_generator("opinions"), dtype=torch.float64).softmax(2)
+    opinions = torch.rand(4, 30, 3, generator=make_generator("opinions"), dtype=torch.float64).softmax(2)
     labels = torch.arange(30) % 3
-    found = judge(said, labels, ranking)
-    chosen, order = said.argmax(2).tolist(), ranking or [0, 1, 2, 3]
-    assert found["images"] == 30
-    assert found["right"] == [sum(c == y for c, y in zip(one, labels.tolist(), strict=True)) for one in chosen]
-    agree = [[sum(a == b for a, b in zip(one, two, strict=True)) for two in chosen] for one in chosen]
-    assert found["agree"] == agree
-    votes = [[vote(said[order[:n], i].tolist()) for i in range(30)] for n in (1, 2, 3, 4)]
-    assert found["votes"] == [sum(c == y for c, y in zip(one, labels.tolist(), strict=True)) for one in votes]
-    assert total([found, found]) == {
+    judged = judge(opinions, labels, ranking)
+    chosen, order = opinions.argmax(2).tolist(), ranking or [0, 1, 2, 3]
+    assert judged["images"] == 30
+    assert judged["right"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in chosen]
+    agree = [[sum(a == b for a, b in zip(choices, two, strict=True)) for two in chosen] for choices in chosen]
+    assert judged["agree"] == agree
+    votes = [[vote(opinions[order[:n], i].tolist()) for i in range(30)] for n in (1, 2, 3, 4)]
+    assert judged["votes"] == [sum(c == y for c, y in zip(choices, labels.tolist(), strict=True)) for choices in votes]
+    assert total([judged, judged]) == {
         "images": 60,
-        "right": [2 * n for n in found["right"]],
+        "right": [2 * n for n in judged["right"]],
         "agree": [[2 * n for n in row] for row in agree],
-        "votes": [2 * n for n in found["votes"]],
+        "votes": [2 * n for n in judged["votes"]],
     }
 
 
@@ -197,11 +197,11 @@ def runs(tmp_path_factory):
         "mean": ({"ensemble": "prob_mean"}, bigger()),
         "training": ({"gamma": 0.5, "select_on": "training"}, bigger()),
     }
-    found = {}
+    by_name = {}
     for name, (args, sites) in cases.items():
         folder = tmp_path_factory.mktemp("run")
-        found[name] = folder, run(folder, args, sites=sites), FedSDC(**args)
-    return found
+        by_name[name] = folder, run(folder, args, sites=sites), FedSDC(**args)
+    return by_name
 
 
 def facts(case):
@@ -212,8 +212,8 @@ def facts(case):
 def test_sd_4_choosing_heads_changes_no_training(runs):
     for folder, _, _ in runs.values():
         assert tensors_equal(body_at(folder), body_at(runs["all"][0]))
-        for one, two in zip(heads_at(folder), heads_at(runs["all"][0]), strict=True):
-            assert tensors_equal(one, two)
+        for first, two in zip(heads_at(folder), heads_at(runs["all"][0]), strict=True):
+            assert tensors_equal(first, two)
     assert facts(runs["all"])["kept"] == [0, 1, 2]
 
 
@@ -222,15 +222,18 @@ def test_the_heads_that_are_right_most_often_answer(runs, name, count):
     """On the union of the sites' validation images, or of their training images; counted by hand."""
     folder, result, _ = runs[name]
     data = [site.train if name == "training" else site.val for site in bigger().values()]
-    images, labels = torch.cat([one.images for one in data]), torch.cat([one.labels for one in data])
-    said = said_by(body_at(folder), heads_at(folder), images)
-    right = (said.argmax(2) == labels).sum(1).tolist()
+    images, labels = (
+        torch.cat([data_set.images for data_set in data]),
+        torch.cat([data_set.labels for data_set in data]),
+    )
+    opinions = said_by(body_at(folder), heads_at(folder), images)
+    right = (opinions.argmax(2) == labels).sum(1).tolist()
     ranking = sorted(range(3), key=lambda k: (-right[k], k))
-    found = facts(runs[name])
-    assert (found["judged"]["right"], found["judged"]["images"]) == (right, len(labels))
-    assert (found["ranking"], found["kept"]) == (ranking, sorted(ranking[:count]))
-    best = [[vote(said[ranking[:n], i].tolist()) for i in range(len(labels))] for n in (1, 2, 3)]
-    assert found["judged"]["votes"] == [int((torch.tensor(one) == labels).sum()) for one in best]
+    heads_facts = facts(runs[name])
+    assert (heads_facts["judged"]["right"], heads_facts["judged"]["images"]) == (right, len(labels))
+    assert (heads_facts["ranking"], heads_facts["kept"]) == (ranking, sorted(ranking[:count]))
+    best = [[vote(opinions[ranking[:n], i].tolist()) for i in range(len(labels))] for n in (1, 2, 3)]
+    assert heads_facts["judged"]["votes"] == [int((torch.tensor(choices) == labels).sum()) for choices in best]
     assert len(result.outcome.models["global"].tensors) == len(body_at(folder)) + 4 * count
 
 
@@ -244,13 +247,15 @@ def test_the_global_model_answers_for_its_heads(runs, name):
     folder, result, method = runs[name]
     images = make_data(200, "asked").images
     heads = [heads_at(folder)[slot] for slot in facts(runs[name])["kept"]]
-    said = said_by(body_at(folder), heads, images)
+    opinions = said_by(body_at(folder), heads, images)
     with torch.no_grad():
-        found = method.predictor(make_task(), [result.outcome.models["global"]])(images)
-    expected = said.mean(0).argmax(1).tolist() if name == "mean" else [vote(said[:, i].tolist()) for i in range(200)]
-    assert found.argmax(1).tolist() == expected
+        output = method.predictor(make_task(), [result.outcome.models["global"]])(images)
+    expected = (
+        opinions.mean(0).argmax(1).tolist() if name == "mean" else [vote(opinions[:, i].tolist()) for i in range(200)]
+    )
+    assert output.argmax(1).tolist() == expected
     if name == "all":
-        assert expected != said.mean(0).argmax(1).tolist(), "a vote is no mean here"
+        assert expected != opinions.mean(0).argmax(1).tolist(), "a vote is no mean here"
 
 
 def test_what_judging_costs(runs):
@@ -278,6 +283,6 @@ def test_under_privacy_heads_are_clipped_with_the_body_and_nothing_is_told(tmp_p
         assert store.load(2).meta["reply"] == {}
         assert {"head/hidden.weight", "head/out.bias", "model/body.0.weight"} <= update.keys()
         assert float(torch.cat([t.double().flatten() for t in update.values()]).norm()) == pytest.approx(0.05, rel=0.05)
-    found = result.outcome.findings.meta["heads"]
-    assert found["kept"] == [0, 1, 2]
-    assert "judged" not in found
+    heads_facts = result.outcome.findings.meta["heads"]
+    assert heads_facts["kept"] == [0, 1, 2]
+    assert "judged" not in heads_facts

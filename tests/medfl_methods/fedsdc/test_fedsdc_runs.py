@@ -50,8 +50,8 @@ def test_a_run_is_a_plain_loop(tmp_path, options, norm, missing):
     assert len(heads) == len(first) == (2 if "fraction" in options else 3)
     assert tensors_equal(body_at(tmp_path / "run"), body)
     assert tensors_equal(select(server_tensors(tmp_path / "run"), "kept/velocity/"), velocity)
-    for found, expected in zip(heads_at(tmp_path / "run"), heads, strict=True):
-        assert tensors_equal(found, expected)
+    for head, expected in zip(heads_at(tmp_path / "run"), heads, strict=True):
+        assert tensors_equal(head, expected)
 
 
 # ---- limit cases (O-SD-6)
@@ -128,8 +128,8 @@ def test_with_personal_norms_models_are_personal(tmp_path, norm_sync):
 def test_a_body_without_norms_is_shared_whole(tmp_path):
     """Whatever is said about norms: then there is a global model, as in FedAvg."""
     task = make_task("plain")
-    found = [run(tmp_path / name, name=name, task=task, norm_sync="params") for name in ("fedavg", "fedsdc")]
-    for result in found:
+    results = [run(tmp_path / name, name=name, task=task, norm_sync="params") for name in ("fedavg", "fedsdc")]
+    for result in results:
         assert set(result.outcome.models) == {"global"}
         assert [set(result.models[name]) for name in NAMES] == [{"global"}] * 3
 
@@ -143,9 +143,9 @@ def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, gamma):
     whole = run(tmp_path / "whole", rounds=3, **options)
     for rounds in (1, 3):
         last = run(tmp_path / "parts", rounds=rounds, **options)
-    expected, found = bits(whole), bits(last)
-    assert expected.keys() == found.keys()
-    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    expected, last_bits = bits(whole), bits(last)
+    assert expected.keys() == last_bits.keys()
+    assert all(tensors_equal(last_bits[key], tensors) for key, tensors in expected.items())
     assert tensors_equal(server_tensors(tmp_path / "whole"), server_tensors(tmp_path / "parts"))
     assert whole.outcome.findings.meta == last.outcome.findings.meta
     assert dealt(whole) == dealt(last)
@@ -178,22 +178,22 @@ def test_a_run_that_ends_while_heads_are_judged_goes_on_from_there(tmp_path, unb
     else:
         with pytest.raises(Killed):
             run(tmp_path, {"gamma": 0.5}, rounds=1, absent=absent)
-    asked = []
-    again = run(tmp_path, {"gamma": 0.5}, rounds=1, absent=lambda site, now: asked.append(now))
+    steps = []
+    again = run(tmp_path, {"gamma": 0.5}, rounds=1, absent=lambda site, now: steps.append(now))
     assert again.outcome.status == "finished"
-    assert set(asked) == set(range(step, 4)), "nothing is trained or judged twice"
+    assert set(steps) == set(range(step, 4)), "nothing is trained or judged twice"
     assert unbroken.outcome.findings.meta == again.outcome.findings.meta
-    expected, found = bits(unbroken), bits(again)
-    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    expected, again_bits = bits(unbroken), bits(again)
+    assert all(tensors_equal(again_bits[key], tensors) for key, tensors in expected.items())
 
 
 def test_without_a_choice_nobody_needs_to_judge(tmp_path):
     """All heads answer anyway; the last round is scored, only nothing is known of the heads."""
     result = run(tmp_path, rounds=1, absent=lambda site, step: step > 1)
     assert (result.outcome.status, result.outcome.rounds) == ("finished", 1)
-    found = result.outcome.findings.meta["heads"]
-    assert found["kept"] == [0, 1, 2]
-    assert "judged" not in found
+    heads = result.outcome.findings.meta["heads"]
+    assert heads["kept"] == [0, 1, 2]
+    assert "judged" not in heads
     assert any("aggregated,accuracy" in line for line in scores(tmp_path))
 
 
@@ -202,8 +202,8 @@ def test_sites_without_images_of_one_kind(tmp_path):
     sites = make_sites() | {"site-1": make_site(0, "empty")}
     sites["site-2"].val = type(sites["site-2"].val)(torch.empty(0, 1, 6, 6), torch.empty(0, dtype=torch.int64))
     result = run(tmp_path, {"gamma": 0.5}, sites=sites)
-    found = result.outcome.findings.meta["heads"]
+    heads = result.outcome.findings.meta["heads"]
     assert result.outcome.status == "finished"
-    assert (len(found["widths"]), len(found["kept"]), found["judged"]["images"]) == (2, 1, 6 + 6)
+    assert (len(heads["widths"]), len(heads["kept"]), heads["judged"]["images"]) == (2, 1, 6 + 6)
     assert [set(held) for held in dealt(result)] == [{"site-2", "site-3"}] * 2
     assert tensors_equal(result.models["site-1"]["global"].tensors, result.outcome.models["global"].tensors)

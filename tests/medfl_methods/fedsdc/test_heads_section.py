@@ -36,14 +36,14 @@ def findings(held=HELD, **changes):
 def page(tmp_path):
     def write(*runs):
         folders = [make_run(tmp_path / str(place), "fedsdc", **options) for place, options in enumerate(runs)]
-        found = {str(folder): read_findings(folder) for folder in folders}
-        return section("heads", heads_section(group_runs([read_run(folder) for folder in folders]), found))
+        by_folder = {str(folder): read_findings(folder) for folder in folders}
+        return section("heads", heads_section(group_runs([read_run(folder) for folder in folders]), by_folder))
 
     return write
 
 
 def pictures(page):
-    return [given["aria-label"] for tag, given in page.tags if tag == "svg"]
+    return [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]
 
 
 def text(page):
@@ -54,8 +54,8 @@ def text(page):
 
 
 def test_the_picture_is_told_in_words(page):
-    told = "Who held which head in 4 rounds. a: 1, 2, 2, 1; b: 2, 1, 1, 2; c: none, none, none, none."
-    assert pictures(page({"findings": findings()}))[0] == told
+    description = "Who held which head in 4 rounds. a: 1, 2, 2, 1; b: 2, 1, 1, 2; c: none, none, none, none."
+    assert pictures(page({"findings": findings()}))[0] == description
 
 
 def test_rounds_with_each_head_are_counted(page):
@@ -64,7 +64,7 @@ def test_rounds_with_each_head_are_counted(page):
 
 
 @pytest.mark.parametrize(
-    ("held", "told"),
+    ("held", "sentence"),
     [
         (HELD, "Each site held all 2 heads, and each of these in 2 rounds. 1 of 3 sites never took part."),
         ([[0, 1]] * 3, "Each site held 1 of the 2 heads, and each of these in 3 rounds."),
@@ -73,17 +73,17 @@ def test_rounds_with_each_head_are_counted(page):
         ([[-1, -1]], "No site held a head."),
     ],
 )
-def test_how_evenly_heads_went_round(held, told):
-    assert evenness(times_held(np.array(held), 2)) == told
+def test_how_evenly_heads_went_round(held, sentence):
+    assert evenness(times_held(np.array(held), 2)) == sentence
 
 
 def runs_of_colour(svg):
     """Colour to the cells that have it, as (row, column)."""
-    found = {}
+    cells = {}
     for colour, path in re.findall(r'stroke="(#\w+)" d="([^"]*)"', svg):
         for start, row, length in re.findall(r"M(\d+) (\d+)h(\d+)", path):
-            found.setdefault(colour, set()).update((int(row), int(start) + n) for n in range(int(length)))
-    return found
+            cells.setdefault(colour, set()).update((int(row), int(start) + n) for n in range(int(length)))
+    return cells
 
 
 def test_each_cell_has_the_colour_and_the_number_of_its_head():
@@ -104,15 +104,15 @@ def test_a_picture_is_never_wider_than_a_page(rounds):
     drawn = set().union(*runs_of_colour(str(picture.svg)).values())
     assert drawn == {(0, column) for column in range(len(range(0, rounds, picture.every)))}
     assert len(drawn) <= COLUMNS
-    labels = [int(one) for one in re.findall(r">(\d+)</text>", str(picture.svg).partition('class="axis"')[2])]
+    labels = [int(number) for number in re.findall(r">(\d+)</text>", str(picture.svg).partition('class="axis"')[2])]
     assert labels == sorted(set(labels))
     assert labels[-1] <= rounds
 
 
 def test_left_out_rounds_are_named(page):
-    found = page({"findings": findings([[0, 1, -1]] * 1000)})
-    assert "Of the 1\u202f000 rounds number 1, 4, 7 and so on are drawn." in found.sections["heads"]
-    assert found.tables["Rounds with each head"][1] == ["a", "1000", "0", "1000"]
+    document = page({"findings": findings([[0, 1, -1]] * 1000)})
+    assert "Of the 1\u202f000 rounds number 1, 4, 7 and so on are drawn." in document.sections["heads"]
+    assert document.tables["Rounds with each head"][1] == ["a", "1000", "0", "1000"]
 
 
 def luminance(colour):
@@ -123,9 +123,9 @@ def luminance(colour):
 
 def test_numbers_can_be_read_on_their_colours():
     for head in range(len(COLOURS)):
-        one = badge(head)
-        low, high = sorted((luminance(one.colour), luminance(one.ink)))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, f"contrast of WCAG 2, level AA, of {one}"
+        colours = badge(head)
+        low, high = sorted((luminance(colours.colour), luminance(colours.ink)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, f"contrast of WCAG 2, level AA, of {colours}"
     assert badge(len(COLOURS)).colour == badge(0).colour
 
 
@@ -140,35 +140,35 @@ def test_no_two_heads_look_alike():
 
 
 def test_agreement_stands_beside_width_accuracy_and_rank(page):
-    found = page({"findings": findings()})
-    assert found.tables["Agreement of the heads"] == [
+    document = page({"findings": findings()})
+    assert document.tables["Agreement of the heads"] == [
         ["head", "width", "accuracy", "rank", "1", "2"],
         ["1", "32", "0.600", "2", "", "35"],
         ["2", "one layer", "0.750", "1", "35", ""],
     ]
-    assert "Only head 2 answers." in text(found)
+    assert "Only head 2 answers." in text(document)
 
 
 def test_the_curve_is_the_share_of_right_votes(page):
-    found = page({"findings": findings()})
-    assert pictures(found)[1].endswith("fedsdc: 0.750, 0.700, of which 1 answer.")
-    assert "on 20 validation images of all sites. The ring" in text(found)
-    assert "so the curve is too good" in text(found)
-    assert "training images are easier" not in text(found)
+    document = page({"findings": findings()})
+    assert pictures(document)[1].endswith("fedsdc: 0.750, 0.700, of which 1 answer.")
+    assert "on 20 validation images of all sites. The ring" in text(document)
+    assert "so the curve is too good" in text(document)
+    assert "training images are easier" not in text(document)
 
 
 def test_training_images_are_called_so(page):
-    found = text(page({"findings": findings(judged_on="training")}))
-    assert "on 20 training images of all sites" in found
-    assert "training images are easier than new ones. What the run" in found
+    shown = text(page({"findings": findings(judged_on="training")}))
+    assert "on 20 training images of all sites" in shown
+    assert "training images are easier than new ones. What the run" in shown
 
 
 def test_votes_of_seeds_are_averaged(page):
     other = JUDGED | {"votes": [11, 18]}
-    found = page({"findings": findings()}, {"seed": 1, "findings": findings(judged=other)})
-    assert pictures(found)[1].endswith("fedsdc: 0.650, 0.800, of which 1 answer.")
-    assert "as mean over the seeds; bands reach from the lowest to the highest" in text(found)
-    assert len(pictures(found)) == 2, "the heads of the first seed are drawn"
+    document = page({"findings": findings()}, {"seed": 1, "findings": findings(judged=other)})
+    assert pictures(document)[1].endswith("fedsdc: 0.650, 0.800, of which 1 answer.")
+    assert "as mean over the seeds; bands reach from the lowest to the highest" in text(document)
+    assert len(pictures(document)) == 2, "the heads of the first seed are drawn"
 
 
 def test_runs_that_differ_in_gamma_share_a_picture(page):
@@ -176,19 +176,19 @@ def test_runs_that_differ_in_gamma_share_a_picture(page):
         {"method_args": {"gamma": gamma}, "findings": findings(kept=kept)}
         for gamma, kept in ((0.5, [1]), (1.0, [0, 1]))
     ]
-    found = page(*runs)
-    assert len(pictures(found)) == 2
-    assert "fedsdc (gamma=0.5): only head 2 answers. fedsdc (gamma=1.0): all 2 heads answer." in text(found)
-    assert pictures(found)[1].endswith("of which 1 answer; fedsdc (gamma=1.0): 0.750, 0.700, of which 2 answer.")
+    document = page(*runs)
+    assert len(pictures(document)) == 2
+    assert "fedsdc (gamma=0.5): only head 2 answers. fedsdc (gamma=1.0): all 2 heads answer." in text(document)
+    assert pictures(document)[1].endswith("of which 1 answer; fedsdc (gamma=1.0): 0.750, 0.700, of which 2 answer.")
 
 
 def test_unlike_pools_have_a_picture_each(page):
     runs = [
         {"method_args": {"beta": beta}, "findings": findings(HELD[start:])} for start, beta in enumerate((0.0, 0.5))
     ]
-    found = page(*runs)
-    assert len(pictures(found)) == 3
-    assert {f"Who held which head, fedsdc (beta={beta})" for beta in (0.0, 0.5)} <= found.tables.keys()
+    document = page(*runs)
+    assert len(pictures(document)) == 3
+    assert {f"Who held which head, fedsdc (beta={beta})" for beta in (0.0, 0.5)} <= document.tables.keys()
 
 
 @pytest.mark.parametrize(
@@ -200,46 +200,48 @@ def test_unlike_pools_have_a_picture_each(page):
     ],
 )
 def test_heads_that_nobody_compared(page, options, why):
-    found = page({"findings": findings(judged=None, ranking=None, kept=[0, 1]), **options})
-    assert re.search(f"Nobody compared the heads: .*{re.escape(why)}$", text(found))
-    assert len(pictures(found)) == 1
-    assert "All 2 heads answer." in text(found)
+    document = page({"findings": findings(judged=None, ranking=None, kept=[0, 1]), **options})
+    assert re.search(f"Nobody compared the heads: .*{re.escape(why)}$", text(document))
+    assert len(pictures(document)) == 1
+    assert "All 2 heads answer." in text(document)
 
 
 def test_one_head_has_no_curve(page):
-    one = {"images": 20, "right": [12], "agree": [[20]], "votes": [12]}
-    found = page({"findings": findings([[0, -1, -1]], widths=[8], kept=[0], ranking=[0], judged=one)})
-    assert found.tables["Agreement of the heads"][1:] == [["1", "8", "0.600", "1", ""]]
-    assert len(pictures(found)) == 1
+    single = {"images": 20, "right": [12], "agree": [[20]], "votes": [12]}
+    document = page({"findings": findings([[0, -1, -1]], widths=[8], kept=[0], ranking=[0], judged=single)})
+    assert document.tables["Agreement of the heads"][1:] == [["1", "8", "0.600", "1", ""]]
+    assert len(pictures(document)) == 1
 
 
 def test_many_heads_are_not_paired(page):
     many = {"images": 20, "right": [12] * 31, "agree": [[20] * 31] * 31, "votes": [12] * 31}
     ranks = list(range(31))
-    found = page({"findings": findings(widths=[8] * 31, kept=ranks, ranking=ranks, judged=many)})
-    assert "31 heads are too many to read" in text(found)
-    assert {len(row) for row in found.tables["Agreement of the heads"]} == {4}
-    assert f"Heads whose numbers are {len(COLOURS)} apart share a colour." in text(found)
+    document = page({"findings": findings(widths=[8] * 31, kept=ranks, ranking=ranks, judged=many)})
+    assert "31 heads are too many to read" in text(document)
+    assert {len(row) for row in document.tables["Agreement of the heads"]} == {4}
+    assert f"Heads whose numbers are {len(COLOURS)} apart share a colour." in text(document)
 
 
 def test_before_the_first_round(page):
-    found = page({"findings": findings([], judged=None, ranking=None)})
-    assert "No round is over." in text(found)
+    document = page({"findings": findings([], judged=None, ranking=None)})
+    assert "No round is over." in text(document)
 
 
 def test_names_are_escaped(page):
     odd = '<i>"&'
-    found = page({"findings": findings(sites=[odd, "b", "c"])})
-    assert found.tables["Rounds with each head"][1][0] == odd
-    assert f"{odd}: 1, 2, 2, 1" in pictures(found)[0]
-    assert "i" not in {tag for tag, _ in found.tags}
+    document = page({"findings": findings(sites=[odd, "b", "c"])})
+    assert document.tables["Rounds with each head"][1][0] == odd
+    assert f"{odd}: 1, 2, 2, 1" in pictures(document)[0]
+    assert "i" not in {tag for tag, _ in document.tags}
 
 
 def test_the_page_of_a_study_of_gamma_has_both_sections(tmp_path):
     options = {"bundles": False, "rounds": 1, "metrics": ("accuracy",), "findings": findings()}
     runs = [make_run(tmp_path / f"{g}", "fedsdc", method_args={"gamma": g}, **options) for g in (0.2, 0.6, 1.0)]
     html = render([read_run(folder) for folder in runs])
-    assert [one for one in re.findall('<section id="([a-z]+)">', html) if one in ("sweep", "heads")] == [
+    assert [
+        section_id for section_id in re.findall('<section id="([a-z]+)">', html) if section_id in ("sweep", "heads")
+    ] == [
         "sweep",
         "heads",
     ]

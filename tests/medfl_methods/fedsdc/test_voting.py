@@ -15,8 +15,8 @@ FEATURES = torch.randn(64, 6, generator=make_generator("voting features"))
 
 def winner(rows):
     """Counted by hand: most votes; of the tied the largest sum; then the first class."""
-    said = [row.index(max(row)) for row in rows]
-    counts = Counter(said)
+    choices = [row.index(max(row)) for row in rows]
+    counts = Counter(choices)
     tied = sorted(label for label in counts if counts[label] == max(counts.values()))
     sums = {label: sum(row[label] for row in rows) for label in tied}
     return next(label for label in tied if sums[label] == max(sums.values()))
@@ -33,20 +33,22 @@ def shares(total, parts):
 def test_sd_6_all_ways_to_vote(heads, classes, total):
     """Every combination of opinions in eighths or sixths: ties of votes, of sums and of one head's own classes."""
     cases = list(itertools.product(shares(total, classes), repeat=heads))
-    said = torch.tensor(cases, dtype=torch.float64).transpose(0, 1)  # whole numbers: their sums are exact
+    opinions_ = torch.tensor(cases, dtype=torch.float64).transpose(0, 1)  # whole numbers: their sums are exact
     expected = [winner(case) for case in cases]
-    assert elected(said).tolist() == expected
+    assert elected(opinions_).tolist() == expected
     by_votes = [Counter(row.index(max(row)) for row in case) for case in cases]
-    assert votes(said).tolist() == [[count[label] for label in range(classes)] for count in by_votes]
+    assert votes(opinions_).tolist() == [[count[label] for label in range(classes)] for count in by_votes]
     if heads > 1:
-        assert expected != said.sum(0).argmax(1).tolist(), "a vote is no mean"
+        assert expected != opinions_.sum(0).argmax(1).tolist(), "a vote is no mean"
 
 
 def test_sd_6_a_tie_is_never_won_by_a_class_without_the_most_votes():
     """Two vote for 0, two for 1; class 2 has the largest sum, as it would win in the released code."""
-    said = torch.tensor([[0.5, 0.02, 0.48], [0.5, 0.02, 0.48], [0.0, 0.51, 0.49], [0.02, 0.5, 0.48]]).double()[:, None]
-    assert said.sum(0).argmax() == 2
-    assert elected(said).tolist() == [1]
+    opinions_ = torch.tensor([[0.5, 0.02, 0.48], [0.5, 0.02, 0.48], [0.0, 0.51, 0.49], [0.02, 0.5, 0.48]]).double()[
+        :, None
+    ]
+    assert opinions_.sum(0).argmax() == 2
+    assert elected(opinions_).tolist() == [1]
     assert elected(torch.tensor([[[0.6, 0.4]], [[0.4, 0.6]]])).tolist() == [0]
 
 
@@ -63,30 +65,32 @@ def head_of(widths, together="vote", spread=3.0, **options):
 
 def opinions(head):
     with torch.no_grad():
-        return torch.stack([one(FEATURES).softmax(1) for one in head.heads])
+        return torch.stack([layer(FEATURES).softmax(1) for layer in head.heads])
 
 
 @pytest.mark.parametrize("widths", [[0, 0, 0, 0], [5, 3, 8, 2], [4], [0], [3, 0, 2, 0, 6]])
 def test_in_evaluation_it_says_who_is_elected(widths):
     """softmax of its logits = (votes + mean probability) / (heads + 1); of one head its own probabilities."""
     head = head_of(widths).eval()
-    said = opinions(head)
-    found = head(FEATURES)
-    assert found.argmax(1).tolist() == elected(said.double()).tolist()
-    expected = (votes(said) + said.mean(0)) / (len(widths) + 1) if len(widths) > 1 else said[0]
-    torch.testing.assert_close(found.softmax(1), expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.exp().sum(1), torch.ones(64), atol=1e-6, rtol=0)
+    probabilities = opinions(head)
+    output = head(FEATURES)
+    assert output.argmax(1).tolist() == elected(probabilities.double()).tolist()
+    expected = (
+        (votes(probabilities) + probabilities.mean(0)) / (len(widths) + 1) if len(widths) > 1 else probabilities[0]
+    )
+    torch.testing.assert_close(output.softmax(1), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(output.exp().sum(1), torch.ones(64), atol=1e-6, rtol=0)
     if len(widths) > 2:
-        assert elected(said).tolist() != said.mean(0).argmax(1).tolist()
+        assert elected(probabilities).tolist() != probabilities.mean(0).argmax(1).tolist()
 
 
 def test_votes_that_are_tied_go_by_probability():
     """Also through logits in float32."""
     head = head_of([0, 0]).eval()
-    said = opinions(head)
-    tied = said[0].argmax(1) != said[1].argmax(1)
+    probabilities = opinions(head)
+    tied = probabilities[0].argmax(1) != probabilities[1].argmax(1)
     assert tied.sum() > 10
-    assert head(FEATURES)[tied].argmax(1).tolist() == elected(said.double())[tied].tolist()
+    assert head(FEATURES)[tied].argmax(1).tolist() == elected(probabilities.double())[tied].tolist()
 
 
 def test_a_class_that_nobody_thinks_of_has_a_finite_logit():
@@ -97,9 +101,9 @@ def test_a_class_that_nobody_thinks_of_has_a_finite_logit():
 @pytest.mark.parametrize("together", ["vote", "prob_mean"])
 def test_in_training_it_is_the_mean_probability_and_has_gradients(together):
     head = head_of([3, 2, 4], together, dropout=0.0).train()
-    found = head(FEATURES)
-    torch.testing.assert_close(found.softmax(1), opinions(head).mean(0), atol=1e-6, rtol=0)
-    torch.nn.functional.cross_entropy(found, torch.arange(64) % 4).backward()
+    output = head(FEATURES)
+    torch.testing.assert_close(output.softmax(1), opinions(head).mean(0), atol=1e-6, rtol=0)
+    torch.nn.functional.cross_entropy(output, torch.arange(64) % 4).backward()
     for name, parameter in head.named_parameters():
         assert float(parameter.grad.abs().max()) > 0, name
     images = FEATURES.clone().requires_grad_()

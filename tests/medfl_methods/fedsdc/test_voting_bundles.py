@@ -62,15 +62,15 @@ def test_its_network_votes_as_it_did_in_the_run(run: Path, cohort: Path) -> None
     data = load_site(cohort / "site-02", 4, (0.5,), (0.5,)).test
     images, _ = data.batch(torch.arange(len(data)))
     with torch.no_grad():
-        found = model(images)
-        assert torch.equal(found, network_of(home, "train.json")(images))
-        assert torch.equal(found, network_of(run / "global", "inference.json")(images))
-        said = torch.stack([one(model.body(images)).softmax(dim=1) for one in head.heads])  # type: ignore[operator]
-        torch.testing.assert_close(torch.jit.script(model)(images), found)  # type: ignore[no-untyped-call]
-    assert found.argmax(dim=1).tolist() == elected(said.double()).tolist()
+        output = model(images)
+        assert torch.equal(output, network_of(home, "train.json")(images))
+        assert torch.equal(output, network_of(run / "global", "inference.json")(images))
+        opinions = torch.stack([layer(model.body(images)).softmax(dim=1) for layer in head.heads])  # type: ignore[operator]
+        torch.testing.assert_close(torch.jit.script(model)(images), output)  # type: ignore[no-untyped-call]
+    assert output.argmax(dim=1).tolist() == elected(opinions.double()).tolist()
     rows = list(csv.reader((home / "predictions.csv").open()))[1:]
     probabilities = [[float(value) for value in row[2:6]] for row in rows]
-    np.testing.assert_allclose(found.softmax(dim=1), probabilities, atol=1e-6)
+    np.testing.assert_allclose(output.softmax(dim=1), probabilities, atol=1e-6)
 
 
 def test_what_an_attack_finds_of_a_cleaned_run_votes_too(run: Path, cohort: Path, tmp_path: Path) -> None:
@@ -88,14 +88,18 @@ def test_what_an_attack_finds_of_a_cleaned_run_votes_too(run: Path, cohort: Path
 
 def test_its_configurations_say_how_heads_are_made(run: Path) -> None:
     for name in ("train.json", "inference.json"):
-        told = json.loads((run / "sites" / "site-01" / "configs" / name).read_text())["network_def"]
-        assert told["_target_"] == "medfl.networks.parts.with_head"
-        assert (told["head"]["together"], told["head"]["activation"], told["head"]["num_classes"]) == (
+        definition = json.loads((run / "sites" / "site-01" / "configs" / name).read_text())["network_def"]
+        assert definition["_target_"] == "medfl.networks.parts.with_head"
+        assert (
+            definition["head"]["together"],
+            definition["head"]["activation"],
+            definition["head"]["num_classes"],
+        ) == (
             "vote",
             "relu",
             4,
         )
-        assert len(set(told["head"]["widths"])) == 3
+        assert len(set(definition["head"]["widths"])) == 3
 
 
 def test_its_metadata_fit_the_network(run: Path) -> None:

@@ -13,11 +13,11 @@ from peer_toys import (
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
-from medfl.methods.transfer import Traveller
+from medfl.methods.transfer import ModelInTransit
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_task
 from medfl.training.loop import Batch
-from medfl.utils.rng import Aside, make_generator
+from medfl.utils.rng import SeparateStream, make_generator
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedskd.regions import region_weights
 from medfl_methods.fedskd.similarity import region_similarity_loss
@@ -35,15 +35,15 @@ def begin(method, own="plain", guest="norm", **settings):
     task = dataclasses.replace(make_task(own), regions=REGIONS)
     site = Site("here", 1, State(), task, Settings(rounds=1, **settings), train=make_data(8, "here"))
     fit = Fit(site, task.load(task.initial(1, own), own).train(), {})
-    fit.extra["guest"] = Traveller("there", guest, task.initial(2, guest))
+    fit.extra["guest"] = ModelInTransit("there", guest, task.initial(2, guest))
     method.before_fit(fit)
     return fit, Batch(*site.train.batch(torch.arange(8)), torch.arange(8))
 
 
 def gradients(loss, model):
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
-    return {name: None if g is None else g.clone() for name, g in zip(parameters, found, strict=True)}
+    slopes = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
+    return {name: None if g is None else g.clone() for name, g in zip(parameters, slopes, strict=True)}
 
 
 def guest_of(fit):
@@ -143,12 +143,12 @@ def test_the_guest_leaves_the_global_stream_alone():
     method, images = make_method(gamma=0.0), make_data(8, "here").images
 
     def answers():
-        fit = Fit(site, task.load(task.initial(1)).train(), {}, {"guest": Traveller("t", "norm", task.initial(2))})
+        fit = Fit(site, task.load(task.initial(1)).train(), {}, {"guest": ModelInTransit("t", "norm", task.initial(2))})
         method.before_fit(fit)
         before = torch.get_rng_state()
-        found = [fit.extra["pair"].guest(images) for _ in range(2)]
+        outputs = [fit.extra["pair"].guest(images) for _ in range(2)]
         assert torch.equal(torch.get_rng_state(), before)
-        return found
+        return outputs
 
     first, second = answers()
     assert not torch.equal(first, second)
@@ -162,7 +162,7 @@ def test_a_stream_aside_is_that_of_its_seed():
         expected_here = torch.rand(4)
         torch.manual_seed(int(torch.randint(2**62, (), generator=make_generator("x"))))
         expected_there = torch.rand(4)
-        aside = Aside(make_generator("x"))
+        aside = SeparateStream(make_generator("x"))
         torch.manual_seed(3)
         here, there = [], []
         for _ in range(2):
@@ -192,15 +192,15 @@ def test_a_guest_with_batch_norm_sits_out_a_batch_of_one():
 def test_the_means_of_the_losses_are_noted():
     method = make_method()
     fit, batch = begin(method)
-    found = []
+    noted = []
     for size in (5, 3):
         part = Batch(batch.images[:size], batch.labels[:size], batch.rows[:size])
         method.loss(fit, part)
         pair = fit.extra["pair"]
         alike = method.similarity(pair.own_features, pair.guest_features, None)
-        found.append(float(alike.detach()))
+        noted.append(float(alike.detach()))
     method.after_fit(fit)
-    assert fit.log["similarity"] == pytest.approx((5 * found[0] + 3 * found[1]) / 8, rel=1e-5)
+    assert fit.log["similarity"] == pytest.approx((5 * noted[0] + 3 * noted[1]) / 8, rel=1e-5)
     assert fit.log["guest_loss"] > 0
     assert pair.own_features == []
     fit.model(batch.images)
@@ -215,8 +215,8 @@ def test_stages_without_space_are_compared_by_the_batch_form_only():
     assert [feature.dim() for feature in own] == [4, 2]
 
     def value(form, numbers):
-        one = make_method(skd=(form,))
-        return one.similarity([own[n] for n in numbers], [guest[n] for n in numbers], RegionGrids(REGIONS, "soft"))
+        alone = make_method(skd=(form,))
+        return alone.similarity([own[n] for n in numbers], [guest[n] for n in numbers], RegionGrids(REGIONS, "soft"))
 
     expected = (value("batch", [0]) + value("batch", [1])) / 2 + value("pixel", [0]) + value("region", [0])
     torch.testing.assert_close(method.similarity(own, guest, RegionGrids(REGIONS, "soft")), expected)
@@ -245,10 +245,10 @@ def test_maps_of_unlike_sizes_take_the_regions_of_the_images(mode):
     """The weights of both come from one grid; of like sizes, from their own."""
     rng = torch.Generator().manual_seed(0)
     small, large, other = (torch.randn(4, 3, n, n, generator=rng) for n in (3, 6, 3))
-    found = stages_loss([small], [large], ["region"], RegionGrids(REGIONS, mode))
-    torch.testing.assert_close(found, region_similarity_loss(small, large, region_weights(REGIONS, (6, 6))))
-    found = stages_loss([small], [other], ["region"], RegionGrids(REGIONS, mode))
-    torch.testing.assert_close(found, region_similarity_loss(small, other, region_weights(REGIONS, (3, 3), mode)))
+    loss = stages_loss([small], [large], ["region"], RegionGrids(REGIONS, mode))
+    torch.testing.assert_close(loss, region_similarity_loss(small, large, region_weights(REGIONS, (6, 6))))
+    loss = stages_loss([small], [other], ["region"], RegionGrids(REGIONS, mode))
+    torch.testing.assert_close(loss, region_similarity_loss(small, other, region_weights(REGIONS, (3, 3), mode)))
 
 
 def test_the_guest_is_a_copy():

@@ -28,9 +28,9 @@ def test_sk_5_without_gamma_it_is_local_for_unlike_networks_with_dropout(tmp_pat
     options["balance"] = balance
     sites = make_sites({"site-1": 11, "site-2": 13, "site-3": 6, "site-4": 9})  # some batches of one image
     args = {"gamma": 0.0, "p2p_scale": 1, "optimizer_state": state}
-    found = run(tmp_path / "a", "fedskd", args, sites=sites, **options)
+    result = run(tmp_path / "a", "fedskd", args, sites=sites, **options)
     local = run(tmp_path / "b", "local", {"optimizer_state": state}, sites=sites, **options)
-    assert same(bits(found), bits(local))
+    assert same(bits(result), bits(local))
     guests = pd.read_csv(tmp_path / "a" / "metrics.csv").query("metric == 'guests'")["value"]
     assert guests.sum() > 6
     assert same(tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b")), "the optimisers', too"
@@ -51,12 +51,12 @@ def test_with_the_loss_it_is_not_local(tmp_path):
             {"gamma": 5.0, "p2p_scale": 2},
         ]
     ):
-        found = bits(run(tmp_path / str(number), "fedskd", {"p2p_scale": 1} | args, task=task, rounds=2))
+        tensors = bits(run(tmp_path / str(number), "fedskd", {"p2p_scale": 1} | args, task=task, rounds=2))
         if args.get("skd_detach") == "dam":
-            assert same(found, seen[0]), "nothing teaches the own model: this is gamma = 0"
+            assert same(tensors, seen[0]), "nothing teaches the own model: this is gamma = 0"
         else:
-            assert not any(same(found, other) for other in seen), args
-        seen.append(found)
+            assert not any(same(tensors, other) for other in seen), args
+        seen.append(tensors)
 
 
 def test_left_to_itself_a_site_trains_as_local(tmp_path):
@@ -66,15 +66,15 @@ def test_left_to_itself_a_site_trains_as_local(tmp_path):
     away = route["site-2"]
     assert away != "site-2"
     args, gone = {"p2p_scale": 1, "init": "own"}, {(away, 1)}
-    found = run(tmp_path / "a", "fedskd", args, task=task, rounds=1, absent=lambda site, step: (site, step) in gone)
+    result = run(tmp_path / "a", "fedskd", args, task=task, rounds=1, absent=lambda site, step: (site, step) in gone)
     local = run(tmp_path / "b", "local", {"optimizer_state": "persistent", "init": "own"}, task=task, rounds=1)
-    assert tensors_equal(found.models["site-2"]["personal"].tensors, local.models["site-2"]["personal"].tensors)
+    assert tensors_equal(result.models["site-2"]["personal"].tensors, local.models["site-2"]["personal"].tensors)
     assert record_of(tmp_path / "a", "site-2", 2).meta["reply"] == {"guest": ""}
     others = {name for name in NAMES if route[name] not in (name, away)}
     assert others
     for name in others:
         assert record_of(tmp_path / "a", name, 2).meta["reply"] == {"guest": route[name]}
-        assert not tensors_equal(found.models[name]["personal"].tensors, local.models[name]["personal"].tensors)
+        assert not tensors_equal(result.models[name]["personal"].tensors, local.models[name]["personal"].tensors)
 
 
 @pytest.mark.parametrize("state", ["persistent", "reset"])

@@ -122,7 +122,7 @@ def test_the_start_is_rounded_up(rounds, fraction, visits):
     method = make_method(start_fraction=fraction)
     server = Server("server", 0, State(), make_task(), Settings(rounds=rounds), sites=["a", "b"])
     method.setup(server)
-    found = []
+    returns = []
     for server.round in range(1, rounds + 1):
-        found.append(method.guests_return(server))
-    assert found == [True] * visits + [False] * (rounds - visits)
+        returns.append(method.guests_return(server))
+    assert returns == [True] * visits + [False] * (rounds - visits)

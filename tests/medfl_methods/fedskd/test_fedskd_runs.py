@@ -106,11 +106,11 @@ def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
     args = {"gamma": gamma, "skd": ("batch", "pixel", "region"), "layers": (1,), "p2p_scale": 2}
     result = run(tmp_path, "fedskd", args, task=task, networks_by_site=WIDTHS)
     for name, model in models.items():
-        found = result.models[name]["personal"]
-        assert found.network == WIDTHS[name]
+        trained = result.models[name]["personal"]
+        assert trained.network == WIDTHS[name]
         for key, tensor in model.state_dict().items():
             torch.testing.assert_close(
-                found.tensors[key], tensor, atol=2e-5, rtol=1e-4, msg=lambda m, k=f"{name}/{key}": f"{k}: {m}"
+                trained.tensors[key], tensor, atol=2e-5, rtol=1e-4, msg=lambda m, k=f"{name}/{key}": f"{k}: {m}"
             )
 
 
@@ -175,16 +175,16 @@ def test_sk_6_a_guest_is_what_its_owner_sent_and_its_head_stays(tmp_path):
 
 def test_sending_changes_nothing_at_the_sender(tmp_path):
     """The synchronous snapshot: after `send` every state is what it was after the round before."""
-    found = []
+    snapshots = []
 
     class Stepwise(FedSKD):
         def plan(self, server):
-            found.append(tensors_of(tmp_path))
+            snapshots.append(tensors_of(tmp_path))
             return super().plan(server)
 
     Case(REGISTRY, "fedskd").run(tmp_path, rounds=2, make_method=Stepwise, task=atlas_task())
     assert [host for host, owner in host_to_owner(2).items() if host == owner] == []
-    assert same(found[2], found[3]), "round 2"
+    assert same(snapshots[2], snapshots[3]), "round 2"
 
 
 def test_the_server_holds_no_model_and_sees_no_tensor(tmp_path):
@@ -264,6 +264,6 @@ def test_volumes_residual_networks_of_unlike_widths_and_an_atlas(tmp_path):
     assert len(table) == 2
     assert all(0 < value < 3 * 4 for value in table)
     for name, models in result.models.items():
-        found, alone = models["personal"].tensors, local.models[name]["personal"].tensors
-        assert all(torch.isfinite(tensor).all() for tensor in found.values())
-        assert not torch.equal(found["conv1.weight"], alone["conv1.weight"])
+        tensors, alone = models["personal"].tensors, local.models[name]["personal"].tensors
+        assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+        assert not torch.equal(tensors["conv1.weight"], alone["conv1.weight"])

@@ -29,12 +29,12 @@ def test_zero_rows_have_no_similarity_and_no_gradient(form, dtype):
     x, y = features("relu", 150, 24).to(dtype), features("relu", 150, 19, seed=1).to(dtype)
     x[:, [3, 40, 41]], y[:, [41, 99]] = 0, 0
     right = expected(x, y)
-    found = gradients(lambda a, b: gram_loss(a, b, form), x, y)
-    check(found, right, x, y)
-    assert torch.count_nonzero(found[1][:, [3, 40, 41]]) == 0
-    assert torch.count_nonzero(found[2][:, [41, 99]]) == 0
-    assert torch.count_nonzero(found[1][:, 99]) > 0
-    assert relative(found[2][:, 3], right[2][:, 3]) < 1e-5
+    computed = gradients(lambda a, b: gram_loss(a, b, form), x, y)
+    check(computed, right, x, y)
+    assert torch.count_nonzero(computed[1][:, [3, 40, 41]]) == 0
+    assert torch.count_nonzero(computed[2][:, [41, 99]]) == 0
+    assert torch.count_nonzero(computed[1][:, 99]) > 0
+    assert relative(computed[2][:, 3], right[2][:, 3]) < 1e-5
 
 
 @EACH_FORM
@@ -136,9 +136,9 @@ def test_any_memory_layout_serves(form):
 
 
 def test_a_loss_is_never_negative_by_rounding():
-    one, none = torch.ones(1, dtype=torch.float64), Scaled(torch.ones(()), torch.ones(1))
+    ones, none = torch.ones(1, dtype=torch.float64), Scaled(torch.ones(()), torch.ones(1))
     for excess in (0.0, 1e-9, 1e-7):  # the part of d along g, rounded up, is longer than d
-        terms = row_terms(one, one, torch.full_like(one, 1e-3 + excess), one * 1e-6, none, none, torch.float32)
+        terms = row_terms(ones, ones, torch.full_like(ones, 1e-3 + excess), ones * 1e-6, none, none, torch.float32)
         assert terms.loss.item() >= 0
 
 
@@ -147,11 +147,11 @@ def test_rows_too_short_for_single_precision_count_as_zero_rows(form):
     x, y = features("relu", 80, 24), features("relu", 80, 24, seed=1)
     short, gone = x.clone(), x.clone()
     short[:, 3], gone[:, 3] = 1e-30 * x[:, 3], 0
-    found, right = (gradients(lambda a, b: gram_loss(a, b, form), z, y) for z in (short, gone))
-    assert found[0].item() == pytest.approx(right[0].item(), rel=1e-6)
-    assert torch.count_nonzero(found[1][:, 3]) == 0
-    assert relative(found[1], right[1].double()) < 1e-6
-    assert relative(found[2], right[2].double()) < 1e-6
+    computed, right = (gradients(lambda a, b: gram_loss(a, b, form), z, y) for z in (short, gone))
+    assert computed[0].item() == pytest.approx(right[0].item(), rel=1e-6)
+    assert torch.count_nonzero(computed[1][:, 3]) == 0
+    assert relative(computed[1], right[1].double()) < 1e-6
+    assert relative(computed[2], right[2].double()) < 1e-6
 
 
 def test_tiles_made_again_give_the_bits_of_tiles_that_were_kept(monkeypatch):

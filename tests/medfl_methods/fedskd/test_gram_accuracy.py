@@ -25,9 +25,9 @@ def test_nearly_equal_models(form, kind, loss):
     y = x + noise
     right = expected(x, y)
     assert right[0].item() == pytest.approx(loss, rel=0.2)
-    found = gradients(lambda a, b: gram_loss(a, b, form), x, y)
-    check(found, right, x, y)
-    assert found[0].item() == pytest.approx(right[0].item(), rel=1e-2, abs=1e-12)
+    computed = gradients(lambda a, b: gram_loss(a, b, form), x, y)
+    check(computed, right, x, y)
+    assert computed[0].item() == pytest.approx(right[0].item(), rel=1e-2, abs=1e-12)
 
 
 @EACH_FORM
@@ -44,9 +44,9 @@ def test_the_k_x_k_form_keeps_its_accuracy_at_any_closeness(kind):
     for scale in (1e-2, 1e-3, 1e-4):
         y = x + scale * features("normal", 300, 24, seed=1)
         right = expected(x, y)
-        value, *found = gradients(lambda a, b: gram_loss(a, b, "columns"), x, y)
+        value, *slopes = gradients(lambda a, b: gram_loss(a, b, "columns"), x, y)
         assert value.item() == pytest.approx(right[0].item(), rel=1e-4)
-        assert all(relative(f, r) < 1e-5 for f, r in zip(found, right[1:], strict=True))
+        assert all(relative(f, r) < 1e-5 for f, r in zip(slopes, right[1:], strict=True))
 
 
 @EACH_FORM
@@ -66,16 +66,16 @@ def test_rows_of_half_a_million_features_keep_the_accuracy(monkeypatch):
     monkeypatch.setattr("medfl_methods.fedskd.similarity_nxn.CHUNK", 4096)
     x, y = features("common", 4, 500_000), features("common", 4, 500_000, seed=1)
     y[:, 2] += x[:, 0]
-    found, right = gradients(gram_loss, x, y), expected(x, y)
+    computed, right = gradients(gram_loss, x, y), expected(x, y)
     assert right[0].item() > 1e-3
-    check(found, right, x, y)
+    check(computed, right, x, y)
 
 
 @EACH_FORM
 @pytest.mark.parametrize(("n", "k", "other"), [(1, 3, 2), (2, 1, 1), (5, 3, 7), (150, 24, 19), (600, 9, 5)])
 def test_float64_agrees_with_the_direct_form_to_1e_10(form, n, k, other):
     x, y = features("normal", n, k).double(), features("normal", n, other, seed=1).double()
-    found, right = gradients(lambda a, b: gram_loss(a, b, form), x, y), expected(x, y)
-    assert found[0].item() == pytest.approx(right[0].item(), rel=1e-10, abs=1e-12)
-    for gradient, truth in zip(found[1:], right[1:], strict=True):
+    computed, right = gradients(lambda a, b: gram_loss(a, b, form), x, y), expected(x, y)
+    assert computed[0].item() == pytest.approx(right[0].item(), rel=1e-10, abs=1e-12)
+    for gradient, truth in zip(computed[1:], right[1:], strict=True):
         torch.testing.assert_close(gradient, truth, rtol=1e-10, atol=1e-10 * truth.norm().item() + 1e-12)

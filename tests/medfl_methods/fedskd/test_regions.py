@@ -15,8 +15,8 @@ def test_means_over_disjoint_regions():
     a, b = maps(2, 3, 4, 4), maps(2, 5, 4, 4, seed=1)
     labels = torch.tensor([[1, 1, 2, 2], [1, 1, 2, 2], [0, 5, 5, 5], [0, 5, 5, 5]])
     rows = [torch.stack([x[:, :, labels == value].mean(2).flatten() for value in (1, 2, 5)]) for x in (a, b)]
-    found = region_similarity_loss(a, b, region_weights(labels, (4, 4)))
-    assert found.item() == pytest.approx(by_the_book(*rows).item(), rel=1e-5)
+    loss = region_similarity_loss(a, b, region_weights(labels, (4, 4)))
+    assert loss.item() == pytest.approx(by_the_book(*rows).item(), rel=1e-5)
 
 
 def test_soft_weights_keep_each_region_s_mass_and_sum_to_one_inside():
@@ -46,10 +46,10 @@ def test_weights_are_those_of_one_mask_for_each_region(grid, size, mode):
     """Bit by bit where the cells have 2^n voxels; grids that the cells do not divide have cells that overlap."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.tensor([0, 3, 4, 90])[torch.randint(4, (3, *grid), generator=generator)]
-    found, expected = region_weights(labels, size, mode), by_masks(labels, size, mode)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    weights, expected = region_weights(labels, size, mode), by_masks(labels, size, mode)
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
     if mode == "nearest" or grid[0] == 16:
-        assert torch.equal(found, expected)
+        assert torch.equal(weights, expected)
     assert torch.equal(region_weights(labels[0], size, mode), region_weights(labels[:1], size, mode)[0])
 
 
@@ -61,13 +61,13 @@ def test_loss_and_gradients_are_those_of_one_mask_for_each_region(mode):
     a, b = (torch.randn(3, k, 6, 5, 4, generator=generator, dtype=torch.float64).requires_grad_() for k in (4, 3))
     grids = RegionGrids(labels, mode)
     loss = region_similarity_loss(a, b, grids.for_maps(a, b))
-    found = torch.autograd.grad(loss, [a, b])
+    slopes = torch.autograd.grad(loss, [a, b])
     weights = by_masks(labels, (6, 5, 4), mode).double()
     share = weights / weights.sum((2, 3, 4), keepdim=True)
     rows = [torch.einsum("bkxyz,brxyz->rbk", x, share).flatten(1) for x in (a, b)]
     expected = by_the_book(*rows)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
-    for ours, theirs in zip(found, torch.autograd.grad(expected, [a, b]), strict=True):
+    for ours, theirs in zip(slopes, torch.autograd.grad(expected, [a, b]), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-12)
 
 
@@ -104,18 +104,18 @@ def test_a_sample_without_a_region_counts_as_zero_there():
     first = [x[0].flatten(1)[:, 2:].mean(1) for x in (a, b)]
     rows = []
     for x, mean in zip((a, b), first, strict=True):
-        one = torch.cat([x[0].flatten(1)[:, :2].mean(1), x[1].flatten(1).mean(1)])
-        rows.append(torch.stack([one, torch.cat([mean, torch.zeros(3)])]))
-    found = region_similarity_loss(a, b, region_weights(labels, (2, 2)))
-    assert found.item() == pytest.approx(by_the_book(*rows).item(), rel=1e-5)
+        first_region = torch.cat([x[0].flatten(1)[:, :2].mean(1), x[1].flatten(1).mean(1)])
+        rows.append(torch.stack([first_region, torch.cat([mean, torch.zeros(3)])]))
+    loss = region_similarity_loss(a, b, region_weights(labels, (2, 2)))
+    assert loss.item() == pytest.approx(by_the_book(*rows).item(), rel=1e-5)
 
 
 def test_one_atlas_for_all_samples_in_each_of_its_shapes():
     a, b = maps(3, 2, 4, 4), maps(3, 2, 4, 4, seed=1)
     weights = region_weights(torch.arange(16).reshape(4, 4) // 4 + 1, (4, 4))
-    one = region_similarity_loss(a, b, weights).item()
-    assert region_similarity_loss(a, b, weights[None]).item() == one
-    assert region_similarity_loss(a, b, weights.expand(3, -1, -1, -1)).item() == pytest.approx(one, rel=1e-6)
+    shared = region_similarity_loss(a, b, weights).item()
+    assert region_similarity_loss(a, b, weights[None]).item() == shared
+    assert region_similarity_loss(a, b, weights.expand(3, -1, -1, -1)).item() == pytest.approx(shared, rel=1e-6)
 
 
 def test_each_model_is_pooled_on_its_own_grid():
@@ -124,9 +124,9 @@ def test_each_model_is_pooled_on_its_own_grid():
     rows = []
     for x in (a, b):
         w = region_weights(labels, x.shape[2:])
-        rows.append(torch.stack([((x * one).sum((2, 3)) / one.sum()).flatten() for one in w]))
-    found = region_similarity_loss(a, b, region_weights(labels, (8, 8)))
-    assert found.item() == pytest.approx(by_the_book(*rows).item(), rel=1e-5)
+        rows.append(torch.stack([((x * weight).sum((2, 3)) / weight.sum()).flatten() for weight in w]))
+    loss = region_similarity_loss(a, b, region_weights(labels, (8, 8)))
+    assert loss.item() == pytest.approx(by_the_book(*rows).item(), rel=1e-5)
 
 
 def test_no_gradient_is_ever_nan():
@@ -140,7 +140,7 @@ def test_no_gradient_is_ever_nan():
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         (torch.zeros(8, 8), "found none"),
         (torch.full((8, 8), 0.5), "nearest neighbour"),
@@ -150,8 +150,8 @@ def test_no_gradient_is_ever_nan():
         (torch.ones(8), r"\(8,\)"),
     ],
 )
-def test_what_is_no_atlas_is_refused(labels, said):
-    with pytest.raises(DataError, match=said):
+def test_what_is_no_atlas_is_refused(labels, message):
+    with pytest.raises(DataError, match=message):
         region_weights(labels, (4, 4))
 
 

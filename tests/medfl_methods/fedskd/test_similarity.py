@@ -145,8 +145,8 @@ class TestLayers:
 
     def test_regions_of_each_layer_equal_regions_pooled_on_the_way(self):
         for_each = [self.REGIONS, F.adaptive_avg_pool2d(self.REGIONS, (3, 3))]
-        one = similarity_loss(self.A, self.B, ["region"], self.REGIONS)
-        assert similarity_loss(self.A, self.B, ["region"], for_each).item() == pytest.approx(one.item(), rel=1e-6)
+        common = similarity_loss(self.A, self.B, ["region"], self.REGIONS)
+        assert similarity_loss(self.A, self.B, ["region"], for_each).item() == pytest.approx(common.item(), rel=1e-6)
 
     def test_unlike_depths_are_refused_with_both_numbers(self):
         with pytest.raises(SettingsError, match="2 and 1"):
@@ -159,15 +159,15 @@ class TestLayers:
             similarity_loss(self.A, self.B, ["batch", "region"])
 
     @pytest.mark.parametrize(
-        ("kinds", "regions", "said"),
+        ("kinds", "regions", "message"),
         [
             (["pixels"], None, "Did you mean 'pixel'"),
             ([], None, "at least one kind"),
             (None, [REGIONS], "each of 2 layers"),
         ],
     )
-    def test_other_settings_that_make_no_sense(self, kinds, regions, said):
-        with pytest.raises(SettingsError, match=said):
+    def test_other_settings_that_make_no_sense(self, kinds, regions, message):
+        with pytest.raises(SettingsError, match=message):
             similarity_loss(self.A, self.B, kinds, regions)
         with pytest.raises(SettingsError, match="hw_sq"):
             similarity_loss(self.A, self.B, pixel_norm="hwsq")

@@ -96,15 +96,15 @@ def test_all_is_a_function_of_seed_site_and_round():
     """Sites begin with one critic and draw unlike points."""
     first = make().tensors()
     assert tensors_equal(first, make(of=site(name="site-2")).tensors())
-    found = [learned(make(of=site(**options))).tensors() for options in ({}, {}, {"name": "site-2"}, {"round_": 2})]
-    assert tensors_equal(found[0], found[1])
-    assert not tensors_equal(found[0], found[2])
-    assert not tensors_equal(found[0], found[3])
+    critics = [learned(make(of=site(**options))).tensors() for options in ({}, {}, {"name": "site-2"}, {"round_": 2})]
+    assert tensors_equal(critics[0], critics[1])
+    assert not tensors_equal(critics[0], critics[2])
+    assert not tensors_equal(critics[0], critics[3])
 
 
 def test_more_steps_are_more_steps():
-    one, three = learned(make(), 3).tensors(), learned(make(steps=3)).tensors()
-    assert tensors_equal(one, three), "the same batch three times, points from one stream"
+    repeated, three = learned(make(), 3).tensors(), learned(make(steps=3)).tensors()
+    assert tensors_equal(repeated, three), "the same batch three times, points from one stream"
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 5), (1, 8, 8, 8)])

@@ -26,13 +26,13 @@ VARIANCES = (0.15, 0.20, 0.25)
     ],
 )
 def test_tp_5_epsilon_of_each_release(adjacency, clip, expected):
-    found = [Release("gaussian", variance, clip).epsilon(adjacency) for variance in VARIANCES]
-    assert found == pytest.approx(expected, abs=0.05 if clip == 5 else 0.005)
+    epsilons = [Release("gaussian", variance, clip).epsilon(adjacency) for variance in VARIANCES]
+    assert epsilons == pytest.approx(expected, abs=0.05 if clip == 5 else 0.005)
 
 
 def test_tp_5_the_same_numbers_as_standard_deviations():
-    found = [Release("gaussian", std**2, 1.0).epsilon("add_remove") for std in VARIANCES]
-    assert found == pytest.approx((49.9, 33.1, 24.4), abs=0.05)
+    epsilons = [Release("gaussian", std**2, 1.0).epsilon("add_remove") for std in VARIANCES]
+    assert epsilons == pytest.approx((49.9, 33.1, 24.4), abs=0.05)
 
 
 @pytest.mark.parametrize(("epsilon", "sigma"), [(8, 0.600), (4, 1.081), (2, 1.994), (1, 3.731)])
@@ -47,9 +47,9 @@ def test_tp_5_two_noisy_copies():
 
 
 def test_tp_8_laplace_noise_of_the_same_variance():
-    found = [Release("laplace", variance, 1.0).epsilon("add_remove") for variance in VARIANCES]
-    assert found == pytest.approx((3.65, 3.16, 2.83), abs=0.005)
-    assert Release("laplace", 0.15, 1.0).epsilon("replace") == pytest.approx(2 * found[0])
+    epsilons = [Release("laplace", variance, 1.0).epsilon("add_remove") for variance in VARIANCES]
+    assert epsilons == pytest.approx((3.65, 3.16, 2.83), abs=0.005)
+    assert Release("laplace", 0.15, 1.0).epsilon("replace") == pytest.approx(2 * epsilons[0])
 
 
 def test_tp_8_without_a_clip_the_only_bound_there_is_says_nothing():
@@ -62,9 +62,9 @@ def test_tp_5_clip():
     part = torch.zeros(2, 1, 28, 28)
     part[0, 0, 3, :9] = 1.0  # norm 3
     part[1, 0, 5, 5] = 0.7
-    found = Release("none", 0.15, 1.0).clipped(part)
-    assert found.flatten(1).norm(dim=1).tolist() == pytest.approx([1.0, 0.7], abs=1e-7)
-    assert torch.equal(found[1], part[1].double())
+    clipped = Release("none", 0.15, 1.0).clipped(part)
+    assert clipped.flatten(1).norm(dim=1).tolist() == pytest.approx([1.0, 0.7], abs=1e-7)
+    assert torch.equal(clipped[1], part[1].double())
 
 
 # ---- the noise (O-TP-6, TP-09)
@@ -73,11 +73,11 @@ def test_tp_5_clip():
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_tp_6_variance_and_mean(noise):
     nothing = torch.zeros(1000, 1, 10, 10)
-    found = Release(noise, 0.15, None).apply(nothing, SecretStream(b"0123456789abcdef", noise))
-    assert float(found.var()) == pytest.approx(0.15, abs=0.003)
-    assert float(found.mean()) == pytest.approx(0.0, abs=0.004)
+    noise_ = Release(noise, 0.15, None).apply(nothing, SecretStream(b"0123456789abcdef", noise))
+    assert float(noise_.var()) == pytest.approx(0.15, abs=0.003)
+    assert float(noise_.mean()) == pytest.approx(0.0, abs=0.004)
     if noise == "laplace":
-        assert float(found.abs().mean()) == pytest.approx(0.2738613, abs=0.0035)
+        assert float(noise_.abs().mean()) == pytest.approx(0.2738613, abs=0.0035)
 
 
 def test_tp_6_the_scale_of_laplace_noise_is_not_its_standard_deviation():

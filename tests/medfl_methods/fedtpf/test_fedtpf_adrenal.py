@@ -75,10 +75,10 @@ def test_two_rounds_in_3_d(volumes: tuple[torch.Tensor, torch.Tensor], tmp_path:
         method_args=args,
     )
     assert simulate(run).outcome.status == "finished"
-    found = read_findings(tmp_path / "run")
-    sharing = found.meta["sharing"]
+    findings = read_findings(tmp_path / "run")
+    sharing = findings.meta["sharing"]
     assert sharing["stage1"]["ended"] == "round limit"
     assert sharing["classes"] == [6, 6]
-    assert found.tensors["sharing/images"].shape == (4, 1, 28, 28, 28)
-    variance = float(found.tensors["sharing/images"].var())
+    assert findings.tensors["sharing/images"].shape == (4, 1, 28, 28, 28)
+    variance = float(findings.tensors["sharing/images"].var())
     assert variance == pytest.approx(0.15, rel=0.03), "noise, and next to nothing else under this clip"

@@ -52,12 +52,12 @@ def test_frozen_sites_count_with_what_they_had_and_ever_less(tmp_path, mode):
     known, kept, changes = server.state.meta, {}, {}
     for round_ in range(1, 8):
         work = log.of("distil", round_)
-        (fold,) = [one for one in log.folds if (one.round, one.stage) == (round_, "distil")]
+        (fold,) = [entry for entry in log.folds if (entry.round, entry.stage) == (round_, "distil")]
         before, after = (select(state, "kept/distiller/") for state in (fold.before, fold.after))
         active = [name for name in work if name not in kept]
-        for name, one in work.items():
-            got = select(one.given, "distiller/")
-            assert bool(got) == bool(select(one.sent, "distiller/")) == (name in active)
+        for name, done in work.items():
+            got = select(done.received, "distiller/")
+            assert bool(got) == bool(select(done.sent, "distiller/")) == (name in active)
             assert not got or tensors_equal(got, before)
         gains = [SCRIPT[name][round_ - 2] - SCRIPT[name][round_ - 3] for name in active] if round_ > 2 else []
         change = statistics.fmean(gains) if gains else 0.0
@@ -117,21 +117,21 @@ def test_a_frozen_site_trains_the_task_only(freezing):
         ["site-2", "site-3"],
         ["site-3"],
     ]
-    for one in log.work:
-        if one.op != "distil":
+    for work in log.work:
+        if work.op != "distil":
             continue
-        frozen = one.round > facts["frozen"].get(one.site, 99)
-        assert any(name.startswith("distiller/") for name in one.given) is not frozen
-        assert any(name.startswith("distiller/") for name in one.sent) is not frozen
-        assert any(tensor.abs().max() > 0 for name, tensor in one.sent.items() if name.startswith("model/"))
-        assert one.meta["frozen"] == (facts["frozen"].get(one.site) == one.round)
+        frozen = work.round > facts["frozen"].get(work.site, 99)
+        assert any(name.startswith("distiller/") for name in work.received) is not frozen
+        assert any(name.startswith("distiller/") for name in work.sent) is not frozen
+        assert any(tensor.abs().max() > 0 for name, tensor in work.sent.items() if name.startswith("model/"))
+        assert work.meta["frozen"] == (facts["frozen"].get(work.site) == work.round)
     assert not any(name.startswith("kept/") for name in log.of("distil", 4)["site-1"].kept), "nothing to go on with"
 
 
 def test_a_frozen_sites_part_stays_in_the_mean(freezing):
     """In the last round of the stage: site 1 as it was in round 2, site 2 in round 3, site 3 as it is."""
     log, result, _ = freezing
-    folds = {one.round: one for one in log.folds if one.stage == "distil"}
+    folds = {fold.round: fold for fold in log.folds if fold.stage == "distil"}
     weights = result.outcome.findings.meta["sharing"]["history"][3]["weights"]
     assert weights["site-3"] == 1.0
     parts = {}
@@ -141,8 +141,8 @@ def test_a_frozen_sites_part_stays_in_the_mean(freezing):
     sizes = {"site-1": 7, "site-2": 6, "site-3": 5}
     expected = weighted_mean(parts, {name: sizes[name] * weights[name] for name in sizes})
     for key, mean in expected.items():
-        found = folds[4].after[f"kept/distiller/{key}"].double()
-        torch.testing.assert_close(found, mean, atol=1e-6, rtol=1e-5)
+        kept = folds[4].after[f"kept/distiller/{key}"].double()
+        torch.testing.assert_close(kept, mean, atol=1e-6, rtol=1e-5)
     accuracies = [entry["accuracy"] for entry in result.outcome.findings.meta["sharing"]["history"]]
     gain = max(0.0, accuracies[1]["site-2"] - accuracies[0]["site-2"])  # p(2) - p(1) of the active site that judges
     assert weights["site-1"] == weights["site-2"] == pytest.approx(math.exp(-RATE * gain))
@@ -150,7 +150,7 @@ def test_a_frozen_sites_part_stays_in_the_mean(freezing):
 
 def test_a_frozen_site_still_assesses_and_shares(freezing):
     log, result, _ = freezing
-    assert {one.site for one in log.work if (one.op, one.round) == ("assess", 4)} == {"site-1", "site-2"}
+    assert {work.site for work in log.work if (work.op, work.round) == ("assess", 4)} == {"site-1", "site-2"}
     assert set(log.of("share")) == {"site-1", "site-2", "site-3"}
     assert result.outcome.findings.meta["sharing"]["items"] == {"site-1": 7, "site-2": 6, "site-3": 5}
 
@@ -186,8 +186,8 @@ def test_the_papers_preset_is_the_paper(tmp_path):
 
         class Judged(Scripted):
             def work(self, site, order, low=low):
-                told = Reply(meta={"accuracy": low, "judged": 50})
-                return told if order.op == "assess" else super().work(site, order)
+                reply = Reply(meta={"accuracy": low, "judged": 50})
+                return reply if order.op == "assess" else super().work(site, order)
 
         steps = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), small_sites(), rounds=9)
         *_, server = itertools.islice(steps, 2)
@@ -201,6 +201,6 @@ def test_where_nobody_can_judge_the_round_limit_ends_it(tmp_path):
     result = run(tmp_path, make_method=factory, sites=data, rounds=2)
     facts = result.outcome.findings.meta["sharing"]
     assert (result.outcome.status, result.outcome.rounds) == ("finished", 2)
-    assert [one.op for one in log.work if one.site == "site-1"] == ["distil", "share", "train"]
+    assert [work.op for work in log.work if work.site == "site-1"] == ["distil", "share", "train"]
     assert facts["stage1"]["ended"] == "round limit"
     assert (facts["frozen"], facts["history"][0]["accuracy"]) == ({}, {})

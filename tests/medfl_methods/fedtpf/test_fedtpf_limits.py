@@ -49,11 +49,11 @@ def test_tp_10_without_what_is_its_own_the_first_stage_is_fedfeds(tmp_path):
     """Bit for bit, over two rounds: the same generator and classifier; only the task's network is trained beside it."""
     for name, args in (("fedtpf", PLAIN), ("fedfed", FEDFED)):
         run(tmp_path / name, name, args | {"distil_rounds": 2}, rounds=2)
-    expected, found = distiller_at(tmp_path / "fedfed"), distiller_at(tmp_path / "fedtpf")
-    assert len(found) > 40
-    assert tensors_equal(found, expected)
+    expected, part = distiller_at(tmp_path / "fedfed"), distiller_at(tmp_path / "fedtpf")
+    assert len(part) > 40
+    assert tensors_equal(part, expected)
     begun = server_of(FedTPF(width=2, **PLAIN), tmp_path / "begun", task=make_task())
-    assert not tensors_equal(found, select(begun.state.tensors, "kept/distiller/"))
+    assert not tensors_equal(part, select(begun.state.tensors, "kept/distiller/"))
 
 
 class Forgetful(SmallNet):
@@ -66,14 +66,14 @@ class Forgetful(SmallNet):
 
 def test_tp_10_also_where_the_tasks_network_draws_numbers(tmp_path):
     """What the generator draws should not hang on the training before it; both draw from torch's global generator."""
-    task, found = make_task().with_network("norm", Forgetful), []
+    task, parts = make_task().with_network("norm", Forgetful), []
     for method in (FedTPF(width=2, **PLAIN), FedFed(width=2, **FEDFED)):
-        server = server_of(method, tmp_path / str(len(found)), task=task)
+        server = server_of(method, tmp_path / str(len(parts)), task=task)
         site = site_of(make_data(12, "own"), task=task)
         torch.manual_seed(1)
         reply = method.work(site, Order("site-1", "distil", method.publish(server) | method.distiller(server)))
-        found.append(select(reply.tensors, "distiller/"))
-    assert tensors_equal(*found)
+        parts.append(select(reply.tensors, "distiller/"))
+    assert tensors_equal(*parts)
 
 
 def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
@@ -84,15 +84,15 @@ def test_tp_10_each_of_its_parts_makes_a_difference(tmp_path):
         "prototypes": {"prototype": "mean"},
         "noise": {"noise": "laplace"},
     }
-    found = {}
+    generators = {}
     for name, args in runs.items():
         made = FedTPF(**({"width": 2} | PLAIN | args))
         site = site_of(make_data(7, "own"))
         site.task = make_task()
         server = server_of(made, tmp_path / name, task=site.task)
         reply = made.work(site, Order("site-1", "distil", made.publish(server) | made.distiller(server)))
-        found[name] = select(reply.tensors, "distiller/generator")
-    assert all(not tensors_equal(found["none"], found[name]) for name in runs if name != "none")
+        generators[name] = select(reply.tensors, "distiller/generator")
+    assert all(not tensors_equal(generators["none"], generators[name]) for name in runs if name != "none")
 
 
 def test_tp_10_where_nothing_is_shared_it_is_fedavg(tmp_path):
@@ -101,9 +101,9 @@ def test_tp_10_where_nothing_is_shared_it_is_fedavg(tmp_path):
     options = {"rounds": 3, "fraction": 0.67, "sites": data}
     tpf = run(tmp_path / "tpf", args={"share_fraction": 0.0, "distil_rounds": 1}, **options)
     avg = run(tmp_path / "avg", "fedavg", **options)
-    expected, found = bits(avg), bits(tpf)
-    assert expected.keys() == found.keys()
-    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    expected, tpf_bits = bits(avg), bits(tpf)
+    assert expected.keys() == tpf_bits.keys()
+    assert all(tensors_equal(tpf_bits[key], tensors) for key, tensors in expected.items())
     facts = tpf.outcome.findings.meta["sharing"]
     assert (facts["items"], facts["statement"]) == ({}, ["Nothing made of images was sent."])
     assert facts["stage1"]["ended"] == "round limit"
@@ -123,9 +123,9 @@ class Wild(FedTPF):
 def test_a_diverging_critic_is_refused_where_it_is_and_others_go_on(tmp_path, caplog):
     result = run(tmp_path, make_method=lambda: Wild(width=2, distil_rounds=1), rounds=1)
     assert result.outcome.status == "finished"
-    (said,) = [line for line in caplog.messages if "diverged" in line]
-    assert "site-2" in said
-    assert "critic_lr" in said
+    (warning,) = [line for line in caplog.messages if "diverged" in line]
+    assert "site-2" in warning
+    assert "critic_lr" in warning
     assert result.outcome.findings.meta["sharing"]["history"][0]["active"] == ["site-1"]
     assert state_of(tmp_path, "site-2").tensors == {}, "it goes on from where it was"
     assert all(t.isfinite().all() for t in distiller_at(tmp_path).values() if t.is_floating_point())
@@ -214,16 +214,19 @@ def test_other_generators_other_noise_and_quantised_updates(tmp_path, args, of):
     result = run(tmp_path, make_method=recorded(log, FedTPF, **args), compression={"bits": 8})
     facts = result.outcome.findings.meta["sharing"]
     assert (result.outcome.status, result.outcome.rounds, facts["releases"][0]["of"]) == ("finished", 2, of)
-    assert not any("critic" in name for one in log.work for name in one.kept)
-    sent = [select(one.sent, "shared/") for one in log.of("share").values()]
-    expected = {name: torch.cat([one[name] for one in sent]) for name in ("images/0", "labels")}
+    assert not any("critic" in name for work in log.work for name in work.kept)
+    sent = [select(work.sent, "shared/") for work in log.of("share").values()]
+    expected = {name: torch.cat([part[name] for part in sent]) for name in ("images/0", "labels")}
     assert tensors_equal(shared_at(tmp_path), expected)
     updates = log.of("distil", 1)
-    mean = weighted_mean({n: select(one.sent, "distiller/") for n, one in updates.items()}, {"site-1": 7, "site-2": 6})
-    (fold,) = [one for one in log.folds if one.stage == "distil"]
+    mean = weighted_mean(
+        {n: select(work.sent, "distiller/") for n, work in updates.items()}, {"site-1": 7, "site-2": 6}
+    )
+    (fold,) = [entry for entry in log.folds if entry.stage == "distil"]
     for key, change in mean.items():
         steps = max(
-            float(one.sent[f"distiller/{key}"].max() - one.sent[f"distiller/{key}"].min()) for one in updates.values()
+            float(work.sent[f"distiller/{key}"].max() - work.sent[f"distiller/{key}"].min())
+            for work in updates.values()
         )
         moved = fold.after[f"kept/distiller/{key}"].double() - fold.before[f"kept/distiller/{key}"].double()
         torch.testing.assert_close(moved, change, atol=steps / 255 + 1e-6, rtol=0)
@@ -235,5 +238,5 @@ def test_a_site_with_one_image_and_one_with_none(tmp_path):
     result = run(tmp_path, make_method=recorded(log, FedTPF, clip=None), sites=data)
     facts = result.outcome.findings.meta["sharing"]
     assert (result.outcome.status, facts["items"]) == ("finished", {"site-1": 1, "site-2": 6})
-    assert {one.op for one in log.work if one.site == "site-3"} == {"assess"}
+    assert {work.op for work in log.work if work.site == "site-3"} == {"assess"}
     assert all(not t.any() for t in log.of("distil")["site-1"].sent.values())

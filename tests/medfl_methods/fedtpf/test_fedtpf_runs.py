@@ -45,23 +45,23 @@ def test_only_declared_parts_leave_the_server_and_the_sites(whole):
     whole_distiller = Distiller(build_generator("vae", (1, 6, 6), 24, 2), SmallNet(), task.scale)
     part = {f"distiller/{name}" for name in whole_distiller.state_dict()}
     shared = {"shared/images/0", "shared/labels"}
-    given = {"distil": [model | part], "assess": [part], "share": [part], "train": [model, model | shared]}
+    brought = {"distil": [model | part], "assess": [part], "share": [part], "train": [model, model | shared]}
     sent = {"distil": model | part, "assess": set(), "share": shared, "train": model}
-    told = {"distil": {"size", "frozen"}, "assess": {"accuracy", "judged"}, "train": {"size"}}
-    told["share"] = {"size", "generator_error", "mean_image_error"}
-    for one in log.work:
-        assert set(one.given) in given[one.op], one.op
-        assert (set(one.sent), set(one.meta), one.parcels) == (sent[one.op], told[one.op], 0)
-        assert one.told == ({"holds": True} if one.op == "train" and set(one.given) == model else {})
-    assert {one.op for one in log.work} == set(given)
-    critics = [one for one in log.work if any("critic" in name for name in one.kept)]
-    assert {one.site for one in critics} == {"site-1", "site-2", "site-3"}, "and there are some to hide"
-    assert all(any("optimizer" in name for name in one.kept) for one in log.work if one.op == "distil")
+    facts = {"distil": {"size", "frozen"}, "assess": {"accuracy", "judged"}, "train": {"size"}}
+    facts["share"] = {"size", "generator_error", "mean_image_error"}
+    for work in log.work:
+        assert set(work.received) in brought[work.op], work.op
+        assert (set(work.sent), set(work.meta), work.parcels) == (sent[work.op], facts[work.op], 0)
+        assert work.order_meta == ({"holds": True} if work.op == "train" and set(work.received) == model else {})
+    assert {work.op for work in log.work} == set(brought)
+    critics = [work for work in log.work if any("critic" in name for name in work.kept)]
+    assert {work.site for work in critics} == {"site-1", "site-2", "site-3"}, "and there are some to hide"
+    assert all(any("optimizer" in name for name in work.kept) for work in log.work if work.op == "distil")
 
 
 def test_server_never_holds_what_stays_at_sites(whole):
     log, _, folder = whole
-    names = set(state_of(folder).tensors) | {name for one in log.folds for name in one.after}
+    names = set(state_of(folder).tensors) | {name for fold in log.folds for name in fold.after}
     assert all(name.startswith(("kept/distiller/", "body.", "head.")) for name in names)
     assert not any("critic" in name or "proto" in name or "optim" in name for name in names)
 
@@ -84,11 +84,11 @@ def test_a_reply_with_a_critic_is_refused(tmp_path):
 def test_stages_are_the_servers(whole):
     """Two rounds of distilling and assessing, one step of sharing, then training; the server schedules each."""
     log, result, folder = whole
-    stages = [(one.round, one.stage, one.following) for one in log.folds]
+    stages = [(fold.round, fold.stage, fold.following) for fold in log.folds]
     first = [(1, "distil", "assess"), (1, "assess", "distil"), (2, "distil", "assess"), (2, "assess", "share")]
     assert stages == [*first, (3, "share", "train"), (3, "train", "train"), (4, "train", "train")]
     assert "done" not in state_of(folder).meta, "no round is under way"
-    assert {one.site for one in log.work if one.op == "assess"} == {"site-1", "site-2"}
+    assert {work.site for work in log.work if work.op == "assess"} == {"site-1", "site-2"}
     facts = result.outcome.findings.meta["sharing"]
     assert facts["stage1"] == {"rounds": 2, "ended": "round limit", "threshold": 0.9}
     assert (result.outcome.status, result.outcome.rounds) == ("finished", 4)
@@ -107,7 +107,7 @@ def test_the_common_generator_is_the_mean_by_images(whole):
         prefixes = {"distil": ("model/", "distiller/"), "train": ("model/",)}.get(fold.stage, ())
         moved = set()
         for prefix in prefixes:
-            means = weighted_mean({name: select(one.sent, prefix) for name, one in work.items()}, sizes)
+            means = weighted_mean({name: select(done.sent, prefix) for name, done in work.items()}, sizes)
             own = "kept/distiller/" if prefix == "distiller/" else ""
             for key, mean in means.items():
                 expected = fold.before[own + key].double() + mean
@@ -123,7 +123,7 @@ def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
     log, result, _ = whole
     task, data = make_task(), unlike_sites()
     history = result.outcome.findings.meta["sharing"]["history"]
-    for fold, entry in zip([one for one in log.folds if one.stage == "distil"], history, strict=True):
+    for fold, entry in zip([entry_ for entry_ in log.folds if entry_.stage == "distil"], history, strict=True):
         model = Distiller(build_generator("vae", (1, 6, 6), 24, 2), SmallNet(), task.scale)
         model.load_state_dict(select(fold.after, "kept/distiller/"))
         model.eval()
@@ -135,8 +135,8 @@ def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
 
 def test_everyone_gets_the_shared_set_once(whole):
     log, _, folder = whole
-    carrying = [one for one in log.work if any(name.startswith("shared/") for name in one.given)]
-    assert [(one.site, one.round, one.op) for one in carrying] == [(f"site-{n}", 3, "train") for n in (1, 2, 3)]
+    carrying = [work for work in log.work if any(name.startswith("shared/") for name in work.received)]
+    assert [(work.site, work.round, work.op) for work in carrying] == [(f"site-{n}", 3, "train") for n in (1, 2, 3)]
     expected = shared_at(folder)
     assert expected["images/0"].shape == (18, 1, 6, 6)
     for name in ("site-1", "site-2", "site-3"):
@@ -165,12 +165,12 @@ def test_a_run_that_loses_all_sites_in_the_share_step_goes_on(whole, tmp_path):
     assert (ended.outcome.status, ended.outcome.rounds) == ("incomplete", 2)
     log = Log()
     again = run(tmp_path, args=ARGS, make_method=recorded(log, FedTPF, **ARGS), sites=unlike_sites(), **ROUNDS)
-    assert {one.op for one in log.work} == {"share", "train"}, "nothing is distilled twice"
+    assert {work.op for work in log.work} == {"share", "train"}, "nothing is distilled twice"
     assert tensors_equal(shared_at(tmp_path), shared_at(folder)), "with the same noise"
     assert tensors_equal(state_of(tmp_path).tensors, state_of(folder).tensors)
     assert state_of(tmp_path).meta == state_of(folder).meta
-    expected, found = bits(unbroken), bits(again)
-    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    expected, again_bits = bits(unbroken), bits(again)
+    assert all(tensors_equal(again_bits[key], tensors) for key, tensors in expected.items())
 
 
 # ---- who takes part when
@@ -180,17 +180,17 @@ def test_a_late_site_gets_the_shared_set_then_and_nobody_twice(tmp_path):
     """One of four sites a round: the set travels with a site's first training order, in whichever round that is."""
     log, data = Log(), {f"site-{n}": make_site(4, str(n)) for n in (1, 2, 3, 4)}
     run(tmp_path, make_method=recorded(log, Scripted), sites=data, rounds=12, fraction=0.25)
-    training = {name: [one for one in log.work if (one.site, one.op) == (name, "train")] for name in data}
+    training = {name: [work for work in log.work if (work.site, work.op) == (name, "train")] for name in data}
     assert max(works[0].round for works in training.values() if works) >= 5
     assert max(len(works) for works in training.values()) >= 3
     down = rows(tmp_path, "bytes_down")
     size = 16 * (36 * 2 + 8)  # 16 images in half precision, and labels
     model = sum(tensor.numel() * tensor.element_size() for tensor in make_task().initial(7).values())
     for name, works in training.items():
-        brought = ["shared/images/0" in one.given for one in works]
+        brought = ["shared/images/0" in work.received for work in works]
         assert brought == [True] * (len(works) > 0) + [False] * (len(works) - 1)
-        for one, first in zip(works, brought, strict=True):
-            assert down[one.round, name][-1] == model + size * first
+        for work, first in zip(works, brought, strict=True):
+            assert down[work.round, name][-1] == model + size * first
         assert (shared_at(tmp_path, name) is not None) == bool(works)
 
 

@@ -43,12 +43,12 @@ def test_the_last_part_is_what_the_site_had_and_stands_for_its_update_later(tmp_
     sent = {"a": {"model/v": torch.ones(1)}, "b": {"part/w": torch.tensor([1.0, 1.0]), "part/seen": torch.tensor(2)}}
     replies = WithFrozen(Replies(sent), server, ["a"], now, "part/")
     for _ in range(2):  # replies may be read twice
-        found = dict(replies)
-        assert list(found) == ["a", "b"]
-        assert (now["w"] + found["a"]["part/w"]).tolist() == [1.5, 1.0]
-        assert int(now["seen"] + found["a"]["part/seen"]) == 13
-        assert found["a"]["model/v"].tolist() == [1.0]
-        assert found["b"].keys() == sent["b"].keys()
+        read = dict(replies)
+        assert list(read) == ["a", "b"]
+        assert (now["w"] + read["a"]["part/w"]).tolist() == [1.5, 1.0]
+        assert int(now["seen"] + read["a"]["part/seen"]) == 13
+        assert read["a"]["model/v"].tolist() == [1.0]
+        assert read["b"].keys() == sent["b"].keys()
     mean = mean_update(replies, {"a": 0.25, "b": 0.75}, "part/")
     assert (now["w"] + mean["w"]).tolist() == [0.25 * 1.5 + 0.75 * 6.0, 0.25 * 1.0 + 0.75 * 6.0]
     assert int(now["seen"] + mean["seen"]) == 22, "counters take the largest (rule G-2)"
@@ -67,8 +67,8 @@ def test_what_is_kept_does_not_follow_the_common_part(tmp_path):
     before = {"w": torch.zeros(2)}
     freeze(server, "a", before, {"w": torch.ones(2)})
     before["w"] += 7
-    ((_, found),) = WithFrozen(Replies({"a": {}}), server, ["a"], {"w": torch.zeros(2)}, "part/")
-    assert found["part/w"].tolist() == [1.0, 1.0]
+    ((_, update),) = WithFrozen(Replies({"a": {}}), server, ["a"], {"w": torch.zeros(2)}, "part/")
+    assert update["part/w"].tolist() == [1.0, 1.0]
 
 
 # ---- equation 9

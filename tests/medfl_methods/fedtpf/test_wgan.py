@@ -28,10 +28,10 @@ def linear(norm: float, *shape: int):
 @pytest.mark.parametrize(("norm", "penalty"), [(3.0, 4.0), (1.0, 0.0), (0.25, 0.5625)])
 def test_penalty_of_a_linear_critic(shape, norm, penalty):
     _, critic = linear(norm, *shape)
-    found = gradient_penalty(critic, drawn(6, *shape), drawn(6, *shape, seed=1), rng())
-    assert found.shape == ()
-    assert found.item() == pytest.approx(penalty, abs=1e-12)
-    assert 10 * found.item() == pytest.approx(10 * penalty, abs=1e-11)
+    computed = gradient_penalty(critic, drawn(6, *shape), drawn(6, *shape, seed=1), rng())
+    assert computed.shape == ()
+    assert computed.item() == pytest.approx(penalty, abs=1e-12)
+    assert 10 * computed.item() == pytest.approx(10 * penalty, abs=1e-11)
 
 
 def test_its_gradient_by_the_weights():
@@ -51,7 +51,7 @@ def test_points_lie_between_the_images_of_each_pair():
         seen.append(x.detach())
         return x.square().flatten(1).sum(1) / 2
 
-    found = gradient_penalty(critic, torch.zeros_like(fake), fake, rng())
+    penalty = gradient_penalty(critic, torch.zeros_like(fake), fake, rng())
     (points,) = seen
     shares = points / fake
     assert torch.allclose(shares, shares[:, :1, :1, :1].expand_as(shares), rtol=1e-9)
@@ -59,7 +59,7 @@ def test_points_lie_between_the_images_of_each_pair():
     assert 0 <= share.min() < share.max() <= 1
     assert share.mean().item() == pytest.approx(0.5, abs=4 / math.sqrt(12 * 4000))
     assert share.var().item() == pytest.approx(1 / 12, rel=0.1)
-    assert found.item() == pytest.approx((8 * share - 1).square().mean().item(), rel=1e-12)
+    assert penalty.item() == pytest.approx((8 * share - 1).square().mean().item(), rel=1e-12)
 
 
 def test_the_points_are_a_function_of_the_generator_alone():
@@ -75,9 +75,9 @@ def test_the_points_are_a_function_of_the_generator_alone():
 def test_no_gradient_flows_to_the_images_and_a_flat_critic_is_no_trouble():
     real, fake = drawn(3, 2).requires_grad_(), drawn(3, 2, seed=1).requires_grad_()
     a = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    found = gradient_penalty(lambda x: x @ a, real, fake, rng())
-    found.backward()
-    assert found.item() == 1
+    penalty = gradient_penalty(lambda x: x @ a, real, fake, rng())
+    penalty.backward()
+    assert penalty.item() == 1
     assert real.grad is None
     assert fake.grad is None
     assert a.grad.isfinite().all()

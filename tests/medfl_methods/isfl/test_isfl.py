@@ -100,8 +100,8 @@ def test_without_a_way_to_go_the_target_is_drawn(p, local, values):
 def test_an_absent_class_changes_nothing_for_the_others():
     with_it = distribution([0.25, 0.5, 0.25], [0.8, 0.0, 0.2], [1.0, 9.0, 2.0])
     without = distribution([0.5, 0.5], [0.8, 0.2], [1.0, 2.0])
-    for found, expected in zip(with_it[:2], without[:2], strict=True):
-        assert found == pytest.approx([expected[0], 0.0, expected[1]], abs=1e-7)
+    for values, expected in zip(with_it[:2], without[:2], strict=True):
+        assert values == pytest.approx([expected[0], 0.0, expected[1]], abs=1e-7)
     assert distribution([0.5, 0.5], [0.0, 1.0], [1.0, 2.0])[0] == [0, 1]
 
 
@@ -130,8 +130,8 @@ def test_of_a_square_the_constant_is_the_largest_curvature():
     before = {"weight": model.weight.detach() + 0.3}
     images = torch.tensor([[1.0], [-3.0], [0.5], [2.0]])
     batches = [(images[:3], torch.tensor([0, 0, 2])), (images[3:], torch.tensor([2]))]
-    found = class_lipschitz(model, lambda z, y: 0.5 * z[:, 0].square().mean(), before, batches, 3)
-    assert found.tolist() == pytest.approx([9, 0, 4], rel=1e-5)
+    constants = class_lipschitz(model, lambda z, y: 0.5 * z[:, 0].square().mean(), before, batches, 3)
+    assert constants.tolist() == pytest.approx([9, 0, 4], rel=1e-5)
 
 
 def slopes(model, before, data, rows):
@@ -147,10 +147,10 @@ def slopes(model, before, data, rows):
         gradients.append(torch.stack(each))
     moved = torch.cat([(p - before[name]).detach().flatten() for name, p in model.named_parameters()]).norm()
     ratio = (gradients[1] - gradients[0]).norm(dim=1) / moved
-    found = torch.zeros(CLASSES, dtype=torch.float64)
+    constants = torch.zeros(CLASSES, dtype=torch.float64)
     for row, value in zip(rows.tolist(), ratio.tolist(), strict=True):
-        found[data.labels[row]] = max(found[data.labels[row]].item(), value)
-    return found
+        constants[data.labels[row]] = max(constants[data.labels[row]].item(), value)
+    return constants
 
 
 @pytest.mark.parametrize("norm", [True, False])
@@ -161,8 +161,8 @@ def test_constants_are_those_of_plain_gradients(norm):
     before = {name: p.detach() + 0.1 * torch.randn_like(p) for name, p in model.named_parameters()}
     state = copy.deepcopy(model.state_dict())
     batches = [data.batch(rows) for rows in torch.arange(12).split(5)]
-    found = class_lipschitz(model, nn.CrossEntropyLoss(), before, batches, CLASSES)
-    torch.testing.assert_close(found, slopes(model, before, data, torch.arange(12)), atol=1e-6, rtol=1e-4)
+    constants = class_lipschitz(model, nn.CrossEntropyLoss(), before, batches, CLASSES)
+    torch.testing.assert_close(constants, slopes(model, before, data, torch.arange(12)), atol=1e-6, rtol=1e-4)
     assert all(module.training for module in model.modules())
     assert tensors_equal(model.state_dict(), state)
     here = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -227,7 +227,7 @@ class Watched(ISFL):
 
     def row_weights(self, fit):
         weights, labels = super().row_weights(fit), fit.site.train.labels
-        DRAWN.append([float(weights[labels == one].sum() / len(labels)) for one in range(CLASSES)])
+        DRAWN.append([float(weights[labels == label].sum() / len(labels)) for label in range(CLASSES)])
         return weights
 
 
@@ -238,8 +238,8 @@ def drawn(folder, args, **options):
 
 
 def test_at_first_the_target_is_drawn(tmp_path):
-    found = drawn(tmp_path, {}, rounds=1)
-    assert found == [pytest.approx([1 / 3] * 3), pytest.approx([0, 0.5, 0.5]), pytest.approx([0, 0, 1])]
+    shares = drawn(tmp_path, {}, rounds=1)
+    assert shares == [pytest.approx([1 / 3] * 3), pytest.approx([0, 0.5, 0.5]), pytest.approx([0, 0, 1])]
     assert Store(tmp_path / "state" / "site-1").latest().meta["reply"].keys() == {"size"}
 
 
@@ -248,20 +248,20 @@ def test_without_training_the_target_is_drawn_for_ever(tmp_path):
 
 
 def test_later_one_class_is_drawn_as_rarely_as_sigma_lets_it(tmp_path):
-    found = drawn(tmp_path, {"sigma": 0.1})
+    drawn_shares = drawn(tmp_path, {"sigma": 0.1})
     local = [[12 / 21, 6 / 21, 3 / 21], [0, 9 / 13, 4 / 13]]
-    for shares, own in zip(found[3:5], local, strict=True):
+    for shares, own in zip(drawn_shares[3:5], local, strict=True):
         least = [share / mine for share, mine in zip(shares, own, strict=True) if mine]
         assert min(least) == pytest.approx(0.1)
         assert sum(shares) == pytest.approx(1)
-    assert found[5] == pytest.approx([0, 0, 1])
+    assert drawn_shares[5] == pytest.approx([0, 0, 1])
 
 
 def test_counts_that_sites_tell_are_the_target(tmp_path):
     """From the first round where the run's sites tell them at the start; otherwise from what came in replies."""
     args, still = {"target": "counts"}, {"epochs": 0}  # without training, what is drawn is the target
-    told = drawn(tmp_path / "told", args, describe=("size", "label_counts"), rounds=1, **still)
-    assert told[0] == pytest.approx([12 / 42, 15 / 42, 15 / 42])
+    first = drawn(tmp_path / "told", args, describe=("size", "label_counts"), rounds=1, **still)
+    assert first[0] == pytest.approx([12 / 42, 15 / 42, 15 / 42])
     later = drawn(tmp_path / "later", args, absent=lambda site, step: (site, step) == ("site-2", 1), **still)
     assert later[0] == pytest.approx([1 / 3] * 3)
     assert later[2] == pytest.approx([12 / 29, 6 / 29, 11 / 29])  # site 2 was away; its counts are not known

@@ -48,28 +48,28 @@ def test_values_of_a_linear_model_are_exact_against_one_background(monkeypatch):
 
     monkeypatch.setattr(data, "batch", first_then_background)
     model = Linear()
-    found = explain({"it": model}, data, 2, rng())
-    apart = found.images - background
-    expected = (model.weight[found.labels] * apart).sum(1).detach()
-    assert found.maps["it"].shape == (6, 3, 4)
-    torch.testing.assert_close(found.maps["it"], expected, atol=1e-5, rtol=1e-4)
-    whole = model(found.images) - model(background[None])  # efficiency: values sum to what the image adds
-    torch.testing.assert_close(found.maps["it"].sum((1, 2)), whole[torch.arange(6), found.labels].detach())
+    explained = explain({"it": model}, data, 2, rng())
+    apart = explained.images - background
+    expected = (model.weight[explained.labels] * apart).sum(1).detach()
+    assert explained.maps["it"].shape == (6, 3, 4)
+    torch.testing.assert_close(explained.maps["it"], expected, atol=1e-5, rtol=1e-4)
+    whole = model(explained.images) - model(background[None])  # efficiency: values sum to what the image adds
+    torch.testing.assert_close(explained.maps["it"].sum((1, 2)), whole[torch.arange(6), explained.labels].detach())
 
 
 def test_values_of_a_linear_model_against_many():
     """Expected gradients of a linear model: w (x - mean of the draws), and draws are near the background's mean."""
     data, model = Colours(40), Linear()
-    found = explain({"it": model}, data, 3, rng())
-    apart = found.images - data.images.mean(0)
-    expected = (model.weight[found.labels] * apart).sum(1).detach()
-    assert (found.maps["it"] - expected).abs().mean() < 0.15 * expected.abs().mean()
+    explained = explain({"it": model}, data, 3, rng())
+    apart = explained.images - data.images.mean(0)
+    expected = (model.weight[explained.labels] * apart).sum(1).detach()
+    assert (explained.maps["it"] - expected).abs().mean() < 0.15 * expected.abs().mean()
 
 
 def test_images_like_the_background_have_no_values():
-    found = explain({"it": Linear()}, Colours(6, alike=True), 1, rng())
-    assert found.maps["it"].abs().max() == 0
-    assert found.mean_size == 0
+    explained = explain({"it": Linear()}, Colours(6, alike=True), 1, rng())
+    assert explained.maps["it"].abs().max() == 0
+    assert explained.mean_size == 0
 
 
 class Blind(nn.Module):
@@ -87,23 +87,23 @@ class Blind(nn.Module):
 def test_pixels_that_a_model_does_not_see_have_no_values():
     torch.manual_seed(0)
     model, data = Blind().train(), make_data(30, "public")
-    found = explain({"it": model}, data, 2, rng())
+    explained = explain({"it": model}, data, 2, rng())
     assert not any(module.training for module in model.modules())
-    assert found.maps["it"][:, 3:].abs().max() == 0
-    assert found.maps["it"][:, :3].abs().mean() > 1e-4
+    assert explained.maps["it"][:, 3:].abs().max() == 0
+    assert explained.maps["it"][:, :3].abs().mean() > 1e-4
 
 
 def test_the_same_stream_gives_the_same_values_whatever_numpy_has_drawn():
     models, data = {"a": Linear(1), "b": SmallLike()}, Colours(30)
-    one = explain(models, data, 2, rng(4))
+    first = explain(models, data, 2, rng(4))
     np.random.rand(3)  # noqa: NPY002
     two = explain(models, data, 2, rng(4))
     other = explain(models, data, 2, rng(5))
-    assert all(torch.equal(one.maps[name], two.maps[name]) for name in models)
-    assert torch.equal(one.images, two.images)
-    assert not torch.equal(one.images, other.images)
+    assert all(torch.equal(first.maps[name], two.maps[name]) for name in models)
+    assert torch.equal(first.images, two.images)
+    assert not torch.equal(first.images, other.images)
     alone = explain({"b": models["b"]}, data, 2, rng(4))
-    assert torch.equal(alone.maps["b"], one.maps["b"])
+    assert torch.equal(alone.maps["b"], first.maps["b"])
 
 
 class SmallLike(nn.Module):
@@ -137,11 +137,11 @@ def test_as_many_images_of_each_class_or_all_there_are():
 
 
 def test_what_the_report_gets():
-    found = Explained(
+    explained = Explained(
         torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), {"a": -torch.ones(2, 2, 2), "b": torch.zeros(2, 2, 2)}
     )
-    assert found.mean_size == 0.5
-    assert set(found.tensors()) == {"explained/images", "explained/labels", "explained/maps/a", "explained/maps/b"}
+    assert explained.mean_size == 0.5
+    assert set(explained.tensors()) == {"explained/images", "explained/labels", "explained/maps/a", "explained/maps/b"}
 
 
 def test_without_shap(monkeypatch):

@@ -35,12 +35,12 @@ TEACHERS = ("cnn_a", "cnn_b")
 
 def drawn(layer, shape, worth):
     """A layer read back: each path's cells get what `worth` says of its attributes; the ground covers all."""
-    found = np.zeros(shape)
+    cells = np.zeros(shape)
     for attributes, path in re.findall(r'<path ([^>]*?)d="([^"]*)"[^>]*/>', layer):
         for x, y, n in re.findall(r"M(\d+) (\d+)h(\d+)", path):
             if not path.endswith("z"):
-                found[int(y), int(x) : int(x) + int(n)] = worth(attributes)
-    return found
+                cells[int(y), int(x) : int(x) + int(n)] = worth(attributes)
+    return cells
 
 
 def explained(spatial=(12, 12), channels=1, per_class=2, classes=3):
@@ -78,30 +78,30 @@ def test_values_are_drawn_with_sign_and_strength():
 
 def test_strengths_are_centred_at_0_and_know_no_unit():
     values = np.linspace(-2, 2, 41)
-    found = strengths(values, 1.0)
-    np.testing.assert_array_equal(found, -found[::-1])
-    np.testing.assert_array_equal(strengths(values * 1e-6, 1e-6), found)
-    assert (found.min(), found[20], found.max()) == (-STEPS, 0, STEPS)
+    levels = strengths(values, 1.0)
+    np.testing.assert_array_equal(levels, -levels[::-1])
+    np.testing.assert_array_equal(strengths(values * 1e-6, 1e-6), levels)
+    assert (levels.min(), levels[20], levels.max()) == (-STEPS, 0, STEPS)
     assert not strengths(np.zeros(3), 0.0).any()
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (224, 224), (100, 33), (20, 30)])
 def test_large_images_are_averaged_down(shape):
     image = np.random.default_rng(2).normal(size=shape)
-    found = plane(image)
-    assert found.shape == tuple(min(side, SIDE) for side in shape)
+    averaged = plane(image)
+    assert averaged.shape == tuple(min(side, SIDE) for side in shape)
     assert plane(np.full(shape, 3.0)) == pytest.approx(3.0)
     if all(side % SIDE == 0 for side in shape):
         blocks = image.reshape(SIDE, shape[0] // SIDE, SIDE, shape[1] // SIDE).mean(axis=(1, 3))
-        np.testing.assert_allclose(found, blocks)
+        np.testing.assert_allclose(averaged, blocks)
 
 
 def test_of_a_volume_the_middle_slice_is_shown_upright():
     volume = np.zeros((4, 6, 5))
     volume[1, 5, 2] = 1.0  # left of the middle, at the front, in the middle slice
-    found = plane(volume)
-    assert found.shape == (6, 4)
-    assert found[0, 1] == 1.0
+    middle = plane(volume)
+    assert middle.shape == (6, 4)
+    assert middle[0, 1] == 1.0
 
 
 def test_an_even_image_and_silent_teachers_are_drawn():
@@ -115,24 +115,28 @@ def test_images_are_chosen_evenly_over_the_classes():
     chosen = balanced(labels, MOST)
     assert chosen == sorted(chosen)
     assert len(chosen) == MOST
-    assert [sum(labels[place] == one for place in chosen) for one in range(3)] == [4, 3, 1]
+    assert [sum(labels[place] == label for place in chosen) for label in range(3)] == [4, 3, 1]
 
 
 @pytest.mark.parametrize(("spatial", "channels"), [((12, 12), 3), ((10, 12, 9), 1)])
 def test_the_page_has_a_tile_for_each_image_and_teacher(tmp_path, spatial, channels):
     run = make_run(tmp_path / "run", "pfedcdp", findings=explained(spatial, channels))
     html = write_report([run]).read_text()
-    found = Page(html)
-    tiles = [given for tag, given in found.tags if tag == "svg" and given.get("class") == "tile"]
+    document = Page(html)
+    tiles = [attributes for tag, attributes in document.tags if tag == "svg" and attributes.get("class") == "tile"]
     assert len(tiles) == 6 * (1 + len(TEACHERS))
     assert tiles[0]["aria-label"] == "Public image 1 of the class basophil"
     assert tiles[2]["aria-label"].startswith("SHAP values of cnn_b over public image 1 of the class basophil: ")
-    ids = {given["id"] for tag, given in found.tags if tag == "g" and "id" in given}
-    used = [given["href"].removeprefix("#") for tag, given in found.tags if tag == "use" and "href" in given]
-    looks = [one for one in used if one.startswith("look")]
+    ids = {attributes["id"] for tag, attributes in document.tags if tag == "g" and "id" in attributes}
+    used = [
+        attributes["href"].removeprefix("#")
+        for tag, attributes in document.tags
+        if tag == "use" and "href" in attributes
+    ]
+    looks = [link for link in used if link.startswith("look")]
     assert len(looks) == 6 * len(TEACHERS)
     assert set(looks) <= ids
-    assert ("the middle slice is drawn" in found.sections["looks"]) == (len(spatial) == 3)
+    assert ("the middle slice is drawn" in document.sections["looks"]) == (len(spatial) == 3)
     assert not re.search(r"<image|data:", html)
 
 
@@ -143,11 +147,15 @@ def alone(folders):
 
 
 def test_one_scale_for_all_teachers_of_an_image(tmp_path):
-    found = explained(per_class=1)
-    loud = found.tensors["explained/maps/cnn_a"]
-    found.tensors["explained/maps/cnn_b"] = loud * 1e-3
-    rows = section("looks", alone([make_run(tmp_path / "run", findings=found)]))
-    shares = [given["aria-label"] for tag, given in rows.tags if "over public image" in given.get("aria-label", "")]
+    findings = explained(per_class=1)
+    loud = findings.tensors["explained/maps/cnn_a"]
+    findings.tensors["explained/maps/cnn_b"] = loud * 1e-3
+    rows = section("looks", alone([make_run(tmp_path / "run", findings=findings)]))
+    shares = [
+        attributes["aria-label"]
+        for tag, attributes in rows.tags
+        if "over public image" in attributes.get("aria-label", "")
+    ]
     quiet = [label for label in shares if "cnn_b" in label]
     assert len(quiet) == 3
     nothing = ": 0% of the area for the class, 0% against it."
@@ -156,8 +164,8 @@ def test_one_scale_for_all_teachers_of_an_image(tmp_path):
 
 
 def test_many_large_images_of_many_runs_stay_small(tmp_path):
-    found = explained((64, 64), per_class=4)
-    options = {"images": 5, "findings": found, "state": False, "bundles": False}
+    findings = explained((64, 64), per_class=4)
+    options = {"images": 5, "findings": findings, "state": False, "bundles": False}
     looks = alone([make_run(tmp_path / f"run{n}", f"method{n}", **options) for n in range(5)])
     assert len(render_section("looks", looks)) < 700_000
     text = section("looks", looks).sections["looks"]

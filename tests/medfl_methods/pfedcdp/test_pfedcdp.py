@@ -74,27 +74,27 @@ def test_pf_6_limits():
 
 
 def test_pf_6_is_a_mean_over_the_batch():
-    one, other = loss_of(STUDENT, TEACHER, LABEL)[0], loss_of([[0.5, 1.0]], [[2.0, 0.0]], [1])[0]
+    first, other = loss_of(STUDENT, TEACHER, LABEL)[0], loss_of([[0.5, 1.0]], [[2.0, 0.0]], [1])[0]
     both, _ = loss_of([*STUDENT, [0.5, 1.0]], [*TEACHER, [2.0, 0.0]], [0, 1])
-    assert both == pytest.approx((one + other) / 2, abs=1e-6)
+    assert both == pytest.approx((first + other) / 2, abs=1e-6)
 
 
 def test_pf_6_gradient():
     """[(1 - lam) (p - onehot) + lam tau (softened p - softened teacher)] / B."""
     student, teacher = torch.tensor([[2.0, 0, 1], [0, 1, -1]]), torch.tensor([[0.0, 1, 0], [3, 0, 0]])
-    _, found = loss_of(student.tolist(), teacher.tolist(), [2, 1], lam=0.3, tau=3.0)
+    _, gradient = loss_of(student.tolist(), teacher.tolist(), [2, 1], lam=0.3, tau=3.0)
     hard = student.softmax(1) - torch.eye(3)[[2, 1]]
     soft = (student / 3).softmax(1) - (teacher / 3).softmax(1)
-    torch.testing.assert_close(found, (0.7 * hard + 0.9 * soft) / 2)
+    torch.testing.assert_close(gradient, (0.7 * hard + 0.9 * soft) / 2)
 
 
 def test_class_weights_of_the_task_weigh_its_own_term_alone():
     weights = torch.tensor([0.2, 3.0])
     student, teacher, labels = [[2.0, 0.0], [0.3, 0.5]], [[0.0, 1.0], [1.0, 0.0]], [0, 1]
     plain, _ = loss_of(student, teacher, labels)
-    found, _ = loss_of(student, teacher, labels, nn.CrossEntropyLoss(weights))
+    loss, _ = loss_of(student, teacher, labels, nn.CrossEntropyLoss(weights))
     hard = [F.cross_entropy(torch.tensor(student), torch.tensor(labels), w).item() for w in (weights, None)]
-    assert found - plain == pytest.approx(0.7 * (hard[0] - hard[1]), abs=1e-6)
+    assert loss - plain == pytest.approx(0.7 * (hard[0] - hard[1]), abs=1e-6)
 
 
 # ---- mixing (O-PF-4)
@@ -242,7 +242,7 @@ AS_PRINTED = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "phrases"),
     [
         ({}, []),
         ({"privacy": None}, ["privacy.epsilon = 5.0, got None", "privacy.clip = 2.5, got None"]),
@@ -252,12 +252,12 @@ AS_PRINTED = {
         ({"compression": None, "rounds": 5}, ["expected rounds = 20, got 5; expected compression.bits = 8, got None"]),
     ],
 )
-def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, said):
+def test_the_papers_preset_says_what_the_run_must_set(caplog, changes, phrases):
     """Also at the start of a run, see test_pfedcdp_refused.py."""
     method, settings = REGISTRY.make_method("pfedcdp", {"preset": "paper"}), Settings(**(AS_PRINTED | changes))
     warn_of_preset("pfedcdp", method, {"preset": "paper"}, settings)
-    assert bool(caplog.records) == bool(said)
-    for words in said:
+    assert bool(caplog.records) == bool(phrases)
+    for words in phrases:
         assert words in caplog.text
     caplog.clear()
     warn_of_preset("pfedcdp", method, {"preset": "medfl"}, settings)

@@ -48,10 +48,10 @@ def test_a_run_with_everything_is_a_plain_loop(tmp_path, share):
     how = {"epochs": (1, 2), "share": share, "lam": 0.4, "tau": 2.0, "heads": heads}
     body, own = plain_loop(make_sites(), TWO, 3, **how)
     for network, expected in body.items():
-        found = bodies(tmp_path, network)
-        assert found.keys() == expected.keys()
+        body_ = bodies(tmp_path, network)
+        assert body_.keys() == expected.keys()
         for key, tensor in expected.items():
-            torch.testing.assert_close(found[key], tensor, atol=2e-5, rtol=1e-4, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(body_[key], tensor, atol=2e-5, rtol=1e-4, msg=lambda m, k=key: f"{k}: {m}")
     for name in NAMES:
         for key, tensor in own[name].items():
             torch.testing.assert_close(personal(result, name)[key], tensor, atol=2e-5, rtol=1e-4)
@@ -131,11 +131,11 @@ def test_bytes(tmp_path, bits_, each):
 def test_clusters_do_not_touch_each_other(tmp_path, changed, other):
     sites = make_sites()
     unlike = {n: make_site(SIZES[n], n + "/other") if TWO[n] == changed else data for n, data in sites.items()}
-    one = run(tmp_path / "one", networks_by_site=TWO, rounds=2, epochs=2, sites=sites)
+    first = run(tmp_path / "one", networks_by_site=TWO, rounds=2, epochs=2, sites=sites)
     two = run(tmp_path / "two", networks_by_site=TWO, rounds=2, epochs=2, sites=unlike)
     same = [n for n in NAMES if TWO[n] == other]
     for name in same:
-        assert tensors_equal(personal(one, name), personal(two, name))
+        assert tensors_equal(personal(first, name), personal(two, name))
     for look in (bodies, classifier):
         assert tensors_equal(look(tmp_path / "one", other), look(tmp_path / "two", other))
         assert not tensors_equal(look(tmp_path / "one", changed), look(tmp_path / "two", changed))
@@ -198,12 +198,12 @@ def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(tmp_path, kind):
     whole = run(tmp_path / "whole", args, networks_by_site=TWO, rounds=3)
     short = run(tmp_path / "parts", args, networks_by_site=TWO, rounds=2)
     longer = run(tmp_path / "parts", args, networks_by_site=TWO, rounds=3)
-    expected, found = bits(whole), bits(longer)
-    assert expected.keys() == found.keys()
-    assert all(tensors_equal(found[key], tensors) for key, tensors in expected.items())
+    expected, longer_bits = bits(whole), bits(longer)
+    assert expected.keys() == longer_bits.keys()
+    assert all(tensors_equal(longer_bits[key], tensors) for key, tensors in expected.items())
     assert tensors_equal(server_tensors(tmp_path / "whole"), server_tensors(tmp_path / "parts"))
     assert whole.outcome.findings.meta == longer.outcome.findings.meta
-    assert not tensors_equal(bits(short)["server/global"], found["server/global"])
+    assert not tensors_equal(bits(short)["server/global"], longer_bits["server/global"])
 
 
 def test_an_old_student_is_forgotten_where_the_run_goes_on(tmp_path):

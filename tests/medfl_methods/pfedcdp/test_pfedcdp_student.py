@@ -41,12 +41,12 @@ def cluster(kind="proxy"):
 @pytest.mark.parametrize("kind", ["proxy", "random", "average"])
 def test_the_first_classifier_depends_on_seed_and_network_alone(kind):
     task = make_task()
-    one = first(task, "norm", kind, 7)
+    drawn = first(task, "norm", kind, 7)
     torch.manual_seed(99)
-    assert tensors_equal(first(task, "norm", kind, 7), one)
-    assert not tensors_equal(first(task, "norm", kind, 8), one)
+    assert tensors_equal(first(task, "norm", kind, 7), drawn)
+    assert not tensors_equal(first(task, "norm", kind, 8), drawn)
     width = 24 if kind == "average" else 48
-    assert next(iter(one.values())).shape == ((3, 24) if kind == "average" else (width, 24))
+    assert next(iter(drawn.values())).shape == ((3, 24) if kind == "average" else (width, 24))
 
 
 def test_a_teacher_is_the_body_with_the_classifier_in_evaluation_mode():
@@ -143,35 +143,35 @@ def made(models, **how):
 
 
 def test_a_teacher_that_knows_nothing_weighs_nothing_and_the_student_learns():
-    student, found = made({"a": good(), "b": good("wide", 2), "useless": poor()})
-    told = found.meta["teachers"]
-    assert told["useless"]["weight"] < 0.05
-    assert min(told["a"]["weight"], told["b"]["weight"]) > 0.3
-    groups = found.meta["groups"]
-    assert sum(told[name]["value"] for name in told) == pytest.approx(groups["a+b+useless"] - groups[""])
+    student, findings = made({"a": good(), "b": good("wide", 2), "useless": poor()})
+    facts = findings.meta["teachers"]
+    assert facts["useless"]["weight"] < 0.05
+    assert min(facts["a"]["weight"], facts["b"]["weight"]) > 0.3
+    groups = findings.meta["groups"]
+    assert sum(facts[name]["value"] for name in facts) == pytest.approx(groups["a+b+useless"] - groups[""])
     assert (groups[""], groups["useless"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert found.meta["weighed_on"] == len(weighing_rows(server_of()))
+    assert findings.meta["weighed_on"] == len(weighing_rows(server_of()))
     model, fresh = make_task().load(student, "norm").eval(), make_data(90, "fresh")
     assert (model(fresh.images).argmax(1) == fresh.labels).double().mean() > 0.85
 
 
 def test_equal_teachers():
     teachers = {"a": good(), "useless": poor()}
-    student, found = made(teachers, teachers="equal")
-    assert [told["weight"] for told in found.meta["teachers"].values()] == [0.5, 0.5]
-    assert found.meta["teachers"]["a"]["value"] > 0.3  # which is told all the same
+    student, findings = made(teachers, teachers="equal")
+    assert [facts["weight"] for facts in findings.meta["teachers"].values()] == [0.5, 0.5]
+    assert findings.meta["teachers"]["a"]["value"] > 0.3  # which is told all the same
     weighed, _ = made(teachers)
     assert not tensors_equal(student, weighed)
-    assert found.tensors == {}
+    assert findings.tensors == {}
 
 
 def test_the_literal_mode_weighs_equally_and_scales_the_loss():
     pytest.importorskip("shap")
     teachers = {"a": good(), "useless": poor()}
-    literal, found = made(teachers, teachers="literal", epochs=3, student="plain")
-    assert [told["weight"] for told in found.meta["teachers"].values()] == [0.5, 0.5]
-    assert found.tensors["explained/maps/a"].shape == (3, 6, 6)  # one image of each class
-    size = torch.stack([found.tensors["explained/maps/a"], found.tensors["explained/maps/useless"]]).abs().mean()
+    literal, findings = made(teachers, teachers="literal", epochs=3, student="plain")
+    assert [facts["weight"] for facts in findings.meta["teachers"].values()] == [0.5, 0.5]
+    assert findings.tensors["explained/maps/a"].shape == (3, 6, 6)  # one image of each class
+    size = torch.stack([findings.tensors["explained/maps/a"], findings.tensors["explained/maps/useless"]]).abs().mean()
     assert 0 < size < 0.3
     equal, _ = made(teachers, teachers="equal", epochs=3, student="plain")
     for name, tensor in equal.items():  # Adam divides a constant factor out
@@ -180,19 +180,21 @@ def test_the_literal_mode_weighs_equally_and_scales_the_loss():
 
 def test_what_is_explained_is_for_the_report(tmp_path):
     pytest.importorskip("shap")
-    asked = {"epochs": 1, "probe_epochs": 1, "explain": 2}
-    result = run(tmp_path, {"refine": asked}, networks_by_site={"site-1": "wide"}, rounds=1)
-    found = read_findings(tmp_path)
-    assert found.meta == result.outcome.findings.meta
-    assert set(found.meta["teachers"]) == {"norm", "wide"}
-    assert set(found.meta["losses"]) == {"contrast", "distillation"}
-    assert found.tensors["explained/labels"].bincount().tolist() == [2, 2, 2]
-    assert found.tensors["explained/images"].shape == (6, 1, 6, 6)
+    refinement = {"epochs": 1, "probe_epochs": 1, "explain": 2}
+    result = run(tmp_path, {"refine": refinement}, networks_by_site={"site-1": "wide"}, rounds=1)
+    findings = read_findings(tmp_path)
+    assert findings.meta == result.outcome.findings.meta
+    assert set(findings.meta["teachers"]) == {"norm", "wide"}
+    assert set(findings.meta["losses"]) == {"contrast", "distillation"}
+    assert findings.tensors["explained/labels"].bincount().tolist() == [2, 2, 2]
+    assert findings.tensors["explained/images"].shape == (6, 1, 6, 6)
     for name in ("norm", "wide"):
-        assert found.tensors[f"explained/maps/{name}"].shape == (6, 6, 6)
-    other = run(tmp_path / "without", {"refine": asked | {"explain": 0}}, networks_by_site={"site-1": "wide"}, rounds=1)
+        assert findings.tensors[f"explained/maps/{name}"].shape == (6, 6, 6)
+    other = run(
+        tmp_path / "without", {"refine": refinement | {"explain": 0}}, networks_by_site={"site-1": "wide"}, rounds=1
+    )
     assert read_findings(tmp_path / "without").tensors == {}
-    left, right = (one.outcome.models["global"].tensors for one in (result, other))
+    left, right = (run_result.outcome.models["global"].tensors for run_result in (result, other))
     assert tensors_equal(left, right)  # explaining changes nothing
 
 

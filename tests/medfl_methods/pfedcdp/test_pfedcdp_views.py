@@ -34,8 +34,8 @@ def views_in(**how):
 
 def test_the_views_of_an_image_differ_from_each_other_and_from_the_image():
     """In each epoch anew; this is all that the contrast has to compare where a class has one image."""
-    for one, other in itertools.combinations([PUBLIC.images, *views_in()], 2):
-        assert bool((one != other).flatten(1).any(dim=1).all())
+    for first, other in itertools.combinations([PUBLIC.images, *views_in()], 2):
+        assert bool((first != other).flatten(1).any(dim=1).all())
 
 
 def test_a_view_depends_on_seed_round_epoch_number_and_row_alone():
@@ -73,7 +73,7 @@ def test_the_student_is_scored_after_each_epoch_if_asked_and_stays_the_same(tmp_
     task = dataclasses.replace(make_task(), views=SHIFTS)
     plain = run(tmp_path / "plain", args, rounds=2, task=task)
     watched = run(tmp_path / "watched", args, rounds=2, task=task, moments=["aggregated", "epochs"])
-    left, right = (one.outcome.models["global"].tensors for one in (plain, watched))
+    left, right = (result.outcome.models["global"].tensors for result in (plain, watched))
     assert tensors_equal(left, right)
     rows, usual = (read_metrics(tmp_path / name / "metrics.csv") for name in ("watched", "plain"))
     way = rows[rows["moment"].str.startswith("epoch ")]
@@ -92,8 +92,8 @@ def test_whoever_watches_sees_each_epoch_and_those_of_the_probe_and_changes_noth
     def look(epoch):
         seen.append((epoch, student.head.weight.clone(), student.body[0].weight.clone()))
 
-    asked = Refinement(epochs=3, probe_epochs=2, batch_size=20, losses="scl")
-    refine(student, [SmallNet()], [1.0], PUBLIC, asked, Settings(rounds=1), torch.Generator(), after_epoch=look)
+    refinement = Refinement(epochs=3, probe_epochs=2, batch_size=20, losses="scl")
+    refine(student, [SmallNet()], [1.0], PUBLIC, refinement, Settings(rounds=1), torch.Generator(), after_epoch=look)
     assert [epoch for epoch, *_ in seen] == [1, 2, 3, 4, 5]
     heads, bodies = [head for _, head, _ in seen], [body for *_, body in seen]
     assert all(torch.equal(heads[0], head) for head in heads[:3])

@@ -59,10 +59,10 @@ def right(model, shift=0):
 def made(teachers, weights=None, data=DATA, views=None, scale=1.0, student=None, **how):
     """A student and the losses of its last epoch."""
     student = student or small()
-    asked = Refinement(**({"epochs": 12, "lr": 0.01, "batch_size": 20} | how))
+    refinement = Refinement(**({"epochs": 12, "lr": 0.01, "batch_size": 20} | how))
     torch.manual_seed(5)
     weights = weights or [1 / len(teachers)] * len(teachers)
-    losses = refine(student, teachers, weights, data, asked, SETTINGS, rng(), views=views, scale=scale)
+    losses = refine(student, teachers, weights, data, refinement, SETTINGS, rng(), views=views, scale=scale)
     return student, losses
 
 
@@ -125,8 +125,8 @@ def test_values_of_teachers_with_known_answers():
 def test_a_useless_teacher_weighs_less_than_good_ones():
     teachers = [taught(seed=1), taught(seed=2), small(3).eval()]
     with torch.no_grad():
-        said = [teacher(FRESH.images) for teacher in teachers]
-    values, worth = teacher_values(said, FRESH.labels, CLASSES)
+        logits = [teacher(FRESH.images) for teacher in teachers]
+    values, worth = teacher_values(logits, FRESH.labels, CLASSES)
     assert sum(values) == pytest.approx(worth[frozenset({0, 1, 2})] - 1 / 3)
     assert max(0, values[2]) < 0.2 * min(values[:2])
     assert as_weights(values)[2] < 0.15
@@ -173,8 +173,8 @@ def test_the_distillation_term_is_from_the_weighted_mean_logits():
     _, losses = made(teachers, weights, student=copy.deepcopy(start), epochs=1, batch_size=60, losses="kd", tau=2.0)
     with torch.no_grad():
         aim = 0.8 * teachers[0](DATA.images) + 0.2 * teachers[1](DATA.images)
-        said = start.train()(torch.cat([DATA.images, DATA.images]))[:60]
-    expected = 4 * F.kl_div((said / 2).log_softmax(1), (aim / 2).softmax(1), reduction="batchmean")
+        logits = start.train()(torch.cat([DATA.images, DATA.images]))[:60]
+    expected = 4 * F.kl_div((logits / 2).log_softmax(1), (aim / 2).softmax(1), reduction="batchmean")
     assert losses["distillation"] == pytest.approx(expected.item(), rel=1e-4)
 
 
@@ -220,16 +220,16 @@ class Recorder(nn.Module):
 
 
 def test_each_image_is_seen_in_two_views_and_taught_in_the_first():
-    views, asked, teacher = [], [], Recorder()
+    views, calls, teacher = [], [], Recorder()
 
     def view(images, rows, epoch, number):
         assert torch.equal(images, DATA.images[rows])
         views.append(images + len(views))
-        asked.append((epoch, number))
+        calls.append((epoch, number))
         return views[-1]
 
     made([teacher], views=view, epochs=3, probe_epochs=0, losses="kd")
-    assert asked == [(epoch, number) for epoch in (1, 2, 3) for _ in range(3) for number in (0, 1)]
+    assert calls == [(epoch, number) for epoch in (1, 2, 3) for _ in range(3) for number in (0, 1)]
     assert len(teacher.shown) == 3 * 3
     assert all(torch.equal(shown, first) for shown, first in zip(teacher.shown, views[::2], strict=True))
     seen = torch.cat(views[:6:2]).flatten(1)

@@ -14,7 +14,7 @@ NUMBERS = some.floats(-100, 100)
 
 def game(worths, players):
     """A game from a list of 2^players worths; the bits of an index say who is in."""
-    return lambda who: worths[sum(1 << one for one in who)] if players else worths[0]
+    return lambda who: worths[sum(1 << player for player in who)] if players else worths[0]
 
 
 def games(players):
@@ -23,11 +23,11 @@ def games(players):
 
 def by_orders(worth, players):
     """The mean of what each adds, over all orders of coming."""
-    found = [0.0] * players
+    sums = [0.0] * players
     for order in itertools.permutations(range(players)):
-        for place, one in enumerate(order):
-            found[one] += worth(frozenset(order[: place + 1])) - worth(frozenset(order[:place]))
-    return [total / math.factorial(players) for total in found]
+        for place, player in enumerate(order):
+            sums[player] += worth(frozenset(order[: place + 1])) - worth(frozenset(order[:place]))
+    return [total / math.factorial(players) for total in sums]
 
 
 def test_the_glove_game():
@@ -39,21 +39,21 @@ def test_the_glove_game():
 def test_the_airport_game():
     """Costs 1, 2 and 4: each longer part of the runway is shared by those who need it."""
     costs = [1.0, 2.0, 4.0]
-    values = shapley_values(lambda who: max((costs[one] for one in who), default=0.0), 3)
+    values = shapley_values(lambda who: max((costs[player] for player in who), default=0.0), 3)
     assert values == pytest.approx([1 / 3, 1 / 3 + 1 / 2, 1 / 3 + 1 / 2 + 2], abs=1e-15)
 
 
 def test_a_vote_with_weights():
     """50 of [49, 48, 3] are needed: any two decide, so all three have the same power."""
     weights = [49, 48, 3]
-    values = shapley_values(lambda who: float(sum(weights[one] for one in who) >= 50), 3)
+    values = shapley_values(lambda who: float(sum(weights[player] for player in who) >= 50), 3)
     assert values == pytest.approx([1 / 3] * 3, abs=1e-15)
 
 
 @pytest.mark.parametrize("team", [{0}, {1, 3}, {0, 1, 2, 3, 4}])
 def test_unanimity(team):
     values = shapley_values(lambda who: float(who >= team), 5)
-    assert values == pytest.approx([1 / len(team) if one in team else 0 for one in range(5)], abs=1e-15)
+    assert values == pytest.approx([1 / len(team) if player in team else 0 for player in range(5)], abs=1e-15)
 
 
 def test_three_teachers():
@@ -78,7 +78,7 @@ def test_efficiency(worths):
 def test_renamed_players_take_their_values_along(worths, names):
     worth = game(worths, 3)
     values = shapley_values(worth, 3)
-    renamed = shapley_values(lambda who: worth(frozenset(names[one] for one in who)), 3)
+    renamed = shapley_values(lambda who: worth(frozenset(names[player] for player in who)), 3)
     assert renamed == pytest.approx([values[name] for name in names], abs=1e-10)
 
 
@@ -90,22 +90,22 @@ def test_a_player_that_adds_the_same_to_all_gets_that_and_changes_no_other(worth
 
 
 @given(games(3), games(3), NUMBERS)
-def test_values_are_linear_in_the_game(one, other, factor):
-    both = [left + factor * right for left, right in zip(one, other, strict=True)]
-    parts = zip(shapley_values(game(one, 3), 3), shapley_values(game(other, 3), 3), strict=True)
+def test_values_are_linear_in_the_game(first, other, factor):
+    both = [left + factor * right for left, right in zip(first, other, strict=True)]
+    parts = zip(shapley_values(game(first, 3), 3), shapley_values(game(other, 3), 3), strict=True)
     assert shapley_values(game(both, 3), 3) == pytest.approx([a + factor * b for a, b in parts], abs=1e-7)
 
 
 @pytest.mark.parametrize("players", [0, 1, 2, 6])
 def test_each_coalition_is_asked_once(players):
-    asked = []
+    coalitions = []
 
     def worth(who):
-        asked.append(who)
+        coalitions.append(who)
         return float(len(who) ** 2)
 
     values = shapley_values(worth, players)
-    assert len(asked) == len(set(asked)) == 2**players
+    assert len(coalitions) == len(set(coalitions)) == 2**players
     assert values == pytest.approx([players] * players)
 
 

@@ -11,14 +11,14 @@ from medfl_methods.pfedcdp.supcon import supcon
 def naive(embeddings, labels, tau):
     """Each anchor's loss by two loops over the definition; None without a positive."""
     unit = [row / row.norm() for row in embeddings]
-    found = []
+    losses = []
     for i, anchor in enumerate(unit):
         others = [a for a in range(len(unit)) if a != i]
         positives = [j for j in others if labels[j] == labels[i]]
         below = sum(math.exp(float(anchor @ unit[a]) / tau) for a in others)
         logs = [math.log(math.exp(float(anchor @ unit[j]) / tau) / below) for j in positives]
-        found.append(-sum(logs) / len(positives) if positives else None)
-    return found
+        losses.append(-sum(logs) / len(positives) if positives else None)
+    return losses
 
 
 def random_case(n=14, d=5, classes=3, seed=0):
@@ -38,8 +38,8 @@ def test_two_classes_that_are_wholly_apart():
 def test_opposite_classes():
     """Others at similarity -1: log(1 + 2 exp(-2 / tau))."""
     embeddings = torch.tensor([[3.0], [1.0], [-2.0], [-5.0]], dtype=torch.float64)
-    found = supcon(embeddings, torch.tensor([4, 4, 1, 1]), 0.7)
-    assert found.item() == pytest.approx(math.log1p(2 * math.exp(-2 / 0.7)), rel=1e-12)
+    loss = supcon(embeddings, torch.tensor([4, 4, 1, 1]), 0.7)
+    assert loss.item() == pytest.approx(math.log1p(2 * math.exp(-2 / 0.7)), rel=1e-12)
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0, 1, 1], [2, 2, 2, 2, 2]])

@@ -37,19 +37,23 @@ def page(tmp_path):
 
 
 def test_values_weights_and_groups_are_shown(page):
-    found = page(("pfedcdp", {"findings": findings()}))
-    head, group, *rows = found.tables["Values and weights of the teachers"]
+    document = page(("pfedcdp", {"findings": findings()}))
+    head, group, *rows = document.tables["Values and weights of the teachers"]
     assert words(group[0]) == "pfedcdp 18 images; weighed by their Shapley values, those below 0 by nothing"
     assert rows == [["a", "0.900", "+0.250", "0.833"], ["b", "0.700", "+0.050", "0.167"]]
-    worth = dict(found.tables["Groups of teachers of pfedcdp"][1:])
+    worth = dict(document.tables["Groups of teachers of pfedcdp"][1:])
     assert worth == {"nobody, which is guessing": "0.500", "a": "0.900", "b": "0.700", "a and b": "0.800"}
     shown = sum(float(row[2]) for row in rows)
     assert shown == pytest.approx(float(worth["a and b"]) - float(worth["nobody, which is guessing"]))
 
 
 def test_the_picture_is_told_in_words(page):
-    found = page(("pfedcdp", {"findings": findings({"a": 0.25, "b": -0.05})}))
-    labels = [given["aria-label"] for tag, given in found.tags if tag == "svg" and given.get("role") == "img"]
+    document = page(("pfedcdp", {"findings": findings({"a": 0.25, "b": -0.05})}))
+    labels = [
+        attributes["aria-label"]
+        for tag, attributes in document.tags
+        if tag == "svg" and attributes.get("role") == "img"
+    ]
     assert "Shapley values of the teachers. pfedcdp: a +0.250 and b −0.050." in labels
 
 
@@ -58,25 +62,25 @@ def test_seeds_are_averaged_with_their_spread(page):
         (f"pfedcdp-{seed}", {"seed": seed, "findings": findings({"a": value, "b": 0.1})})
         for seed, value in enumerate((0.1, 0.3))
     ]
-    found = page(*runs)
-    rows = found.tables["Values and weights of the teachers"]
+    document = page(*runs)
+    rows = document.tables["Values and weights of the teachers"]
     assert rows[2] == ["a", "0.900 ± 0.000", "+0.200 ± 0.141", "0.625 ± 0.177"]
-    assert "± is the standard deviation over the seeds" in found.sections["teachers"]
+    assert "± is the standard deviation over the seeds" in document.sections["teachers"]
 
 
 def test_the_student_is_the_global_model(page):
     options = {"findings": findings(), "global_test": {"accuracy": 0.61}, "metrics": ("accuracy",)}
     scores = {"accuracy": {"site-1": 0.5, "site-2": 0.75, "site-3": 0.25}}
-    found = page(("pfedcdp", options | {"scores": scores, "bundles": False}))
-    assert found.tables["Scores of the student"] == [
+    document = page(("pfedcdp", options | {"scores": scores, "bundles": False}))
+    assert document.tables["Scores of the student"] == [
         ["metric", "run", "mean of sites", "global test"],
         ["accuracy", "pfedcdp", "0.500", "0.610"],
     ]
 
 
 def test_personal_models_are_no_student(page):
-    found = page(("pfedcdp", {"findings": findings(), "model": "personal"}))
-    assert "The student has no scores yet." in found.sections["teachers"]
+    document = page(("pfedcdp", {"findings": findings(), "model": "personal"}))
+    assert "The student has no scores yet." in document.sections["teachers"]
 
 
 def test_a_run_without_a_student_has_no_section(page):
@@ -84,5 +88,5 @@ def test_a_run_without_a_student_has_no_section(page):
 
 
 def test_how_teachers_are_weighed_is_named(page):
-    found = page(("pfedcdp", {"findings": findings(how="equal")}))
-    assert "18 images; weighed equally" in words(found.sections["teachers"])
+    document = page(("pfedcdp", {"findings": findings(how="equal")}))
+    assert "18 images; weighed equally" in words(document.sections["teachers"])
