@@ -238,7 +238,7 @@ def _write_dicom(path: Path, pixels: np.ndarray, series: Series, syntax: UID) ->
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian if syntax.is_compressed else syntax
     meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = "1.2.3"
+    meta.MediaStorageSOPInstanceUID = UID("1.2.3")
     dataset = pydicom.Dataset()
     dataset.file_meta = meta
     dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID

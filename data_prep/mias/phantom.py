@@ -73,7 +73,7 @@ SEVERITIES = {"B": 69, "M": 54}
 """Published numbers of rows."""
 
 
-def official_rows(seed: int = 0) -> dict[int, Sequence[str]]:
+def official_rows(seed: int = 0) -> dict[int, list[str]]:
     """Rows of each film: those of `KNOWN`, and others, drawn by a seed, such that all published numbers come out."""
     rows = {number: list(KNOWN.get(number, [])) for number in range(1, FILMS + 1)}
     words = [row.split() for known in KNOWN.values() for row in known]

@@ -138,7 +138,7 @@ def _check_whole(spec: WholeSpec, folder: Path) -> None:
     _check_same(again, whole, "after an interruption there are")
 
 
-def _check_damaged(spec: ImageSpec, folder: Path, whole: Path) -> None:
+def _check_damaged(spec: DatasetSpec, folder: Path, whole: Path) -> None:
     """The first image can't be read: it is left out and listed, and nothing else changes."""
     less, none = folder / "less" / whole.name, folder / "none" / whole.name
     datalist = prepare(spec, less, workers=1, require_complete=False)
@@ -151,7 +151,7 @@ def _check_damaged(spec: ImageSpec, folder: Path, whole: Path) -> None:
     _check_refused(spec, none, require_complete=True)
 
 
-def _check_damaged_whole(spec: WholeSpec, folder: Path) -> None:
+def _check_damaged_whole(spec: DatasetSpec, folder: Path) -> None:
     less = folder / "less" / spec.dataset
     try:
         prepare(spec, less, require_complete=False)
