@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
@@ -21,6 +23,9 @@ FULL = 18
 
 LONG = 300
 """Lines of a file; only the contract, which is read whole, has more."""
+
+VAGUE = {"found", "asked", "told", "said", "given", "one"}
+"""What says how a value was got, and not what it is."""
 
 
 def modules() -> list[Path]:
@@ -50,6 +55,28 @@ def test_no_file_is_long():
     assert {path: length for path, length in lengths.items() if length > LONG} == {
         path: length for path, length in lengths.items() if path == ROOT / "medfl" / "contract.py"
     }
+
+
+def named(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """What a module binds, with its line: variables, arguments, attributes, targets of loops and of patterns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.name, node.lineno
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname, node.lineno
+
+
+def test_variables_are_named_for_what_they_are():
+    vague = []
+    for folder in ("medfl", "plugins", "data_prep", "benchmarks", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            vague += [f"{path.relative_to(ROOT)}:{line}: {name}" for name, line in named(tree) if name in VAGUE]
+    assert vague == []
 
 
 def test_every_folder_says_what_belongs_there():

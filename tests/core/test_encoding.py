@@ -298,7 +298,7 @@ class Odd(Plus):
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         (Lost(), r"Lost.decode gives back other tensors .* expected 'model/b' as float32 \[4\], got none"),
         (Rounded(), r"Rounded.decode .* expected 'model/b' as float32 \[4\], got float16 \[4\]"),
@@ -307,8 +307,8 @@ class Odd(Plus):
         (Odd(), "Odd.encode gives meta that is no JSON"),
     ],
 )
-def test_a_filter_that_breaks_a_promise_is_named_at_the_site(own, said):
-    with pytest.raises(ContractError, match=said):
+def test_a_filter_that_breaks_a_promise_is_named_at_the_site(own, message):
+    with pytest.raises(ContractError, match=message):
         leave(method_of(own), update())
 
 
@@ -347,10 +347,10 @@ def test_a_server_far_away_checks_what_is_decoded():
     sent, meta = leave(method, change)
 
     def read(meta):
-        said = {"step": 1, "refused": None, "meta": meta, "rows": [], "undelivered": []}
-        return read_answer("a", Message("step", sent, {"answer": said}), 1, order, expected, Limits())[0]
+        answer = {"step": 1, "refused": None, "meta": meta, "rows": [], "undelivered": []}
+        return read_answer("a", Message("step", sent, {"answer": answer}), 1, order, expected, Limits())[0]
 
     assert isinstance(read(meta), Answer)
-    for top, said in ((float("1e39"), "finite numbers"), ("x", "filters can decode")):
-        with pytest.raises(RefusedError, match=said):
+    for top, message in ((float("1e39"), "finite numbers"), ("x", "filters can decode")):
+        with pytest.raises(RefusedError, match=message):
             read({FILTERED: [{"update": {"top": top}}]})

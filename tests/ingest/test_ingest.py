@@ -249,9 +249,9 @@ def test_nothing_readable_is_an_empty_array_with_its_reasons(tmp_path, items):
     for item in items:
         item.path.write_text("no")
     items[0].path.write_text("nor")
-    found = run(tmp_path, items)
-    assert (found.kept, found.facts, len(found.failed)) == ([], {}, 9)
-    assert found.failed[0] == "expected a number, got nor"
+    outcome = run(tmp_path, items)
+    assert (outcome.kept, outcome.facts, len(outcome.failed)) == ([], {}, 9)
+    assert outcome.failed[0] == "expected a number, got nor"
     assert np.load(tmp_path / "images.npy").shape == (0, 2, 3)
     assert not work_folder(tmp_path / "P").exists()
 

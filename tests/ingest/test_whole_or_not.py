@@ -40,9 +40,9 @@ def test_an_interruption_leaves_nothing_and_what_was_there_stays(own, tmp_path, 
         assert sorted(tmp_path.iterdir()) == sorted([*before, work_folder(out)]), "what is done waits to go on"
         assert read_datalist(tmp_path / "P") == datalist
         np.testing.assert_array_equal(np.load(tmp_path / "P" / "images.npy"), images)
-        said: list[str] = []
-        again = prepared(own, out, name="own", force=True, say=said.append)
-        assert "note: an earlier call was interrupted: 2 of 4 images are done, the rest follows" in said
+        lines: list[str] = []
+        again = prepared(own, out, name="own", force=True, say=lines.append)
+        assert "note: an earlier call was interrupted: 2 of 4 images are done, the rest follows" in lines
         np.testing.assert_array_equal(again[0], images)
         assert again[1] == datalist
         assert not work_folder(out).exists()

@@ -248,8 +248,10 @@ class FedSDC(WithHeads):
         data = site.val if self.select_on == "validation" else site.train
         assert data is not None
         voting = self.voting(site, order.tensors, site.task.build())
-        said = opinions(self.predictor(site.task, [voting]), data, site)
-        return Reply(meta={"judged": judge(said, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")})
+        predicted = opinions(self.predictor(site.task, [voting]), data, site)
+        return Reply(
+            meta={"judged": judge(predicted, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")}
+        )
 
     def train(self, site: Site, order: Order) -> Reply:
         """Train body and head and reply with the changes of both."""

@@ -139,14 +139,14 @@ def test_the_same_command_as_a_script(made, tmp_path, monkeypatch, capsys):
 
 def test_progress_and_the_number_of_processes_change_nothing(made, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.utils.progress.EVERY_SECONDS", 0.0)
-    found = []
+    contents = []
     for workers in (1, 3):
-        said: list[str] = []
+        lines: list[str] = []
         out = tmp_path / str(workers)
-        prepare(made, out, maps=TWO, size=8, workers=workers, say=said.append)
-        assert said[-1] == "reading: 40 of 40 maps"
-        found.append([(out / name).read_bytes() for name in ("images.npy", "datalist.json")])
-    assert found[0] == found[1]
+        prepare(made, out, maps=TWO, size=8, workers=workers, say=lines.append)
+        assert lines[-1] == "reading: 40 of 40 maps"
+        contents.append([(out / name).read_bytes() for name in ("images.npy", "datalist.json")])
+    assert contents[0] == contents[1]
 
 
 def test_the_classes_of_the_phantom_differ_in_one_region(made, tmp_path):

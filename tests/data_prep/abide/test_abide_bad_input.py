@@ -216,9 +216,9 @@ def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypa
         with pytest.raises(KeyboardInterrupt):
             prepare(release, tmp_path / "P", size=8)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".P.unfinished", "R"]
-    said: list[str] = []
-    prepare(release, tmp_path / "P", size=8, say=said.append)
-    assert f"note: an earlier call was interrupted: {len(paths) - 1} of 40 maps are done, the rest follows" in said
+    lines: list[str] = []
+    prepare(release, tmp_path / "P", size=8, say=lines.append)
+    assert f"note: an earlier call was interrupted: {len(paths) - 1} of 40 maps are done, the rest follows" in lines
     prepare(release, tmp_path / "Q", size=8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["P", "Q", "R"]
     assert (tmp_path / "P" / "images.npy").read_bytes() == (tmp_path / "Q" / "images.npy").read_bytes()
