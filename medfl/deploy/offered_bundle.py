@@ -7,6 +7,7 @@ any bundle does. What comes from elsewhere is JSON for listed ids (`medfl.deploy
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import Meta
+
+logger = logging.getLogger(__name__)
+
 
 FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
 """Ids that a bundle reads from a data set at hand; across machines the offer says them."""
@@ -78,6 +82,8 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
         PluginError: If the method is not installed here.
     """
     entry, registry = site_file.bundle(offer.bundle), load_plugins()
+    for problem in registry.problems:
+        logger.warning("%s", problem)
     folder = entry.folder
     here: Here = describe_bundle(folder, registry, offer.overrides, offer.bundle)
     if unlike := differences(offer, here):

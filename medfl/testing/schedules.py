@@ -19,7 +19,7 @@ def schedules_are_pure(case: Case) -> None:
     if not issubclass(case.kind, Rounds):
         return  # it has a `plan` of its own
 
-    class Asked(case.kind):  # type: ignore[name-defined]
+    class Probed(case.kind):  # type: ignore[name-defined]
         """The method, asked twice each time."""
 
         def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
@@ -36,4 +36,4 @@ def schedules_are_pure(case: Case) -> None:
             return left
 
     with folders(1) as (folder,):
-        case.run(folder, make_method=lambda: Asked(**case.make_method().model_dump()), rounds=2)  # type: ignore[attr-defined]
+        case.run(folder, make_method=lambda: Probed(**case.make_method().model_dump()), rounds=2)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from medfl.deploy.offered_bundle import open_offer
 from medfl.deploy.server import _ServerData
 from medfl.deploy.site_check import check_site
 from medfl.errors import DataError
+from medfl.plugins import Registry, load_plugins
 from medfl.types import GLOBAL, PUBLIC
 
 CHANGED = f"site-02/{FILE}"
@@ -61,6 +62,20 @@ def test_the_servers_public_data_get_the_sites_classes_by_name(place: Place) -> 
     np.testing.assert_array_equal(data.public.train.labels, 2 - np.array(own))
     with pytest.raises(DataError, match=r"server's test set has the classes .* the sites \['a', 'b', 'c'\]"):
         data.meet(("a", "b", "c"))
+
+
+def test_plugins_with_problems_are_named_in_the_participants_log(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Registry:
+        registry = load_plugins()
+        registry.problems.append("Plugin 'extra' can't be loaded: it lacks a method.")
+        return registry
+
+    monkeypatch.setattr("medfl.deploy.offered_bundle.load_plugins", broken)
+    file = place.files("server")["server"]
+    open_offer(place.offer(), file)
+    assert "Plugin 'extra' can't be loaded: it lacks a method." in caplog.messages
 
 
 def test_public_classes_of_other_names_are_refused_at_the_server(place: Place, tmp_path: Path) -> None:
