@@ -168,7 +168,7 @@ def _claim(opened: OfferedRun, writer: RunWriter) -> None:
         opened.offer.given_by,
         settings=opened.settings,
         execution=opened.execution,
-        method=opened.make_method(),  # type: ignore[arg-type]
+        method=opened.make_method(),
         method_args=opened.built.method_args,
     )
     plugins = dict(sorted(opened.registry.plugins.items()))

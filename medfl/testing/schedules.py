@@ -36,4 +36,4 @@ def schedules_are_pure(case: Case) -> None:
             return left
 
     with folders(1) as (folder,):
-        case.run(folder, make_method=lambda: Probed(**case.make_method().model_dump()), rounds=2)  # type: ignore[attr-defined]
+        case.run(folder, make_method=lambda: Probed(**case.make_method().model_dump()), rounds=2)
