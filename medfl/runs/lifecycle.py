@@ -98,7 +98,8 @@ class RunWriter:
         """
         path = self.folder / SUMMARY
         try:
-            path.unlink(missing_ok=True)
+            if path.exists():
+                path.unlink()
         except OSError as error:
             raise StoreError(
                 f"Could not remove '{path}' of the run's end before: {error.strerror}. Mend that and give the "

@@ -20,6 +20,7 @@ from medfl.contract import Model
 from medfl.core.journal import Journal
 from medfl.core.site import Splits
 from medfl.errors import DataError, SettingsError, StoreError
+from medfl.methods.averaging import Averaging
 from medfl.runs.attack_results import read_results
 from medfl.settings import Settings
 from medfl.training.loop import train
@@ -43,7 +44,7 @@ class Made(OpenedRun):
 
 
 def made(sites: dict[str, Splits], models: dict[str, Model], settings: Settings | None = None) -> Made:
-    run = Made(Path("run"), "made", object(), noise_task(), settings or noise_settings(), sites)
+    run = Made(Path("run"), "made", Averaging(), noise_task(), settings or noise_settings(), sites)
     run.stored = models
     return run
 

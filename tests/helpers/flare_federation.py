@@ -110,10 +110,11 @@ class Federation:
 
     def kill(self, name: str) -> None:
         """End all processes of a participant as a power cut does."""
-        for process in kit.processes(self.kits[name]):
+        killed = kit.processes(self.kits[name])
+        for process in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        wait_for(lambda: not kit.processes(self.kits[name]))
+        wait_for(lambda: all(map(is_over, killed)) and not kit.processes(self.kits[name]))
 
     # ---- runs
 
@@ -209,6 +210,15 @@ class Federation:
 
 def _interrupt(job: str) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def is_over(process: int) -> bool:
+    """Whether a process has let go of its ports, too; ps no longer knows the words of one that is about to."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
 
 
 def wait_for(done: Callable[[], Any], seconds: float = 300.0) -> None:

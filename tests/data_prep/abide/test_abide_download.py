@@ -101,7 +101,7 @@ def test_a_cut_download_continues(made, tmp_path):
     half = len(content) // 2
     with serving(Web(content, cut=[half])) as web:
         fetch_maps(tmp_path, TWO, [(subject, "reho")], web.url, lambda line: None)
-        assert web.asked == [(None, None), (f"bytes={half}-", '"one"')]
+        assert web.requests == [(None, None), (f"bytes={half}-", '"one"')]
     assert files(tmp_path) == {f"{TWO.folder('reho')}/{subject.file_id}_reho.nii.gz": content}
 
 
@@ -113,9 +113,9 @@ def test_a_server_that_fails_names_the_row_and_keeps_what_came(made, tmp_path):
             fetch_maps(tmp_path, TWO, [(subject, "reho")], web.url, lambda line: None)
         assert subject.file_id not in str(error.value)
         assert "<FILE_ID>_reho.nii.gz" in str(error.value)
-        web.cut, web.asked[:] = [], []
+        web.cut, web.requests[:] = [], []
         fetch_maps(tmp_path, TWO, [(subject, "reho")], web.url, lambda line: None)
-        assert web.asked == [("bytes=500-", '"one"')]
+        assert web.requests == [("bytes=500-", '"one"')]
     assert list(files(tmp_path).values()) == [content]
     with (
         serving(Web(content, status=[400])) as web,
