@@ -44,6 +44,9 @@ THREADS = (
 OUTCOME_SECONDS = 15
 """How long a server waits for the sites' last words after a run, before the result can be fetched; NVFlare's is 900."""
 
+PORT_SECONDS = 15.0
+"""How long a server's port may still be taken, by connections to one that was killed, before it is not started."""
+
 _MODULE = "nvflare.private.fed.app."
 
 
@@ -170,15 +173,23 @@ def _startable(kit: Path) -> KitKind:
 
 
 def _check_port_free(kit: Path) -> None:
-    """NVFlare says that it is up even where it can't listen."""
+    """NVFlare says that it is up even where it can't listen. After a kill a port may still be taken for a while."""
     config = json.loads((kit / "startup" / "fed_server.json").read_text(encoding="utf-8"))
     port = int(config["servers"][0]["service"]["target"].rpartition(":")[2])
+    if not _wait(lambda: _port_error(port) is None, PORT_SECONDS):
+        reason = _port_error(port)
+        raise SettingsError(f"the server of '{kit}' can't listen at port {port}: {reason or 'it was taken'}")
+
+
+def _port_error(port: int) -> str | None:
+    """Why nobody could listen at a port of this machine; None if one could."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:
-            raise SettingsError(f"the server of '{kit}' can't listen at port {port}: {error.strerror}") from error
+            return error.strerror
+    return None
 
 
 def _keep_jobs_in(kit: Path) -> None:

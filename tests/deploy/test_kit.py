@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -32,6 +33,26 @@ def test_a_kit_is_started_once_and_its_processes_are_gone_after_stop(tmp_path: P
     finally:
         assert kits.stop(kit)
     assert kits.processes(kit) == []
+
+
+def test_a_server_waits_for_its_port_and_is_not_started_where_that_stays_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = make_kit(tmp_path / "server", "server", "echo started all the same\nexit 3\n")
+    other = socket.create_server(("", 0))
+    port = other.getsockname()[1]
+    service = {"service": {"target": f"localhost:{port}"}}
+    (kit / "startup" / "fed_server.json").write_text(json.dumps({"servers": [service]}))
+    with monkeypatch.context() as patched:
+        patched.setattr(kits, "PORT_SECONDS", 0.3)
+        with pytest.raises(SettingsError, match=f"can't listen at port {port}: Address already in use"):
+            kits.start(kit, patience=600)
+    assert not (kit / kits.LOG).exists()
+    errors = iter(["Address already in use"] * 3)
+    monkeypatch.setattr(kits, "_port_error", lambda port: next(errors, None))
+    with pytest.raises(MedflError, match="ended with status 3: started all the same"):
+        kits.start(kit, patience=600)
+    other.close()
 
 
 def test_a_process_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: Path) -> None:
