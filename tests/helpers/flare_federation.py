@@ -213,12 +213,12 @@ def _interrupt(job: str) -> NoReturn:
 
 
 def is_over(process: int) -> bool:
-    """Whether a process has let go of its ports, too; ps no longer knows the words of one that is about to."""
+    """Whether a process has let go of its ports: its last thread has ended; `ps` knows no words of it before that."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in "ZX" and len(os.listdir(f"/proc/{process}/task")) == 1
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return state in "ZX"
 
 
 def wait_for(done: Callable[[], Any], seconds: float = 300.0) -> None:
