@@ -1,5 +1,6 @@
 # make demo   small federations on made-up images, in a few minutes, without data and without a network
 # make test   everything that must hold before a change lands, with JOBS test files at a time
+# make test-all   the same with the tests marked as slow: before a release
 # make test-flare   of that, a federation of NVIDIA FLARE's processes on this machine
 # make mutants   put known faults into a copy, one at a time: each must be noticed by a test (an hour and more)
 #
@@ -21,16 +22,19 @@ export PYTHONDONTWRITEBYTECODE =
 # Freed memory is kept for the next step of training: no large array is mapped and cleared anew.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-.PHONY: demo test suite test-flare mutants lint style types compiled clean
+.PHONY: demo test test-all suite test-flare mutants lint style types compiled clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
 
 test: $(VENV)/.ready-dev
+	$(MAKE) -j 2 types suite SLOW='-m "not slow"'
+
+test-all: $(VENV)/.ready-dev
 	$(MAKE) -j 2 types suite
 
 suite: compiled style
-	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOW)
 
 test-flare: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -m flare tests/flare

@@ -37,6 +37,7 @@ def test_the_round_loop_prints_ratios(run: Run) -> None:
         assert figures[name] > 0
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_method_is_a_ratio_to_fedavg(run: Run) -> None:
     output, ratios = run("method_cost.py", ["fedkper", "--repetitions", "2", "--images", "80"])
     assert list(ratios) == ["fedkper"]
@@ -53,6 +54,7 @@ def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
         assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
 
 
+@pytest.mark.slow
 def test_ingestion_is_timed_against_bare_pydicom(tmp_path: Path) -> None:
     size = ["--images", "2", "--shape", "64x40", "--size", "16", "--repetitions", "2", "--workers", "1", "--bits", "12"]
     output, figures = run_alone("ingest.py", size, tmp_path)

@@ -22,7 +22,7 @@ QUICK = {
 }
 """Fewer rounds, and a data set fewer in a loop over them: the commands are the same."""
 
-KEPT = 6
+KEPT = 10
 """One image in so many is in the files that the commands read."""
 
 

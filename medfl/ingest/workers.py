@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -135,7 +136,7 @@ def _check_start(pool: ProcessPoolExecutor) -> None:
 
 def _pool(workers: int, load: Load, array: Path) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")  # threads of this process and forks don't go together
-    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, _plugin_files()), array))
+    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, _plugin_files(load)), array))
 
 
 _job: tuple[Load, ArrayFile] | None = None
@@ -155,9 +156,11 @@ class _Job:
         return _Job, (None, self.plugins), {"load": self.load}  # the files come before what is in them
 
 
-def _plugin_files() -> list[Path]:
+def _plugin_files(load: Load) -> list[Path]:
+    """The plugin files that `load` is from; a worker need not import the others."""
+    names = pickle.dumps(load)
     modules = [module for name, module in sys.modules.items() if name.startswith("medfl_plugin_")]
-    return [Path(module.__file__) for module in modules if module.__file__]
+    return [Path(module.__file__) for module in modules if module.__file__ and module.__name__.encode() in names]
 
 
 def _start(job: _Job, array: Path) -> None:

@@ -79,20 +79,25 @@ class _StopError(Exception):
 
 @promise
 def it_resumes_at_every_step(case: Case) -> None:
-    """Stopped before a step's work or before its commit, at any step, it ends in the same bits and scores.
+    """Stopped before a step's work or before its commit, it ends in the same bits and scores.
 
-    One run is stopped again and again; from each stop a copy of it goes on to the end.
+    One run is stopped at every step, again and again; a copy of it goes on from its first stop to the end at once.
     """
     result, whole = case.reference
-    expected, wanted, last = bits(result), scores(whole), Store(whole / "state" / SERVER).steps()[-1]
-    with folders(1) as (stopped,):
-        for stop in range(1, last):
-            for where in ("work", "fold") if stop in case.worked else ("fold",):  # the server may have its own step
-                _run_until(case, stopped, stop, where)
-                copy = stopped.with_name(f"{where}-{stop}")
-                shutil.copytree(stopped, copy)
-                same(expected, bits(case.run(copy)), f"stopped in {where} of step {stop}")
-                expect(wanted == scores(copy), f"stopped in {where} of step {stop}: other rows in metrics.csv")
+    last = Store(whole / "state" / SERVER).steps()[-1]
+    stops = [
+        (stop, where)
+        for stop in range(1, last)
+        for where in (("work", "fold") if stop in case.worked else ("fold",))  # the server may have its own step
+    ]
+    with folders(2) as (once, always):
+        for stop, where in stops:
+            _run_until(case, always, stop, where)
+            if not once.exists():
+                shutil.copytree(always, once)
+        for folder, what in ((once, "stopped in {1} of step {0}".format(*stops[0])), (always, "stopped at every step")):
+            same(bits(result), bits(case.run(folder)), what)
+            expect(scores(whole) == scores(folder), f"{what}: other rows in metrics.csv")
 
 
 def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:

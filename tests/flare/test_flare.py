@@ -25,18 +25,17 @@ pytestmark = pytest.mark.flare
 PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 50.0, "delta": 1e-5}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "fedkper": {},
     "pfedcdp": {
         "networks_by_site": UNLIKE,
         "method_args": {"fisher_samples": 8, "server_epochs": 1, "refine": {"epochs": 1, "probe_epochs": 1}},
         "privacy": PRIVACY | {"clip": 0.5},
         "compression": {"bits": 8},
     },
-    "fedsdc": {},
     "fedskd": {"networks_by_site": UNLIKE},
 }
+MORE: dict[str, dict[str, Any]] = {"fedkper": {}, "fedsdc": {}}
 SILENT: dict[str, dict[str, Any]] = {"goes-on": {"min_replies": 2}, "ends": {"min_replies": 3}}
-SILENCE = 30
+SILENCE = 60
 """Seconds to wait for a site that never answers; the others answer sooner, also where the cores are busy."""
 
 
@@ -100,11 +99,14 @@ def test_the_images_are_real() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_participant_ends_with_the_bits_of_one_machine(running: Federation, begun: Begun, method: str) -> None:
-    out = begun.out[method]
-    summary, wrong = running.end(out, report=method == "fedavg")
+    end_as_on_one_machine(running, begun, method)
+    assert (begun.out[method] / "report.html").is_file() == (method == "fedavg")
+
+
+def end_as_on_one_machine(running: Federation, runs: Begun, method: str) -> None:
+    summary, wrong = running.end(runs.out[method], report=method == "fedavg")
     assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
-    running.equals_local(begun.offers[method], out)
-    assert (out / "report.html").is_file() == (method == "fedavg")
+    running.equals_local(runs.offers[method], runs.out[method])
 
 
 REFUSALS = {
@@ -144,6 +146,16 @@ def test_a_site_that_never_answers_is_named_and_the_quorum_decides(running: Fede
         assert re.search(r"ended as incomplete: 2 of 3 needed replies came.*medfl federate resume", wrong)
 
 
+@pytest.mark.slow
+def test_so_do_further_methods(running: Federation) -> None:
+    runs = Begun()
+    for method, more in MORE.items():
+        runs.begin(running, method, method=method, **more)
+    for method in MORE:
+        end_as_on_one_machine(running, runs, method)
+
+
+@pytest.mark.slow
 def test_after_kills_of_a_site_and_of_the_server_in_mid_step_the_run_ends_in_the_same_bits(
     running: Federation,
 ) -> None:

@@ -61,7 +61,7 @@ def noticed_by(folder: Path, tests: Sequence[str]) -> str | None:
     """
     environment = os.environ | {"PYTHONPATH": f"{folder}:{folder / 'plugins'}", "PYTHONDONTWRITEBYTECODE": "1"}
     for name in tests:
-        words = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-m", "not flare", f"tests/{name}"]
+        words = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-m", "not flare and not slow", f"tests/{name}"]
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
         if done.returncode == TESTS_FAILED:
             line = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
