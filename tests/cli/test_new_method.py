@@ -65,6 +65,7 @@ def test_the_written_method_keeps_the_contract(new_method, tmp_path):
     test()
 
 
+@pytest.mark.slow
 def test_a_written_package_installs_and_keeps_the_contract(new_method, tmp_path):
     code, out, _ = new_method("my_prox", "--package", "--out", tmp_path)
     assert code == 0

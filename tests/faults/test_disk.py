@@ -45,7 +45,7 @@ def failing(case: Any, folder: Path, number: int, code: int, workers: int) -> st
     return Child(work).end()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_disk_full_from_any_write_on(workers: int, tmp_path: Path) -> None:
     case = Toy(Ring)
     run(case, tmp_path / "whole")
