@@ -252,7 +252,9 @@ def test_an_order_that_is_sent_again_is_answered_from_disk(workers: int, carrier
 def test_another_order_for_a_step_that_is_done_is_refused(carriers: Any, tmp_path: Path) -> None:
     carrier = carriers()
     carrier.step(1, 1, orders())
-    for changed in (orders(0.5), [Order(o.to, "other", o.tensors, o.meta) for o in orders()]):
+    other_op = [Order(order.to, "other", order.tensors, order.meta) for order in orders()]
+    other_meta = [Order(order.to, order.op, order.tensors, {"a": 2}) for order in orders()]
+    for changed in (orders(0.5), other_op, other_meta):
         with pytest.raises(
             StoreError, match="Site 'site-1' has carried out another order as step 1: expected .*, found"
         ):
