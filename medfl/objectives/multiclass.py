@@ -28,7 +28,6 @@ class Multiclass(Objective):
     """
 
     name: ClassVar[str] = "multiclass"
-    scores: ClassVar[Mapping[str, Metric]] = METRICS
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "accuracy")
     target_type: ClassVar[torch.dtype] = torch.int64
     has_class_labels: ClassVar[bool] = True
@@ -44,6 +43,11 @@ class Multiclass(Objective):
     def outputs(self) -> int:
         """One for each class."""
         return self.num_classes
+
+    @property
+    def scores(self) -> Mapping[str, Metric]:
+        """Those of `medfl.metrics`."""
+        return METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
         """A single number."""
@@ -67,12 +71,8 @@ class Multiclass(Objective):
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
         """Refuse labels that there is no class for."""
         wrong = (targets < 0) | (targets >= self.num_classes)
-        message = (
-            "{where}: {count} labels are out of range, "
-            f"expected 0 to {self.num_classes - 1}, "
-            "got {value} in row {row}. Check num_classes and the datalist."
-        )
-        check_rows(wrong, targets, where, start, message)
+        expected = f"labels from 0 to {self.num_classes - 1}"
+        check_rows(wrong, targets, where, start, expected, "Check num_classes and the data list")
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """The class."""
@@ -95,8 +95,7 @@ class Multiclass(Objective):
         """Probabilities (N, C)."""
         return outputs.softmax(dim=1)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """p0, p1, ..."""
         return tuple(f"p{number}" for number in range(self.num_classes))
 
@@ -104,8 +103,7 @@ class Multiclass(Objective):
         self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """As `medfl.metrics.metric.Metric.weighted` computes it."""
-        score: Metric = METRICS[metric]
-        return score.weighted(judged, targets, self.num_classes, weights)
+        return self.scores[metric].weighted(judged, targets, self.num_classes, weights)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
         """The logits."""

@@ -27,9 +27,6 @@ class Objective(ABC):
     name: ClassVar[str]
     """As `medfl.objectives.OBJECTIVES` has it."""
 
-    scores: ClassVar[Mapping[str, Any]]
-    """Name of a metric to its weighted form: of `judged`, targets, and weights (N, B) of cases."""
-
     metrics: ClassVar[tuple[str, ...]]
     """The metrics of a task that names none; the first one is the key metric."""
 
@@ -66,6 +63,11 @@ class Objective(ABC):
     def output_shape(self, image: Sequence[int]) -> tuple[int, ...]:
         """The shape of what a network puts out for one case of the shape `image`."""
         return (self.outputs,)
+
+    @property
+    @abstractmethod
+    def scores(self) -> Mapping[str, Any]:
+        """Name of a metric to its weighted form: of `judged`, `kept`, and weights (N, B) of cases, to (B,)."""
 
     @property
     def classes(self) -> int:
@@ -149,12 +151,13 @@ class Objective(ABC):
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """What outputs say, in the form that scores take: probabilities, values, or a risk."""
 
-    def judged(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def judged(self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str]) -> torch.Tensor:
         """What a score needs to know of each case beside its target, (N, K); by default the `predictions`.
 
         Args:
             outputs: As in `check_outputs`.
             targets: The targets.
+            metrics: What will be scored.
         """
         return self.predictions(outputs)
 
@@ -162,9 +165,8 @@ class Objective(ABC):
         """What scores and tables need of targets beside `judged`, (N, ...); by default all of them."""
         return targets
 
-    @property
     @abstractmethod
-    def columns(self) -> tuple[str, ...]:
+    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """The names of the K columns of `judged`, for tables."""
 
     @property
@@ -199,7 +201,7 @@ class Objective(ABC):
         Returns:
             (B,), float64; NaN where it is not defined: without cases, with a NaN, and as the metric says.
         """
-        if not len(targets) or bool(torch.isnan(judged).all()):
+        if not len(targets) or bool(torch.isnan(judged).any()):
             return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
         return self.scores[metric](judged, targets, weights)
 

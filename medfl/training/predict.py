@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -30,7 +30,12 @@ def logits(model: nn.Module, data: Dataset, settings: Settings, device: str = "c
 
 
 def predict(
-    model: nn.Module, data: Dataset, objective: Objective, settings: Settings, device: str = "cpu"
+    model: nn.Module,
+    data: Dataset,
+    objective: Objective,
+    metrics: Sequence[str],
+    settings: Settings,
+    device: str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What scores need to know of each case: what the model says of it, and its target.
 
@@ -38,6 +43,7 @@ def predict(
         model: Put into evaluation mode.
         data: May be empty, which gives shape (0, 0) for both.
         objective: Of the task.
+        metrics: What will be scored.
         settings: For the precision.
         device: Where `model` is.
 
@@ -50,7 +56,7 @@ def predict(
     judged, kept = [], []
     for outputs, targets in _outputs(model, data, settings, device):
         objective.check_outputs(outputs, targets)
-        judged.append(objective.judged(outputs, targets))
+        judged.append(objective.judged(outputs, targets, metrics))
         kept.append(objective.kept(targets))
     return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
 
