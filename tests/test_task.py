@@ -77,7 +77,7 @@ def test_initial_tensors_are_a_function_of_seed_network_and_owner():
         assert not tensors_equal(start, other)
         assert start.keys() == other.keys()
     same_shapes = make_task().networks | {"again": SmallNet}
-    task = type(task)(same_shapes, "norm", task.loss, task.optimizer, 3)
+    task = type(task)(same_shapes, "norm", task.loss, task.optimizer, Multiclass(3))
     assert not tensors_equal(task.initial(3, "again"), start)
 
 

@@ -186,7 +186,12 @@ class Block(nn.Module):
 
 
 BLOCK = Task(
-    {"block": Block}, "block", nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, lr=0.1), CLASSES, ("accuracy",)
+    {"block": Block},
+    "block",
+    nn.CrossEntropyLoss(),
+    lambda p: torch.optim.SGD(p, lr=0.1),
+    Multiclass(CLASSES),
+    ("accuracy",),
 )
 BATCH = {f"downsample.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 GROUP = {"group.weight", "group.bias"}

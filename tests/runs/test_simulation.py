@@ -63,7 +63,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     with pytest.raises(SettingsError, match="unknown option 'fractoin'. Did you mean 'fraction'"):
         read_settings(Settings, {"rounds": 1, "fractoin": 1}, "the run")
     task = make_task()
-    task = type(task)(task.networks, "norm", task.loss, task.optimizer, 3, ("acuracy",))
+    task = type(task)(task.networks, "norm", task.loss, task.optimizer, task.objective, ("acuracy",))
     refused(tmp_path, SettingsError, "Unknown metric 'acuracy'. Did you mean 'accuracy'?", task=task)
 
 
