@@ -239,7 +239,7 @@ class Watched:
 
     def __init__(self, images: Dataset, stopped: Callable[[], bool], site: str) -> None:
         self._images, self._stopped, self._site = images, stopped, site
-        self.labels, self.batches = images.labels, 0
+        self.class_labels, self.targets, self.batches = images.class_labels, images.targets, 0
 
     def __len__(self) -> int:
         return len(self._images)

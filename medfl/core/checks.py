@@ -11,11 +11,13 @@ from torch import nn
 from medfl.contract import Method, ReducesTo
 from medfl.core.encoding import check_filters
 from medfl.core.filters import check_method
+from medfl.core.needs import check_needs
 from medfl.core.site import Splits
+from medfl.data.pooled import all_targets
 from medfl.data.sites import name_problem
 from medfl.errors import DataError, SettingsError
-from medfl.metrics import check_metrics
 from medfl.networks.norms import has_batch_norm
+from medfl.objectives import Objective
 from medfl.privacy.samples import check_samples
 from medfl.privacy.statements import check_delta, describe
 from medfl.settings import Settings
@@ -25,9 +27,18 @@ from medfl.types import Dataset, Meta
 
 logger = logging.getLogger(__name__)
 
+CHECKED = 1024
+"""Targets that are looked at at a time."""
+
 
 def check_plan(
-    name: str, method: Method, task: Task, settings: Settings, sites: Iterable[str], has_public: bool
+    name: str,
+    method: Method,
+    task: Task,
+    settings: Settings,
+    sites: Iterable[str],
+    has_public: bool,
+    others: Mapping[str, Collection[str]] | None = None,
 ) -> list[nn.Module]:
     """Refuse an impossible combination, and warn of one that is another method. No site's data are needed for it.
 
@@ -38,6 +49,7 @@ def check_plan(
         settings: The run's.
         sites: Names of the sites.
         has_public: Whether the server has public data.
+        others: Name of each known method to what it needs, to name those that would do; None where nobody knows.
 
     Returns:
         One network of each kind that is used.
@@ -46,7 +58,7 @@ def check_plan(
         SettingsError: If the combination is not possible.
     """
     names = sorted(sites)
-    check_metrics(task.metrics)
+    task.objective.check_metrics(task.metrics)
     check_method(method, settings, name)
     check_filters(method, name)
     if problem := name_problem(names):
@@ -66,6 +78,12 @@ def check_plan(
     if method.needs_public and not has_public:
         raise SettingsError(f"Method '{name}' needs public data; name their folder with --public.")
     _check_weights(task, used)
+    if not task.objective.per_case_loss and settings.privacy is not None and settings.privacy.unit == "sample":
+        raise SettingsError(
+            f"The privacy unit 'sample' needs a loss of each single case, and that of the objective "
+            f"'{task.objective.name}' compares cases with each other. Choose the unit 'site'."
+        )
+    check_needs(name, method, task, {network: task.build(network) for network in used}, others or {})
     networks = [method.task_of(task).build(network) for network in used]
     _warn_of_limits(name, method, networks)
     return networks
@@ -126,8 +144,12 @@ def check_privacy(
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 
 
-def check_training(sites: Mapping[str, Splits]) -> None:
+def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
     """Refuse a federation in which nobody can train, and name who can't.
+
+    Args:
+        sites: Site to its splits.
+        objective: Of the task; says whether a site's targets teach anything.
 
     Raises:
         DataError: If no site has training data.
@@ -137,6 +159,15 @@ def check_training(sites: Mapping[str, Splits]) -> None:
         raise DataError(f"No site has training data: expected at least one image at one of {sorted(sites)}.")
     if empty:
         logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
+    held = {name: data.train for name, data in sorted(sites.items()) if len(data.train)}
+    mute = [name for name, train in held.items() if not objective.teaches(all_targets(train))]
+    if len(mute) == len(held):
+        raise DataError(
+            f"No site can train: the training targets of {mute} teach nothing, such as survival times without any "
+            "event. Give at least one site some that do."
+        )
+    if mute:
+        logger.warning("With training targets that teach nothing, never asked to train: %s.", ", ".join(mute))
 
 
 def check_validation(settings: Settings, validating: Collection[str]) -> None:
@@ -156,16 +187,16 @@ def check_validation(settings: Settings, validating: Collection[str]) -> None:
         )
 
 
-def check_labels(num_classes: int, sites: Mapping[str, Splits], others: Mapping[str, Dataset | None]) -> None:
-    """Refuse labels that the task has no class for.
+def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Mapping[str, Dataset | None]) -> None:
+    """Refuse targets that the objective has no place for.
 
     Args:
-        num_classes: Of the task.
+        objective: Of the task.
         sites: Site to its splits.
         others: More data, by what to call them.
 
     Raises:
-        DataError: Naming site and split.
+        DataError: Naming site, split, row and value.
     """
     splits = {
         f"Site '{name}', split '{split}'": getattr(data, split)
@@ -173,13 +204,10 @@ def check_labels(num_classes: int, sites: Mapping[str, Splits], others: Mapping[
         for split in ("train", "val", "test")
     }
     for where, data in (splits | dict(others)).items():
-        labels = torch.empty(0) if data is None else data.labels
-        wrong = int(((labels < 0) | (labels >= num_classes)).sum()) if len(labels) else 0
-        if wrong:
-            raise DataError(
-                f"{where}: {wrong} labels are out of range, expected 0 to {num_classes - 1}, got up to "
-                f"{int(labels.max())} and down to {int(labels.min())}. Check num_classes and the datalist."
-            )
+        size = 0 if data is None else len(data)
+        for start in range(0, size, CHECKED):
+            rows = torch.arange(start, min(start + CHECKED, size))
+            objective.check_targets(data.targets(rows), where, start)
 
 
 def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Settings) -> None:

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
+from medfl.data.list_targets import check_goal, rows_and_targets
 from medfl.errors import DataError, did_you_mean
+from medfl.objectives import Objective
 from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER
 
 POOLED = "pooled"
@@ -122,7 +125,7 @@ def site_names(dataset_dir: Path) -> list[str]:
 
 def load_sites(
     dataset_dir: str | Path,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
     names: Sequence[str] | None = None,
@@ -131,7 +134,7 @@ def load_sites(
 
     Args:
         dataset_dir: The folder that holds one folder for each site.
-        num_classes: Number of classes of the task.
+        objective: What is learned.
         mean: Subtracted from images in [0, 1]; one number, or one for each channel.
         std: Divides then; one number, or one for each channel, > 0.
         names: Only these sites; None means all.
@@ -148,28 +151,28 @@ def load_sites(
         if name not in known:
             raise DataError(f"no site '{name}' in {folder}. {did_you_mean(name, known)}")
     wanted = known if names is None else sorted(set(names))
-    return {name: load_site(folder / name, num_classes, mean, std) for name in wanted}
+    return {name: load_site(folder / name, objective, mean, std) for name in wanted}
 
 
 def load_global(
     dataset_dir: str | Path,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> SiteData | None:
     """Load the test set that the server holds, or None if there is none. Arguments and errors as in `load_sites`."""
     folder = Path(dataset_dir) / GLOBAL
-    return load_site(folder, num_classes, mean, std) if folder.is_dir() else None
+    return load_site(folder, objective, mean, std) if folder.is_dir() else None
 
 
-def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> SiteData:
+def load_site(folder: Path, objective: Objective, mean: Sequence[float], std: Sequence[float]) -> SiteData:
     """Load one site from its folder. Arguments and errors as in `load_sites`."""
     content = read_bytes(folder)
-    return site_data(folder, content, parse_datalist(content, folder / FILE), num_classes, mean, std)
+    return site_data(folder, content, parse_datalist(content, folder / FILE), objective, mean, std)
 
 
 def site_data(
-    folder: Path, content: bytes, datalist: Datalist, num_classes: int, mean: Sequence[float], std: Sequence[float]
+    folder: Path, content: bytes, datalist: Datalist, objective: Objective, mean: Sequence[float], std: Sequence[float]
 ) -> SiteData:
     """Load what a data list names.
 
@@ -177,7 +180,7 @@ def site_data(
         folder: Of the list.
         content: Its bytes.
         datalist: What they say.
-        num_classes: As in `load_sites`.
+        objective: As in `load_sites`.
         mean: As in `load_sites`.
         std: As in `load_sites`.
 
@@ -187,25 +190,33 @@ def site_data(
     where = f"site '{folder.name}'"
     array = folder / datalist.image_array
     try:
+        check_goal(datalist, objective)
         images = open_array(array)
+        shape = image_shape(images.shape)
+        masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
         parts = {}
         for split in datalist.splits:
-            rows, labels = datalist.rows_and_labels(split, where, num_classes)
+            place = f"{where}, split '{split}'"
+            rows, targets = rows_and_targets(datalist, split, where, objective, shape, masks)
             who = patient_numbers(datalist.splits[split])
-            parts[split] = _dataset(images, rows, labels, mean, std, who, f"{where}, split '{split}'")
+            parts[split] = _dataset(images, rows, targets, objective, mean, std, who, place)
         files = {folder / FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
-        digest = hashlib.sha256(content + bytes.fromhex(array_digest(array))).hexdigest()
+        if masks is not None:
+            files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
+        digests = [bytes.fromhex(files[path]) for path in files if path != folder / FILE]
+        digest = hashlib.sha256(b"".join([content, *digests])).hexdigest()
     except DataError as error:
         raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
-    classes = tuple(datalist.labels.get(str(number), str(number)) for number in range(num_classes))
-    shape = image_shape(images.shape)
+    classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
     return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, facts, files)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an image as networks get it, (channels, *spatial), from that of its array; see `channels_of`."""
+    """The shape of a case as networks get it, (channels, *spatial) or (F,), from its array's; see `channels_of`."""
+    if len(array) == 2:
+        return (array[1],)
     channels = channels_of(array)
     spatial = tuple(array[1:]) if channels is None else tuple(array[1:-1])
     return (channels or 1, *spatial)
@@ -234,7 +245,7 @@ def load_split(
     dataset_dir: str | Path,
     site: str,
     split: str,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> ArrayDataset:
@@ -244,7 +255,7 @@ def load_split(
         dataset_dir: The folder that holds one folder for each site.
         site: Name of the site.
         split: ``training``, ``validation`` or ``test``.
-        num_classes: Number of classes of the task.
+        objective: What is learned.
         mean: As in `load_sites`.
         std: As in `load_sites`.
 
@@ -253,20 +264,21 @@ def load_split(
     """
     if split not in SPLITS:
         raise DataError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
-    data = load_sites(dataset_dir, num_classes, mean, std, [site])[site]
+    data = load_sites(dataset_dir, objective, mean, std, [site])[site]
     return dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
 
 
 def _dataset(
     images: np.ndarray,
     rows: np.ndarray,
-    labels: np.ndarray,
+    targets: torch.Tensor,
+    objective: Objective,
     mean: Sequence[float],
     std: Sequence[float],
     patients: Sequence[int] | None,
     place: str,
 ) -> ArrayDataset:
     try:
-        return ArrayDataset(images, labels, rows, mean, std, patients)
+        return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type)
     except DataError as error:
         raise DataError(f"{place}: {error}") from None

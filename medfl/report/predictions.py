@@ -10,6 +10,7 @@ import torch
 
 from medfl.data.sites import PATIENT
 from medfl.errors import StoreError
+from medfl.objectives import read_objective
 from medfl.runs.records import PREDICTIONS, RunRecord
 from medfl.types import FACTS
 
@@ -66,8 +67,8 @@ class Tested:
 def read_tested(run: RunRecord) -> dict[str, Tested]:
     """Site to its test set, for the sites that have one in the run folder.
 
-    Without any unless the predictions are of the round that the scores are of: not where a run that goes on has left
-    those of an earlier end, nor where one diverged after rounds that were not scored.
+    Without any where cases are of no class, and unless the predictions are of the round that the scores are of: not
+    where a run that goes on has left those of an earlier end, nor where one diverged after rounds that were not scored.
 
     Raises:
         StoreError: If a file of predictions can't be read.
@@ -75,17 +76,27 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
     test_sets: dict[str, Tested] = {}
     if not run.summary or run.summary["evaluated_round"] != run.summary["models_round"]:
         return test_sets
-    for site in run.run["identity"]["sites"]:
+    classes = classes_of(run)
+    for site in run.run["identity"]["sites"] if classes else ():
         try:
             table = run.predictions(site)
             if table is not None:
-                test_sets[site] = _tested(table, int(run.run["identity"]["task"]["num_classes"]))
+                test_sets[site] = _tested(table, classes)
         except (ValueError, KeyError, OSError) as error:
             raise StoreError(
                 f"'{run.folder / 'sites' / site / PREDICTIONS}' can't be read: {error}. "
                 "Give the command of that run again: it writes the file anew."
             ) from None
     return test_sets
+
+
+def classes_of(run: RunRecord) -> int:
+    """How many classes the cases of a run are of; 0 where they are of none."""
+    task = run.run["identity"]["task"]
+    if "objective" not in task:
+        return int(task["num_classes"])
+    objective = read_objective(task["objective"])
+    return objective.classes if objective.has_class_labels else 0
 
 
 def _tested(table: pd.DataFrame, classes: int) -> Tested:

@@ -14,7 +14,7 @@ from medfl.metrics.calibration import BINS
 from medfl.report.figures import Reliability
 from medfl.report.gains import Sets, mean_known
 from medfl.report.groups import Group
-from medfl.report.predictions import Tested, pooled
+from medfl.report.predictions import Tested, classes_of, pooled
 from medfl.report.statistics import mean_std, wilson_over_patients
 from medfl.runs.records import RunRecord, repetition
 
@@ -110,7 +110,7 @@ def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
 
 def class_names(run: RunRecord) -> list[str]:
     """Names of the classes; their numbers as long as the run is not over."""
-    number = int(run.run["identity"]["task"]["num_classes"])
+    number = classes_of(run)
     return [str(name) for name in run.summary.get("holdings", {}).get("classes", range(number))]
 
 

@@ -10,8 +10,10 @@ import torch
 
 from medfl.contract import Method
 from medfl.core.encoding import FILTERED
+from medfl.core.needs import MEANING
 from medfl.core.site import Splits
 from medfl.core.store import Store
+from medfl.data.pooled import labels_of
 from medfl.errors import MedflError, SettingsError
 from medfl.networks.parts import without_head
 from medfl.testing.cohort import (
@@ -38,6 +40,8 @@ def metadata_is_complete(case: Case) -> None:
     record, kind = case.registry.methods[case.name], case.kind
     expect(dict(record.sends) == dict(kind.sends), f"record sends {record.sends}, class {dict(kind.sends)}")
     expect(record.unlike_networks == kind.unlike_networks, "record and class differ in unlike_networks")
+    expect(record.needs == kind.needs, f"record needs {sorted(record.needs)}, class {sorted(kind.needs)}")
+    expect(set(kind.needs) <= set(MEANING), f"unknown needs {sorted(set(kind.needs) - set(MEANING))}")
     expect(
         bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing"
     )
@@ -223,7 +227,9 @@ def test_data_decide_nothing(case: Case) -> None:
     """With poisoned test labels every model has the same bits."""
     with folders(1) as (folder,):
         poisoned = {
-            name: Splits(data.train, data.val, TensorData(data.test.batch(torch.arange(9))[0], 2 - data.test.labels))
+            name: Splits(
+                data.train, data.val, TensorData(data.test.batch(torch.arange(9))[0], 2 - labels_of(data.test))
+            )
             for name, data in make_sites().items()
         }
         same(bits(case.reference[0]), bits(case.run(folder, sites=poisoned)), "poisoned test labels")

@@ -13,8 +13,8 @@ from torch import nn
 
 from medfl.errors import ContractError, SettingsError
 from medfl.networks.norms import freeze_norms, has_batch_norm
+from medfl.objectives.balance import sampling_weights
 from medfl.settings import Settings
-from medfl.training.balance import sampling_weights
 from medfl.types import Dataset
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ class Batch:
 
     Attributes:
         images: (B, C, *spatial), float32.
-        labels: (B,), int64.
+        targets: (B, ...), as the task's objective says.
         rows: Which images of the training split these are, shape (B,), on the CPU.
         regions: Labels of the regions of each image, (B, *spatial), where the task has regions and changes images at
             random: the labels have moved with the images. None otherwise.
     """
 
     images: torch.Tensor
-    labels: torch.Tensor
+    targets: torch.Tensor
     rows: torch.Tensor
     regions: torch.Tensor | None = None
 
@@ -106,6 +106,11 @@ def cpu_has_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def smallest_batch(model: nn.Module, settings: Settings) -> int:
+    """Images that a batch needs: two if the model has batch-norm layers that are not frozen (rule G-6)."""
+    return 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
+
+
 class Steps(Protocol):
     """How a training draws its batches and takes its steps: plainly, or with noise (`medfl.privacy.samples`)."""
 
@@ -129,6 +134,7 @@ class PlainSteps:
         generator: The stream of the batches.
         weights: As in `row_batches`.
         gradient_clip: Largest L2 norm of a batch's gradient, or None.
+        smallest: Cases that a batch needs to teach anything; smaller ones are left out.
     """
 
     def __init__(
@@ -139,11 +145,12 @@ class PlainSteps:
         generator: torch.Generator,
         weights: torch.Tensor | None = None,
         gradient_clip: float | None = None,
+        smallest: int = 1,
     ) -> None:
         self._optimizer, self._settings, self._generator = optimizer, settings, generator
         self._weights, self._gradient_clip = weights, gradient_clip
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._smallest = 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
+        self._smallest = max(smallest, smallest_batch(model, settings))
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
         """Those of `row_batches` that are large enough."""
@@ -179,6 +186,7 @@ def train(
     gradient_clip: float | None = None,
     augment: Augment | None = None,
     steps: Steps | None = None,
+    smallest: int = 1,
 ) -> TrainResult:
     """Train `model` in place for the epochs (or steps) of the settings.
 
@@ -195,6 +203,7 @@ def train(
         gradient_clip: Largest L2 norm of a batch's gradient over all parameters jointly, > 0; None clips nothing.
         augment: Changes each batch's images at random (`Task.augment`); None leaves them as they are.
         steps: Draws the batches and takes the steps; None does so plainly, by `PlainSteps`.
+        smallest: For `PlainSteps`: cases that a batch needs (`Objective.smallest_batch`).
 
     Returns:
         Counts, mean loss and seconds.
@@ -212,8 +221,8 @@ def train(
     if settings.norm_sync == "frozen":
         freeze_norms(model)
     if weights is None and settings.balance == "sampling":
-        weights = sampling_weights(data.labels)
-    steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip)
+        weights = balanced_sampling(data)
+    steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip, smallest)
 
     def priced(batch: Batch) -> torch.Tensor:
         with autocast(settings, device):
@@ -230,13 +239,24 @@ def train(
     return TrainResult(batches, samples, mean, time.perf_counter() - start)
 
 
+def balanced_sampling(data: Dataset) -> torch.Tensor:
+    """How often each case is drawn, such that all classes that occur are drawn equally often; shape (n,), float64.
+
+    Raises:
+        SettingsError: If cases have no classes.
+    """
+    if data.class_labels is None:
+        raise SettingsError("balance 'sampling' draws classes equally often, and these cases have none. Leave it out.")
+    return sampling_weights(data.class_labels)
+
+
 def _load(data: Dataset, rows: torch.Tensor, device: str, augment: Augment | None) -> Batch | None:
     """A batch on the training device; None without rows."""
     if not len(rows):
         return None
-    images, labels = data.batch(rows)
+    images, targets = data.batch(rows)
     images, regions = (images, None) if augment is None else augment(images)
-    return Batch(images.to(device), labels.to(device), rows, None if regions is None else regions.to(device))
+    return Batch(images.to(device), targets.to(device), rows, None if regions is None else regions.to(device))
 
 
 def pick_device(device: str, workers: int = 1) -> str:

@@ -70,7 +70,7 @@ def test_a_site_that_is_ready_passes_every_check(ready: Path) -> None:
     assert "benign: 12, malignant: 12" in text
     assert "must give num_classes 2, in_channels 1, size [8, 8]" in text
     assert "'cnn4' has" in text
-    assert "2 finite logits" in text
+    assert "2 finite outputs" in text
     assert "fedavg (0.1.0)" in text
     assert "no floor" in text
     assert sorted(path.name for path in (ready / "state").iterdir()) == ["secret"], "no probe is left behind"

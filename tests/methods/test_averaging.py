@@ -15,6 +15,7 @@ from medfl.core.store import Store
 from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.records import read_metrics
 from medfl.settings import Settings
@@ -47,7 +48,7 @@ def plain_epoch(state, images, labels, key, network="norm"):
 
 
 def tensors_of(sites):
-    return {name: (data.train.images, data.train.labels) for name, data in sorted(sites.items())}
+    return {name: (data.train.images, data.train.class_labels) for name, data in sorted(sites.items())}
 
 
 @pytest.mark.parametrize("network", ["norm", "plain"])
@@ -146,7 +147,7 @@ def test_fedprox_adds_mu_times_the_distance_to_the_gradient():
             return torch.zeros(len(images), 2) + 0 * self.w
 
     model = W()
-    task = Task({"w": W}, "w", nn.CrossEntropyLoss(), torch.optim.SGD, 2)
+    task = Task({"w": W}, "w", nn.CrossEntropyLoss(), torch.optim.SGD, Multiclass(2))
     site = Site("a", 1, State(), task, Settings(rounds=1))
     fit = Fit(site, model, {"w": torch.tensor(0.5, dtype=torch.float64), "frozen": torch.tensor(0.0)})
     batch = Batch(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), torch.arange(3))
@@ -185,7 +186,12 @@ class Block(nn.Module):
 
 
 BLOCK = Task(
-    {"block": Block}, "block", nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, lr=0.1), CLASSES, ("accuracy",)
+    {"block": Block},
+    "block",
+    nn.CrossEntropyLoss(),
+    lambda p: torch.optim.SGD(p, lr=0.1),
+    Multiclass(CLASSES),
+    ("accuracy",),
 )
 BATCH = {f"downsample.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 GROUP = {"group.weight", "group.bias"}

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 
-from medfl.contract import Order, ReducesTo, Reply, Server, Site
+from medfl.contract import Need, Order, ReducesTo, Reply, Server, Site
+from medfl.data.pooled import labels_of
 from medfl.privacy.release import Release
 from medfl.training.loop import Batch
 from medfl.types import Meta
@@ -63,6 +64,7 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
 
@@ -117,7 +119,7 @@ class FedFed(FeatureSharing):
             return "none"
         if size < FEW * mean:
             return "few"
-        return "one class" if int(site.train.labels.bincount().max()) > MOSTLY * size else "none"
+        return "one class" if int(labels_of(site.train).bincount().max()) > MOSTLY * size else "none"
 
     def one_pass(self, site: Site, distilling: Distilling, epoch: int, kind: Skew) -> float:
         """The classifier on mixed images, the generator on glued ones, then both; the loss of both."""
@@ -126,7 +128,9 @@ class FedFed(FeatureSharing):
             shares = site.rng(f"{label} mixup shares")
 
             def on_mixed(batch: Batch) -> torch.Tensor:
-                mixed, first, other, share = mixup(distilling.scale.raw(batch.images), batch.labels, self.mixup, shares)
+                mixed, first, other, share = mixup(
+                    distilling.scale.raw(batch.images), batch.targets, self.mixup, shares
+                )
                 logits = model.classify_images(mixed)
                 both: torch.Tensor = share * loss(logits, first) + (1 - share) * loss(logits, other)
                 return both
@@ -136,7 +140,7 @@ class FedFed(FeatureSharing):
             crops, eased = site.rng(f"{label} mosaic crops"), self.eased(epoch, 100)
 
             def on_glued(batch: Batch) -> torch.Tensor:
-                glued = mosaic(distilling.scale.raw(batch.images), crops, len(batch.labels))
+                glued = mosaic(distilling.scale.raw(batch.images), crops, len(batch.rows))
                 return self.rebuild_loss(model(glued), glued, eased)
 
             distilling.pass_over(on_glued, f"{label} mosaic")

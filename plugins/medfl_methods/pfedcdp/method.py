@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Model, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, mean_update, normalised, sample
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
@@ -82,6 +82,7 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "soft_targets"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER: "update"}
     unlike_networks: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
@@ -268,7 +269,7 @@ class PFedCDP(Averaging):
             return super().loss(fit, batch)
         logits = fit.model(batch.images)
         taught = distillation(logits.float(), fit.extra["teacher"](batch), self.tau).mean()
-        return (1 - self.lam) * fit.site.task.loss(logits, batch.labels) + self.lam * taught
+        return (1 - self.lam) * fit.site.task.loss(logits, batch.targets) + self.lam * taught
 
     def classifier_update(self, site: Site, own: Tensors, received: Tensors) -> Tensors:
         """The own classifier less the server's, by the classifier's own names."""
