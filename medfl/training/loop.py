@@ -13,8 +13,8 @@ from torch import nn
 
 from medfl.errors import ContractError, SettingsError
 from medfl.networks.norms import freeze_norms, has_batch_norm
+from medfl.objectives.balance import sampling_weights
 from medfl.settings import Settings
-from medfl.training.balance import sampling_weights
 from medfl.types import Dataset
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ class Batch:
 
     Attributes:
         images: (B, C, *spatial), float32.
-        labels: (B,), int64.
+        targets: (B, ...), as the task's objective says.
         rows: Which images of the training split these are, shape (B,), on the CPU.
         regions: Labels of the regions of each image, (B, *spatial), where the task has regions and changes images at
             random: the labels have moved with the images. None otherwise.
     """
 
     images: torch.Tensor
-    labels: torch.Tensor
+    targets: torch.Tensor
     rows: torch.Tensor
     regions: torch.Tensor | None = None
 
@@ -212,7 +212,7 @@ def train(
     if settings.norm_sync == "frozen":
         freeze_norms(model)
     if weights is None and settings.balance == "sampling":
-        weights = sampling_weights(data.labels)
+        weights = balanced_sampling(data)
     steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip)
 
     def priced(batch: Batch) -> torch.Tensor:
@@ -230,13 +230,24 @@ def train(
     return TrainResult(batches, samples, mean, time.perf_counter() - start)
 
 
+def balanced_sampling(data: Dataset) -> torch.Tensor:
+    """How often each case is drawn, such that all classes that occur are drawn equally often; shape (n,), float64.
+
+    Raises:
+        SettingsError: If cases have no classes.
+    """
+    if data.class_labels is None:
+        raise SettingsError("balance 'sampling' draws classes equally often, and these cases have none. Leave it out.")
+    return sampling_weights(data.class_labels)
+
+
 def _load(data: Dataset, rows: torch.Tensor, device: str, augment: Augment | None) -> Batch | None:
     """A batch on the training device; None without rows."""
     if not len(rows):
         return None
-    images, labels = data.batch(rows)
+    images, targets = data.batch(rows)
     images, regions = (images, None) if augment is None else augment(images)
-    return Batch(images.to(device), labels.to(device), rows, None if regions is None else regions.to(device))
+    return Batch(images.to(device), targets.to(device), rows, None if regions is None else regions.to(device))
 
 
 def pick_device(device: str, workers: int = 1) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
@@ -11,8 +12,10 @@ from make_runs import make_run
 from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
+from medfl.data.pooled import all_targets
 from medfl.data.sites import load_site
 from medfl.ingest.prepare import prepare
+from medfl.objectives import Multiclass
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
@@ -22,6 +25,7 @@ from medfl.report.predictions import read_tested
 from medfl.report.sections.centres import centre_gains, centres_section
 from medfl.runs.records import read_run
 from medfl.runs.site_bundles import _csv
+from medfl.testing.cohort import make_task
 from medfl_datasets.abide.phantom import write_release
 from medfl_datasets.abide.spec import Abide
 
@@ -153,8 +157,10 @@ def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     prepare(Abide(source=tmp_path / "release", derivatives=("reho",), size=8), tmp_path / "pooled", workers=1)
     plan = PartitionPlan("by_site", column="site", test_fraction=0.5, global_test="none")
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
-    site = load_site(tmp_path / "sites" / "US-Middle", 2, (0.0,), (1.0,))
-    lines = _csv(site.test.labels.double()[:, None].repeat(1, 2), site.test.labels, site.test_facts).splitlines()
+    site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
+    labels = all_targets(site.test)
+    task = replace(make_task(), objective=Multiclass(2))
+    lines = _csv(task, labels.double()[:, None].repeat(1, 2), labels, site.test_facts).splitlines()
     assert lines[0] == "row,label,p0,p1,sex,centre"
     assert {line.rsplit(",", 1)[1] for line in lines[1:]} == {"UM"}
     assert len(lines) == 3
