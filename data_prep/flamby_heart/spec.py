@@ -34,8 +34,10 @@ CITATION = (
 )
 """What users of the data are asked to cite."""
 
-SCALES = ("centre", "pooled", "none")
-"""Whose training rows the features are standardised by: the hospital's own, all, or nobody's."""
+SCALES = ("centre", "pooled", "mixed", "none")
+"""Whose training rows the features are standardised by: the hospital's own, all, or nobody's. Mixed: of training rows
+all, of test rows the hospital's own. That is how FLamby's pooled model was trained and then scored at the sites; its
+published accuracy of .735 is that, and the same model has about .81 where test rows are scaled as it was trained."""
 
 OFFICIAL = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
 """Hospital to training and test rows of FLamby."""
@@ -60,7 +62,8 @@ class FlambyHeart(WholeSpec):
     source: Path
     """The folder of the four files processed.NAME.data of the UCI Heart Disease data."""
     scale: Annotated[str, Choose(SCALES)] = "centre"
-    """Standardise by the training rows of each centre (as FLamby's sites do), pooled (as its pooled model), or none."""
+    """Standardise by the training rows of each centre (as FLamby's sites do), pooled, mixed (as it scores its pooled
+    model: training rows by all, test rows by their centre), or none."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
@@ -112,13 +115,17 @@ def _scaled(numbers: Mapping[str, np.ndarray], tests: Mapping[str, np.ndarray], 
     """Features less their mean over training rows, divided by their standard deviation (of a sample) there."""
     if scale == "none":
         return dict(numbers)
-    trained = {name: rows[~tests[name]] for name, rows in numbers.items()}
-    if scale == "pooled":
-        trained = dict.fromkeys(trained, np.concatenate(list(trained.values())))
-    return {
-        name: (rows - trained[name].mean(axis=0)) / (trained[name].std(axis=0, ddof=1) + TINY)
-        for name, rows in numbers.items()
-    }
+    everybody = np.concatenate([rows[~tests[name]] for name, rows in numbers.items()])
+    scaled = {}
+    for name, rows in numbers.items():
+        own, shared = _standardised(rows, rows[~tests[name]]), _standardised(rows, everybody)
+        mixed = np.where(tests[name][:, None], own, shared)
+        scaled[name] = {"centre": own, "pooled": shared, "mixed": mixed}[scale]
+    return scaled
+
+
+def _standardised(rows: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    return (rows - trained.mean(axis=0)) / (trained.std(axis=0, ddof=1) + TINY)
 
 
 def _records(hospitals: Mapping[str, Hospital], tests: Mapping[str, np.ndarray]) -> dict[str, list[Record]]:

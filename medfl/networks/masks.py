@@ -42,7 +42,7 @@ def make_ready(network: nn.Module, size: Edges | None, strides: Sequence[int]) -
     """Let no activation work in place, and refuse images that its levels can't halve."""
     for module in network.modules():
         if hasattr(module, "inplace"):
-            module.inplace = False
+            module.inplace = False  # type: ignore[assignment]
     if size is None:
         return
     name = type(network).__name__

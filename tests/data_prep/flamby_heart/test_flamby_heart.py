@@ -49,15 +49,16 @@ def by_pandas(folder: Path, scale: str) -> tuple[pd.DataFrame, np.ndarray, np.nd
         tests.append(by_scikit_learn((frame[13] > 0).to_numpy().astype(int)))
     whole, test = pd.concat(frames, ignore_index=True), np.concatenate(tests)
     table = pd.get_dummies(whole.drop(columns=[13, "hospital"]), columns=[2, 6], drop_first=True).astype(float)
-    trained = table[~test]
-    if scale == "centre":
+    trained, raw = table[~test], table
+    if scale in ("pooled", "mixed"):
+        table = (raw - trained.mean()) / (trained.std() + 1e-9)
+    if scale in ("centre", "mixed"):
         mean, sd = (
             getattr(trained.groupby(whole.hospital[~test]), kind)().loc[whole.hospital].to_numpy()
             for kind in ("mean", "std")
         )
-        table = (table - mean) / (sd + 1e-9)
-    elif scale == "pooled":
-        table = (table - trained.mean()) / (trained.std() + 1e-9)
+        own = (raw - mean) / (sd + 1e-9)
+        table = own if scale == "centre" else table.mask(np.tile(test[:, None], table.shape[1]), own)
     return table, (whole[13] > 0).to_numpy().astype(int), whole.hospital.to_numpy(), test
 
 
@@ -69,7 +70,7 @@ def test_the_test_rows_are_scikit_learns(n, share, classes, seed):
     assert np.array_equal(rows_for_tests(labels), by_scikit_learn(labels))
 
 
-@pytest.mark.parametrize("scale", ["centre", "pooled", "none"])
+@pytest.mark.parametrize("scale", ["centre", "pooled", "mixed", "none"])
 def test_the_real_files_give_flambys_rows(real, tmp_path, scale):
     lines: list[str] = []
     datalist = prepare(FlambyHeart(source=real, scale=scale), tmp_path / "out", say=lines.append)
