@@ -14,6 +14,7 @@ from medfl.metrics import METRICS
 from medfl.metrics.binary import brier
 from medfl.metrics.metric import Metric
 from medfl.objectives.losses import OneLogitCrossEntropy
+from medfl.objectives.mixing import mean_of_findings
 from medfl.objectives.multiclass import Multiclass
 from medfl.types import Meta
 
@@ -69,6 +70,10 @@ class Binary(Multiclass):
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Probabilities (N, 2)."""
         return self.alternatives(outputs).softmax(dim=1)
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose probabilities are the mean of the members'."""
+        return mean_of_findings(outputs) if self.logits == 1 else super().together(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
         """Two logits, of which the first is 0 where a network puts out one."""

@@ -12,6 +12,7 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.metrics.metric import Metric
+from medfl.objectives.mixing import mean_of_classes
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows
 from medfl.types import Meta
@@ -104,6 +105,10 @@ class Multiclass(Objective):
     ) -> torch.Tensor:
         """As `medfl.metrics.metric.Metric.weighted` computes it."""
         return self.scores[metric].weighted(judged, targets, self.num_classes, weights)
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose softmax is the mean of the members' probabilities."""
+        return mean_of_classes(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
         """The logits."""

@@ -14,6 +14,7 @@ from medfl.errors import SettingsError
 from medfl.metrics.metric import WeightedScore
 from medfl.metrics.multilabel import label_auc, macro_auc, mean_average_precision
 from medfl.objectives.losses import LabelledBCELoss
+from medfl.objectives.mixing import mean_of_findings
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows, in_rows
 
@@ -86,6 +87,10 @@ class Multilabel(Objective):
     def target_columns(self) -> tuple[str, ...]:
         """t0, t1, ..."""
         return tuple(f"t{label}" for label in range(self.num_labels))
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose sigmoid is the mean of the members' probabilities."""
+        return mean_of_findings(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits of absence, which are 0, and presence: (N, 2, C)."""

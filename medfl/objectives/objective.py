@@ -217,18 +217,20 @@ class Objective(ABC):
 
     # ---- what methods ask
 
-    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the alternatives that the outputs choose among, which stand on axis 1; None where there are none.
+    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits of the alternatives that the outputs choose among, which stand on axis 1.
 
         For classes that is (N, C); for a yes or no, (N, 2); for voxels, (N, C, *spatial). Their softmax over axis 1 is
         what the model says.
+
+        Raises:
+            ContractError: If there are no alternatives (`has_soft_targets`).
         """
-        return None
+        raise ContractError(f"Expected an objective with soft targets, got '{self.name}'.")
 
     def soft_targets(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor | None:
         """The probabilities of the `alternatives`, softened by a temperature > 0; None where there are none."""
-        logits = self.alternatives(outputs)
-        return None if logits is None else (logits / temperature).softmax(dim=1)
+        return (self.alternatives(outputs) / temperature).softmax(dim=1) if self.has_soft_targets else None
 
     def truth(self, targets: torch.Tensor) -> torch.Tensor:
         """Which of the `alternatives` is the right one: their shape without axis 1, int64, and -1 where nobody knows.
@@ -245,7 +247,6 @@ class Objective(ABC):
             ContractError: If there are no alternatives.
         """
         logits, truth = self.alternatives(outputs), self.truth(targets)
-        assert logits is not None
         if not per_case:
             return nn.functional.cross_entropy(logits, truth, ignore_index=-1)
         losses = nn.functional.cross_entropy(logits, truth, ignore_index=-1, reduction="none")
@@ -258,9 +259,15 @@ class Objective(ABC):
             ContractError: If there are no alternatives.
         """
         logits, truth = self.alternatives(outputs), self.truth(targets)
-        assert logits is not None
         right = (logits.argmax(dim=1) == truth).double()
         return right if right.dim() == 1 else right.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs (N, ...) that say what several networks say on average, of theirs, (M, N, ...).
+
+        By default their mean; where outputs are logits their softmax or sigmoid is the mean of the members'.
+        """
+        return outputs.mean(dim=0)
 
     # ---- balance
 

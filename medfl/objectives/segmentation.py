@@ -23,6 +23,7 @@ from medfl.metrics.segmentation import (
     surface_dice,
 )
 from medfl.objectives.losses import DiceBCELoss
+from medfl.objectives.mixing import mean_of_classes, mean_of_findings
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows, in_rows
 
@@ -155,6 +156,10 @@ class Segmentation(Objective):
     def target_columns(self) -> tuple[str, ...]:
         """None."""
         return ()
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose probabilities are the mean of the members'."""
+        return mean_of_findings(outputs) if self.overlapping else mean_of_classes(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits of the classes of each voxel, (N, C, *spatial); of overlapping labels (N, 2, C, *spatial)."""
