@@ -49,7 +49,8 @@ SHORTEST = 0.5
 class FlambyTcgaBrca(WholeSpec):
     """FLamby's Fed-TCGA-BRCA: survival with breast cancer, by 39 numbers, in six regions. Nothing is downloaded.
 
-    The splits are FLamby's. Sites are the column centre: --scheme by_site --column centre --test official.
+    The splits are FLamby's. Its sites: medfl partition --scheme by_site --column centre --test official --global-test
+    none --allow-leak pixels. (Some patients have the same numbers as others.)
     """
 
     dataset = "flamby_tcga_brca"
@@ -82,11 +83,11 @@ class FlambyTcgaBrca(WholeSpec):
             image_array=ARRAY,
             num_classes=2,
             labels={"0": "cut short", "1": "died"},
+            objective={"name": "survival"},
             modality=RECORDS[0].modality,
             licence=RECORDS[0].licence,
             splits=_records(patients),
             extra={
-                "objective": {"name": "survival"},
                 "citation": CITATION,
                 "deviations": unlike,
                 "exclusions": exclusions({NO_FOLD: patients.unused}),
@@ -108,7 +109,7 @@ def _records(patients: Patients) -> dict[str, list[Record]]:
         zip(times, patients.events.tolist(), patients.regions, patients.splits, subjects, strict=True)
     ):
         target = [time, float(event)]
-        splits[split].append({"image": row, "label": event, "target": target, "subject_id": subject, "centre": region})
+        splits[split].append({"image": row, "target": target, "subject_id": subject, "centre": region})
     return splits
 
 

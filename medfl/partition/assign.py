@@ -171,9 +171,8 @@ class Distribution:
         for number, name in enumerate(self.names):
             mine = np.flatnonzero(self.owner[self.units] == number)
             records = [self.records[image] for image in mine.tolist()]
-            by_site[name] = local_splits(
-                records, self.plan, name, self.units[mine], None if strata is None else strata[mine]
-            )
+            chosen = None if strata is None else strata[mine]
+            by_site[name] = local_splits(records, self.plan, name, self.units[mine], chosen, self.labels[mine])
             if self.plan.test == "official":
                 by_site[name]["test"] = self.tests.get(name, [])
         self._look_back(by_site)
@@ -199,7 +198,8 @@ class Distribution:
         units = find_units(subjects_of(kept), [self.hashes[record["image"]] for record in kept])
         share = self.plan.public_test_fraction
         plan = replace(self.plan, test="fraction", test_fraction=share, val_fraction=0.0)
-        return local_splits(kept, plan, PUBLIC, units)
+        labels = self.source.strata(kept, f"pooled data set '{self.source.name}'")
+        return local_splits(kept, plan, PUBLIC, units, labels=labels)
 
     def _compare_labels(self, rows: np.ndarray) -> None:
         """Note identical images whose labels differ: one of them is wrong."""

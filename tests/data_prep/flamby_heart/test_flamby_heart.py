@@ -12,8 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
+from medfl.data.sites import load_sites
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.prepare import prepare
+from medfl.objectives import Binary
+from medfl.partition.by_site import by_site
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
 from medfl_datasets.flamby_heart.files import HOSPITALS, features, read_hospital
 from medfl_datasets.flamby_heart.phantom import write_release
 from medfl_datasets.flamby_heart.spec import OFFICIAL, FlambyHeart
@@ -142,3 +147,13 @@ def test_what_is_missing_is_said(tmp_path):
         prepare(FlambyHeart(source=release), tmp_path / "out")
     with pytest.raises(SettingsError, match="scale"):
         FlambyHeart(source=release, scale="center")
+
+
+def test_the_real_hospitals_are_sites(real, tmp_path):
+    """Two patients of one hospital, on both sides of its test, have the same numbers: that is allowed by name."""
+    prepare(FlambyHeart(source=real), tmp_path / "pool")
+    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
+    sites = load_sites(tmp_path / "sites", Binary(), mean=(0.0,), std=(1.0,))
+    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL
+    assert {site.shape for site in sites.values()} == {(13,)}

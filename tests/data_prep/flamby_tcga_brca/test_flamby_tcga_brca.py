@@ -8,12 +8,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from medfl.data.datalists import read_datalist
+from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.ingest.prepare import prepare
+from medfl.objectives import Survival
+from medfl.partition.by_site import by_site
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
 from medfl_datasets.flamby_tcga_brca.files import REGIONS, find_files, read_patients
 from medfl_datasets.flamby_tcga_brca.phantom import ROWS, UNUSED, write_release
-from medfl_datasets.flamby_tcga_brca.spec import FlambyTcgaBrca
+from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL, FlambyTcgaBrca
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_tcga_brca")
 
@@ -106,8 +113,8 @@ def test_the_pooled_data_set(tmp_path):
     records = sorted((r for part in datalist.splits.values() for r in part), key=lambda record: record["image"])
     assert np.array_equal(np.load(tmp_path / "out" / "images.npy"), patients.features)
     assert [record["centre"] for record in records] == patients.regions
-    assert [record["target"][1] for record in records] == [record["label"] for record in records]
-    assert [record["label"] for record in records] == patients.events.tolist()
+    assert [record["target"][1] for record in records] == patients.events.tolist()
+    assert read_datalist(tmp_path / "out").goal == Survival()
     times = np.array([record["target"][0] for record in records])
     assert times.min() == 0.5
     assert np.array_equal(np.argsort(times, kind="stable"), np.argsort(patients.times, kind="stable"))
@@ -121,3 +128,17 @@ def test_the_real_release_is_complete(real, tmp_path):
     zero = [r for part in datalist.splits.values() for r in part if r["target"][0] < 1]
     assert [record["target"] for record in zero] == [[0.5, 0.0]] * 12, "nobody of these died, and all others are later"
     assert "TCGA-" not in (tmp_path / "out" / "datalist.json").read_text().replace("TCGA-BRCA", "")
+
+
+def test_the_real_regions_are_sites(real, tmp_path):
+    """Patients with the same features are at several sites and on both sides of a test: that is allowed by name."""
+    prepare(FlambyTcgaBrca(source=real), tmp_path / "pool")
+    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
+    sites, patients = load_sites(tmp_path / "sites", Survival(), mean=(0.0,), std=(1.0,)), read_patients(real)
+    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL
+    for name, site in sites.items():
+        mine = [r == name and split == "training" for r, split in zip(patients.regions, patients.splits)]
+        vectors, targets = site.train.batch(torch.arange(len(site.train)))
+        assert np.array_equal(vectors, patients.features[mine])
+        assert np.array_equal(targets[:, 1], patients.events[mine])
