@@ -52,8 +52,8 @@ TINY = 1e-9
 class FlambyHeart(WholeSpec):
     """FLamby's Fed-Heart-Disease: heart disease or none, by 13 numbers, at four hospitals. Nothing is downloaded.
 
-    The test rows are FLamby's. Its sites: medfl partition --scheme by_site --column centre --test official --global-test
-    none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
+    The test rows are FLamby's. Its sites come from medfl partition --scheme by_site --column
+    centre --test official --global-test none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
     """
 
     dataset = "flamby_heart"

@@ -49,8 +49,8 @@ SHORTEST = 0.5
 class FlambyTcgaBrca(WholeSpec):
     """FLamby's Fed-TCGA-BRCA: survival with breast cancer, by 39 numbers, in six regions. Nothing is downloaded.
 
-    The splits are FLamby's. Its sites: medfl partition --scheme by_site --column centre --test official --global-test
-    none --allow-leak pixels. (Some patients have the same numbers as others.)
+    The splits are FLamby's. Its sites come from medfl partition --scheme by_site --column
+    centre --test official --global-test none --allow-leak pixels. (Some patients have the same numbers as others.)
     """
 
     dataset = "flamby_tcga_brca"
