@@ -52,7 +52,7 @@ def command(
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the scheme.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
     test: Annotated[
-        str, typer.Option(help="A site's own test set: fraction, class_balanced, k_fold or none.")
+        str, typer.Option(help="A site's own test set: fraction, class_balanced, k_fold, official (by column) or none.")
     ] = "fraction",
     test_fraction: Annotated[
         float | None, typer.Option(help="Share of a site's images that is its test set [0.2].")
@@ -164,8 +164,9 @@ def _details(details: Mapping[str, Any], policies: Mapping[str, str]) -> dict[st
     chosen = {name: value for name, value in details.items() if value is not None}
     for name in chosen:
         policy, needed = _BELONGS[name]
-        public_too = name in ("duplicates", "allow_leaks") and policies["public"] != "none"
-        if policies[policy] not in needed and not public_too:
+        copies = name in ("duplicates", "allow_leaks")
+        elsewhere = copies and (policies["public"] != "none" or policies["test"] == "official")
+        if policies[policy] not in needed and not elsewhere:
             flag = "allow-leak" if name == "allow_leaks" else name.replace("_", "-")
             owner = policy.replace("_", "-")
             raise SettingsError(

@@ -11,8 +11,8 @@ import numpy as np
 from medfl.data.datalists import Datalist, Record, subjects_of
 from medfl.data.leaks import LeakKind
 from medfl.errors import DataError, SettingsError
-from medfl.partition.holdouts import local_splits, per_class
-from medfl.partition.overlap import OF_PUBLIC, OF_TRAINING, PublicPool, Sides, find_overlap, images, refuse
+from medfl.partition.holdouts import local_splits, official_tests, per_class
+from medfl.partition.overlap import OF_PUBLIC, OF_SITES, OF_TRAINING, PublicPool, Sides, find_overlap, images, refuse
 from medfl.partition.schemes import Scheme, check_column, deal
 from medfl.partition.units import column_of, find_units, majority, strata_of
 from medfl.partition.writing import Notes, not_distributed
@@ -47,6 +47,7 @@ class Distribution:
     Attributes:
         owner: Number of the site of each unit in the order of `names`, or `NOBODY`, `HELD` or `DROPPED`, shape (u,).
         names: The sites.
+        tests: The part of the pooled test split of each site that has one, if it is the sites'.
         notes: What there is to say.
 
     Raises:
@@ -62,9 +63,11 @@ class Distribution:
                 "Prepare it again with images in its training split."
             )
         rows, self.labels = source.rows_and_labels("training", f"pooled data set '{source.name}'")
-        self.units = find_units(subjects_of(self.records), [hashes[row] for row in rows])
+        alike = [] if plan.test == "official" else [[hashes[row] for row in rows]]
+        self.units = find_units(subjects_of(self.records), *alike)
         self.owner = np.full(self.units.max(initial=-1) + 1, NOBODY, dtype=np.int64)
         self.names: list[str] = []
+        self.tests: dict[str, list[Record]] = {}
         self.notes = Notes(warnings=_warnings_before(source))
         self._compare_labels(rows)
 
@@ -91,6 +94,8 @@ class Distribution:
         self.names = list(parts)
         for number, positions in enumerate(parts.values()):
             self.owner[free[positions]] = number
+        if self.plan.test == "official":
+            self.tests = official_tests(self.test, self.names, scheme, self.plan)
         if self.plan.global_test == "remainder":
             if not (self.owner == NOBODY).any():
                 raise SettingsError(
@@ -100,21 +105,22 @@ class Distribution:
             self.owner[self.owner == NOBODY] = HELD
 
     def part_from_test(self) -> None:
-        """Refuse, drop or allow training images that are in the pooled test split, if the server holds it.
+        """Refuse, drop or allow training images that are in the pooled test split, if the server or sites hold it.
 
         Raises:
             DataError: If there are any and they are neither dropped nor allowed.
         """
         plan = self.plan
-        if plan.global_test != "official":
+        if "official" not in (plan.global_test, plan.test):
             return
+        sides = OF_SITES if plan.test == "official" else OF_TRAINING
         at_site = self.owner[self.units] >= 0
         overlap = find_overlap(self.records, self.test, self.hashes)
         masks = {kind: mask & at_site for kind, mask in overlap.items()}
-        copies = self._copies(masks, OF_TRAINING)
+        copies = self._copies(masks, sides)
         if copies.any():
-            self._drop(copies)
-        self._allow(masks, self.owner[self.units] >= 0, OF_TRAINING)
+            self._drop(copies, sides)
+        self._allow(masks, self.owner[self.units] >= 0, sides)
 
     def part_from_private(self, public: PublicPool, private: Splits) -> dict[str, list[Record]]:
         """Refuse, drop or allow public images that are at a site or in the server's test set.
@@ -167,6 +173,8 @@ class Distribution:
             records = [self.records[image] for image in mine.tolist()]
             chosen = None if strata is None else strata[mine]
             by_site[name] = local_splits(records, self.plan, name, self.units[mine], chosen, self.labels[mine])
+            if self.plan.test == "official":
+                by_site[name]["test"] = self.tests.get(name, [])
         self._look_back(by_site)
         held = self.test if self.plan.global_test == "official" else self._records_of(HELD)
         if held:
@@ -218,12 +226,12 @@ class Distribution:
             )
         return values
 
-    def _drop(self, copies: np.ndarray) -> None:
+    def _drop(self, copies: np.ndarray, sides: Sides) -> None:
         """Leave images out, given as a mask, with all that stays together with them."""
         dropped = np.unique(self.units[copies])
         owners = self.owner[self.units][np.isin(self.units, dropped)]
         for number in np.unique(owners).tolist():
-            entry = {"reason": OF_TRAINING.reason, "count": int((owners == number).sum())}
+            entry = {"reason": sides.reason, "count": int((owners == number).sum())}
             self.notes.exclusions[self.names[number]] = [entry]
         self.owner[dropped] = DROPPED
 
@@ -238,6 +246,8 @@ class Distribution:
             self._warn(f"the {count} {split} images of the pooled data set are at no site")
         if self.plan.global_test == "official" and not self.test:
             self._warn("the pooled data set has no test images, so the server has no test set")
+        if self.plan.test == "official" and (bare := [name for name in by_site if not by_site[name]["test"]]):
+            self._warn(f"{len(bare)} sites have no test images: {names_and_more(bare, 8)}")
         empty = [name for name, splits in by_site.items() if not splits["training"]]
         if empty:
             self._warn(f"{len(empty)} sites have no training images: {names_and_more(empty, 8)}")

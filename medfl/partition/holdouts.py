@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from medfl.data.datalists import Record, subjects_of
-from medfl.errors import SettingsError
+from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
-from medfl.partition.units import find_units, majority
+from medfl.partition.schemes import Scheme, deal
+from medfl.partition.units import column_of, find_units, majority
 from medfl.utils.rng import seed_of
+from medfl.utils.text import names_and_more
 
 if TYPE_CHECKING:
     from medfl.partition.plan import PartitionPlan
@@ -184,6 +187,36 @@ def local_splits(
     val[rest[holdout(labels[rest], share, rng, strata=None if strata is None else strata[rest])]] = True
     masks = {"training": ~test & ~val, "validation": val, "test": test}
     return {split: [records[row] for row in np.flatnonzero(mask[units]).tolist()] for split, mask in masks.items()}
+
+
+def official_tests(
+    records: Sequence[Record], names: Sequence[str], scheme: Scheme, plan: PartitionPlan
+) -> dict[str, list[Record]]:
+    """The parts of a pooled test split that belong to sites, as a scheme tells them by its column.
+
+    Args:
+        records: The pooled test split.
+        names: The sites.
+        scheme: The function of `plan.scheme`.
+        plan: The plan; it names a column.
+
+    Returns:
+        Site to its records; sites without any are left out.
+
+    Raises:
+        DataError: If a record has no entry in the column, or is of another site.
+    """
+    if not records or plan.column is None:
+        return {}
+    values = column_of(records, plan.column)
+    parts = deal(scheme, np.zeros(len(records), dtype=np.int64), values, replace(plan, sites=None))
+    unknown = sorted(parts.keys() - set(names))
+    if unknown:
+        raise DataError(
+            f"the pooled test split has images of {len(unknown)} sites that have no training images: "
+            f"{names_and_more(unknown, 8)}. Correct the column '{plan.column}'."
+        )
+    return {name: [records[row] for row in positions.tolist()] for name, positions in parts.items()}
 
 
 def _local_test(

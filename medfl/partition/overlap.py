@@ -40,6 +40,7 @@ class Sides:
 
 
 OF_TRAINING = Sides("training", "the server's test set", "the training split and the pooled test split")
+OF_SITES = Sides("training", "a site's test set", "the training split and the pooled test split")
 OF_PUBLIC = Sides(
     "public", "the private sets", "the public data and the private sets (the sites', the server's test set)"
 )

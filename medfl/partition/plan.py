@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     pass  # MOVED
 
 
-TestPolicy = Literal["fraction", "class_balanced", "k_fold", "none"]
-"""A site's own test set: a share of its units, the same with classes alike, a fold, or none."""
+TestPolicy = Literal["fraction", "class_balanced", "k_fold", "official", "none"]
+"""A site's own test set: a share of its units, the same with classes alike, a fold, its part of the pooled test split,
+or none."""
 
 
 GlobalTest = Literal["official", "per_class", "remainder", "none"]
@@ -46,7 +47,8 @@ class PartitionPlan:
         sites: Number of sites, >= 1; None leaves it to a scheme that goes by a column.
         seed: Seed of all draws, >= 0.
         options: Options of the scheme.
-        test: How a site's own test set is chosen.
+        test: How a site's own test set is chosen. With ``official`` it is the site's part of the pooled test split, as
+            the column and the release say: images that are alike are then not moved to one site.
         test_fraction: With ``fraction`` and ``class_balanced``: the share of a site's units, in [0, 1).
         folds: With ``k_fold``: number of folds, >= 2.
         fold: With ``k_fold``: the fold that is the test set, in 0..folds-1.
@@ -95,6 +97,16 @@ class PartitionPlan:
             raise SettingsError(f"expected at least 2 folds and a fold from 0, got fold {self.fold} of {self.folds}")
         if self.per_class < 1:
             raise SettingsError(f"expected at least 1 image of each class, got per_class {self.per_class}")
+        if self.test == "official" and self.column is None:
+            raise SettingsError(
+                "test 'official' gives each site its part of the pooled test split, by a column: name it, with a "
+                "scheme that goes by it, such as by_site."
+            )
+        if self.test == self.global_test == "official":
+            raise SettingsError(
+                "the pooled test split is the sites' (test official) or the server's (global test official), not both. "
+                "Choose another global test, such as none."
+            )
         fractions = (self.held_out, self.val_fraction)
         if not (min(fractions) >= 0 and sum(fractions) < 1):
             raise SettingsError(
@@ -109,7 +121,7 @@ class PartitionPlan:
     @property
     def held_out(self) -> float:
         """The share of a site's units that is its test set."""
-        return {"k_fold": 1 / self.folds, "none": 0.0}.get(self.test, self.test_fraction)
+        return {"k_fold": 1 / self.folds, "official": 0.0, "none": 0.0}.get(self.test, self.test_fraction)
 
     def names(self) -> list[str]:
         """The names of numbered sites, zero-padded so that they sort as numbers do."""

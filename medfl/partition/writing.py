@@ -129,7 +129,7 @@ def totals(datalist: Datalist) -> list[int]:
 
 def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
     """Splits of the pooled data set that are nowhere in the partition, to their sizes."""
-    kept = {"training", "test"} if plan.global_test == "official" else {"training"}
+    kept = {"training", "test"} if "official" in (plan.global_test, plan.test) else {"training"}
     kept |= {"validation"} if plan.public == "validation" else set()
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 

@@ -1,0 +1,15 @@
+"""FLamby's Fed-Heart-Disease: rows of a clinical table at four hospitals."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "flamby_heart",
+        "medfl_datasets.flamby_heart.spec:FlambyHeart",
+        modality="clinical table",
+        licence="CC BY 4.0",
+        summary="FLamby's Fed-Heart-Disease: heart disease or none, at four hospitals. Nothing is downloaded.",
+        phantom="medfl_datasets.flamby_heart.phantom:write_release",
+    ),
+]
+"""What this folder brings."""

@@ -1,0 +1,15 @@
+"""FLamby's Fed-TCGA-BRCA: rows of a clinical table from six regions, with times of survival."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "flamby_tcga_brca",
+        "medfl_datasets.flamby_tcga_brca.spec:FlambyTcgaBrca",
+        modality="clinical table",
+        licence="open-access TCGA data under the policies of the GDC: no attempt to identify anybody",
+        summary="FLamby's Fed-TCGA-BRCA: survival with breast cancer, in six regions. Nothing is downloaded.",
+        phantom="medfl_datasets.flamby_tcga_brca.phantom:write_release",
+    ),
+]
+"""What this folder brings."""

@@ -1,0 +1,113 @@
+"""Networks for samples that are vectors, such as the rows of a clinical table."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from medfl.errors import SettingsError
+
+NORMS = ("none", "batch", "layer")
+"""What may follow each hidden layer."""
+
+
+class Linear(nn.Module):
+    """One linear layer: logistic regression, Cox's model or linear regression, as the loss will have it.
+
+    All of it is head: a method that keeps heads at the sites shares nothing of it.
+
+    Args:
+        in_features: Numbers of a sample, F, >= 1.
+        out_features: Outputs, >= 1: a logit for each class or finding, a risk, or each number that is predicted.
+
+    Attributes:
+        body: The identity.
+        head: Maps samples to outputs (B, out_features).
+
+    Raises:
+        SettingsError: If an argument is too small.
+    """
+
+    def __init__(self, in_features: int, out_features: int = 1) -> None:
+        super().__init__()
+        _check_least("Linear", in_features=in_features, out_features=out_features)
+        self.body = nn.Identity()
+        self.head = nn.Linear(in_features, out_features)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        """Outputs (B, out_features) of samples (B, in_features)."""
+        outputs: torch.Tensor = self.head(self.body(samples))
+        return outputs
+
+
+class MLP(nn.Module):
+    """Hidden layers, each linear with normalisation, ReLU and dropout, and a linear one behind them.
+
+    Args:
+        in_features: Numbers of a sample, F, >= 1.
+        out_features: Outputs, >= 1, as of `Linear`.
+        widths: Of the hidden layers, from the first, each >= 1; at least one.
+        norm: One of `NORMS`. A batch of one sample can't be trained with "batch".
+        dropout: Share of each hidden layer that is dropped in training, 0 <= dropout < 1; 0 leaves the layer out.
+
+    Attributes:
+        body: The hidden layers; maps samples to features (B, widths[-1]).
+        head: The last layer; maps features to outputs (B, out_features).
+        feature_layers: The hidden layers, in order; vectors.
+
+    Raises:
+        SettingsError: If an argument is impossible.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int = 1,
+        widths: Sequence[int] = (64, 32),
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        _check_least("MLP", in_features=in_features, out_features=out_features, widths=min(widths, default=0))
+        if norm not in NORMS:
+            raise SettingsError(f"MLP expected norm to be one of {', '.join(NORMS)}, got {norm!r}")
+        if not 0 <= dropout < 1:
+            raise SettingsError(f"MLP expected 0 <= dropout < 1, got {dropout}")
+        stages: OrderedDict[str, nn.Module] = OrderedDict()
+        before = in_features
+        for number, width in enumerate(widths, start=1):
+            stages[f"stage{number}"] = _stage(before, width, norm, dropout)
+            before = width
+        self.body = nn.Sequential(stages)
+        self.head = nn.Linear(before, out_features)
+
+    __jit_unused_properties__ = ("feature_layers",)  # TorchScript has no lists of modules
+
+    @property
+    def feature_layers(self) -> list[nn.Module]:
+        """The hidden layers, whose outputs are features."""
+        return list(self.body.children())
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        """Outputs (B, out_features) of samples (B, in_features)."""
+        outputs: torch.Tensor = self.head(self.body(samples))
+        return outputs
+
+
+def _stage(before: int, width: int, norm: str, dropout: float) -> nn.Sequential:
+    parts: OrderedDict[str, nn.Module] = OrderedDict(fc=nn.Linear(before, width))
+    if norm != "none":
+        parts["norm"] = nn.BatchNorm1d(width) if norm == "batch" else nn.LayerNorm(width)
+    parts["relu"] = nn.ReLU()
+    if dropout > 0:
+        parts["dropout"] = nn.Dropout(dropout)
+    return nn.Sequential(parts)
+
+
+def _check_least(name: str, **values: int) -> None:
+    for what, value in values.items():
+        if value < 1:
+            raise SettingsError(f"{name} expected {what} >= 1, got {value}")

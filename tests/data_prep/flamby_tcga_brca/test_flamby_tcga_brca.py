@@ -1,0 +1,144 @@
+"""Fed-TCGA-BRCA: FLamby's patients, folds and columns, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from medfl.data.datalists import read_datalist
+from medfl.data.sites import load_sites
+from medfl.errors import DataError
+from medfl.ingest.prepare import prepare
+from medfl.objectives import Survival
+from medfl.partition.by_site import by_site
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
+from medfl_datasets.flamby_tcga_brca.files import REGIONS, find_files, read_patients
+from medfl_datasets.flamby_tcga_brca.phantom import ROWS, UNUSED, write_release
+from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL, FlambyTcgaBrca
+
+REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_tcga_brca")
+
+USED = -7
+"""Stands for the row of a patient who is in a fold."""
+
+
+@pytest.fixture
+def real() -> Path:
+    if not REAL.is_dir():
+        pytest.skip("needs flamby/fed_tcga_brca in the folder that MEDFL_DATA names")
+    return REAL
+
+
+def test_the_real_files_give_flambys_patients(real):
+    """As FLamby's code takes them: the rows of the table whose patient is in a fold."""
+    patients = read_patients(real)
+    table, folds = pd.read_csv(real / "brca.csv"), pd.read_csv(real / "train_test_split.csv")
+    regions, splits = np.array(patients.regions), np.array(patients.splits)
+    for number, region in enumerate(REGIONS):
+        for word, split in (("train", "training"), ("test", "test")):
+            mine = (regions == region) & (splits == split)
+            theirs = table[table.pid.isin(folds.pid[folds.fold2 == f"{word}_{number}"])]
+            assert np.array_equal(patients.features[mine], theirs.iloc[:, 1:40].to_numpy(np.float32))
+            assert np.array_equal(patients.events[mine], theirs.iloc[:, 40])
+            assert np.array_equal(patients.times[mine], theirs.iloc[:, 41])
+    counts = [
+        [int(((regions == name) & (splits == split)).sum()) for split in ("training", "test")] for name in REGIONS
+    ]
+    assert counts == [[248, 63], [156, 40], [164, 42], [129, 33], [129, 33], [40, 11]]
+    assert patients.unused == 8
+    centres = pd.read_csv(real / "centers.csv", keep_default_na=False)
+    region_of = dict(zip(centres["TSS Code"], centres["Region"].str.lower()))
+    assert [region_of[name.split("-")[1]] for name in patients.names] == patients.regions
+
+
+def test_a_made_up_release(tmp_path):
+    patients = read_patients(write_release(tmp_path))
+    assert [patients.regions.count(region) for region in REGIONS] == list(ROWS)
+    assert patients.features.shape == (sum(ROWS), 39)
+    assert patients.splits.count("test") == sum(ROWS) // 4
+    assert patients.unused == UNUSED
+    assert patients.times.min() == 0
+
+
+def test_the_split_may_lie_where_flamby_has_it(tmp_path):
+    release = write_release(tmp_path)
+    (release / "dataset_creation_scripts").mkdir()
+    (release / "train_test_split.csv").rename(release / "dataset_creation_scripts" / "train_test_split.csv")
+    assert find_files(release)[1].parent.name == "dataset_creation_scripts"
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "column", "text", "message"),
+    [
+        ("brca.csv", 0, -1, "days", "expected pid, 39 features, E and T as columns"),
+        ("brca.csv", USED, 5, "many", "expected finite numbers in .*table row"),
+        ("brca.csv", USED, 5, "nan", "expected finite numbers in .*table row"),
+        ("brca.csv", USED, -2, "2", "expected 0 or 1 as E and T >= 0 in .*table row"),
+        ("brca.csv", USED, -1, "-3", "expected 0 or 1 as E and T >= 0 in .*table row"),
+        ("brca.csv", USED, 0, "TCGA-SECRET-0001", "some are missing or there twice"),
+        ("train_test_split.csv", 4, 2, "train_6", "expected train_0 to test_5 in 'fold2'.*table row 5"),
+        ("train_test_split.csv", 4, 0, "TCGA-SECRET-0000", "expected each patient once in"),
+        ("train_test_split.csv", 4, 0, "TCGA-SECRET-9999", "some are missing or there twice"),
+    ],
+)
+def test_wrong_files_are_refused_without_naming_a_patient(tmp_path, file, row, column, text, message):
+    path = write_release(tmp_path) / file
+    if row == USED:
+        row = path.read_text().split("TCGA-SECRET-0007")[0].count("\n")
+    lines = path.read_text().splitlines()
+    cells = lines[row].split(",")
+    cells[column] = text
+    path.write_text("\n".join([*lines[:row], ",".join(cells), *lines[row + 1 :]]))
+    with pytest.raises(DataError, match=message) as error:
+        read_patients(tmp_path)
+    assert "SECRET" not in str(error.value)
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"expected brca\.csv and train_test_split\.csv in .*missing"):
+        find_files(tmp_path)
+
+
+def test_the_pooled_data_set(tmp_path):
+    lines: list[str] = []
+    release = write_release(tmp_path / "in")
+    patients = read_patients(release)
+    datalist = prepare(FlambyTcgaBrca(source=release), tmp_path / "out", say=lines.append)
+    records = sorted((r for part in datalist.splits.values() for r in part), key=lambda record: record["image"])
+    assert np.array_equal(np.load(tmp_path / "out" / "images.npy"), patients.features)
+    assert [record["centre"] for record in records] == patients.regions
+    assert [record["target"][1] for record in records] == patients.events.tolist()
+    assert read_datalist(tmp_path / "out").goal == Survival()
+    times = np.array([record["target"][0] for record in records])
+    assert times.min() == 0.5
+    assert np.array_equal(np.argsort(times, kind="stable"), np.argsort(patients.times, kind="stable"))
+    assert datalist.extra["exclusions"] == [{"reason": "the patient is in no fold", "count": UNUSED}]
+    assert "SECRET" not in "".join(lines) + (tmp_path / "out" / "datalist.json").read_text()
+
+
+def test_the_real_release_is_complete(real, tmp_path):
+    datalist = prepare(FlambyTcgaBrca(source=real), tmp_path / "out")
+    assert datalist.extra["deviations"] == []
+    zero = [r for part in datalist.splits.values() for r in part if r["target"][0] < 1]
+    assert [record["target"] for record in zero] == [[0.5, 0.0]] * 12, "nobody of these died, and all others are later"
+    assert "TCGA-" not in (tmp_path / "out" / "datalist.json").read_text().replace("TCGA-BRCA", "")
+
+
+def test_the_real_regions_are_sites(real, tmp_path):
+    """Patients with the same features are at several sites and on both sides of a test: that is allowed by name."""
+    prepare(FlambyTcgaBrca(source=real), tmp_path / "pool")
+    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
+    sites, patients = load_sites(tmp_path / "sites", Survival(), mean=(0.0,), std=(1.0,)), read_patients(real)
+    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL
+    for name, site in sites.items():
+        mine = [r == name and split == "training" for r, split in zip(patients.regions, patients.splits)]
+        vectors, targets = site.train.batch(torch.arange(len(site.train)))
+        assert np.array_equal(vectors, patients.features[mine])
+        assert np.array_equal(targets[:, 1], patients.events[mine])
