@@ -123,6 +123,7 @@ class PrivateSteps:
     ) -> None:
         privacy = site.settings.privacy
         assert privacy is not None
+        self.smallest = 0  # an empty batch takes a step of noise alone
         if isinstance(site, SecretSite):
             site.count_training()
         self._rate, self._steps = schedule(site.settings, len(site.train))
@@ -156,6 +157,12 @@ class PrivateSteps:
         Returns:
             The mean loss of the images.
         """
+        if batch is not None and len(batch.rows.unique()) < len(batch.rows):
+            raise SettingsError(
+                "Privacy with the unit 'sample' needs one sample of each image, and the transforms cut an image into "
+                "several: together they would have more influence than the noise hides. Use transforms that give one "
+                "patch (num_samples 1), or the unit 'site'."
+            )
         self._private.zero_grad(set_to_none=True)
         values = [torch.zeros(0)]
         if batch is None:

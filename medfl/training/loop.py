@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +15,7 @@ from medfl.errors import ContractError, SettingsError
 from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.settings import Settings
 from medfl.training.balance import sampling_weights
-from medfl.types import Dataset
+from medfl.types import Dataset, Loaded, Targets, Visited
 
 if TYPE_CHECKING:
     from medfl.training.augment import Augment
@@ -31,7 +31,8 @@ class Batch:
     Attributes:
         images: (B, C, *spatial), float32.
         labels: (B,), int64.
-        rows: Which images of the training split these are, shape (B,), on the CPU.
+        rows: Which images of the training split these are, shape (B,), on the CPU; an image that was cut into patches
+            is there several times.
         regions: Labels of the regions of each image, (B, *spatial), where the task has regions and changes images at
             random: the labels have moved with the images. None otherwise.
     """
@@ -109,6 +110,11 @@ def cpu_has_bf16() -> bool:
 class Steps(Protocol):
     """How a training draws its batches and takes its steps: plainly, or with noise (`medfl.privacy.samples`)."""
 
+    @property
+    def smallest(self) -> int:
+        """Samples that a batch needs; one with fewer is left out."""
+        ...
+
     def batches(self, n: int) -> Iterator[torch.Tensor]:
         """The rows of each batch out of n; a batch may be empty."""
         ...
@@ -143,16 +149,12 @@ class PlainSteps:
         self._optimizer, self._settings, self._generator = optimizer, settings, generator
         self._weights, self._gradient_clip = weights, gradient_clip
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._smallest = 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
+        self.smallest = 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
-        """Those of `row_batches` that are large enough."""
+        """Those of `row_batches`."""
         settings = self._settings
-        for rows in row_batches(
-            n, settings.batch_size, self._generator, settings.epochs, settings.steps, self._weights
-        ):
-            if len(rows) >= self._smallest:
-                yield rows
+        return row_batches(n, settings.batch_size, self._generator, settings.epochs, settings.steps, self._weights)
 
     def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
         """Step by the gradient of the loss."""
@@ -220,23 +222,47 @@ def train(
             return loss(batch)
 
     total, samples, batches = torch.zeros((), device=device), 0, 0
-    for rows in steps.batches(len(data)):
-        total += steps.step(priced, _load(data, rows, device, augment)).to(device) * len(rows)
+    for loaded in load(data, steps.batches(len(data)), generator.initial_seed()):
+        count = len(loaded.rows)
+        if count < steps.smallest:
+            continue
+        total += steps.step(priced, _batch(loaded, device, augment)).to(device) * count
         if after_batch is not None:
             after_batch()
-        samples += len(rows)
+        samples += count
         batches += 1
     mean = float(total) / samples if samples else float("nan")
     return TrainResult(batches, samples, mean, time.perf_counter() - start)
 
 
-def _load(data: Dataset, rows: torch.Tensor, device: str, augment: Augment | None) -> Batch | None:
+def load(data: Dataset, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
+    """Each batch of a data set in turn, on the CPU.
+
+    Args:
+        data: One that changes its cases at random (`Visited`) may ask for batches ahead of time.
+        batches: Rows of each batch.
+        stream: Seed of these changes.
+    """
+    if isinstance(data, Visited):
+        yield from data.visits(batches, stream)
+    else:
+        yield from (Loaded(rows, *data.batch(rows)) for rows in batches)
+
+
+def _batch(loaded: Loaded, device: str, augment: Augment | None) -> Batch | None:
     """A batch on the training device; None without rows."""
-    if not len(rows):
+    if not len(loaded.rows):
         return None
-    images, labels = data.batch(rows)
-    images, regions = (images, None) if augment is None else augment(images)
-    return Batch(images.to(device), labels.to(device), rows, None if regions is None else regions.to(device))
+    images, regions = (loaded.inputs, None) if augment is None else augment(loaded.inputs)
+    moved = None if regions is None else regions.to(device)
+    return Batch(images.to(device), on_device(loaded.targets, device), loaded.rows, moved)
+
+
+def on_device(targets: Targets, device: str) -> Targets:
+    """Targets, or each of several, on a device."""
+    if isinstance(targets, dict):
+        return {name: target.to(device) for name, target in targets.items()}
+    return targets.to(device)
 
 
 def pick_device(device: str, workers: int = 1) -> str:
