@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.training.balance import weighted_loss
+from medfl.objectives import Objective
 from medfl.types import Tensors
 from medfl.utils.rng import pinned
 
 if TYPE_CHECKING:
     from medfl.networks.pretrained import Pretrained
     from medfl.training.augment import Augment, Augmentation
+    from medfl.training.predict import Inferer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -86,12 +87,12 @@ class Task:
     """Networks, loss, optimiser and metrics of one learning problem.
 
     Attributes:
-        networks: Name to a function that builds a new network, logits (B, num_classes) out.
+        networks: Name to a function that builds a new network, whose outputs are as the objective says.
         network: The name used where a run names no other.
-        loss: Maps logits (B, num_classes) and labels (B,) to a scalar.
+        loss: Maps outputs (B, ...) and targets (B, ...) to a scalar.
         optimizer: Makes an optimiser for parameters.
-        num_classes: Number of classes, >= 2.
-        metrics: Names of metrics to report, see `medfl.metrics`.
+        objective: What is learned: targets, outputs and scores (`medfl.objectives`).
+        metrics: Names of metrics to report, the key metric first; empty takes the objective's.
         device: Where networks are trained and evaluated.
         regions: Labels of the regions of an image, (*spatial), integers, 0 for the background; None without any. For
             methods that look at features region by region.
@@ -99,20 +100,22 @@ class Task:
         views: Changes images at random for methods that compare two views of an image; None takes `augmentation`.
         weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
         scale: Shape and normalisation of the images; None where nobody said. For methods that generate images.
+        inferer: Applies a model to a case in evaluation, such as MONAI's `SlidingWindowInferer`; None applies it whole.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
     network: str
     loss: nn.Module
     optimizer: OptimizerFactory
-    num_classes: int
-    metrics: tuple[str, ...] = ("accuracy", "balanced_accuracy", "auc")
+    objective: Objective
+    metrics: tuple[str, ...] = ()
     device: str = "cpu"
     regions: torch.Tensor | None = field(default=None, compare=False)
     augmentation: Augmentation | None = None
     views: Augmentation | None = None
     weights: Pretrained | None = None
     scale: Scale | None = None
+    inferer: Inferer | None = field(default=None, compare=False)
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
@@ -145,13 +148,17 @@ class Task:
                 self._names[name] = list(self.build(name).state_dict())
         return self._names[name]
 
-    def weighted(self, labels: torch.Tensor) -> Task:
-        """The same task with the class weights of a site in its loss (`medfl.training.balance`).
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            object.__setattr__(self, "metrics", self.objective.metrics)
+
+    def weighted(self, targets: torch.Tensor) -> Task:
+        """The same task with the class weights of a site in its loss (`medfl.objectives.balance`).
 
         Args:
-            labels: The site's training labels, shape (n,).
+            targets: Of the site's training cases, shape (n, ...).
         """
-        return replace(self, loss=weighted_loss(self.loss, labels, self.num_classes, self.device))
+        return replace(self, loss=self.objective.balanced_loss(self.loss, targets, self.device))
 
     def in_round(self, round_: int, lr_decay: float) -> Task:
         """The task as it is in a round: learning rates are those of the optimiser times ``lr_decay ** (round_ - 1)``.

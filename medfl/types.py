@@ -32,15 +32,23 @@ SERVER = "server"
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Images and labels of one split of one site, addressed by row."""
+    """Cases of one split of one site with their targets, addressed by row.
 
-    labels: torch.Tensor
-    """Integer labels, shape (n,)."""
+    A case is what a network takes at once: an image (C, *spatial), a volume, or a row of a table (F,). What a target is
+    says the task's objective (`medfl.objectives`).
+    """
+
+    class_labels: torch.Tensor | None
+    """The class of each case, shape (n,), int64; None where cases are of no class."""
 
     def __len__(self) -> int: ...
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, C, *spatial), float32, and labels (B,), int64, of the given rows; the same ones each time."""
+        """Inputs (B, C, *spatial), float32, and targets (B, ...) of the given rows, each in [0, n), shape (B,)."""
+        ...
+
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """The targets (B, ...) of the given rows, without reading their images where that is possible."""
         ...
 
 

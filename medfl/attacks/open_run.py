@@ -21,6 +21,7 @@ from medfl.attacks.rebuild_task import CONFIG, bundle_network, read_bundle, rebu
 from medfl.contract import Method, Model, Server, Site, State
 from medfl.core.journal import Commit
 from medfl.core.site import Splits
+from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_global, load_sites
 from medfl.errors import DataError, StoreError
 from medfl.plugins import load_plugins
@@ -145,7 +146,7 @@ class OpenedRun:
 
     def site_task(self, name: str) -> Task:
         """The task as a site trains it: with its class weights in the loss, where the run asked for that."""
-        return self.task.weighted(self.sites[name].train.labels) if self.settings.balance == "loss" else self.task
+        return self.task.weighted(all_targets(self.sites[name].train)) if self.settings.balance == "loss" else self.task
 
     def site(self, name: str) -> Site:
         """A method's view of a site after the round whose models are taken home, without its secret."""
@@ -207,8 +208,8 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
     parser, _ = read_bundle(record, data_folder)
     task = rebuild_task(parser, record, settings, data_folder)
     mean, std = (tuple(parser.get_parsed_content(name, default=[0.5])) for name in ("mean", "std"))
-    sites = load_sites(data_folder, task.num_classes, mean, std, identity["sites"])
-    server = load_global(data_folder, task.num_classes, mean, std)
+    sites = load_sites(data_folder, task.objective, mean, std, identity["sites"])
+    server = load_global(data_folder, task.objective, mean, std)
     _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
     first = next(iter(sites.values()))
     task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))

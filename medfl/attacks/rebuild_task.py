@@ -112,8 +112,8 @@ def _optimizer(task: Task, facts: Meta) -> OptimizerFactory:
 def _check(task: Task, settings: Settings, before: Meta, folder: Path) -> None:
     missing = sorted(set(before["networks"]) - set(task.networks))
     now = {} if missing else _plain(identity("", {}, settings, task, [], "")["task"])
-    parts = ("networks", "loss", "optimizer", "num_classes")
-    unlike = ["networks"] if missing else [part for part in parts if before[part] != now[part]]
+    parts = ("networks", "loss", "optimizer", *task.objective.identity)
+    unlike = ["networks"] if missing else [part for part in parts if before.get(part) != now[part]]
     if unlike:
         raise StoreError(
             f"The {' and the '.join(unlike)} of the run in '{folder}' can't be built from the bundles in it: an option "

@@ -17,10 +17,10 @@ from medfl.contract import Site, State
 from medfl.core.filters import Filters
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
+from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_sites
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.averaging import Averaging
-from medfl.metrics import check_metrics
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
@@ -129,8 +129,8 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     execution = read_settings(Execution, run.execution, "the execution")
     _check_possible(run, settings)
     method = load_plugins(files=run.plugins, disabled=run.disabled).make_method(METHOD, run.method_args)
-    check_metrics(run.task.metrics)
-    data = load_sites(run.dataset_dir, run.task.num_classes, run.mean, run.std, [site])[site]
+    run.task.objective.check_metrics(run.task.metrics)
+    data = load_sites(run.dataset_dir, run.task.objective, run.mean, run.std, [site])[site]
     for name in check_unchanged(run.dataset_dir, [data], run.allow_changes):
         logger.warning("'%s' changed after `medfl partition`.", name)
     for leak in check_leaks(run.dataset_dir, [site], run.public, run.allow_leaks):
@@ -140,7 +140,7 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
-    task = task.weighted(data.train.labels) if settings.balance == "loss" else task
+    task = task.weighted(all_targets(data.train)) if settings.balance == "loss" else task
     filters = Filters(method.sends, method.sends_meta, settings, settings.rounds)
     return Side(site, method, task, settings, data, filters, {name: start[name] for name in shared})
 

@@ -8,25 +8,25 @@ import torch
 from ignite.metrics import EpochMetric
 from monai.handlers import from_engine
 
-from medfl.metrics import METRICS, check_metrics
+from medfl.objectives import Objective
 
 
-def epoch_metrics(names: Sequence[str], num_classes: int) -> dict[str, EpochMetric]:
+def epoch_metrics(names: Sequence[str], objective: Objective) -> dict[str, EpochMetric]:
     """One metric over all images of an epoch for each name, in the order given.
 
     Args:
         names: Of metrics in `medfl.metrics`.
-        num_classes: Number of classes.
+        objective: What is learned.
 
     Raises:
         SettingsError: If a name is unknown.
     """
-    check_metrics(names)
-    return {name: _epoch_metric(name, num_classes) for name in names}
+    objective.check_metrics(names)
+    return {name: _epoch_metric(name, objective) for name in names}
 
 
-def _epoch_metric(name: str, num_classes: int) -> EpochMetric:
-    def compute(logits: torch.Tensor, labels: torch.Tensor) -> float:
-        return METRICS[name](logits.float().softmax(dim=1), labels, num_classes)
+def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
+    def compute(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return objective.score(name, objective.judged(outputs.float(), targets), targets)
 
     return EpochMetric(compute, output_transform=from_engine(["pred", "label"]), check_compute_fn=False)

@@ -165,7 +165,7 @@ class FederatedRun:
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = load_cohort(
-            self.dataset_dir, self.task.num_classes, self.mean, self.std, self.sites, self.public, self.label_map
+            self.dataset_dir, self.task.objective, self.mean, self.std, self.sites, self.public, self.label_map
         )
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
         placed = place_sites(list(data.sites), self.capability, settings.seed)

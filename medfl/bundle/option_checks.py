@@ -25,10 +25,10 @@ RUN_IDS = ("imports", "initialize", "run", "finalize")
 """What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
 
 FEDERATION = {
-    "loss": "what a site minimises, from logits and labels",
+    "loss": "what a site minimises, from outputs and targets",
     "optimizer": "the optimiser of a site, with one group of parameters",
-    "num_classes": "number of classes",
-    "task": "medfl.task.Task: networks, loss, optimizer, num_classes, metrics",
+    "objective": "what is learned, one of medfl.objectives",
+    "task": "medfl.task.Task: networks, loss, optimizer, objective, metrics",
     "settings": "what differs from the defaults of medfl.settings, by name; {} if nothing does",
     "federation": "medfl.bundle.federated_run.FederatedRun, as in medfl's federate.json",
 }

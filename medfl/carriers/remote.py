@@ -116,7 +116,7 @@ class RemoteCarrier:
         """
         self._expected = expected
         ready = [site for site in self._all if site not in self.missing]
-        message, classes = Message("begin", {}, {"networks": dict(networks)}), expected.task.num_classes
+        message, classes = Message("begin", {}, {"networks": dict(networks)}), len(expected.task.objective.titles)
         self.facts = self._talk(dict.fromkeys(ready, message), lambda site, message: read_facts(site, message, classes))
 
     def drop(self, site: str, why: str) -> None:

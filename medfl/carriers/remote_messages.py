@@ -210,7 +210,7 @@ def read_network(site: str, message: Message) -> str | None:
     return network
 
 
-def read_facts(site: str, message: Message, num_classes: int) -> Meta:
+def read_facts(site: str, message: Message, classes: int) -> Meta:
     """What a site tells when a run begins: ``facts``, ``newest`` and ``data``.
 
     Raises:
@@ -220,9 +220,9 @@ def read_facts(site: str, message: Message, num_classes: int) -> Meta:
     facts, data = message.meta.get("facts"), message.meta.get("data")
     if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != DATA_FACTS:
         raise RefusedError("expected what the site tells of its data")
-    check_told(facts, FACTS, "begin", {"classes": num_classes}, f"site '{site}'")
-    if not isinstance(data["classes"], list) or len(data["classes"]) != num_classes:
-        raise RefusedError(f"expected the names of {num_classes} classes")
+    check_told(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
+    if not isinstance(data["classes"], list) or len(data["classes"]) != classes:
+        raise RefusedError(f"expected the names of {classes} classes")
     for name in (*data["classes"], data["name"], data["modality"]):
         if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
             raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")

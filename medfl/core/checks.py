@@ -14,16 +14,19 @@ from medfl.core.filters import check_method
 from medfl.core.site import Splits
 from medfl.data.sites import name_problem
 from medfl.errors import DataError, SettingsError
-from medfl.metrics import check_metrics
 from medfl.networks.norms import has_batch_norm
+from medfl.objectives import Objective
 from medfl.privacy.samples import check_samples
 from medfl.privacy.statements import check_delta, describe
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.loop import cpu_has_bf16
-from medfl.types import Dataset, Meta
+from medfl.types import Dataset, Meta, Visited
 
 logger = logging.getLogger(__name__)
+
+CHECKED = 1024
+"""Targets that are looked at at a time."""
 
 
 def check_plan(
@@ -46,7 +49,7 @@ def check_plan(
         SettingsError: If the combination is not possible.
     """
     names = sorted(sites)
-    check_metrics(task.metrics)
+    task.objective.check_metrics(task.metrics)
     check_method(method, settings, name)
     check_filters(method, name)
     if problem := name_problem(names):
@@ -156,16 +159,16 @@ def check_validation(settings: Settings, validating: Collection[str]) -> None:
         )
 
 
-def check_labels(num_classes: int, sites: Mapping[str, Splits], others: Mapping[str, Dataset | None]) -> None:
-    """Refuse labels that the task has no class for.
+def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Mapping[str, Dataset | None]) -> None:
+    """Refuse targets that the objective has no place for.
 
     Args:
-        num_classes: Of the task.
+        objective: Of the task.
         sites: Site to its splits.
         others: More data, by what to call them.
 
     Raises:
-        DataError: Naming site and split.
+        DataError: Naming site, split, row and value.
     """
     splits = {
         f"Site '{name}', split '{split}'": getattr(data, split)
@@ -173,13 +176,11 @@ def check_labels(num_classes: int, sites: Mapping[str, Splits], others: Mapping[
         for split in ("train", "val", "test")
     }
     for where, data in (splits | dict(others)).items():
-        labels = torch.empty(0) if data is None else data.labels
-        wrong = int(((labels < 0) | (labels >= num_classes)).sum()) if len(labels) else 0
-        if wrong:
-            raise DataError(
-                f"{where}: {wrong} labels are out of range, expected 0 to {num_classes - 1}, got up to "
-                f"{int(labels.max())} and down to {int(labels.min())}. Check num_classes and the datalist."
-            )
+        size = 0 if data is None else len(data)
+        count = 1 if isinstance(data, Visited) else CHECKED  # cases may be of unlike sizes
+        for start in range(0, size, count):
+            rows = torch.arange(start, min(start + count, size))
+            objective.check_targets(data.targets(rows), where, start)
 
 
 def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Settings) -> None:

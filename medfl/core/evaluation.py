@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import nn
 
 from medfl.contract import Method, Model
-from medfl.metrics import LOWER_IS_BETTER, METRICS
+from medfl.metrics import LOWER_IS_BETTER
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
@@ -63,8 +63,8 @@ def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> di
     """The task's metrics of a model on a data set; empty for an empty one."""
     if not len(data):
         return {}
-    probabilities = predict(model, data, settings, task.device)
-    return {name: METRICS[name](probabilities, data.labels, task.num_classes) for name in task.metrics}
+    rows, targets = predict(model, data, task.objective, settings, task.device, task.inferer)
+    return {name: task.objective.score(name, rows, targets) for name in task.metrics}
 
 
 @dataclass(frozen=True)

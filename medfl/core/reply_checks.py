@@ -36,7 +36,7 @@ def check_reply(
     Raises:
         RefusedError: If it is not what the method declares.
     """
-    check_told(meta, method.sends_meta, order.op, {"classes": task.num_classes} | order.meta, who, private)
+    check_told(meta, method.sends_meta, order.op, {"classes": len(task.objective.titles)} | order.meta, who, private)
     method.check_tensors(method.task_of(task), order, tensors)
 
 
@@ -53,7 +53,10 @@ def check_parcel(tells: Mapping[str, Tell], task: Task, settings: Settings, meta
     Raises:
         RefusedError: If it is not.
     """
-    known = {"classes": task.num_classes, "networks": sorted({task.network, *settings.networks_by_site.values()})}
+    known = {
+        "classes": len(task.objective.titles),
+        "networks": sorted({task.network, *settings.networks_by_site.values()}),
+    }
     check_told(meta, tells, PARCEL, known, who, settings.privacy is not None)
 
 

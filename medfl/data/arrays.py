@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from medfl.data.pooled import labels_in
 from medfl.errors import DataError
 
 RESIDENT_BYTES = 2 << 30
@@ -74,7 +75,7 @@ def channels_of(shape: Sequence[int]) -> int | None:
 
 
 class ArrayDataset:
-    """Images and labels of one split of one site; it fulfils `medfl.types.Dataset`.
+    """Images and targets of one split of one site; it fulfils `medfl.types.Dataset`.
 
     A batch is ``(x / top - mean) / std`` for integers, where top is 255 for uint8 and 65535 for uint16, and
     ``(x - mean) / std`` for floating ones. Images with
@@ -82,7 +83,7 @@ class ArrayDataset:
 
     Args:
         images: The shared array; see `channels_of` for its shapes. uint8, uint16 or floating.
-        labels: The label of each row of the split, shape (n,).
+        targets: The target of each row of the split, shape (n, ...); integers of shape (n,) are class labels.
         rows: The split's rows in `images`, shape (n,).
         mean: One number, or one for each channel.
         std: One number, or one for each channel, > 0.
@@ -96,16 +97,17 @@ class ArrayDataset:
     def __init__(
         self,
         images: np.ndarray,
-        labels: np.ndarray | Sequence[int],
+        targets: np.ndarray | Sequence[int],
         rows: np.ndarray | Sequence[int],
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.5,),
         patients: Sequence[int] | None = None,
     ) -> None:
         index = np.asarray(rows, dtype=np.int64).reshape(-1)
-        self.labels = torch.as_tensor(np.asarray(labels, dtype=np.int64).reshape(-1).copy())
+        self._targets = torch.as_tensor(np.array(targets))
+        self.class_labels = labels_in(self._targets)
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
-        _check(images, index, len(self.labels))
+        _check(images, index, len(self._targets))
         self._channels = channels_of(images.shape)
         check_finite(images, index)
         self._scale, self._shift = _affine(images, self._channels, mean, std)
@@ -115,10 +117,10 @@ class ArrayDataset:
         self._block = torch.from_numpy(images[index]) if nbytes <= RESIDENT_BYTES else None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._targets)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, C, *spatial), float32, and labels (B,), int64.
+        """Images (B, C, *spatial), float32, and targets (B, ...).
 
         Args:
             rows: Positions within this split, each in [0, len(self)), shape (B,), int64.
@@ -127,14 +129,18 @@ class ArrayDataset:
         flat = raw.view(len(raw), self._pixels).to(torch.float32, copy=True)
         images = flat.mul_(self._scale).add_(self._shift).view(raw.shape)
         images = images.unsqueeze(1) if self._channels is None else images.movedim(-1, 1)
-        return images, self.labels[rows]
+        return images, self._targets[rows]
+
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """The targets (B, ...) of rows as in `batch`; no image is read."""
+        return self._targets[rows]
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        """One image (C, *spatial) and its label, as MONAI's loaders want them."""
+        """One image (C, *spatial) and its target, as MONAI's loaders want them."""
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} is outside this split of {len(self)} images")
-        images, labels = self.batch(torch.tensor([row % len(self)]))
-        return {"image": images[0], "label": labels[0]}
+        images, targets = self.batch(torch.tensor([row % len(self)]))
+        return {"image": images[0], "label": targets[0]}
 
     def _gather(self, rows: torch.Tensor) -> torch.Tensor:
         if self._block is not None:
@@ -168,14 +174,14 @@ def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
             )
 
 
-def _check(images: np.ndarray, rows: np.ndarray, labels: int) -> None:
+def _check(images: np.ndarray, rows: np.ndarray, targets: int) -> None:
     if images.dtype not in _DTYPES:
         raise DataError(
             f"expected images of type uint8, uint16, float16, float32 or float64, got {images.dtype}. Convert the "
             "array."
         )
-    if len(rows) != labels:
-        raise DataError(f"expected one label for each row, got {labels} labels for {len(rows)} rows")
+    if len(rows) != targets:
+        raise DataError(f"expected one target for each row, got {targets} targets for {len(rows)} rows")
     outside = (rows < 0) | (rows >= len(images))
     if outside.any():
         raise DataError(

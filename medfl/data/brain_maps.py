@@ -16,6 +16,7 @@ from medfl.data.readers.map_files import SUFFIXES, read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import site_names
 from medfl.errors import DataError
+from medfl.objectives import Objective
 
 
 class BrainMaps:
@@ -86,7 +87,7 @@ def load_maps(
     dataset_dir: str | Path,
     derivatives: Sequence[str],
     size: int | Sequence[int],
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> BrainMaps | SiteImages:
@@ -96,7 +97,7 @@ def load_maps(
         dataset_dir: A folder of maps, or the folder of a site, whose test images are then taken.
         derivatives: One for each channel of the network, in its order.
         size: Voxels along each edge, all the same.
-        num_classes: Number of classes.
+        objective: What is learned.
         mean: As in training.
         std: As in training.
 
@@ -107,7 +108,7 @@ def load_maps(
     if not folder.is_dir():
         raise DataError(f"expected a folder of maps at {folder}, there is none. Give another --dataset_dir.")
     if (folder / FILE).is_file():
-        return SiteImages(folder, num_classes, mean, std)
+        return SiteImages(folder, objective, mean, std)
     return BrainMaps(folder, derivatives, size if isinstance(size, int) else size[0], mean, std)
 
 

@@ -13,6 +13,7 @@ from medfl.data.datalists import FILE, parse_datalist, read_bytes
 from medfl.data.label_map import LabelMap, choose_map, class_names, relabelled
 from medfl.data.sites import SiteData, load_global, load_sites, site_data, site_names
 from medfl.errors import DataError, SettingsError
+from medfl.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Cohort:
 
 def load_cohort(
     folder: Path,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float],
     std: Sequence[float],
     sites: Sequence[str] | None = None,
@@ -65,7 +66,7 @@ def load_cohort(
 
     Args:
         folder: Holds one folder for each site.
-        num_classes: Number of classes of the task.
+        objective: What is learned.
         mean: As in `medfl.data.sites.load_sites`.
         std: As in `medfl.data.sites.load_sites`.
         sites: Names of the sites; None means all.
@@ -77,7 +78,7 @@ def load_cohort(
         SettingsError: If `label_map` is not possible.
     """
     names = list(sites) if sites is not None else [name for name in site_names(folder) if name != public]
-    data = Cohort(load_sites(folder, num_classes, mean, std, names), load_global(folder, num_classes, mean, std))
+    data = Cohort(load_sites(folder, objective, mean, std, names), load_global(folder, objective, mean, std))
     classes = data.first.classes
     for part in data.parts:
         if part.classes != classes:
@@ -86,7 +87,7 @@ def load_cohort(
                 f"{list(part.classes)} at '{part.name}'. Write the same 'labels' into both."
             )
     if public is not None:
-        shown, chosen = load_public(folder / public, classes, mean, std, label_map)
+        shown, chosen = load_public(folder / public, objective, classes, mean, std, label_map)
         data = replace(data, public=shown, label_map=chosen)
     elif label_map is not None:
         raise SettingsError("'label_map' is for public data, and this run has none. Name their folder with --public.")
@@ -100,12 +101,18 @@ def load_cohort(
 
 
 def load_public(
-    folder: Path, classes: Sequence[str], mean: Sequence[float], std: Sequence[float], label_map: LabelMap | None = None
+    folder: Path,
+    objective: Objective,
+    classes: Sequence[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+    label_map: LabelMap | None = None,
 ) -> tuple[SiteData, LabelMap]:
     """Load public data with the classes of the sites.
 
     Args:
         folder: Of the public data.
+        objective: What is learned.
         classes: Names of the sites' classes, from 0.
         mean: As in `medfl.data.sites.load_sites`.
         std: As in `medfl.data.sites.load_sites`.
@@ -122,7 +129,7 @@ def load_public(
     datalist = parse_datalist(content, folder / FILE)
     chosen = choose_map(datalist, classes, label_map, str(folder))
     mapped = relabelled(datalist, classes, chosen, f"site '{folder.name}'")
-    data = site_data(folder, content, mapped, len(classes), mean, std)
+    data = site_data(folder, content, mapped, objective, mean, std)
     own = class_names(datalist)
     if own != list(classes) or any(name != target for name, target in chosen.items()):
         parts = [f"'{name}' is {'left out' if (to := chosen[name]) is None else repr(to)}" for name in own]

@@ -15,6 +15,7 @@ from medfl.data.readers.images import IMAGE_SUFFIXES, read_image
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.sites import load_site
 from medfl.errors import DataError
+from medfl.objectives import Objective
 
 Read = Callable[[Path, tuple[int, ...], int], np.ndarray]
 """Reads an image file at a size and with a number of channels, as `medfl.data.readers.images.read_image` does."""
@@ -79,7 +80,7 @@ class SiteImages:
 
     Args:
         folder: The site's folder.
-        num_classes: Number of classes of the task.
+        objective: What is learned.
         mean: As in training.
         std: As in training.
 
@@ -87,8 +88,8 @@ class SiteImages:
         DataError: If there is no test image, or as in `medfl.data.sites.load_site`.
     """
 
-    def __init__(self, folder: Path, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> None:
-        self._data = load_site(folder, num_classes, mean, std).test
+    def __init__(self, folder: Path, objective: Objective, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._data = load_site(folder, objective, mean, std).test
         if not len(self._data):
             raise DataError(f"expected test images in the data list of {folder}, there are none.")
 
@@ -105,7 +106,7 @@ def load_images(
     size: int | Sequence[int],
     spatial_dims: int,
     in_channels: int,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
     read: Read = read_image,
@@ -117,7 +118,7 @@ def load_images(
         size: Spatial size that the network takes; one number stands for all edges.
         spatial_dims: 2 for images, 3 for volumes.
         in_channels: Channels that the network takes.
-        num_classes: Number of classes.
+        objective: What is learned.
         mean: As in training.
         std: As in training.
         read: Reads an image file.
@@ -129,6 +130,6 @@ def load_images(
     if not folder.is_dir():
         raise DataError(f"expected a folder of images at {folder}, there is none. Give another --dataset_dir.")
     if (folder / FILE).is_file():
-        return SiteImages(folder, num_classes, mean, std)
+        return SiteImages(folder, objective, mean, std)
     edges = [size] * spatial_dims if isinstance(size, int) else list(size)
     return ImageFiles(folder, edges, in_channels, mean, std, read)

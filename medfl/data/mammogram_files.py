@@ -17,6 +17,7 @@ from medfl.data.readers.images import read_image
 from medfl.data.readers.mammogram_image import check_reading, read_mammogram
 from medfl.data.sites import site_names
 from medfl.errors import DataError
+from medfl.objectives import Objective
 
 
 def load_mammograms(
@@ -25,7 +26,7 @@ def load_mammograms(
     size: int | Sequence[int],
     spatial_dims: int,
     in_channels: int,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> ImageFiles | SiteImages:
@@ -37,7 +38,7 @@ def load_mammograms(
         size: Spatial size that the network takes; one number stands for all edges.
         spatial_dims: 2 for images, 3 for volumes.
         in_channels: Channels that the network takes.
-        num_classes: Number of classes.
+        objective: What is learned.
         mean: As in training.
         std: As in training.
 
@@ -47,7 +48,7 @@ def load_mammograms(
     """
     ways: dict[str, Any] = {} if reading is None else dict(check_reading(reading))
     read = read_image if reading is None else partial(read_mammogram, **ways)
-    return load_images(dataset_dir, size, spatial_dims, in_channels, num_classes, mean, std, read=read)
+    return load_images(dataset_dir, size, spatial_dims, in_channels, objective, mean, std, read=read)
 
 
 def how_read(dataset_dir: str | Path, otherwise: Mapping[str, bool] | None) -> dict[str, bool] | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch.utils.data import ConcatDataset
 
+from medfl.errors import ContractError
 from medfl.types import Dataset
+
+T = TypeVar("T")
 
 
 class Pooled:
@@ -16,25 +20,56 @@ class Pooled:
     def __init__(self, parts: list[Dataset]) -> None:
         self._parts = parts
         self._ends = ConcatDataset.cumsum(parts)
-        self.labels = torch.cat([part.labels for part in parts])
+        labels = [part.class_labels for part in parts]
+        known = [each for each in labels if each is not None]
+        self.class_labels = torch.cat(known) if len(known) == len(parts) else None
         self.patients = joined([patients_of(part) for part in parts], [len(part) for part in parts])
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return self._ends[-1]
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels of rows over all parts, in the order asked for."""
+        """Inputs and targets of rows over all parts, in the order asked for."""
+        batches, back = self._parts_of(rows, lambda part, places: part.batch(places))
+        inputs = torch.cat([inputs for inputs, _ in batches])[back]
+        return inputs, torch.cat([targets for _, targets in batches])[back]
+
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """The targets of rows over all parts, in the order asked for."""
+        parts, back = self._parts_of(rows, lambda part, places: part.targets(places))
+        return torch.cat(parts)[back]
+
+    def _parts_of(self, rows: torch.Tensor, take: Callable[[Dataset, torch.Tensor], T]) -> tuple[list[T], torch.Tensor]:
+        """What is taken of each part that has some of the rows, and which place of theirs each row has."""
         owner = torch.bucketize(rows, torch.tensor(self._ends), right=True)
-        batches = []
-        order = []
+        taken, order = [], []
         for index in owner.unique().tolist() or [0]:
             places = (owner == index).nonzero(as_tuple=True)[0]
             start = self._ends[index - 1] if index else 0
-            batches.append(self._parts[index].batch(rows[places] - start))
+            taken.append(take(self._parts[index], rows[places] - start))
             order.append(places)
-        back = torch.cat(order).argsort()
-        images = torch.cat([images for images, _ in batches])[back]
-        return images, torch.cat([labels for _, labels in batches])[back]
+        return taken, torch.cat(order).argsort()
+
+
+def labels_in(targets: torch.Tensor) -> torch.Tensor | None:
+    """Targets as class labels, which they are if each is one whole number; else None."""
+    return targets if targets.dim() == 1 and not targets.is_floating_point() else None
+
+
+def labels_of(data: Dataset) -> torch.Tensor:
+    """The class of each case, (n,), int64.
+
+    Raises:
+        ContractError: If cases are of no class. A method that asks this says so in its `needs`.
+    """
+    if data.class_labels is None:
+        raise ContractError("Expected cases that are each of a class, got some that are not: see `Method.needs`.")
+    return data.class_labels
+
+
+def all_targets(data: Dataset) -> torch.Tensor:
+    """The targets of all cases of a data set, (n, ...)."""
+    return data.targets(torch.arange(len(data)))
 
 
 def patients_of(data: Dataset) -> torch.Tensor | None:
@@ -73,7 +108,7 @@ class Empty:
     """A split without images."""
 
     def __init__(self) -> None:
-        self.labels = torch.empty(0, dtype=torch.int64)
+        self.class_labels: torch.Tensor | None = torch.empty(0, dtype=torch.int64)
 
     def __len__(self) -> int:
         return 0
@@ -82,21 +117,30 @@ class Empty:
         """There is nothing to take."""
         raise IndexError("this split has no images")
 
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """None."""
+        return torch.empty(0, dtype=torch.int64)
+
 
 class TensorData:
-    """Rows of a tensor with their labels.
+    """Rows of a tensor with their targets.
 
     Args:
-        images: Shape (n, ...), float32: images, or features of them.
-        labels: Shape (n,), int64.
+        images: Shape (n, ...), float32: images, or features of them, or rows of a table.
+        targets: Shape (n, ...); integers of shape (n,) are class labels.
     """
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        self.images, self.labels = images, labels
+    def __init__(self, images: torch.Tensor, targets: torch.Tensor) -> None:
+        self.images, self._targets = images, targets
+        self.class_labels = labels_in(targets)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._targets)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The given rows and their labels."""
-        return self.images[rows], self.labels[rows]
+        """The given rows and their targets."""
+        return self.images[rows], self._targets[rows]
+
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """The targets of the given rows."""
+        return self._targets[rows]

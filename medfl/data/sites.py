@@ -21,6 +21,7 @@ import numpy as np
 from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
 from medfl.errors import DataError, did_you_mean
+from medfl.objectives import Objective
 from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER
 
 POOLED = "pooled"
@@ -122,7 +123,7 @@ def site_names(dataset_dir: Path) -> list[str]:
 
 def load_sites(
     dataset_dir: str | Path,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
     names: Sequence[str] | None = None,
@@ -131,7 +132,7 @@ def load_sites(
 
     Args:
         dataset_dir: The folder that holds one folder for each site.
-        num_classes: Number of classes of the task.
+        objective: What is learned.
         mean: Subtracted from images in [0, 1]; one number, or one for each channel.
         std: Divides then; one number, or one for each channel, > 0.
         names: Only these sites; None means all.
@@ -148,28 +149,28 @@ def load_sites(
         if name not in known:
             raise DataError(f"no site '{name}' in {folder}. {did_you_mean(name, known)}")
     wanted = known if names is None else sorted(set(names))
-    return {name: load_site(folder / name, num_classes, mean, std) for name in wanted}
+    return {name: load_site(folder / name, objective, mean, std) for name in wanted}
 
 
 def load_global(
     dataset_dir: str | Path,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> SiteData | None:
     """Load the test set that the server holds, or None if there is none. Arguments and errors as in `load_sites`."""
     folder = Path(dataset_dir) / GLOBAL
-    return load_site(folder, num_classes, mean, std) if folder.is_dir() else None
+    return load_site(folder, objective, mean, std) if folder.is_dir() else None
 
 
-def load_site(folder: Path, num_classes: int, mean: Sequence[float], std: Sequence[float]) -> SiteData:
+def load_site(folder: Path, objective: Objective, mean: Sequence[float], std: Sequence[float]) -> SiteData:
     """Load one site from its folder. Arguments and errors as in `load_sites`."""
     content = read_bytes(folder)
-    return site_data(folder, content, parse_datalist(content, folder / FILE), num_classes, mean, std)
+    return site_data(folder, content, parse_datalist(content, folder / FILE), objective, mean, std)
 
 
 def site_data(
-    folder: Path, content: bytes, datalist: Datalist, num_classes: int, mean: Sequence[float], std: Sequence[float]
+    folder: Path, content: bytes, datalist: Datalist, objective: Objective, mean: Sequence[float], std: Sequence[float]
 ) -> SiteData:
     """Load what a data list names.
 
@@ -177,7 +178,7 @@ def site_data(
         folder: Of the list.
         content: Its bytes.
         datalist: What they say.
-        num_classes: As in `load_sites`.
+        objective: As in `load_sites`.
         mean: As in `load_sites`.
         std: As in `load_sites`.
 
@@ -190,14 +191,14 @@ def site_data(
         images = open_array(array)
         parts = {}
         for split in datalist.splits:
-            rows, labels = datalist.rows_and_labels(split, where, num_classes)
+            rows, labels = datalist.rows_and_labels(split, where, objective.classes)
             who = patient_numbers(datalist.splits[split])
             parts[split] = _dataset(images, rows, labels, mean, std, who, f"{where}, split '{split}'")
         files = {folder / FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         digest = hashlib.sha256(content + bytes.fromhex(array_digest(array))).hexdigest()
     except DataError as error:
         raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
-    classes = tuple(datalist.labels.get(str(number), str(number)) for number in range(num_classes))
+    classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     shape = image_shape(images.shape)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
@@ -234,7 +235,7 @@ def load_split(
     dataset_dir: str | Path,
     site: str,
     split: str,
-    num_classes: int,
+    objective: Objective,
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> ArrayDataset:
@@ -244,7 +245,7 @@ def load_split(
         dataset_dir: The folder that holds one folder for each site.
         site: Name of the site.
         split: ``training``, ``validation`` or ``test``.
-        num_classes: Number of classes of the task.
+        objective: What is learned.
         mean: As in `load_sites`.
         std: As in `load_sites`.
 
@@ -253,7 +254,7 @@ def load_split(
     """
     if split not in SPLITS:
         raise DataError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
-    data = load_sites(dataset_dir, num_classes, mean, std, [site])[site]
+    data = load_sites(dataset_dir, objective, mean, std, [site])[site]
     return dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
 
 

@@ -230,7 +230,7 @@ class _ServerData:
     def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
         self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
         folder, built = self._entry.data, opened.built
-        self.test = None if folder is None else load_global(folder, opened.task.num_classes, built.mean, built.std)
+        self.test = None if folder is None else load_global(folder, opened.task.objective, built.mean, built.std)
         self.has_public = folder is not None and (folder / PUBLIC).is_dir()
         self.public: SiteData | None = None
         self._check(self.test)
@@ -248,8 +248,10 @@ class _ServerData:
             )
         if self._entry.data is not None and self.has_public:
             path, scale = self._entry.data / PUBLIC, (self._opened.built.mean, self._opened.built.std)
-            count = self._opened.task.num_classes
-            self.public = load_public(path, classes, *scale)[0] if classes else load_site(path, count, *scale)
+            objective = self._opened.task.objective
+            self.public = (
+                load_public(path, objective, classes, *scale)[0] if classes else load_site(path, objective, *scale)
+            )
             self._check(self.public)
 
     def _check(self, data: SiteData | None) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from medfl.carriers.messages import Message, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
 from medfl.contract import Model, Order, PeerMessage
-from medfl.core.checks import check_labels, check_plan, check_privacy
+from medfl.core.checks import check_plan, check_privacy, check_targets
 from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
 from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import Inbox
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
+from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_global, load_site
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.deploy.policy import check_counts, tellable, told
@@ -54,7 +55,7 @@ class SiteRun:
         self._opened, self._file, self._send = opened, site_file, send
         self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
         self.folder = site_file.state / "runs" / opened.offer.run
-        self._reading = (self.task.num_classes, opened.built.mean, opened.built.std)
+        self._reading = (self.task.objective, opened.built.mean, opened.built.std)
         entry = site_file.bundle(opened.offer.bundle)
         if entry.data is None:
             raise RefusedError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
@@ -86,7 +87,7 @@ class SiteRun:
     def _load(self, folder: Path) -> SiteData:
         check_leaks(folder.parent, [folder.name])
         data = load_site(folder, *self._reading)
-        check_labels(self.task.num_classes, {self.name: Splits(data.train, data.val, data.test)}, {})
+        check_targets(self.task.objective, {self.name: Splits(data.train, data.val, data.test)}, {})
         self._check_shape(data)
         return data
 
@@ -98,7 +99,7 @@ class SiteRun:
                 f"The run wants '{self.name}' to score its model on a test set that all sites share: expected a folder "
                 f"'{GLOBAL}' with it beside the site's data, there is none."
             )
-        check_labels(self.task.num_classes, {}, {"The shared test set": data.test})
+        check_targets(self.task.objective, {}, {"The shared test set": data.test})
         self._check_shape(data)
         self._changes += check_unchanged(folder.parent, [data], allow_changes)
         return data.test if tellable(self._file, {"shared": len(data.test)}) else None
@@ -131,7 +132,7 @@ class SiteRun:
 
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
-        counts = self._data.train.labels.bincount(minlength=self.task.num_classes).tolist()
+        counts = self.task.objective.counts(all_targets(self._data.train))
         facts = told(self._file, self.host.describe(), counts)
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
@@ -271,7 +272,7 @@ class SiteRun:
             built = self._opened.built
             home = Home(self._opened.folder, built.site_values, data.shape, data.classes, data.source, data.modality)
             model = export_site(self.folder / "bundle", home, self.name, models, method)
-            says = (predictor_of(method, self.task, model), data.test, self.settings, self.task.device, data.test_facts)
+            says = (predictor_of(method, self.task, model), data.test, self.task, self.settings, data.test_facts)
             write_predictions(self.folder / "bundle", *says)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         account = self.host.account

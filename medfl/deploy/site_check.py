@@ -21,14 +21,15 @@ import torch
 from medfl.bundle.option_checks import check_ids
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
+from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_site
 from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import bundle_hash, bundle_version, method_version
 from medfl.deploy.policy import check_counts, promise
 from medfl.deploy.site_file import SECRET, SiteBundle, SiteFile, read_site_file
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
+from medfl.objectives import Objective
 from medfl.plugins import load_plugins
-from medfl.task import Task
 from medfl.training.loop import pick_device
 from medfl.types import GLOBAL, NO_SITES, PUBLIC, Meta
 from medfl.utils.files import write_atomic
@@ -234,24 +235,24 @@ def _data(file: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData
     if file.shared_test and GLOBAL not in names:
         raise DataError(f"shared_test is true: expected a folder '{GLOBAL}' beside the data, as the server has it")
     facts = _facts(bundle, folder)
-    classes = int(facts["num_classes"])
-    parts += [load_site(folder / name, classes, (0.5,), (0.5,)) for name in names]
+    objective = _parser(bundle, folder).get_parsed_content("objective")
+    parts += [load_site(folder / name, objective, (0.5,), (0.5,)) for name in names]
     places = [(folder / name).readlink() for name in names]  # as a run reads them
-    own = [load_site(place, classes, (0.5,), (0.5,)) for place in places]
+    own = [load_site(place, objective, (0.5,), (0.5,)) for place in places]
     check_unchanged(places[0].parent, own, bundle.allow_changes)
     if not file.is_server:
         check_counts(file, len(parts[0].train))
-    return "; ".join(_told(file, part) for part in parts) + _to_give(bundle, facts)
+    return "; ".join(_told(file, part, objective) for part in parts) + _to_give(bundle, facts)
 
 
-def _told(file: SiteFile, part: SiteData) -> str:
+def _told(file: SiteFile, part: SiteData, objective: Objective) -> str:
     def count(number: int) -> str:
         return str(number) if number == 0 or number >= file.min_count else f"fewer than {file.min_count}"
 
     sizes = ((part.train, "training"), (part.val, "validation"), (part.test, "test"))
     splits = ", ".join(f"{count(len(data))} {name}" for data, name in sizes)
-    numbers = torch.bincount(part.train.labels, minlength=len(part.classes)).tolist()
-    classes = ", ".join(f"{name}: {count(number)}" for name, number in zip(part.classes, numbers, strict=True))
+    numbers = zip(part.classes, objective.counts(all_targets(part.train)), strict=True)
+    classes = ", ".join(f"{name}: {count(number)}" for name, number in numbers)
     shape = " x ".join(map(str, part.shape))
     return f"{part.name}: {splits} images of {shape}; {len(part.classes)} classes, for training {classes}"
 
@@ -275,23 +276,22 @@ def _forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> st
     parser = _parser(bundle, dataset_dir)
     networks, name = parser.get_parsed_content("networks"), bundle.network or parser.get_parsed_content("network_name")
     if data is not None:  # without any a task may lack what it takes from them, such as an atlas
-        task: Task = parser.get_parsed_content("task")
-        networks = task.networks
+        networks = parser.get_parsed_content("task").networks
     if name not in networks:
         raise SettingsError(f"unknown network '{name}'. {did_you_mean(str(name), networks)}")
     facts = _facts(bundle, dataset_dir)
     shape = data.shape if data is not None else (int(facts["in_channels"]), *_edges(facts))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = networks[name]().eval()
-        logits = model(torch.zeros(1, *shape))
-    expected = (1, int(facts["num_classes"]))
-    if tuple(logits.shape) != expected or not bool(torch.isfinite(logits).all()):
+        outputs = model(torch.zeros(1, *shape))
+    expected = (1, *parser.get_parsed_content("objective").output_shape(shape))
+    if tuple(outputs.shape) != expected or not bool(torch.isfinite(outputs).all()):
         raise SettingsError(
-            f"expected finite logits of shape {expected} of the network '{name}', got {tuple(logits.shape)}; correct "
+            f"expected finite outputs of shape {expected} of the network '{name}', got {tuple(outputs.shape)}; correct "
             "the bundle"
         )
     count = sum(parameter.numel() for parameter in model.parameters())
-    return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite logits"
+    return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite outputs"
 
 
 def _leaks(file: SiteFile, folder: Path) -> str:

@@ -44,7 +44,7 @@ class CompanionModel:
 
     def sits_out(self, batch: Batch) -> bool:
         """Whether the batch is too small for this model's batch-norm layers (rule G-6)."""
-        return len(batch.labels) < self._smallest
+        return len(batch.rows) < self._smallest
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (B, num_classes) of images (B, C, *spatial)."""

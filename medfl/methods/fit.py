@@ -62,7 +62,7 @@ class Fit:
 
     def ce(self, batch: Batch) -> torch.Tensor:
         """The task's own loss of the model on a batch, from logits."""
-        return self.site.task.loss(self.logits(batch), batch.labels)
+        return self.site.task.loss(self.logits(batch), batch.targets)
 
     def count_step(self) -> None:
         """The optimiser has taken a step: what the model said before no longer holds."""

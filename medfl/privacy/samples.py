@@ -246,6 +246,6 @@ def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def _split(batch: Batch, size: int) -> Iterator[Batch]:
-    for start in range(0, len(batch.labels), size):
+    for start in range(0, len(batch.rows), size):
         part = {name: value[start : start + size] for name, value in _tensors(batch).items()}
         yield dataclasses.replace(batch, **part)

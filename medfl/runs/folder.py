@@ -125,8 +125,8 @@ def identity(
             "networks": networks,
             "loss": _loss(task.loss),
             "optimizer": type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
-            "num_classes": task.num_classes,
             "metrics": list(task.metrics),
+            **task.objective.identity,
             **_inputs(task),
         },
     }

@@ -13,10 +13,10 @@ from medfl.carriers.local import LocalCarrier
 from medfl.contract import Method, Model, PeerMessage
 from medfl.core.carrier import MethodFactory
 from medfl.core.checks import (
-    check_labels,
     check_plan,
     check_privacy,
     check_shared_test,
+    check_targets,
     check_training,
     check_validation,
     warn_of_preset,
@@ -131,10 +131,10 @@ def simulate(run: Run) -> Result:
             outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
         finally:
             carrier.close()
-        classes = run.classes or tuple(str(number) for number in range(run.task.num_classes))
+        classes = run.classes or run.task.objective.titles
         named_splits = {name: _by_name(data) for name, data in run.sites.items()}
         summary = writer.summarise(outcome)
-        summary |= {"holdings": holdings(named_splits, classes), "leaks": list(run.leaks)}
+        summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
         if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
             summary["privacy"] = accounts
         everyone = hosts | viewers
@@ -159,7 +159,7 @@ def check(run: Run, method: Method) -> None:
     check_shared_test(run.settings, bool(run.global_test))
     check_training(run.sites)
     check_validation(run.settings, [name for name, data in run.sites.items() if len(data.val)])
-    check_labels(run.task.num_classes, run.sites, {"Public data": run.public, "Public test data": run.public_test})
+    check_targets(run.task.objective, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
     check_privacy(run.settings, method, networks, images, len(images))
 

@@ -18,9 +18,11 @@ from medfl.contract import Method, Model
 from medfl.core.evaluation import predictor_of
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
+from medfl.objectives import Objective
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
 from medfl.settings import Settings
+from medfl.task import Task
 from medfl.training.predict import predict
 from medfl.types import Dataset, Meta
 from medfl.utils.files import write_atomic
@@ -79,7 +81,7 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
             model = export_site(target, home, site, models, method)
             predictor = predictor_of(method, run.task, model)
-            write_predictions(target, predictor, run.sites[site].test, run.settings, run.task.device, facts)
+            write_predictions(target, predictor, run.sites[site].test, run.task, run.settings, facts)
             written.append(target)
     return written + export_global(run.folder, home, result.outcome.models, method)
 
@@ -108,7 +110,7 @@ def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model]
 
 
 def write_predictions(
-    target: Path, predictor: nn.Module, test: Dataset, settings: Settings, device: str, facts: Facts
+    target: Path, predictor: nn.Module, test: Dataset, task: Task, settings: Settings, facts: Facts
 ) -> None:
     """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
 
@@ -116,15 +118,15 @@ def write_predictions(
         target: The bundle's folder.
         predictor: Of the model.
         test: The site's test images.
+        task: The learning problem.
         settings: The run's.
-        device: Where to compute.
         facts: What is known of each of the images.
     """
     if len(test):
-        probabilities = predict(predictor, test, settings, device)
+        judged, targets = predict(predictor, test, task.objective, settings, task.device, task.inferer)
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
-        write_atomic(target / PREDICTIONS, _csv(probabilities, test.labels, known).encode())
+        write_atomic(target / PREDICTIONS, _csv(task.objective, judged, targets, known).encode())
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
@@ -203,13 +205,14 @@ def _describe(metadata: Any, home: Home) -> None:
         pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
 
 
-def _csv(probabilities: torch.Tensor, labels: torch.Tensor, facts: Facts) -> str:
-    """Row, label and probabilities of each image, and the facts that are known of any."""
+def _csv(objective: Objective, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:
+    """Row, target and predictions of each case, and the facts that are known of any."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", "label", *(f"p{number}" for number in range(probabilities.shape[1])), *known])
-    for row, (label, values) in enumerate(zip(labels.tolist(), probabilities.tolist(), strict=True)):
+    writer.writerow(["row", *objective.target_columns, *objective.columns, *known])
+    truths = targets.reshape(len(targets), -1).tolist()
+    for row, (target, values) in enumerate(zip(truths, judged.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]
-        writer.writerow([row, label, *(f"{value:.9g}" for value in values), *last])
+        writer.writerow([row, *target, *(f"{value:.9g}" for value in values), *last])
     return text.getvalue()

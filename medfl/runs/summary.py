@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from medfl.core.journal import FINISHED, Outcome
+from medfl.data.pooled import all_targets
 from medfl.metrics import worst
+from medfl.objectives import Objective
 from medfl.runs.records import read_metrics
 from medfl.settings import Settings
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
@@ -83,22 +84,19 @@ def chosen_round(outcome: Outcome, settings: Settings, metric: str) -> Meta | No
     }
 
 
-def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str]) -> Meta:
+def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str], objective: Objective) -> Meta:
     """Who holds what: images of each class, by site and split.
 
     Args:
         sites: Site to split to data.
         classes: Names of the classes.
+        objective: Counts them.
     """
-
-    def counts(data: Dataset) -> list[int]:
-        numbers: list[int] = torch.bincount(data.labels, minlength=len(classes)).tolist()
-        return numbers
-
     return {
         "classes": list(classes),
         "sites": {
-            site: {split: counts(data) for split, data in splits.items()} for site, splits in sorted(sites.items())
+            site: {split: objective.counts(all_targets(data)) for split, data in splits.items()}
+            for site, splits in sorted(sites.items())
         },
     }
 

@@ -12,6 +12,7 @@ from medfl.contract import Method
 from medfl.core.encoding import FILTERED
 from medfl.core.site import Splits
 from medfl.core.store import Store
+from medfl.data.pooled import labels_of
 from medfl.errors import MedflError, SettingsError
 from medfl.networks.parts import without_head
 from medfl.testing.cohort import (
@@ -218,7 +219,9 @@ def test_data_decide_nothing(case: Case) -> None:
     """With poisoned test labels every model has the same bits."""
     with folders(1) as (folder,):
         poisoned = {
-            name: Splits(data.train, data.val, TensorData(data.test.batch(torch.arange(9))[0], 2 - data.test.labels))
+            name: Splits(
+                data.train, data.val, TensorData(data.test.batch(torch.arange(9))[0], 2 - labels_of(data.test))
+            )
             for name, data in make_sites().items()
         }
         same(bits(case.reference[0]), bits(case.run(folder, sites=poisoned)), "poisoned test labels")

@@ -17,6 +17,7 @@ from medfl.contract import Method
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.data.pooled import TensorData
+from medfl.objectives import Multiclass
 from medfl.plugins import Registry
 from medfl.runs.simulation import Result, Run, simulate
 from medfl.settings import Execution, Settings
@@ -59,7 +60,7 @@ def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
         network=network,
         loss=loss or nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        num_classes=CLASSES,
+        objective=Multiclass(CLASSES),
         metrics=("accuracy",),
         scale=Scale((1, 6, 6), (0.5,), (0.5,)),
     )

@@ -1,69 +1,19 @@
-"""Unlike class sizes at a site: class weights in the loss, or drawing every class equally often."""
+"""What a bundle's own loader and loss need for the setting ``balance``, to train one site with plain MONAI."""
 
 from __future__ import annotations
 
-import copy
-
 import torch
-from torch import nn
 
-from medfl.errors import SettingsError
-
-
-def class_weights(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """The weight of each class: n / (K n_c), with K classes that occur; their mean over the images is 1.
-
-    Args:
-        labels: (n,), int64.
-        num_classes: Number of classes of the task.
-
-    Returns:
-        Shape (num_classes,), float32; all 1 where the classes are equally large, 0 for a class without images.
-    """
-    counts = torch.bincount(labels, minlength=num_classes).double()
-    occur = counts > 0
-    weights = torch.where(occur, len(labels) / (occur.sum().clamp(min=1) * counts.clamp(min=1)), 0.0)
-    return weights.float()
-
-
-def weighted_loss(loss: nn.Module, labels: torch.Tensor, num_classes: int, device: str = "cpu") -> nn.Module:
-    """A copy of a loss with the `class_weights` of a site.
-
-    Args:
-        loss: With an attribute ``weight`` that is None, as `torch.nn.CrossEntropyLoss` has.
-        labels: The site's training labels, shape (n,).
-        num_classes: Number of classes.
-        device: Where the loss is computed.
-
-    Raises:
-        SettingsError: If the loss takes no class weights, or has some already.
-    """
-    if not hasattr(loss, "weight"):
-        raise SettingsError(
-            f"balance 'loss' needs a loss with class weights, such as torch.nn.CrossEntropyLoss; got "
-            f"{type(loss).__name__}. Choose balance 'sampling', which works with any loss."
-        )
-    if loss.weight is not None:
-        raise SettingsError(
-            "balance 'loss' would replace the class weights that the bundle's loss has already. Remove one of the two."
-        )
-    weighted = copy.deepcopy(loss)
-    weighted.weight = class_weights(labels, num_classes).to(device)
-    return weighted
-
-
-def sampling_weights(labels: torch.Tensor) -> torch.Tensor:
-    """How often each image is drawn, such that all classes that occur are drawn equally often; shape (n,), float64."""
-    return class_weights(labels, int(labels.max()) + 1 if len(labels) else 1).double()[labels]
+from medfl.objectives.balance import class_weights, sampling_weights
 
 
 def bundle_weights(labels: torch.Tensor, num_classes: int, balance: str) -> torch.Tensor | None:
-    """The class weights of a bundle's own loss, for training one site with plain MONAI: None unless asked for."""
+    """The class weights of a bundle's own loss: None unless asked for."""
     return class_weights(labels, num_classes) if balance == "loss" else None
 
 
 def bundle_sampler(labels: torch.Tensor, balance: str, seed: int) -> torch.utils.data.Sampler[int] | None:
-    """The sampler of a bundle's own loader, for training one site with plain MONAI: None unless asked for."""
+    """The sampler of a bundle's own loader: None unless asked for."""
     if balance != "sampling":
         return None
     generator = torch.Generator().manual_seed(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,9 +13,10 @@ from torch import nn
 
 from medfl.errors import ContractError, SettingsError
 from medfl.networks.norms import freeze_norms, has_batch_norm
+from medfl.objectives.balance import sampling_weights
 from medfl.settings import Settings
-from medfl.training.balance import sampling_weights
-from medfl.types import Dataset, Loaded, Targets, Visited
+from medfl.training.batches import load, on_device
+from medfl.types import Dataset, Loaded
 
 if TYPE_CHECKING:
     from medfl.training.augment import Augment
@@ -30,7 +31,7 @@ class Batch:
 
     Attributes:
         images: (B, C, *spatial), float32.
-        labels: (B,), int64.
+        targets: (B, ...), as the task's objective says; a dictionary of such for bundles with more than one.
         rows: Which images of the training split these are, shape (B,), on the CPU; an image that was cut into patches
             is there several times.
         regions: Labels of the regions of each image, (B, *spatial), where the task has regions and changes images at
@@ -38,7 +39,7 @@ class Batch:
     """
 
     images: torch.Tensor
-    labels: torch.Tensor
+    targets: torch.Tensor
     rows: torch.Tensor
     regions: torch.Tensor | None = None
 
@@ -214,7 +215,7 @@ def train(
     if settings.norm_sync == "frozen":
         freeze_norms(model)
     if weights is None and settings.balance == "sampling":
-        weights = sampling_weights(data.labels)
+        weights = balanced_sampling(data)
     steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip)
 
     def priced(batch: Batch) -> torch.Tensor:
@@ -235,18 +236,15 @@ def train(
     return TrainResult(batches, samples, mean, time.perf_counter() - start)
 
 
-def load(data: Dataset, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
-    """Each batch of a data set in turn, on the CPU.
+def balanced_sampling(data: Dataset) -> torch.Tensor:
+    """How often each case is drawn, such that all classes that occur are drawn equally often; shape (n,), float64.
 
-    Args:
-        data: One that changes its cases at random (`Visited`) may ask for batches ahead of time.
-        batches: Rows of each batch.
-        stream: Seed of these changes.
+    Raises:
+        SettingsError: If cases have no classes.
     """
-    if isinstance(data, Visited):
-        yield from data.visits(batches, stream)
-    else:
-        yield from (Loaded(rows, *data.batch(rows)) for rows in batches)
+    if data.class_labels is None:
+        raise SettingsError("balance 'sampling' draws classes equally often, and these cases have none. Leave it out.")
+    return sampling_weights(data.class_labels)
 
 
 def _batch(loaded: Loaded, device: str, augment: Augment | None) -> Batch | None:
@@ -256,13 +254,6 @@ def _batch(loaded: Loaded, device: str, augment: Augment | None) -> Batch | None
     images, regions = (loaded.inputs, None) if augment is None else augment(loaded.inputs)
     moved = None if regions is None else regions.to(device)
     return Batch(images.to(device), on_device(loaded.targets, device), loaded.rows, moved)
-
-
-def on_device(targets: Targets, device: str) -> Targets:
-    """Targets, or each of several, on a device."""
-    if isinstance(targets, dict):
-        return {name: target.to(device) for name, target in targets.items()}
-    return targets.to(device)
 
 
 def pick_device(device: str, workers: int = 1) -> str:

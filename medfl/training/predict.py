@@ -2,37 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import nn
 
+from medfl.objectives import Objective
 from medfl.settings import Settings
+from medfl.training.batches import load
 from medfl.training.loop import autocast
-from medfl.types import Dataset
+from medfl.types import Dataset, Targets, Visited
 
 EVALUATION_BATCH = 256
 """Images in a batch of evaluation; larger ones are not faster on a CPU."""
 
+Inferer = Callable[[torch.Tensor, nn.Module], torch.Tensor]
+"""Applies a model to inputs (B, C, *spatial), for example patch by patch; outputs as those of the model."""
+
 
 def logits(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
-    """Logits (n, num_classes), float32 on the CPU; every image is seen once.
+    """What a model puts out, (n, C, ...), float32 on the CPU; every image is seen once.
 
     Args:
-        model: Maps images to logits; put into evaluation mode.
+        model: Put into evaluation mode.
         data: May be empty, which gives shape (0, 0).
         settings: For the precision.
         device: Where `model` is.
     """
-    if not len(data):
-        return torch.empty(0, 0)
+    parts = [outputs for outputs, _ in _outputs(model, data, settings, device)]
+    return torch.cat(parts) if parts else torch.empty(0, 0)
+
+
+def predict(
+    model: nn.Module,
+    data: Dataset,
+    objective: Objective,
+    settings: Settings,
+    device: str = "cpu",
+    inferer: Inferer | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What scores need to know of each case: what the model says of it, and its target.
+
+    Args:
+        model: Put into evaluation mode.
+        data: May be empty, which gives shape (0, 0) for both.
+        objective: Of the task.
+        settings: For the precision.
+        device: Where `model` is.
+        inferer: Applies the model to one case at a time, such as MONAI's `SlidingWindowInferer`; None applies it to
+            whole cases, in batches where all have one shape.
+
+    Returns:
+        `Objective.judged`, (n, K), float32, and `Objective.kept`, (n, ...), on the CPU.
+
+    Raises:
+        ContractError: If the model's outputs are not as the objective says.
+    """
+    judged, kept = [], []
+    for outputs, targets in _outputs(model, data, settings, device, inferer):
+        objective.check_outputs(outputs, targets)
+        judged.append(objective.judged(outputs, targets))
+        kept.append(objective.kept(targets))
+    return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
+
+
+def _outputs(
+    model: nn.Module, data: Dataset, settings: Settings, device: str, inferer: Inferer | None = None
+) -> Iterator[tuple[torch.Tensor, Targets]]:
+    """Outputs, float32, and targets on the CPU, batch by batch."""
     model.eval()
-    parts = []
+    size = 1 if inferer is not None or isinstance(data, Visited) else EVALUATION_BATCH
     with torch.no_grad(), autocast(settings, device):
-        for rows in torch.arange(len(data)).split(EVALUATION_BATCH):
-            images, _ = data.batch(rows)
-            parts.append(model(images.to(device)).float().cpu())
-    return torch.cat(parts)
-
-
-def predict(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
-    """Class probabilities (n, num_classes) of the `logits`; shape (0, 0) for an empty data set."""
-    return logits(model, data, settings, device).softmax(dim=1)
+        for loaded in load(data, torch.arange(len(data)).split(size) if len(data) else (), stream=0):
+            images = loaded.inputs.to(device)
+            outputs = model(images) if inferer is None else inferer(images, model)
+            yield outputs.float().cpu(), loaded.targets

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from medfl.contract import ReducesTo, Server
+from medfl.data.pooled import labels_of
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.types import Meta
@@ -60,7 +61,7 @@ class FedDisco(Averaging):
 
     def after_fit(self, fit: Fit) -> None:
         """The site's numbers of images of each class."""
-        counts = torch.bincount(fit.site.train.labels, minlength=fit.site.task.num_classes)
+        counts = torch.bincount(labels_of(fit.site.train), minlength=fit.site.task.objective.classes)
         fit.meta["label_counts"] = counts.tolist()
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from medfl.contract import ReducesTo
+from medfl.data.pooled import labels_of
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
@@ -90,14 +91,14 @@ class FedKPer(Averaging):
         if not self.distill:
             return super().loss(fit, batch)
         student, teacher = fit.model(batch.images), fit.extra["teacher"]
-        weight = self.weight_of(teacher.logits, fit.site.train.labels, batch.rows).to(student.device)
+        weight = self.weight_of(teacher.logits, labels_of(fit.site.train), batch.rows).to(student.device)
         term = (weight * distillation(student.float(), teacher(batch), self.tau)).mean()
-        return fit.site.task.loss(student, batch.labels) + term
+        return fit.site.task.loss(student, batch.targets) + term
 
     def after_fit(self, fit: Fit) -> None:
         """The site's score."""
         if self.aggregation == "score":
-            labels, classes = fit.site.train.labels, fit.site.task.num_classes
+            labels, classes = labels_of(fit.site.train), fit.site.task.objective.classes
             accuracy = own_accuracy(fit) if "acc" in self.score else 1.0
             diversity = label_diversity(torch.bincount(labels, minlength=classes).tolist())
             fit.meta["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
@@ -117,7 +118,7 @@ class FedKPer(Averaging):
 def own_accuracy(fit: Fit) -> float:
     """Share of the site's training images that the model gets right."""
     predicted = logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device).argmax(dim=1)
-    return float((predicted == fit.site.train.labels).double().mean())
+    return float((predicted == labels_of(fit.site.train)).double().mean())
 
 
 def adaptive_weight(teacher: torch.Tensor, labels: torch.Tensor, cap: float, per_sample: bool = False) -> torch.Tensor:

@@ -55,7 +55,7 @@ def learnt_by_heart(members: Dataset, epochs: int = 30) -> nn.Module:
     optimizer = task.optimizer(model.parameters())
     generator = torch.Generator().manual_seed(6)
     loss = nn.CrossEntropyLoss()
-    train(model, members, lambda b: loss(model(b.images), b.labels), optimizer, noise_settings(epochs), generator)
+    train(model, members, lambda b: loss(model(b.images), b.targets), optimizer, noise_settings(epochs), generator)
     return model
 
 

@@ -49,7 +49,7 @@ def same(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 def test_the_task_is_that_of_the_run(place: Path) -> None:
     run = open_run(place / "fedavg")
     assert (run.name, run.settings.rounds, run.settings.batch_size) == ("fedavg", 2, 32)
-    assert (run.task.network, run.task.num_classes, run.task.device) == ("cnn4", 4, "cpu")
+    assert (run.task.network, run.task.objective.classes, run.task.device) == ("cnn4", 4, "cpu")
     scale = run.task.scale
     assert scale is not None
     assert (scale.shape, scale.mean, scale.std) == ((3, 16, 16), (0.4,), (0.3,))
@@ -87,7 +87,7 @@ def test_the_models_say_what_they_said_in_the_run(place: Path, method: str) -> N
     model = run.models()["site-02"]
     assert not model.training
     written = pd.read_csv(place / method / "sites" / "site-02" / "predictions.csv")[["p0", "p1", "p2", "p3"]]
-    probabilities = predict(model, run.sites["site-02"].test, run.settings)
+    probabilities, _ = predict(model, run.sites["site-02"].test, run.task.objective, run.settings)
     torch.testing.assert_close(probabilities.double(), torch.from_numpy(written.to_numpy()), atol=1e-6, rtol=0)
 
 

@@ -17,6 +17,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfl.core.evaluation import score
 from medfl.data.sites import load_split
+from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.testing.phantoms import make_cohort
 from medfl.training.balance import class_weights
@@ -93,7 +94,7 @@ def test_overrides_reach_the_task(bundle, cohort):
     optimizer = task.optimizer(model.parameters())
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert optimizer.param_groups[0]["momentum"] == 0.9
-    assert task.num_classes == 5
+    assert task.objective.classes == 5
     assert model.head.out_features == 5
     assert model.body.stage1.conv.in_channels == 1
     assert task.build() is not model, "every site gets its own network"
@@ -133,7 +134,7 @@ def test_monai_fl_client_evaluates_with_it(bundle, cohort):
         weights = {name: value.numpy() for name, value in algo.trainer.network.state_dict().items()}
         metrics = algo.evaluate(ExchangeObject(weights=weights)).metrics
     task = algo.train_workflow.parser.get_parsed_content("task")
-    test = load_split(cohort, "site-02", "test", 4)
+    test = load_split(cohort, "site-02", "test", Multiclass(4))
     model = task.load({name: torch.tensor(value) for name, value in weights.items()})
     assert metrics == pytest.approx(score(model, test, task, Settings(rounds=1)), abs=1e-6)
     algo.finalize()
@@ -146,10 +147,10 @@ def test_unlike_class_sizes_are_balanced_on_request(bundle, cohort, balance):
         flow.initialize()
         loader, loss = (flow.parser.get_parsed_content(name) for name in ("train#dataloader", "loss"))
         labels = torch.cat([batch["label"] for batch in loader])
-    data = load_split(cohort, "site-01", "training", 4)
+    data = load_split(cohort, "site-01", "training", Multiclass(4))
     if balance == "loss":
-        assert torch.equal(loss.weight, class_weights(data.labels, 4))
-        assert torch.equal(labels.sort().values, data.labels.sort().values)
+        assert torch.equal(loss.weight, class_weights(data.class_labels, 4))
+        assert torch.equal(labels.sort().values, data.class_labels.sort().values)
     else:
         assert loss.weight is None
         assert isinstance(loader.sampler, torch.utils.data.WeightedRandomSampler)

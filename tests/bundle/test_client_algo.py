@@ -75,7 +75,7 @@ def reference(files: Files, folder: Path, **changes: Any) -> Result:
     parser.read_config([str(files.bundle / "configs" / name) for name in ("train.json", "federate.json")])
     parser.update(pairs=options | {"bundle_root": str(files.bundle), "dataset_dir": str(files.cohort)})
     task = parser.get_parsed_content("task")
-    sites = load_sites(files.cohort, task.num_classes)
+    sites = load_sites(files.cohort, task.objective)
     scale = Scale(sites["site-01"].shape, (0.5,), (0.5,))
     known = {name: value for name, value in options.items() if name in Settings.model_fields}
     registry = load_plugins()

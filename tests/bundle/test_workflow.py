@@ -20,6 +20,7 @@ from medfl.core.evaluation import score
 from medfl.data.sites import load_site
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.provenance import run_record
 from medfl.runs.records import read_run
@@ -96,7 +97,7 @@ def test_each_setting_says_where_it_comes_from(finished: Path, cohort: Path) -> 
     assert set(Settings.model_fields) <= set(record["settings"])
     sites = record["data"]["sites"]
     assert set(sites) == {"site-01", "site-02", "site-03", "global"}
-    assert sites["site-02"] == load_site(cohort / "site-02", 4, (0.5,), (0.5,)).digest
+    assert sites["site-02"] == load_site(cohort / "site-02", Multiclass(4), (0.5,), (0.5,)).digest
     assert "medfl_methods" in record["plugins"]
 
 
@@ -127,7 +128,10 @@ def test_the_predictions_give_the_scores(finished: Path, cohort: Path) -> None:
     run = read_run(finished)
     for site in ("site-01", "site-02", "site-03"):
         table = run.predictions(site)
-        assert table["label"].tolist() == load_site(cohort / site, 4, (0.5,), (0.5,)).test.labels.tolist()
+        assert (
+            table["label"].tolist()
+            == load_site(cohort / site, Multiclass(4), (0.5,), (0.5,)).test.class_labels.tolist()
+        )
         probabilities = torch.tensor(table[["p0", "p1", "p2", "p3"]].to_numpy())
         for metric in ("accuracy", "auc", "ece"):
             computed = METRICS[metric](probabilities, torch.tensor(table["label"].to_numpy()), 4)
@@ -177,7 +181,7 @@ def test_a_site_takes_home_a_bundle_that_scores_as_the_summary_says(finished: Pa
         parser["dataset_dir"] = str(cohort)
         network = parser.get_parsed_content("network_def")
         network.load_state_dict(torch.load(home / "models" / "model.pt", weights_only=True))
-        test = load_site(cohort / site, 4, (0.5,), (0.5,)).test
+        test = load_site(cohort / site, Multiclass(4), (0.5,), (0.5,)).test
         task: Task = parser.get_parsed_content("task")
         assert score(network, test, task, Settings(rounds=1))["accuracy"] == pytest.approx(accuracy, abs=1e-9)
 

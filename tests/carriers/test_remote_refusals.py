@@ -29,6 +29,7 @@ from medfl.deploy import site as site_run
 from medfl.deploy.offer import bundle_hash
 from medfl.deploy.server import Progress
 from medfl.errors import MedflError, StoreError
+from medfl.objectives import Multiclass
 from medfl.testing.cohort import scores
 
 
@@ -228,7 +229,7 @@ def test_a_site_tells_no_more_than_its_file_allows(place: Place, at_site: list[s
 
 
 def test_small_splits_are_not_scored_and_small_classes_not_counted(place: Place) -> None:
-    own = load_site(place.data / "site-02", 3, (0.5,), (0.5,))
+    own = load_site(place.data / "site-02", Multiclass(3), (0.5,), (0.5,))
     smallest = min(len(own.val), len(own.test))
     limit = smallest + 1
     assert limit <= len(own.train)
@@ -247,6 +248,6 @@ def test_small_splits_are_not_scored_and_small_classes_not_counted(place: Place)
     scored = {line.split(",")[3] for line in scores(folder) if ",site-02," in line}
     assert scored - {"train"} == allowed
     assert len(allowed) < 2
-    counts = own.train.labels.bincount(minlength=3).tolist()
+    counts = own.train.class_labels.bincount(minlength=3).tolist()
     assert ("label_counts" in facts["site-02"]) == (not any(0 < count < limit for count in counts))
     assert "label_counts" in facts["site-01"]

@@ -8,6 +8,7 @@ from PIL import Image
 
 from medfl.data.datalists import read_datalist
 from medfl.data.sites import load_sites
+from medfl.objectives import Multiclass
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_from_files_to_sites(medfl, command, tmp_path):
     }
     status, _, err = medfl("partition", tmp_path / "P", "--out", tmp_path / "D", "--sites", 2, "--test-fraction", 0)
     assert status == 0, err
-    sites = load_sites(tmp_path / "D", 2)
+    sites = load_sites(tmp_path / "D", Multiclass(2))
     assert sum(len(site.train) for site in sites.values()) == 12
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from medfl.data.brain_maps import BrainMaps, load_maps, map_names
 from medfl.errors import DataError
+from medfl.objectives import Multiclass
 
 AFFINE = np.diag([15.0, 15.0, 15.0, 1.0])
 AFFINE[:3, 3] = (-82.5, -100.5, -74.5)
@@ -47,9 +48,9 @@ def test_a_broken_map_is_told_by_number_and_derivative(tmp_path):
 
 def test_folders_without_maps_are_told(tmp_path):
     with pytest.raises(DataError, match="expected a folder of maps at"):
-        load_maps(tmp_path / "none", PAIR, 8, 2)
+        load_maps(tmp_path / "none", PAIR, 8, Multiclass(2))
     with pytest.raises(DataError, match=r"expected maps such as <subject>_reho\.nii\.gz in"):
-        load_maps(tmp_path, PAIR, 8, 2)
+        load_maps(tmp_path, PAIR, 8, Multiclass(2))
 
 
 def test_without_data_the_configuration_keeps_its_names(tmp_path):

@@ -15,6 +15,7 @@ from medfl.cli.main import main
 from medfl.data.cohort import Cohort, load_cohort
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.errors import DataError, MedflError, SettingsError
+from medfl.objectives import Multiclass
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
@@ -44,7 +45,7 @@ def sites(tmp_path: Path) -> Path:
 
 def load(sites: Path, classes: tuple[str, ...], label_map: Any = None, named: bool = True) -> Cohort:
     pool(sites.parent / "lesions", classes, [0, 1, 1, 0, 1], named, seed=1)
-    return load_cohort(sites, 3, *SCALE, public="../lesions", label_map=label_map)
+    return load_cohort(sites, Multiclass(3), *SCALE, public="../lesions", label_map=label_map)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_class_becomes_the_sites_class(
 ) -> None:
     cohort = load(sites, classes, label_map)
     assert cohort.public is not None
-    assert cohort.public.train.labels.tolist() == labels
+    assert cohort.public.train.class_labels.tolist() == labels
     assert cohort.public.classes == CLASSES
     assert cohort.label_map == (label_map or {name: name for name in classes})
     images, _ = cohort.public.train.batch(torch.arange(len(labels)))
@@ -78,8 +79,8 @@ def test_another_map_is_other_data(sites: Path) -> None:
     """A run that goes on with another map would not be the same run."""
     plain = load(sites, ("benign", "malignant"))
     label_map = {"benign": "benign", "malignant": "malignant"}
-    again = load_cohort(sites, 3, *SCALE, public="../lesions", label_map=label_map)
-    other = load_cohort(sites, 3, *SCALE, public="../lesions", label_map=label_map | {"benign": "normal"})
+    again = load_cohort(sites, Multiclass(3), *SCALE, public="../lesions", label_map=label_map)
+    other = load_cohort(sites, Multiclass(3), *SCALE, public="../lesions", label_map=label_map | {"benign": "normal"})
     assert again.digest() == plain.digest() != other.digest()
 
 
@@ -114,7 +115,7 @@ def test_numbers_are_no_names(tmp_path: Path) -> None:
 
 def test_a_map_needs_public_data(sites: Path) -> None:
     with pytest.raises(SettingsError, match="'label_map' is for public data, and this run has none"):
-        load_cohort(sites, 3, *SCALE, label_map={"B": "benign"})
+        load_cohort(sites, Multiclass(3), *SCALE, label_map={"B": "benign"})
 
 
 def test_a_run_learns_from_public_data_with_fewer_classes(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:

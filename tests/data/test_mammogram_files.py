@@ -15,6 +15,7 @@ from medfl.data.mammogram_files import how_read, load_mammograms
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.mammograms import to_row
 from medfl.errors import DataError, SettingsError
+from medfl.objectives import Multiclass
 from medfl_datasets.mias.phantom import KNOWN, write_release
 from medfl_datasets.mias.spec import Mias
 
@@ -36,10 +37,10 @@ def test_a_film_is_read_as_prep_read_it(pool: Path) -> None:
     images = np.load(pool / "data" / "site-1" / "images.npy")
     for row, path in enumerate(sorted((pool / "all-mias").glob("*.pgm"))):
         assert np.array_equal(read_mammogram(path, (16, 16), 1), images[row])
-    films = load_mammograms(pool / "all-mias", how_read(pool / "data", None), 16, 2, 1, 3)
+    films = load_mammograms(pool / "all-mias", how_read(pool / "data", None), 16, 2, 1, Multiclass(3))
     assert np.allclose(films[1]["image"][0], images[1] / 65535 * 2 - 1, atol=1e-6)
     assert films[1]["image"].meta["filename_or_obj"] == "mdb002.pgm"
-    assert isinstance(load_mammograms(pool / "data" / "site-1", {}, 16, 2, 1, 3), SiteImages)
+    assert isinstance(load_mammograms(pool / "data" / "site-1", {}, 16, 2, 1, Multiclass(3)), SiteImages)
 
 
 def test_dicom_in_both_photometric_interpretations_and_with_a_negative_slope(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_right_breasts_are_mirrored_where_the_file_names_the_side(tmp_path: Path
 def test_what_cannot_be_read_is_refused_and_not_named(tmp_path: Path) -> None:
     path = tmp_path / "secret-sally.pgm"
     path.write_bytes(b"P5\n30 30\n255\n" + bytes(20))
-    films = load_mammograms(tmp_path, {}, 8, 2, 1, 2)
+    films = load_mammograms(tmp_path, {}, 8, 2, 1, Multiclass(2))
     with pytest.raises(DataError, match=r"^image 1 of 1 in .*: the image file is damaged or cut short") as error:
         films[0]
     assert "sally" not in str(error.value)

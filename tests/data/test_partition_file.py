@@ -17,6 +17,7 @@ from medfl.data.cohort import load_cohort
 from medfl.data.datalists import FILE
 from medfl.data.partition_file import PARTITION, check_unchanged
 from medfl.errors import DataError, SettingsError
+from medfl.objectives import Multiclass
 from medfl.testing.phantoms import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
@@ -58,7 +59,7 @@ def no_site(cohort: Path) -> None:
 
 
 def changes(cohort: Path, allow: tuple[str, ...] = (), sites: list[str] | None = None) -> list[str]:
-    parts = load_cohort(cohort, 4, (0.5,), (0.5,), sites).parts
+    parts = load_cohort(cohort, Multiclass(4), (0.5,), (0.5,), sites).parts
     return check_unchanged(cohort, parts, allow, every_site=sites is None)
 
 

@@ -13,6 +13,7 @@ import pytest
 from medfl.data.datalists import Datalist, make_records, read_datalist, write_datalist
 from medfl.data.sites import load_global, load_sites, load_split, site_names
 from medfl.errors import DataError
+from medfl.objectives import Multiclass
 
 
 def make_site(folder: Path, rows, labels, split: str = "training", **change) -> Path:
@@ -44,32 +45,32 @@ def test_a_list_reads_back_as_it_was_written(tmp_path):
 
 
 def test_sites_come_sorted_and_missing_splits_are_empty(cohort):
-    sites = load_sites(cohort, 3)
+    sites = load_sites(cohort, Multiclass(3))
     assert list(sites) == ["site-01", "site-02"]
     assert [len(part) for part in (sites["site-02"].train, sites["site-02"].val, sites["site-02"].test)] == [2, 0, 0]
-    assert sites["site-02"].train.labels.tolist() == [0, 2]
-    assert list(load_sites(cohort, 3, names=["site-02"])) == ["site-02"]
-    assert load_global(cohort, 3) is None
+    assert sites["site-02"].train.class_labels.tolist() == [0, 2]
+    assert list(load_sites(cohort, Multiclass(3), names=["site-02"])) == ["site-02"]
+    assert load_global(cohort, Multiclass(3)) is None
     make_site(cohort / "global", [9], [1], split="test")
-    global_data = load_global(cohort, 3)
+    global_data = load_global(cohort, Multiclass(3))
     assert global_data is not None
     assert len(global_data.test) == 1
     assert site_names(cohort) == ["site-01", "site-02"], "the server's test set is no site"
-    assert len(load_split(cohort, "site-01", "training", 3)) == 3
+    assert len(load_split(cohort, "site-01", "training", Multiclass(3))) == 3
 
 
 def test_a_site_without_training_images_is_legal(cohort):
     make_site(cohort / "site-03", [], [])
-    assert len(load_sites(cohort, 3)["site-03"].train) == 0
+    assert len(load_sites(cohort, Multiclass(3))["site-03"].train) == 0
 
 
 def test_the_digest_follows_list_and_array_but_not_the_place(cohort, tmp_path_factory):
-    before = {name: site.digest for name, site in load_sites(cohort, 3).items()}
+    before = {name: site.digest for name, site in load_sites(cohort, Multiclass(3)).items()}
     assert before["site-01"] != before["site-02"]
     moved = cohort.rename(tmp_path_factory.mktemp("moved") / "cohort")
-    assert {name: site.digest for name, site in load_sites(moved, 3).items()} == before
+    assert {name: site.digest for name, site in load_sites(moved, Multiclass(3)).items()} == before
     np.save(moved / "images.npy", np.zeros((20, 4, 4), np.uint8))
-    after = {name: site.digest for name, site in load_sites(moved, 3).items()}
+    after = {name: site.digest for name, site in load_sites(moved, Multiclass(3)).items()}
     assert after["site-01"] != before["site-01"], "another array is other data"
 
 
@@ -101,41 +102,41 @@ def test_the_digest_follows_list_and_array_but_not_the_place(cohort, tmp_path_fa
 def test_a_wrong_list_says_what_and_where(cohort, change, message):
     edit(cohort / "site-01", **change)
     with pytest.raises(DataError, match=message):
-        load_sites(cohort, 3)
+        load_sites(cohort, Multiclass(3))
 
 
 def test_a_path_to_an_image_is_refused_without_repeating_it(cohort):
     edit(cohort / "site-01", training=[{"image": "Doe_Jane_1970.png", "label": 0}])
     with pytest.raises(DataError) as error:
-        load_sites(cohort, 3)
+        load_sites(cohort, Multiclass(3))
     assert "Doe" not in str(error.value), "a file's name may hold a patient's name"
 
 
 def test_files_that_are_missing_or_no_json_are_named(cohort):
     (cohort / "site-01" / "datalist.json").write_text("{")
     with pytest.raises(DataError, match=r"site-01/datalist\.json is no valid JSON"):
-        load_sites(cohort, 3)
+        load_sites(cohort, Multiclass(3))
     (cohort / "site-01" / "datalist.json").unlink()
     with pytest.raises(DataError, match=r"expected a data list .*site-01/datalist\.json, there is none"):
-        load_sites(cohort, 3)
+        load_sites(cohort, Multiclass(3))
 
 
 def test_names_and_folders_that_do_not_exist(cohort, tmp_path):
     with pytest.raises(DataError, match=r"no site 'site-1' .* Did you mean 'site-01'\?"):
-        load_sites(cohort, 3, names=["site-1"])
+        load_sites(cohort, Multiclass(3), names=["site-1"])
     with pytest.raises(DataError, match="unknown split 'tset'. Did you mean 'test'"):
-        load_split(cohort, "site-01", "tset", 3)
+        load_split(cohort, "site-01", "tset", Multiclass(3))
     with pytest.raises(DataError, match="there is none at"):
-        load_sites(tmp_path / "nowhere", 3)
+        load_sites(tmp_path / "nowhere", Multiclass(3))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="expected folders of sites"):
-        load_sites(tmp_path / "empty", 3)
+        load_sites(tmp_path / "empty", Multiclass(3))
     make_site(tmp_path / "pool", [], [])
     with pytest.raises(DataError, match="pooled data set: run `medfl partition"):
-        load_sites(tmp_path / "pool", 3)
+        load_sites(tmp_path / "pool", Multiclass(3))
     make_site(cohort / "server", [], [])
     with pytest.raises(DataError, match="A site can't be called 'server'"):
-        load_sites(cohort, 3)
+        load_sites(cohort, Multiclass(3))
 
 
 def test_the_array_of_many_sites_is_opened_and_hashed_once(tmp_path, monkeypatch):
@@ -145,5 +146,5 @@ def test_the_array_of_many_sites_is_opened_and_hashed_once(tmp_path, monkeypatch
     opened, hashed = Mock(wraps=np.load), Mock(wraps=hashlib.file_digest)
     monkeypatch.setattr(np, "load", opened)
     monkeypatch.setattr(hashlib, "file_digest", hashed)
-    assert len(load_sites(tmp_path, 3)) == 40
+    assert len(load_sites(tmp_path, Multiclass(3))) == 40
     assert (opened.call_count, hashed.call_count) == (1, 1)

@@ -14,6 +14,7 @@ from torch import nn
 
 from medfl.bundle.federated_run import FederatedRun
 from medfl.data.pooled import TensorData
+from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.phantoms import make_cohort
@@ -61,7 +62,7 @@ def noise_task() -> Task:
         network="net",
         loss=nn.CrossEntropyLoss(),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-        num_classes=2,
+        objective=Multiclass(2),
     )
 
 

@@ -92,7 +92,7 @@ def trained(model, data, name, round_):
         for rows in order.split(5):
             if len(rows) == 1 and norms:
                 continue
-            loss = F.cross_entropy(model(data.images[rows]), data.labels[rows])
+            loss = F.cross_entropy(model(data.images[rows]), data.class_labels[rows])
             for parameter, gradient in zip(moved, torch.autograd.grad(loss, moved), strict=True):
                 parameter.grad = gradient
             optimizer.step()

@@ -146,9 +146,9 @@ class Place:
         """The same run by the local carrier, with the sites' secrets; what else a `Run` may hold goes to `changes`."""
         opened = open_offer(offer, files["server"])
         built, task = opened.built, opened.task
-        loaded = load_sites(self.data, task.num_classes, built.mean, built.std)
-        test = load_global(self.data, task.num_classes, built.mean, built.std)
-        about = (self.data / PUBLIC, task.num_classes, built.mean, built.std)
+        loaded = load_sites(self.data, task.objective, built.mean, built.std)
+        test = load_global(self.data, task.objective, built.mean, built.std)
+        about = (self.data / PUBLIC, task.objective, built.mean, built.std)
         public = load_site(*about) if about[0].is_dir() else None
         return simulate(
             Run(

@@ -71,7 +71,7 @@ def largest(model, names, data, rows, share):
     model.eval()
     parts = [dict(model.named_parameters())[name] for name in names]
     sums = [torch.zeros_like(part) for part in parts]
-    for x, y in zip(data.images[rows], data.labels[rows], strict=True):
+    for x, y in zip(data.images[rows], data.class_labels[rows], strict=True):
         for total, gradient in zip(sums, torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), parts)):
             total += gradient**2
     values = torch.cat([total.flatten() for total in sums])
@@ -94,7 +94,7 @@ def descend(model, data, teacher, lam, tau, generator, epochs, whole):
             if len(rows) == 1 and norms and whole:
                 continue
             z = model(data.images[rows])
-            loss = F.cross_entropy(z, data.labels[rows])
+            loss = F.cross_entropy(z, data.class_labels[rows])
             if teacher is not None:
                 aim = (teacher(data.images[rows]).detach() / tau).softmax(1)
                 kl = (aim * (aim.log() - (z / tau).log_softmax(1))).sum(1).mean()

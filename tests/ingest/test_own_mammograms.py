@@ -20,6 +20,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.ingest.labels import Columns
 from medfl.ingest.own_form import Form, read_row
 from medfl.ingest.own_phantom import write_table
+from medfl.objectives import Multiclass
 from medfl.partition.writing import card
 
 COLUMNS = Columns("file", "finding")
@@ -166,5 +167,5 @@ def test_a_real_file_of_pydicom_on_the_command_line_and_predicted_as_it_was_prep
     np.testing.assert_array_equal(images_of(out), [expected] * 2)
     reading = how_read(tmp_path / "data", None)
     assert reading == {"crop_breast": True, "align": False, "voi": True}
-    loaded = load_mammograms(images, reading, (32, 24), 2, 1, 2)
+    loaded = load_mammograms(images, reading, (32, 24), 2, 1, Multiclass(2))
     np.testing.assert_allclose(loaded[1]["image"][0], expected / 65535 * 2 - 1, atol=1e-6)

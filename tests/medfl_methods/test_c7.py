@@ -41,7 +41,7 @@ def test_every_image_twice_changes_nothing(tmp_path, name):
     """In full batches on a network without batch statistics: weights and gradients are the same."""
 
     def twice(data):
-        return TensorData(data.images.repeat(2, 1, 1, 1), data.labels.repeat(2))
+        return TensorData(data.images.repeat(2, 1, 1, 1), data.class_labels.repeat(2))
 
     options = {"task": make_task("plain"), "batch_size": 999}
     once = bits(Case(REGISTRY, name).run(tmp_path / "once", **options))
@@ -70,7 +70,7 @@ def test_renamed_classes_give_the_same_models_and_scores(tmp_path, name):
     new_name = order.argsort()
 
     def rename(data):
-        return TensorData(data.images, new_name[data.labels])
+        return TensorData(data.images, new_name[data.class_labels])
 
     task = make_task()
     before = Case(REGISTRY, name).run(tmp_path / "before", task=task)

@@ -44,7 +44,7 @@ def test_tp_12_the_loss_is_the_mean_over_own_and_shared_images(copies):
     batch = Batch(DATA.images[:3], torch.tensor([0, 1, 1]), torch.arange(3))
     method = tpf() if copies == 1 else fed()
     loss = loss_of(method, site_of(DATA, task), shared, batch)
-    own = [F.cross_entropy(Means()(x[None]), y[None]) for x, y in zip(batch.images, batch.labels)]
+    own = [F.cross_entropy(Means()(x[None]), y[None]) for x, y in zip(batch.images, batch.targets)]
     seen = [F.cross_entropy(Means()((part.half().float() / 0.25)[None]), torch.tensor([2])) for part in parts]
     total = sum(own) + 3 * sum(seen)
     assert float(loss.detach()) == pytest.approx(float(total.detach()) / (3 + 3 * copies), rel=1e-5)
@@ -58,7 +58,7 @@ def test_whole_images_are_seen_like_any_other_image():
     shared = SharedImages((image,), torch.tensor([1]))
     batch = Batch(task.scale.seen(image.float()), torch.tensor([1]), torch.arange(1))
     loss = loss_of(tpf(share="raw+noise"), site_of(DATA, task), shared, batch)
-    own = F.cross_entropy(Means()(batch.images), batch.labels)
+    own = F.cross_entropy(Means()(batch.images), batch.targets)
     assert float(loss.detach()) == pytest.approx(float(own.detach()), rel=1e-3), "the same image, own or shared"
 
 
@@ -77,10 +77,10 @@ def test_the_loss_of_generator_and_classifier_is_the_cards(tmp_path, make, noise
     method, site = make(noise=noise, clip=None), site_of(DATA)
     server = server_of(method, tmp_path)
     work = method.own_distiller(site, Order("site-1", "distil", method.distiller(server)))
-    batch = Batch(DATA.images[:6], DATA.labels[:6], torch.arange(6))
+    batch = Batch(DATA.images[:6], DATA.class_labels[:6], torch.arange(6))
     torch.manual_seed(4)
     divided = work.divide(batch)
-    x, y, seen = site.task.scale.raw(batch.images), batch.labels, site.task.scale.seen
+    x, y, seen = site.task.scale.raw(batch.images), batch.targets, site.task.scale.seen
     torch.testing.assert_close(divided.rebuilt.images + divided.part, x, atol=1e-6, rtol=0)
     state = torch.get_rng_state()
     loss = method.distil_loss(work, divided, site.task.loss)
@@ -109,7 +109,7 @@ def test_tp_02_the_classification_pulls_the_class_into_the_residual(tmp_path):
     method, site = tpf(noise="none", clip=None, reconstruction=0.0, kl=0.0, x_ce=0.0), site_of(DATA)
     work = method.own_distiller(site, Order("site-1", "distil", method.distiller(server_of(method, tmp_path))))
     work.model.eval()
-    batch = Batch(DATA.images, DATA.labels, torch.arange(40))
+    batch = Batch(DATA.images, DATA.class_labels, torch.arange(40))
     before = method.distil_loss(work, work.divide(batch), site.task.loss)
     before.backward()
     with torch.no_grad():

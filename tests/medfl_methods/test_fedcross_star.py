@@ -33,7 +33,7 @@ def visit(model, optimizer, site, round_, epochs=1):
         for rows in torch.randperm(len(data), generator=generator).split(5):
             if len(rows) >= smallest:
                 optimizer.zero_grad()
-                F.cross_entropy(model(data.images[rows]), data.labels[rows]).backward()
+                F.cross_entropy(model(data.images[rows]), data.class_labels[rows]).backward()
                 optimizer.step()
 
 
@@ -154,7 +154,7 @@ def test_a_model_leaves_a_broken_site_as_it_came(tmp_path, caplog, name):
     """A site whose images are no numbers spoils no model, not even its own."""
     sites = make_sites()
     images = torch.full_like(sites["site-2"].train.images, float("nan"))
-    sites["site-2"] = dataclasses.replace(sites["site-2"], train=TensorData(images, sites["site-2"].train.labels))
+    sites["site-2"] = dataclasses.replace(sites["site-2"], train=TensorData(images, sites["site-2"].train.class_labels))
     result = run(tmp_path, name, sites=sites, rounds=4)
     for key, tensors in bits(result).items():
         assert all(torch.isfinite(t).all() for t in tensors.values()), key

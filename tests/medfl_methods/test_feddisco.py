@@ -162,7 +162,7 @@ def test_sites_tell_their_label_counts_and_nothing_else(tmp_path):
     Case(REGISTRY, "feddisco").run(tmp_path, rounds=1)
     for site, data in make_sites().items():
         reply = Store(tmp_path / "state" / site).latest().meta["reply"]
-        expected = [int((data.train.labels == label).sum()) for label in range(3)]
+        expected = [int((data.train.class_labels == label).sum()) for label in range(3)]
         assert reply == {"size": len(data.train), "label_counts": expected}
 
 

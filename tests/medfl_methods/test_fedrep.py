@@ -95,7 +95,7 @@ def descend(model, trained, frozen, data, generator, count):
         for rows in torch.randperm(len(data), generator=generator).split(5)[: count - done]:
             done += 1
             if len(rows) > 1 or not norms:
-                loss = F.cross_entropy(model(data.images[rows]), data.labels[rows])
+                loss = F.cross_entropy(model(data.images[rows]), data.class_labels[rows])
                 for parameter, gradient in zip(moved, torch.autograd.grad(loss, moved), strict=True):
                     parameter.grad = gradient
                 optimizer.step()

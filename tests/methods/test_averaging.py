@@ -47,7 +47,7 @@ def plain_epoch(state, images, labels, key, network="norm"):
 
 
 def tensors_of(sites):
-    return {name: (data.train.images, data.train.labels) for name, data in sorted(sites.items())}
+    return {name: (data.train.images, data.train.class_labels) for name, data in sorted(sites.items())}
 
 
 @pytest.mark.parametrize("network", ["norm", "plain"])

@@ -95,8 +95,8 @@ def test_it_is_a_loop_over_single_images(build, estimator, size):
     with torch.no_grad():
         model.train()(data.images)  # running statistics that are not the first ones
     names = [name for name, _ in model.named_parameters() if not name.startswith("head")]
-    information = fisher(model.train(), names, data.images, data.labels, estimator, size)
-    expected = loop(model, names, data.images, data.labels, size)
+    information = fisher(model.train(), names, data.images, data.class_labels, estimator, size)
+    expected = loop(model, names, data.images, data.class_labels, size)
     assert information.keys() == expected.keys()
     for name in names:
         torch.testing.assert_close(information[name], expected[name], atol=1e-7, rtol=1e-4)
@@ -142,7 +142,7 @@ def test_the_model_is_left_as_it_was(estimator):
     model.head.weight.grad = torch.ones_like(model.head.weight)
     before = copy.deepcopy(model)
     rng = torch.get_rng_state()
-    fisher(model, ["body.0.weight"], data.images, data.labels, estimator, 2)
+    fisher(model, ["body.0.weight"], data.images, data.class_labels, estimator, 2)
     assert tensors_equal(model.state_dict(), before.state_dict())
     assert [part.training for part in model.modules()] == [part.training for part in before.modules()]
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["head.bias"]

@@ -18,7 +18,7 @@ def test_they_are_the_means_of_the_features_of_each_class(norm):
     by_size = {size: prototypes(model, data, 3, size, "cpu") for size in (1, 4, 100)}
     model.eval()
     for label in range(3):
-        of_class = [model.body(data.images[i][None])[0] for i in range(11) if data.labels[i] == label]
+        of_class = [model.body(data.images[i][None])[0] for i in range(11) if data.class_labels[i] == label]
         expected = sum(features.double() for features in of_class) / len(of_class)
         for rows in by_size.values():
             torch.testing.assert_close(rows[label].double(), expected, atol=1e-6, rtol=1e-6)

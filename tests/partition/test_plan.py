@@ -12,6 +12,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.leaks import find_leaks
 from medfl.data.sites import load_global, load_sites, site_names
 from medfl.errors import DataError, PluginError, SettingsError
+from medfl.objectives import Multiclass
 from medfl.partition.by_site import by_site
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
@@ -24,10 +25,10 @@ from medfl.report.sections.holdings import draw_partition
 
 def test_a_partition_reads_back_with_every_image_once(pool, tmp_path):
     written = partition(pool, tmp_path / "D", PartitionPlan("iid", 7, val_fraction=0.1), iid)
-    sites = load_sites(tmp_path / "D", 3)
+    sites = load_sites(tmp_path / "D", Multiclass(3))
     assert list(sites) == [f"site-{number:02d}" for number in range(1, 8)]
     assert sorted(sum(rows_of(tmp_path / "D").values(), [])) == list(range(100))
-    pooled = load_global(tmp_path / "D", 3)
+    pooled = load_global(tmp_path / "D", Multiclass(3))
     assert pooled is not None
     assert len(pooled.test) == 20
     facts = facts_of(tmp_path / "D")
@@ -45,12 +46,12 @@ def test_a_partition_reads_back_with_every_image_once(pool, tmp_path):
 def test_no_image_is_copied_and_the_two_folders_may_move_together(pool, tmp_path):
     partition(pool, tmp_path / "deep" / "D", PartitionPlan("iid", 2), iid)
     assert not list((tmp_path / "deep").rglob("*.npy"))
-    before = load_sites(tmp_path / "deep" / "D", 3)["site-01"].digest
+    before = load_sites(tmp_path / "deep" / "D", Multiclass(3))["site-01"].digest
     target = tmp_path / "elsewhere"
     target.mkdir()
     for name in ("P", "deep"):
         (tmp_path / name).rename(target / name)
-    assert load_sites(target / "deep" / "D", 3)["site-01"].digest == before
+    assert load_sites(target / "deep" / "D", Multiclass(3))["site-01"].digest == before
 
 
 def test_sites_find_their_images_over_links(pool, tmp_path):
@@ -59,7 +60,9 @@ def test_sites_find_their_images_over_links(pool, tmp_path):
     (tmp_path / "linked").symlink_to(pool)
     for number, folder in enumerate((pool, tmp_path / "linked")):
         partition(folder, tmp_path / "near" / f"D{number}", PartitionPlan("iid", 2), iid)
-        assert sum(len(site.train) for site in load_sites(tmp_path / "near" / f"D{number}", 3).values()) == 80
+        assert (
+            sum(len(site.train) for site in load_sites(tmp_path / "near" / f"D{number}", Multiclass(3)).values()) == 80
+        )
 
 
 def test_a_seed_decides_every_byte(pool, tmp_path):

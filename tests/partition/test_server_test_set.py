@@ -14,6 +14,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.leaks import find_leaks
 from medfl.data.sites import load_global, load_sites, site_names
 from medfl.errors import DataError, SettingsError
+from medfl.objectives import Multiclass
 from medfl.partition.iid import iid
 from medfl.partition.label_k import label_k
 from medfl.partition.partition import partition
@@ -65,8 +66,8 @@ def test_the_remainder_becomes_the_servers(pool, tmp_path):
 
 def test_a_server_without_test_set(pool, tmp_path):
     partition(pool, tmp_path / "D", PartitionPlan("iid", 2, test="none", global_test="none"), iid)
-    assert load_global(tmp_path / "D", 3) is None
-    assert all(not len(site.test) for site in load_sites(tmp_path / "D", 3).values())
+    assert load_global(tmp_path / "D", Multiclass(3)) is None
+    assert all(not len(site.test) for site in load_sites(tmp_path / "D", Multiclass(3)).values())
     assert facts_of(tmp_path / "D")["not_distributed"] == {"validation": 10, "test": 20}
 
 

@@ -250,7 +250,7 @@ def test_a_ledger_is_the_same_folder_wherever_a_run_goes_on(tmp_path: Path, monk
 
 def replace_label(data):
     changed = make_data(9, "x")
-    changed.labels[4] = (changed.labels[4] + 1) % 3
+    changed.class_labels[4] = (changed.class_labels[4] + 1) % 3
     return changed
 
 

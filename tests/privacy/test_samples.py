@@ -48,7 +48,7 @@ def trained(
     steps = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)))(model.parameters())
 
     def cross_entropy(batch):
-        value = nn.functional.cross_entropy(model(batch.images), batch.labels)
+        value = nn.functional.cross_entropy(model(batch.images), batch.targets)
         return value if loss is None else value + loss(model, start, batch)
 
     way = PrivateSteps(model, steps, site, payload, sigma=sigma, **more) if private else None
@@ -215,7 +215,7 @@ def test_frozen_parameters_stay():
     steps = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     way = PrivateSteps(model, steps, site, "p", sigma=1.0)
     loss = nn.CrossEntropyLoss()
-    train(model, site.train, lambda b: loss(model(b.images), b.labels), steps, site.settings, None, steps=way)
+    train(model, site.train, lambda b: loss(model(b.images), b.targets), steps, site.settings, None, steps=way)
     assert torch.equal(model.head.weight, fresh().head.weight)
     assert not torch.equal(model.body[0].weight, fresh().body[0].weight)
 

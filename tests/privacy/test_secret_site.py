@@ -127,7 +127,7 @@ def test_runs_on_other_pixels_or_layers_are_counted_and_share_no_noise(tmp_path:
     data.digest = "list"
     train = data.train
     assert isinstance(train, TensorData)
-    normalised = dataclasses.replace(data, train=TensorData(train.images * (1 + 1e-6), train.labels))
+    normalised = dataclasses.replace(data, train=TensorData(train.images * (1 + 1e-6), train.class_labels))
     ledger, updates = tmp_path / "ledger", []
     for number, (site, task) in enumerate([(data, dropout(0.1)), (normalised, dropout(0.1)), (data, dropout(0.2))]):
         facts = run(tmp_path / str(number), site, task, ledger).summary["privacy"]["a"]
@@ -155,7 +155,7 @@ def test_a_run_does_not_go_on_where_its_account_is_another(tmp_path: Path, chang
     train = data.train
     assert isinstance(train, TensorData)
     if change == "pixels":
-        other = dataclasses.replace(data, train=TensorData(train.images * 1.5, train.labels))
+        other = dataclasses.replace(data, train=TensorData(train.images * 1.5, train.class_labels))
     else:
         other = data
         (ledger / "list.json").unlink()

@@ -11,8 +11,10 @@ from make_runs import make_run
 from read_page import Page, words
 from sklearn.metrics import roc_auc_score
 
+from medfl.data.pooled import all_targets
 from medfl.data.sites import load_site
 from medfl.ingest.prepare import prepare
+from medfl.objectives import Multiclass
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
@@ -153,8 +155,9 @@ def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     prepare(Abide(source=tmp_path / "release", derivatives=("reho",), size=8), tmp_path / "pooled", workers=1)
     plan = PartitionPlan("by_site", column="site", test_fraction=0.5, global_test="none")
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
-    site = load_site(tmp_path / "sites" / "US-Middle", 2, (0.0,), (1.0,))
-    lines = _csv(site.test.labels.double()[:, None].repeat(1, 2), site.test.labels, site.test_facts).splitlines()
+    site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
+    labels = all_targets(site.test)
+    lines = _csv(Multiclass(2), labels.double()[:, None].repeat(1, 2), labels, site.test_facts).splitlines()
     assert lines[0] == "row,label,p0,p1,sex,centre"
     assert {line.rsplit(",", 1)[1] for line in lines[1:]} == {"UM"}
     assert len(lines) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from medfl.attacks.membership.metrics import Scores, auc_interval, measure
 from medfl.data.datalists import FILE, patient_numbers
 from medfl.data.pooled import Pooled, TensorData, count_patients, patients_of
 from medfl.data.sites import load_site
+from medfl.objectives import Multiclass
 from medfl.report.page import write_report
 from medfl.report.statistics import Interval, paired_bootstrap, wilson, wilson_over_patients
 from medfl.runs.site_bundles import write_predictions
 from medfl.settings import Settings
+from medfl.testing.cohort import make_task
 from medfl.testing.phantoms import make_cohort
 
 COPIES = 4
@@ -143,14 +146,15 @@ def test_a_site_writes_numbers_and_no_names(tmp_path: Path) -> None:
     make_cohort(tmp_path, images_per_site=30)
     path = tmp_path / "site-01" / FILE
     content = json.loads(path.read_text())
-    plain = load_site(path.parent, 9, (0.5,), (0.5,)).test
+    plain = load_site(path.parent, Multiclass(9), (0.5,), (0.5,)).test
     for record in content["test"]:
         record["subject_id"] = f"Doe-{record['image'] // 2}"
     path.write_text(json.dumps(content))
-    test = load_site(path.parent, 9, (0.5,), (0.5,)).test
+    test = load_site(path.parent, Multiclass(9), (0.5,), (0.5,)).test
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(9))
+    task = replace(make_task(), objective=Multiclass(9))
     for data, last in ((plain, "p8"), (test, "patient")):
-        write_predictions(tmp_path / last, model, data, Settings(rounds=1), "cpu", {})
+        write_predictions(tmp_path / last, model, data, task, Settings(rounds=1), {})
         text = (tmp_path / last / "predictions.csv").read_text()
         assert text.splitlines()[0].split(",")[-1] == last
         assert "Doe" not in text

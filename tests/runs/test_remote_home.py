@@ -19,6 +19,7 @@ from medfl.carriers.messages import Message, pack, unpack
 from medfl.data.sites import load_site
 from medfl.deploy.site_service import SiteService
 from medfl.errors import MedflError, RefusedError
+from medfl.objectives import Multiclass
 from medfl.testing.cohort import scores
 from medfl.utils import wire
 
@@ -228,7 +229,7 @@ def test_a_sites_own_bundle_scores_as_the_servers_rows_say(place: Place, method:
         network = parser.get_parsed_content("network_def")
         network.load_state_dict(torch.load(home / "models" / "model.pt", weights_only=True))
         mean, std = (parser.get_parsed_content(name) for name in ("mean", "std"))
-        test = load_site(place.data / site, 3, mean, std).test
+        test = load_site(place.data / site, Multiclass(3), mean, std).test
         images, labels = test.batch(torch.arange(len(test)))
         with torch.no_grad():
             logits = network.eval()(images)

@@ -108,7 +108,7 @@ def test_local_allows_unlike_networks(tmp_path):
 @pytest.mark.parametrize("label", [3, -1])
 def test_labels_out_of_range_are_located(tmp_path, split, label):
     sites = make_sites()
-    getattr(sites["site-2"], split).labels[1:3] = label
+    getattr(sites["site-2"], split).class_labels[1:3] = label
     text = refused(tmp_path, DataError, f"Site 'site-2', split '{split}': 2 labels are out of range", sites=sites)
     assert "expected 0 to 2" in text
     assert str(label) in text
@@ -277,7 +277,7 @@ def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
             assert summary["costs"][name][cost] == pytest.approx(spent[cost])
         assert summary["costs"][name]["train_seconds"] == pytest.approx(spent["work_seconds"])
         held = summary["holdings"]["sites"][name]
-        assert held["training"] == torch.bincount(data.train.labels, minlength=3).tolist()
+        assert held["training"] == torch.bincount(data.train.class_labels, minlength=3).tolist()
         assert sum(held["test"]) == len(data.test)
     assert summary["holdings"]["classes"] == ["0", "1", "2"]
 
@@ -387,7 +387,7 @@ def test_pooled_data_are_the_parts_in_any_order():
     images, labels = pooled.batch(torch.tensor([6, 0, 3, 4, 0]))
     everything = torch.cat([part.images for part in parts])
     assert torch.equal(images, everything[[6, 0, 3, 4, 0]])
-    assert torch.equal(labels, pooled.labels[[6, 0, 3, 4, 0]])
+    assert torch.equal(labels, pooled.class_labels[[6, 0, 3, 4, 0]])
 
 
 def test_a_run_without_anything_to_score_ends_well(tmp_path):

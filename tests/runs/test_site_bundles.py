@@ -16,6 +16,7 @@ from PIL import Image
 
 from medfl.data.datalists import read_datalist, write_datalist
 from medfl.data.sites import load_site
+from medfl.objectives import Multiclass
 from medfl.report.predictions import read_tested
 from medfl.runs.records import read_run
 from medfl.testing.phantoms import make_cohort
@@ -99,7 +100,7 @@ def test_it_is_exported_to_torchscript(home: Path, cohort: Path, tmp_path: Path)
     (config,) = configs(home, "train.json")
     ckpt_export(bundle_root=str(home), config_file=config, filepath=str(tmp_path / "model.ts"))
     scripted, _, _ = load_net_with_metadata(str(tmp_path / "model.ts"))
-    data = load_site(cohort / "site-01", 4, (0.5,), (0.5,)).test
+    data = load_site(cohort / "site-01", Multiclass(4), (0.5,), (0.5,)).test
     images, _ = data.batch(torch.arange(len(data)))
     probabilities = scripted.eval()(images).softmax(dim=1)
     expected = predictions(home / "predictions.csv") if home.name != "global" else probabilities

@@ -182,7 +182,7 @@ BROKEN = {
         """
         def work(self, site, order):
             reply = super().work(site, order)
-            reply.meta["labels"] = site.train.labels.tolist()
+            reply.meta["labels"] = site.train.class_labels.tolist()
             return reply
         """,
     ),

@@ -91,7 +91,7 @@ def same(first, other) -> bool:
 def upside_down(sites):
     """The same sites with training images flipped once and for all."""
     return {
-        name: Splits(TensorData(data.train.images.flip(2), data.train.labels), data.val, data.test)
+        name: Splits(TensorData(data.train.images.flip(2), data.train.class_labels), data.val, data.test)
         for name, data in sites.items()
     }
 

@@ -10,9 +10,10 @@ from torch import nn
 
 from medfl.core.site import SiteRunner, Splits
 from medfl.errors import SettingsError
+from medfl.objectives.balance import class_weights, sampling_weights, weighted_loss
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_task
-from medfl.training.balance import bundle_sampler, bundle_weights, class_weights, sampling_weights, weighted_loss
+from medfl.training.balance import bundle_sampler, bundle_weights
 from medfl.training.loop import row_batches, train
 
 LABELS = torch.tensor([0, 0, 0, 0, 0, 0, 2, 2, 1])
@@ -64,12 +65,12 @@ def test_sampling_reaches_the_training_and_none_leaves_it_alone():
     for balance in ("none", "sampling"):
         data, model = make_data(30, "x"), nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
         model(data.batch(torch.arange(2))[0])
-        data.labels[:] = torch.tensor([0] * 27 + [1, 1, 2])
+        data.class_labels[:] = torch.tensor([0] * 27 + [1, 1, 2])
         labels = []
 
         def loss(batch, model=model, labels=labels):
-            labels.append(batch.labels)
-            return nn.functional.cross_entropy(model(batch.images), batch.labels)
+            labels.append(batch.targets)
+            return nn.functional.cross_entropy(model(batch.images), batch.targets)
 
         settings = Settings(rounds=1, epochs=40, balance=balance)
         train(model, data, loss, torch.optim.SGD(model.parameters(), 0.01), settings, torch.Generator().manual_seed(1))
@@ -80,9 +81,9 @@ def test_sampling_reaches_the_training_and_none_leaves_it_alone():
 
 def test_each_site_weighs_the_loss_by_its_own_classes(tmp_path):
     task, data = make_task(), make_data(20, "x")
-    data.labels[:] = torch.tensor([0] * 15 + [1] * 4 + [2])
+    data.class_labels[:] = torch.tensor([0] * 15 + [1] * 4 + [2])
     host = SiteRunner("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1, balance="loss"), "run", print)
-    assert torch.equal(host.task.loss.weight, class_weights(data.labels, task.num_classes))
+    assert torch.equal(host.task.loss.weight, class_weights(data.class_labels, task.objective.classes))
     assert task.loss.weight is None
     plain = SiteRunner("a", Splits(data, data, data), tmp_path, task, Settings(rounds=1), "run", print)
     assert plain.task.loss is task.loss

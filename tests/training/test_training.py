@@ -47,10 +47,10 @@ def fit(model, data, after_batch=None, **settings):
     sizes = []
 
     def loss(batch):
-        sizes.append(len(batch.labels))
+        sizes.append(len(batch.targets))
         assert batch.images.dtype == torch.float32
-        assert batch.labels.dtype == torch.int64
-        return nn.functional.cross_entropy(model(batch.images), batch.labels)
+        assert batch.targets.dtype == torch.int64
+        return nn.functional.cross_entropy(model(batch.images), batch.targets)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     values = Settings(**({"rounds": 1, "batch_size": 5} | settings))
@@ -113,10 +113,10 @@ def test_the_loss_is_the_mean_over_images_not_over_batches():
     settings = Settings(rounds=1, batch_size=5, epochs=2)
 
     def loss(batch):
-        return nn.functional.cross_entropy(model(batch.images), batch.labels)
+        return nn.functional.cross_entropy(model(batch.images), batch.targets)
 
     done = train(model, data, loss, optimizer, settings, make_generator("x"))
-    whole = nn.functional.cross_entropy(model(data.images), data.labels).item()
+    whole = nn.functional.cross_entropy(model(data.images), data.class_labels).item()
     assert done.loss == pytest.approx(whole, rel=1e-5)
     assert done.samples == 14
     assert done.seconds > 0
@@ -233,7 +233,7 @@ def test_a_batch_knows_its_rows():
     def loss(batch):
         images, labels = data.batch(batch.rows)
         assert torch.equal(batch.images, images)
-        assert torch.equal(batch.labels, labels)
+        assert torch.equal(batch.targets, labels)
         seen.extend(batch.rows.tolist())
         return model(batch.images).sum()
 

@@ -23,7 +23,7 @@ from medfl.attacks.inversion.gradient import SMOOTHNESS
 from medfl.attacks.inversion.page import write_page
 from medfl.attacks.open_run import OpenedRun
 from medfl.attacks.results import Attacked, Target
-from medfl.data.pooled import Pooled
+from medfl.data.pooled import Pooled, labels_of
 from medfl.errors import DataError, SettingsError, check_choice
 from medfl.report.rasters import balanced
 from medfl.runs.attack_results import results_path, write_results
@@ -171,11 +171,11 @@ def _knowledge(opened: OpenedRun, options: InversionOptions) -> targets.Knowledg
     if not len(training):
         raise DataError("expected sites with training images to attack, got none. Give sites data.")
     order = torch.randperm(len(training), generator=make_generator(options.seed, NAME, "images"))
-    rows = order[balanced(training.labels[order].tolist(), options.images)]
-    rows = rows[training.labels[rows].argsort(stable=True)]
+    rows = order[balanced(labels_of(training)[order].tolist(), options.images)]
+    rows = rows[labels_of(training)[rows].argsort(stable=True)]
     return targets.Knowledge(
         truth=targets.raw_images(training, rows, scale).to(opened.task.device),
-        labels=training.labels[rows].to(opened.task.device),
+        labels=labels_of(training)[rows].to(opened.task.device),
         own=_own_images(opened, scale, options.seed),
         training=training,
         batch=options.batch,

@@ -24,6 +24,7 @@ from medfl.attacks.inversion.gradient import (
 from medfl.attacks.results import Attacked, Reconstruction, reconstruction
 from medfl.core.filters import Filters
 from medfl.core.filters import decode as decode_update
+from medfl.data.pooled import labels_of
 from medfl.privacy.gaussian import clip_by_norm
 from medfl.privacy.samples import releases
 from medfl.task import Scale
@@ -251,8 +252,8 @@ def _update_notes(opened: OpenedRun) -> tuple[str, ...]:
 def against_model(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
     """Invert each class of the global model, and compare with the class's training images: their mean, the nearest."""
     scale, model = _scale(opened), copy.deepcopy(opened.model()).eval().requires_grad_(False)
-    classes = knowledge.training.labels.unique()
-    noise = torch.randn(opened.task.num_classes, *scale.shape, generator=knowledge.generator("model"))
+    classes = labels_of(knowledge.training).unique()
+    noise = torch.randn(opened.task.objective.classes, *scale.shape, generator=knowledge.generator("model"))
     start = (GREY + 0.05 * noise).clamp(0, 1).to(knowledge.truth.device)
 
     def logits(images: torch.Tensor) -> torch.Tensor:
@@ -279,7 +280,7 @@ def against_model(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
 
 def _nearest(data: Dataset, label: int, guess: torch.Tensor, scale: Scale) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of a class, and its image of the least squared distance to a guess."""
-    rows = (data.labels == label).nonzero(as_tuple=True)[0]
+    rows = (labels_of(data) == label).nonzero(as_tuple=True)[0]
     total, least, nearest = torch.zeros_like(guess), torch.inf, guess
     for some in rows.split(CHUNK):
         images = raw_images(data, some, scale)

@@ -22,6 +22,7 @@ from medfl.attacks.membership.page import name_of, write_page
 from medfl.attacks.membership.shadow import Chosen, ShadowAttack, epochs_of, matched, train_attack
 from medfl.attacks.membership.targets import KEPT, ShadowSet, Target, Targets, find_targets, shadow_set
 from medfl.attacks.open_run import OpenedRun
+from medfl.data.pooled import labels_of
 from medfl.errors import DataError, SettingsError
 from medfl.runs.attack_results import read_results, write_results
 from medfl.training.predict import logits
@@ -116,7 +117,7 @@ def run_membership(
         results,
         out,
         of={"method": run.name, "seed": run.settings.seed, "rounds": run.settings.rounds},
-        classes=run.task.num_classes,
+        classes=run.task.objective.classes,
         shadow=[{"network": network} | shadow.facts() for (network, _), shadow in attacks.items()],
     )
     write_page(read_results(run.folder, NAME, out) or {}, path.with_suffix(".html"))
@@ -155,7 +156,7 @@ def attack(run: OpenedRun, target: Target, shadow: ShadowAttack | None, options:
         A row for each attack, as in the JSON.
     """
     stream = make_generator(options.seed, "members", target.site)
-    rows = matched(target.members.labels, target.others.labels, stream, options.images)
+    rows = matched(labels_of(target.members), labels_of(target.others), stream, options.images)
     groups = [Chosen(data, chosen) for data, chosen in zip((target.members, target.others), rows, strict=True)]
     answers = [logits(target.model, group, run.settings, run.task.device) for group in groups]
     if not all(bool(answer.isfinite().all()) for answer in answers):

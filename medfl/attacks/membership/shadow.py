@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from medfl.data.pooled import patients_of
+from medfl.data.pooled import labels_of, patients_of
 from medfl.data.sampling import class_rows, stratified_share
 from medfl.errors import SettingsError
 from medfl.settings import Settings
@@ -41,7 +41,8 @@ class Chosen:
 
     def __init__(self, data: Dataset, rows: torch.Tensor) -> None:
         self._data, self._rows = data, rows
-        self.labels = data.labels[rows]
+        self.labels = labels_of(data)[rows]
+        self.class_labels: torch.Tensor | None = self.labels
         patients = patients_of(data)
         self.patients = None if patients is None else patients[rows]
 
@@ -51,6 +52,10 @@ class Chosen:
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Images and labels of some of these rows."""
         return self._data.batch(self._rows[rows])
+
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """The targets of some of these rows."""
+        return self._data.targets(self._rows[rows])
 
 
 def matched(
@@ -189,7 +194,7 @@ def train_attack(
         gradient_clip: As the run's method has it.
         after_batch: Called after each step.
     """
-    half = stratified_share(data.labels, 0.5, make_generator(seed, "shadow halves"))
+    half = stratified_share(labels_of(data), 0.5, make_generator(seed, "shadow halves"))
     outside = torch.ones(len(data), dtype=torch.bool)
     outside[half] = False
     inner, outer = Chosen(data, half), Chosen(data, outside.nonzero(as_tuple=True)[0])
@@ -200,7 +205,7 @@ def train_attack(
         train(
             model,
             inner,
-            lambda batch: weighted.loss(model(batch.images), batch.labels),
+            lambda batch: weighted.loss(model(batch.images), batch.targets),
             weighted.optimizer(model.parameters()),
             own,
             make_generator(seed, "shadow batches"),
@@ -215,7 +220,7 @@ def train_attack(
         for answer, part in zip(answers, (inner, outer), strict=True)
     ]
     rows = matched(inner.labels, outer.labels, make_generator(seed, "shadow rows"))
-    attack = _fit(answers[0][rows[0]], answers[1][rows[1]], min(3, task.num_classes))
+    attack = _fit(answers[0][rows[0]], answers[1][rows[1]], min(3, task.objective.classes))
     return replace(attack, members=len(inner), others=len(outer), epochs=epochs, fits=rights[0], transfers=rights[1])
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from medfl.attacks.membership.shadow import check_shadow_set, matched
 from medfl.attacks.open_run import OpenedRun
 from medfl.contract import Model
-from medfl.data.pooled import Pooled, TensorData
+from medfl.data.pooled import Pooled, TensorData, labels_of
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.released import as_seen
 from medfl.types import Dataset
@@ -108,7 +108,7 @@ def _global_models(run: OpenedRun, round_: int | str | None) -> dict[int | None,
 
 
 def _pairs(target: Target) -> int:
-    rows, _ = matched(target.members.labels, target.others.labels, torch.Generator().manual_seed(0))
+    rows, _ = matched(labels_of(target.members), labels_of(target.others), torch.Generator().manual_seed(0))
     return len(rows)
 
 

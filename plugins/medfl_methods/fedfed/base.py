@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Findings, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.data.pooled import labels_of
 from medfl.data.sampling import stratified_share
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import sample
@@ -157,7 +158,7 @@ class FeatureSharing(Dividing):
         if bool(shared) != (order.op == "share"):
             raise RefusedError(f"Expected shared images in a reply to 'share' and in no other, got '{order.op}'.")
         if shared:
-            check_shared(shared, len(self.releases()), scale_of(task).shape, task.num_classes)
+            check_shared(shared, len(self.releases()), scale_of(task).shape, task.objective.classes)
 
     def fold_distilled(self, server: Server, replies: Replies) -> None:
         """Take the networks, generators and classifiers of a round of the first stage."""
@@ -221,14 +222,14 @@ class FeatureSharing(Dividing):
             )
         site.state.meta["sent"] = True
         part = self.shared_part(site.task, select(order.tensors, PART))
-        rows = stratified_share(site.train.labels, self.share_fraction, site.rng("share"))
+        rows = stratified_share(labels_of(site.train), self.share_fraction, site.rng("share"))
         whole = torch.cat([part(raw_images(site, some)).cpu() for some in rows.split(256)])
         releases = self.releases()
         stream = site.secret_rng(
             "release", wire.digest({"part": whole}, {"how": [release.meta() for release in releases]})
         )
         copies = tuple(release.apply(whole, stream).half() for release in releases)
-        labels = site.train.labels[rows].clone()
+        labels = labels_of(site.train)[rows].clone()
         errors = dict(zip(ERRORS, self.errors(site, order), strict=True))
         return Reply(prefixed(SharedImages(copies, labels).tensors(), SHARED), {"size": len(site.train)} | errors)
 
@@ -259,11 +260,11 @@ class FeatureSharing(Dividing):
         """The task's loss over own and shared images together."""
         if "shared" not in fit.extra:
             return super().loss(fit, batch)
-        parts, labels = fit.extra["shared"].draw(len(batch.labels))
+        parts, labels = fit.extra["shared"].draw(len(batch.rows))
         device = batch.images.device
         seen = as_seen(parts.to(device), self.releases()[0], scale_of(fit.site.task))
         images = torch.cat([batch.images, seen])
-        targets = torch.cat([batch.labels, labels.to(device)])
+        targets = torch.cat([batch.targets, labels.to(device)])
         return fit.site.task.loss(fit.model(images), targets)
 
     # ---- what people look at

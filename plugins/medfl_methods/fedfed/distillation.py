@@ -113,7 +113,7 @@ class Distilling:
         """A batch as the generator divides it, with gradients."""
         images = self.scale.raw(batch.images)
         rebuilt = self.model(images)
-        return Divided(images, batch.labels, rebuilt, images - rebuilt.images)
+        return Divided(images, batch.targets, rebuilt, images - rebuilt.images)
 
     def optimizer_state(self) -> Tensors:
         """For the next round."""

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, field_validator
 
 from medfl.contract import Order, ReducesTo, Reply, Server, Site
+from medfl.data.pooled import labels_of
 from medfl.privacy.release import Release
 from medfl.training.loop import Batch
 from medfl.types import Meta
@@ -117,7 +118,7 @@ class FedFed(FeatureSharing):
             return "none"
         if size < FEW * mean:
             return "few"
-        return "one class" if int(site.train.labels.bincount().max()) > MOSTLY * size else "none"
+        return "one class" if int(labels_of(site.train).bincount().max()) > MOSTLY * size else "none"
 
     def one_pass(self, site: Site, distilling: Distilling, epoch: int, kind: Skew) -> float:
         """The classifier on mixed images, the generator on glued ones, then both; the loss of both."""
@@ -126,7 +127,9 @@ class FedFed(FeatureSharing):
             shares = site.rng(f"{label} mixup shares")
 
             def on_mixed(batch: Batch) -> torch.Tensor:
-                mixed, first, other, share = mixup(distilling.scale.raw(batch.images), batch.labels, self.mixup, shares)
+                mixed, first, other, share = mixup(
+                    distilling.scale.raw(batch.images), batch.targets, self.mixup, shares
+                )
                 logits = model.classify_images(mixed)
                 both: torch.Tensor = share * loss(logits, first) + (1 - share) * loss(logits, other)
                 return both
@@ -136,7 +139,7 @@ class FedFed(FeatureSharing):
             crops, eased = site.rng(f"{label} mosaic crops"), self.eased(epoch, 100)
 
             def on_glued(batch: Batch) -> torch.Tensor:
-                glued = mosaic(distilling.scale.raw(batch.images), crops, len(batch.labels))
+                glued = mosaic(distilling.scale.raw(batch.images), crops, len(batch.rows))
                 return self.rebuild_loss(model(glued), glued, eased)
 
             distilling.pass_over(on_glued, f"{label} mosaic")

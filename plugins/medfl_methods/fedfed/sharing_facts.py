@@ -26,7 +26,7 @@ def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequ
         releases: How it was clipped and noised.
     """
     known = server.state.meta
-    counts = [] if shared is None else torch.bincount(shared.labels, minlength=server.task.num_classes).tolist()
+    counts = [] if shared is None else torch.bincount(shared.labels, minlength=server.task.objective.classes).tolist()
     stage = known.get("ended", {"rounds": server.rounds_done, "ended": ""})
     facts = {
         "stage1": stage | {"threshold": known.get("threshold")},

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from medfl.contract import Findings, Holder, Model, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.data.pooled import labels_of
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import add_update, check_updates, participants, sample
 from medfl.methods.kept import shared_of
@@ -122,7 +123,7 @@ class FedSDC(WithHeads):
             return [select(task.initial(seed, network), head_path(model, network))] * count
         for slot, width in enumerate(unlike_widths(count, features, *self.rho, server.rng("widths"))):
             with pinned(seed, "initial head", network, str(slot)):
-                head = xavier(make_head(features, width, task.num_classes))
+                head = xavier(make_head(features, width, task.objective.outputs))
             heads.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
         return heads
 
@@ -250,7 +251,7 @@ class FedSDC(WithHeads):
         voting = self.voting(site, order.tensors, site.task.build())
         predicted = opinions(self.predictor(site.task, [voting]), data, site)
         return Reply(
-            meta={"judged": judge(predicted, data.labels, order.meta["ranking"], self.ensemble != "prob_mean")}
+            meta={"judged": judge(predicted, labels_of(data), order.meta["ranking"], self.ensemble != "prob_mean")}
         )
 
     def train(self, site: Site, order: Order) -> Reply:
@@ -258,7 +259,7 @@ class FedSDC(WithHeads):
         with torch.random.fork_rng(devices=[]):  # a look at networks takes no numbers from the training's dropout
             model = site.task.build(site.network)
             path, features = MODEL + head_path(model, site.network), features_of(model, site.network)
-            head = single(self.kind(model, select(order.tensors, path)), features, site.task.num_classes)
+            head = single(self.kind(model, select(order.tensors, path)), features, site.task.objective.outputs)
         reply = super().train(replace(site, task=headed(site.task, site.network, head)), order)
         changes = select(reply.tensors, path)
         body = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith(path)}
@@ -291,7 +292,7 @@ class FedSDC(WithHeads):
             tensors |= prefixed(head, f"{path}heads.{number}.")
         kinds, features = [self.kind(model, head) for head in heads], features_of(model, network)
         together: Literal["vote", "prob_mean"] = "prob_mean" if self.ensemble == "prob_mean" else "vote"
-        return Model(network, tensors, {"head": several(kinds, features, holder.task.num_classes, together)})
+        return Model(network, tensors, {"head": several(kinds, features, holder.task.objective.outputs, together)})
 
     def whole(self, holder: Holder, model: nn.Module) -> bool:
         """Whether all of the body is shared, in a network like `model`."""

@@ -201,12 +201,12 @@ class FedSKD(Circulating):
         own = super().loss(fit, batch)
         if pair is None or pair.guest.sits_out(batch):
             return own
-        guest = fit.site.task.loss(pair.guest(batch.images), batch.labels)
+        guest = fit.site.task.loss(pair.guest(batch.images), batch.targets)
         if self.gamma == 0:
-            pair.note(len(batch.labels), guest_loss=guest)
+            pair.note(len(batch.rows), guest_loss=guest)
             return own + guest
         alike = self.similarity(pair.own_features, pair.guest_features, self.regions(fit, batch))
-        pair.note(len(batch.labels), guest_loss=guest, similarity=alike)
+        pair.note(len(batch.rows), guest_loss=guest, similarity=alike)
         return own + guest + self.gamma * alike
 
     def regions(self, fit: Fit, batch: Batch) -> RegionGrids | None:

@@ -253,7 +253,7 @@ class FedTPF(FeatureSharing):
     def prototypes(self, site: Site, model: nn.Module) -> torch.Tensor:
         """Of the task's network, just trained."""
         task, size = site.task, site.settings.batch_size
-        means = prototypes(model, site.train, task.num_classes, size, task.device)
+        means = prototypes(model, site.train, task.objective.classes, size, task.device)
         return scaled(means) if self.prototype == "scaled" else means
 
     def judge(self, site: Site, model: Distiller) -> tuple[float, float]:

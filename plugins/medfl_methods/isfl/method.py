@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Order, Replies, Reply, Server, Site
+from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
 from medfl.types import Meta
@@ -88,7 +89,7 @@ class ISFL(FedAvg):
                 "Method 'isfl' with target 'counts' needs the sites' label counts, and a privacy setting keeps them at "
                 "home. Set target to 'uniform'."
             )
-        if server.task.num_classes == 2 and self.sigma < 0.5:
+        if server.task.objective.classes == 2 and self.sigma < 0.5:
             logger.warning(
                 "With two classes, 'isfl' draws one of them at %g of its share in each round: expect it to learn "
                 "little. Raise sigma, or choose another method.",
@@ -125,14 +126,14 @@ class ISFL(FedAvg):
         p = torch.ones_like(own) if known is None else torch.maximum(torch.tensor(known).to(own), own)
         lipschitz = torch.tensor(site.state.meta.get(LIPSCHITZ, [0.0] * len(own)))
         _, weights, _ = sampling_distribution(p / p.sum(), own / own.sum(), lipschitz, self.sigma)
-        return weights[site.train.labels]
+        return weights[labels_of(site.train)]
 
     def after_fit(self, fit: Fit) -> None:
         """Measure how much gradients changed, for the next training; tell the counts where they are needed."""
         site = fit.site
-        rows = probe_rows(site.train.labels, self.probe, site.rng("probe"))
+        rows = probe_rows(labels_of(site.train), self.probe, site.rng("probe"))
         batches = map(site.train.batch, rows.split(site.settings.batch_size))
-        constants = class_lipschitz(fit.model, site.task.loss, fit.start, batches, site.task.num_classes)
+        constants = class_lipschitz(fit.model, site.task.loss, fit.start, batches, site.task.objective.classes)
         site.state.meta[LIPSCHITZ] = constants.tolist()
         if self.target == "counts":
             fit.meta[COUNTS] = [int(count) for count in local_counts(site)]
@@ -140,4 +141,4 @@ class ISFL(FedAvg):
 
 def local_counts(site: Site) -> torch.Tensor:
     """A site's training images of each class, shape (num_classes,), float64."""
-    return torch.bincount(site.train.labels, minlength=site.task.num_classes).double()
+    return torch.bincount(labels_of(site.train), minlength=site.task.objective.classes).double()

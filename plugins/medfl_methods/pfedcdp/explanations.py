@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from medfl.data.pooled import labels_of
 from medfl.data.sampling import class_rows
 from medfl.errors import SettingsError
 from medfl.types import Dataset, Tensors
@@ -84,7 +85,7 @@ def explain(
     Source: Lundberg and Lee, NeurIPS 2017; expected gradients as in Erion et al., Nature Machine Intelligence 2021.
     """
     shap = check_installed()
-    images, labels = data.batch(balanced_rows(data.labels, per_class, generator))
+    images, labels = data.batch(balanced_rows(labels_of(data), per_class, generator))
     background, _ = data.batch(torch.randperm(len(data), generator=generator)[:BACKGROUND])
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
     maps = {}

@@ -268,7 +268,7 @@ class PFedCDP(Averaging):
             return super().loss(fit, batch)
         logits = fit.model(batch.images)
         taught = distillation(logits.float(), fit.extra["teacher"](batch), self.tau).mean()
-        return (1 - self.lam) * fit.site.task.loss(logits, batch.labels) + self.lam * taught
+        return (1 - self.lam) * fit.site.task.loss(logits, batch.targets) + self.lam * taught
 
     def classifier_update(self, site: Site, own: Tensors, received: Tensors) -> Tensors:
         """The own classifier less the server's, by the classifier's own names."""

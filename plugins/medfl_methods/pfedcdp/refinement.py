@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.data.pooled import TensorData
+from medfl.data.pooled import TensorData, labels_of
 from medfl.data.sampling import class_rows
 from medfl.methods.losses import distillation
 from medfl.metrics import METRICS
@@ -249,7 +249,7 @@ def probe(
 ) -> None:
     """Train the student's head on its frozen features, by cross-entropy with the labels."""
     body, head = body_and_head(student)
-    known = TensorData(logits(body, data, settings, device), data.labels)
+    known = TensorData(logits(body, data, settings, device), labels_of(data))
     train_head(head, known, how.probe_epochs, how.batch_size, how.lr, generator, device, after_epoch)
 
 
@@ -279,7 +279,7 @@ def train_head(
     optimizer = torch.optim.Adam(head.parameters(), lr=lr)
 
     def loss(batch: Batch) -> torch.Tensor:
-        return F.cross_entropy(head(batch.images), batch.labels)
+        return F.cross_entropy(head(batch.images), batch.targets)
 
     for epoch in range(1, epochs + 1):
         train(head, features, loss, optimizer, settings, generator, device)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Server
-from medfl.data.pooled import TensorData
+from medfl.data.pooled import TensorData, labels_of
 from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.networks.parts import Split, body_and_head, features_of, mlp
@@ -36,7 +36,7 @@ def make(task: Task, network: str, kind: ClassifierKind) -> nn.Module:
     features = features_of(model, network)
     if kind == "average":
         return copy.deepcopy(body_and_head(model)[1])
-    return mlp(features, (2 * features, features), task.num_classes, dropout=DROPOUT)
+    return mlp(features, (2 * features, features), task.objective.outputs, dropout=DROPOUT)
 
 
 def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
@@ -100,7 +100,7 @@ def learn(server: Server, network: str, model: Split, epochs: int) -> Tensors:
     features = logits(model.body, server.public, server.settings, task.device)
     known = torch.ones(len(features), dtype=torch.bool)
     known[weighing_rows(server)] = False
-    data = TensorData(features[known], server.public.labels[known])
+    data = TensorData(features[known], labels_of(server.public)[known])
     label, size = f"head/{network}", server.settings.batch_size
     with pinned(server.settings.seed, SERVER, server.round, label):  # dropout, whoever else is trained before
         train_head(model.head, data, epochs, size, 1e-3, server.rng(label), task.device)
@@ -110,4 +110,4 @@ def learn(server: Server, network: str, model: Split, epochs: int) -> Tensors:
 def weighing_rows(server: Server) -> torch.Tensor:
     """Class-balanced rows of the public data on which no classifier is trained, the same in every round."""
     assert server.public is not None
-    return held_out(server.public.labels, HELD_OUT, make_generator(server.settings.seed, SERVER, "held out"))
+    return held_out(labels_of(server.public), HELD_OUT, make_generator(server.settings.seed, SERVER, "held out"))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Findings, Model, Server
+from medfl.data.pooled import labels_of
 from medfl.methods.local_training import cpu_state
 from medfl.training.predict import logits
 from medfl.types import Tensors
@@ -39,7 +40,7 @@ def make_student(server: Server, how: Refinement, teachers: Mapping[str, nn.Modu
     logits_by_teacher = [logits(teacher, public, settings, task.device)[rows] for teacher in teachers.values()]
     values, worth = [0.0] * len(names), dict[frozenset[int], float]()
     if len(rows):
-        values, worth = teacher_values(logits_by_teacher, public.labels[rows], task.num_classes)
+        values, worth = teacher_values(logits_by_teacher, labels_of(public)[rows], task.objective.classes)
     weights = as_weights(values) if how.teachers == "shapley" else [1 / len(names)] * len(names)
     shown = explained(server, how, teachers)
     network = how.student or task.network

@@ -18,6 +18,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.readers.map_files import read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import load_sites
+from medfl.objectives import Multiclass
 from medfl_datasets.abide.files import Maps
 from medfl_datasets.abide.phantom import ATLAS_FILE, REGION, write_release
 from medfl_datasets.abide.tables import FILE
@@ -106,7 +107,7 @@ def test_the_command_and_the_partition_by_site(made, tmp_path, capsys):
     ]
     by_site = ("--scheme", "by_site", "--column", "site", "--test", "k_fold", "--folds", 2)
     assert run("partition", tmp_path / "P", "--out", tmp_path / "D", *by_site) == 0
-    sites = load_sites(tmp_path / "D", 2, mean=[0.0], std=[1.0])
+    sites = load_sites(tmp_path / "D", Multiclass(2), mean=[0.0], std=[1.0])
     assert {name: len(site.train) + len(site.test) for name, site in sites.items()} == {
         "LEUVEN": 8,
         "NYU": 4,

@@ -12,6 +12,7 @@ from cells import check_pixels, exclusions, listed, records
 from medfl.cli.main import main
 from medfl.data.sites import load_sites
 from medfl.ingest.prepare import prepare as prepare_dataset
+from medfl.objectives import Multiclass
 from medfl_datasets.bloodcells.labels import read_label_map
 from medfl_datasets.bloodcells.phantom import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 from medfl_datasets.bloodcells.spec import BloodCells
@@ -101,7 +102,7 @@ def test_from_the_commands_to_a_site_for_each_release(three, tmp_path, capsys):
     words = ("--scheme", "by_site", "--column", "source", "--test-fraction", 0, "--val-fraction", 0)
     status, printed = medfl("partition", pool, "--out", sites, *words)
     assert status == 0, printed.err
-    loaded = load_sites(sites, 13)
+    loaded = load_sites(sites, Multiclass(13))
     assert {name: len(site.train) for name, site in loaded.items()} == {
         "acevedo": sum(ACEVEDO.values()) - 3,
         "bodzas": sum(BODZAS.values()),

@@ -15,6 +15,7 @@ from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.sites import load_sites
 from medfl.errors import DataError, SettingsError
+from medfl.objectives import Multiclass
 from medfl_datasets.derm7pt.phantom import write_indexes, write_meta, write_release
 from medfl_datasets.derm7pt.spec import Derm7pt
 from medfl_datasets.derm7pt.tables import read_release
@@ -160,9 +161,9 @@ def test_without_the_official_split_all_cases_are_dealt_to_three_sites_and_teste
     folds = ("--test", "k_fold", "--folds", 2, "--global-test", "none")
     skewed = ("--scheme", "dirichlet_class", "--alpha", 1, "--sites", 3, "--min-size", 2)
     medfl("partition", tmp_path / "P", "--out", tmp_path / "D", *skewed, *folds)
-    assert sum(len(site.train) + len(site.test) for site in load_sites(tmp_path / "D", 5).values()) == 22
+    assert sum(len(site.train) + len(site.test) for site in load_sites(tmp_path / "D", Multiclass(5)).values()) == 22
     medfl("partition", tmp_path / "P", "--out", tmp_path / "L", "--scheme", "by_site", "--column", "location", *folds)
-    assert sorted(load_sites(tmp_path / "L", 5)) == ["back", "head-neck", "upper-limbs"]
+    assert sorted(load_sites(tmp_path / "L", Multiclass(5))) == ["back", "head-neck", "upper-limbs"]
     assert {record["sex"] for record in read_datalist(tmp_path / "L" / "back").splits["training"]} == {"female", "male"}
 
 

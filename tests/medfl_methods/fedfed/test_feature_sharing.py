@@ -30,7 +30,7 @@ def test_all_images_with_their_labels_in_half_precision(tmp_path):
     sent, parts = sent_by(method, site_of(DATA), server_of(method, tmp_path))
     assert sent.keys() == {"images/0", "labels"}
     assert (sent["images/0"].shape, sent["images/0"].dtype) == (parts.shape, torch.float16)
-    assert sent["labels"].tolist() == DATA.labels.tolist()
+    assert sent["labels"].tolist() == DATA.class_labels.tolist()
 
 
 @pytest.mark.parametrize("make", [tpf, fed])
@@ -41,13 +41,13 @@ def test_a_share_of_each_class(tmp_path, make):
     for name in ("site-1", "site-2"):
         site = site_of(DATA, name=name)
         sent, parts = sent_by(method, site, server)
-        expected = [math.ceil(int(count) / 4) for count in DATA.labels.bincount()]
+        expected = [math.ceil(int(count) / 4) for count in DATA.class_labels.bincount()]
         assert sent["labels"].bincount().tolist() == expected
         distances = (sent["images/0"].float()[:, None] - parts).flatten(2).abs().amax(2)
         chosen[name] = distances.argmin(1).tolist()
         assert len(set(chosen[name])) == sum(expected)
         assert distances.amin(1).max() < 1e-3, "each is a part of one of the images"
-        assert DATA.labels[chosen[name]].tolist() == sent["labels"].tolist(), "with the label of that image"
+        assert DATA.class_labels[chosen[name]].tolist() == sent["labels"].tolist(), "with the label of that image"
     assert chosen["site-1"] != chosen["site-2"]
 
 
@@ -91,7 +91,7 @@ def alike(first, other):
 
 def test_no_two_images_copies_or_sites_share_noise(tmp_path):
     """Two images with one noise could be subtracted. The released code of FedFed adds one noise to a whole batch."""
-    data = TensorData(DATA.images[:1].expand(4, -1, -1, -1).clone(), DATA.labels[:4])
+    data = TensorData(DATA.images[:1].expand(4, -1, -1, -1).clone(), DATA.class_labels[:4])
     method = fed(noise_std=(0.2, 0.2), clip=None)
     server = server_of(method, tmp_path)
     noises = noise_of(method, site_of(data), server)
@@ -115,7 +115,7 @@ def test_noise_is_the_sites_secret(tmp_path):
     for changes in ({"secret": b"another of 16 b."}, {"run_id": "another"}, {"round_": 4}):
         (other,) = noise_of(method, site_of(DATA, **changes), server)
         assert (first - other).abs().mean() > 0.3, changes
-    changed = TensorData(DATA.images.clone(), DATA.labels)
+    changed = TensorData(DATA.images.clone(), DATA.class_labels)
     changed.images[0, 0, 0, 0] += 0.5
     (other,) = noise_of(method, site_of(changed), server)
     assert (first - other)[5:].abs().mean() > 0.3, "another set of parts, another noise, also for the same parts"
@@ -159,7 +159,7 @@ def test_latents_are_means_and_nothing_hangs_on_the_batch(tmp_path):
     method = tpf(share="x_s", clip=None)
     server = server_of(method, tmp_path)
     whole = sent_by(method, site_of(DATA), server)[0]["images/0"]
-    few = TensorData(DATA.images[:3], DATA.labels[:3])
+    few = TensorData(DATA.images[:3], DATA.class_labels[:3])
     assert torch.equal(sent_by(method, site_of(few), server)[0]["images/0"], whole[:3])
 
 
@@ -211,8 +211,8 @@ def test_an_empty_shared_set_is_no_set(tmp_path):
     site, model = site_of(DATA), SmallNet(norm=False)
     fit = Fit(site, model, {})
     method.before_fit(fit)
-    batch = Batch(DATA.images[:5], DATA.labels[:5], torch.arange(5))
-    assert torch.equal(method.loss(fit, batch), F.cross_entropy(model(batch.images), batch.labels))
+    batch = Batch(DATA.images[:5], DATA.class_labels[:5], torch.arange(5))
+    assert torch.equal(method.loss(fit, batch), F.cross_entropy(model(batch.images), batch.targets))
 
 
 # ---- orders
@@ -283,7 +283,7 @@ def test_a_site_tells_how_far_generator_and_mean_image_are_off(tmp_path, judged)
     method, site = tpf(), site_of(DATA)
     server = server_of(method, tmp_path)
     if judged == "training":
-        site.val = TensorData(DATA.images[:0], DATA.labels[:0])
+        site.val = TensorData(DATA.images[:0], DATA.class_labels[:0])
     reply = method.work(site, Order("site-1", "share", method.distiller(server)))
     model = method.with_distiller(site.task).load(select(server.state.tensors, "kept/distiller/"), "distiller").eval()
     images = site.task.scale.raw((site.val if judged == "validation" else site.train).images)
@@ -338,7 +338,7 @@ def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
     fit = Fit(site, lambda images: seen.append(images) or torch.zeros(len(images), 3), {})
     site.blobs, site.state.blobs = server.blobs, server.state.blobs
     method.before_fit(fit)
-    method.loss(fit, Batch(site.train.images, site.train.labels, torch.arange(40)))
+    method.loss(fit, Batch(site.train.images, site.train.class_labels, torch.arange(40)))
     attacked = seen[0][40:]
 
     class Opened(OpenedRun):

@@ -84,7 +84,10 @@ def test_two_copies_of_everything_under_unlike_noise(whole):
     difference = (shared["images/0"] - shared["images/1"]).double()
     assert float(difference.var()) == pytest.approx(0.15**2 + 0.25**2, rel=0.3)  # of 468 numbers
     data = small_sites()
-    assert shared["labels"].tolist() == [*data["site-1"].train.labels.tolist(), *data["site-2"].train.labels.tolist()]
+    assert shared["labels"].tolist() == [
+        *data["site-1"].train.class_labels.tolist(),
+        *data["site-2"].train.class_labels.tolist(),
+    ]
 
 
 def test_a_run_that_stops_in_each_stage_ends_in_the_same_bits(whole, tmp_path):
@@ -162,7 +165,7 @@ def test_with_two_copies_the_second_stage_has_three_images_for_each_own_one(tmp_
     class Watching(type(method)):
         def loss(self, fit, batch):
             forward = fit.model.forward
-            fit.model.forward = lambda images: (seen.append((len(batch.labels), images)), forward(images))[1]
+            fit.model.forward = lambda images: (seen.append((len(batch.targets), images)), forward(images))[1]
             try:
                 return super().loss(fit, batch)
             finally:
@@ -197,7 +200,7 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
     monkeypatch.setattr(distilling, "pass_over", passing)
     method.one_pass(site, distilling, 0, "none")
     assert len({label for label, _ in passes}) == 3, "three passes, each with batches of its own"
-    x, y = site.train.images, site.train.labels
+    x, y = site.train.images, site.train.class_labels
     logits = distilling.model.classifier(0.25 * x + 0.75 * x.flip(0))
     expected = 0.25 * F.cross_entropy(logits, y) + 0.75 * F.cross_entropy(logits, y.flip(0))
     price = passes[0][1](Batch(x, y, torch.arange(6)))
@@ -261,7 +264,7 @@ def test_a_site_of_one_class_glues_no_images(tmp_path, monkeypatch):
         method.one_pass(site, distilling, 9, kind)
         assert [label.split()[-1].replace("9", "0") for label, _ in passes] == labels
         for _, loss in passes[1:]:
-            loss(Batch(site.train.images, site.train.labels, torch.arange(6)))
+            loss(Batch(site.train.images, site.train.class_labels, torch.arange(6)))
     assert [(weights.reconstruction, weights.ce) for weights in prices] == [(50, 2), (125, 2), (25, 10)]
 
 

@@ -91,7 +91,7 @@ def test_fedkper_is_a_plain_loop(tmp_path, kind):
             model = kind()
             model.load_state_dict(state)
             with pinned(7, name, round_, "global"):
-                trained[name] = plain_site(model, data.train.images, data.train.labels, (name, round_), clip)
+                trained[name] = plain_site(model, data.train.images, data.train.class_labels, (name, round_), clip)
         total = sum(score for _, score in trained.values())
         state = {
             key: sum(score / total * model[key].double() for model, score in trained.values()).float()
@@ -119,7 +119,7 @@ class Watched(FedKPer):
 
     def loss(self, fit, batch):
         assert all(module.training for module in fit.model.modules())
-        assert torch.equal(fit.site.train.labels[batch.rows], batch.labels)
+        assert torch.equal(fit.site.train.class_labels[batch.rows], batch.targets)
         says = fit.extra["received"].eval()(batch.images)
         SEEN.append((fit.extra["teacher"](batch), says.detach(), batch))
         return super().loss(fit, batch)
@@ -180,7 +180,7 @@ def test_one_step_can_not_tell_a_teacher_from_none(tmp_path):
 
 def test_every_image_twice_changes_nothing(tmp_path):
     def twice(data):
-        data.train = TensorData(data.train.images.repeat(2, 1, 1, 1), data.train.labels.repeat(2))
+        data.train = TensorData(data.train.images.repeat(2, 1, 1, 1), data.train.class_labels.repeat(2))
         return data
 
     results = []

@@ -175,7 +175,7 @@ def poisoned(sites, split):
     """The same sites with the labels of a split turned round."""
 
     def turn(data):
-        return TensorData(data.images, (data.labels + 1) % CLASSES)
+        return TensorData(data.images, (data.class_labels + 1) % CLASSES)
 
     return {name: dataclasses.replace(data, **{split: turn(getattr(data, split))}) for name, data in sites.items()}
 
@@ -224,7 +224,7 @@ def test_the_heads_that_are_right_most_often_answer(runs, name, count):
     data = [site.train if name == "training" else site.val for site in bigger().values()]
     images, labels = (
         torch.cat([data_set.images for data_set in data]),
-        torch.cat([data_set.labels for data_set in data]),
+        torch.cat([data_set.class_labels for data_set in data]),
     )
     opinions = said_by(body_at(folder), heads_at(folder), images)
     right = (opinions.argmax(2) == labels).sum(1).tolist()

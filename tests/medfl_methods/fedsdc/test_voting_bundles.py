@@ -16,6 +16,7 @@ from torch import nn
 from medfl.attacks.open_run import open_run
 from medfl.cli.clean import clean
 from medfl.data.sites import load_site
+from medfl.objectives import Multiclass
 from medfl.testing.phantoms import make_cohort
 from medfl.workflow import FederatedWorkflow
 from medfl_methods.fedsdc.voting import VotingHead, elected
@@ -59,7 +60,7 @@ def test_its_network_votes_as_it_did_in_the_run(run: Path, cohort: Path) -> None
     head = model.head
     assert isinstance(head, VotingHead)
     assert len(head.heads) == 3
-    data = load_site(cohort / "site-02", 4, (0.5,), (0.5,)).test
+    data = load_site(cohort / "site-02", Multiclass(4), (0.5,), (0.5,)).test
     images, _ = data.batch(torch.arange(len(data)))
     with torch.no_grad():
         output = model(images)

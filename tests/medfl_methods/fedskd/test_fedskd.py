@@ -54,7 +54,7 @@ def guest_of(fit):
 def test_the_guests_error_teaches_only_the_guest(gamma):
     method = make_method(gamma=gamma)
     fit, batch = begin(method)
-    ce = fit.site.task.loss(fit.extra["pair"].guest(batch.images), batch.labels)
+    ce = fit.site.task.loss(fit.extra["pair"].guest(batch.images), batch.targets)
     assert set(gradients(ce, fit.model).values()) == {None}
     assert set(gradients(fit.ce(batch), guest_of(fit)).values()) == {None}
 
@@ -66,7 +66,7 @@ def test_the_similarity_loss_teaches_both_unless_it_is_detached(form, detach, ow
     fit, batch = begin(method)
     total = method.loss(fit, batch)
     ce_own = fit.ce(batch)
-    ce_guest = fit.site.task.loss(guest_of(fit)(batch.images), batch.labels)
+    ce_guest = fit.site.task.loss(guest_of(fit)(batch.images), batch.targets)
     for model, ce, taught in ((fit.model, ce_own, own_taught), (guest_of(fit), ce_guest, guest_taught)):
         whole, alone = gradients(total, model), gradients(ce, model)
         same = [torch.allclose(whole[name], alone[name], atol=1e-7) for name in whole if name.startswith("body.0")]
@@ -79,7 +79,7 @@ def test_the_loss_is_both_errors_and_gamma_times_the_similarity():
     total = method.loss(fit, batch)
     pair = fit.extra["pair"]
     alike = method.similarity(pair.own_features, pair.guest_features, RegionGrids(REGIONS, "soft"))
-    ce = fit.ce(batch) + fit.site.task.loss(guest_of(fit)(batch.images), batch.labels)
+    ce = fit.ce(batch) + fit.site.task.loss(guest_of(fit)(batch.images), batch.targets)
     torch.testing.assert_close(total, ce + 3.0 * alike)
     assert 0 < float(alike.detach()) <= 3 * 4
 
@@ -183,7 +183,7 @@ def test_frozen_norms_are_frozen_in_the_guest_too():
 def test_a_guest_with_batch_norm_sits_out_a_batch_of_one():
     method = make_method()
     fit, batch = begin(method, own="plain", guest="norm")
-    single = Batch(batch.images[:1], batch.labels[:1], batch.rows[:1])
+    single = Batch(batch.images[:1], batch.targets[:1], batch.rows[:1])
     torch.testing.assert_close(method.loss(fit, single), fit.ce(single))
     other, _ = begin(method, own="plain", guest="plain")
     assert float(method.loss(other, single).detach()) > float(other.ce(single).detach()), "without, it takes part"
@@ -194,7 +194,7 @@ def test_the_means_of_the_losses_are_noted():
     fit, batch = begin(method)
     noted = []
     for size in (5, 3):
-        part = Batch(batch.images[:size], batch.labels[:size], batch.rows[:size])
+        part = Batch(batch.images[:size], batch.targets[:size], batch.rows[:size])
         method.loss(fit, part)
         pair = fit.extra["pair"]
         alike = method.similarity(pair.own_features, pair.guest_features, None)

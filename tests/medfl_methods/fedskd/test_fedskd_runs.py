@@ -72,7 +72,7 @@ def plain_site(own, optimizer, guest, data, key, gamma):
         for rows in torch.randperm(len(data), generator=generator).split(5):
             if len(rows) == 1 and any(isinstance(m, nn.BatchNorm2d) for m in own.modules()):
                 continue
-            images, labels = data.images[rows], data.labels[rows]
+            images, labels = data.images[rows], data.class_labels[rows]
             logits, mine = staged(own, images)
             loss = F.cross_entropy(logits, labels)
             optimizer.zero_grad()

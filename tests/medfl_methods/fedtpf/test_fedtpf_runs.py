@@ -130,7 +130,7 @@ def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
         for name, accuracy in entry["accuracy"].items():
             x = data[name].val.images * 0.5 + 0.5
             logits = model.classifier((x - model.generator(x).images) / 0.5)
-            assert accuracy == pytest.approx(float((logits.argmax(1) == data[name].val.labels).double().mean()))
+            assert accuracy == pytest.approx(float((logits.argmax(1) == data[name].val.class_labels).double().mean()))
 
 
 def test_everyone_gets_the_shared_set_once(whole):

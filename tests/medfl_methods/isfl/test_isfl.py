@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from medfl.contract import Server, State
 from medfl.core.store import Store
 from medfl.errors import SettingsError
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy, Settings
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_site, make_task
@@ -59,7 +60,7 @@ def test_of_two_classes_any_difference_takes_one_to_its_bound(caplog):
     assert q == pytest.approx([0.996, 0.004], abs=1e-7)
     for classes, sigma, warns in ((2, 0.02, True), (2, 0.9, False), (3, 0.02, False)):
         caplog.clear()
-        task = dataclasses.replace(make_task(), num_classes=classes)
+        task = dataclasses.replace(make_task(), objective=Multiclass(classes))
         ISFL(sigma=sigma).setup(Server("server", 0, State(), task, Settings(rounds=1)))
         assert ("'isfl' draws one of them at 0.02 of its share" in caplog.text) == warns
 
@@ -142,14 +143,14 @@ def slopes(model, before, data, rows):
         other.load_state_dict(model.state_dict() | state)
         each = []
         for row in rows.tolist():
-            loss = F.cross_entropy(other(data.images[row : row + 1]), data.labels[row : row + 1])
+            loss = F.cross_entropy(other(data.images[row : row + 1]), data.class_labels[row : row + 1])
             each.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(other.parameters()))]))
         gradients.append(torch.stack(each))
     moved = torch.cat([(p - before[name]).detach().flatten() for name, p in model.named_parameters()]).norm()
     ratio = (gradients[1] - gradients[0]).norm(dim=1) / moved
     constants = torch.zeros(CLASSES, dtype=torch.float64)
     for row, value in zip(rows.tolist(), ratio.tolist(), strict=True):
-        constants[data.labels[row]] = max(constants[data.labels[row]].item(), value)
+        constants[data.class_labels[row]] = max(constants[data.class_labels[row]].item(), value)
     return constants
 
 
@@ -188,13 +189,15 @@ def unlike_sites():
 
 def plain_site(model, data, wanted, values, generator):
     """One epoch of weighted draws at a site; the class weights and the new constants."""
-    local = data.labels.bincount(minlength=CLASSES) / len(data)
+    local = data.class_labels.bincount(minlength=CLASSES) / len(data)
     _, weights, _ = sampling_distribution(wanted, local, values, 0.02)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-    for rows in torch.multinomial(weights[data.labels], len(data), replacement=True, generator=generator).split(5):
+    for rows in torch.multinomial(weights[data.class_labels], len(data), replacement=True, generator=generator).split(
+        5
+    ):
         optimizer.zero_grad()
-        F.cross_entropy(model(data.images[rows]), data.labels[rows]).backward()
+        F.cross_entropy(model(data.images[rows]), data.class_labels[rows]).backward()
         optimizer.step()
     return slopes(model, before, data, torch.arange(len(data)))
 
@@ -226,7 +229,7 @@ class Watched(ISFL):
     """Notes the share of each class in what a site draws."""
 
     def row_weights(self, fit):
-        weights, labels = super().row_weights(fit), fit.site.train.labels
+        weights, labels = super().row_weights(fit), fit.site.train.class_labels
         DRAWN.append([float(weights[labels == label].sum() / len(labels)) for label in range(CLASSES)])
         return weights
 

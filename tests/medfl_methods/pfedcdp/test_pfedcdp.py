@@ -135,7 +135,7 @@ def test_pf_4_the_own_ones_have_the_largest_information():
     mixed = PFedCDP(personal_share=0.1).start(site, received)
     model = site.task.load(own, "plain").eval()
     sums = {name: torch.zeros_like(tensor) for name, tensor in received.items()}
-    for x, y in zip(site.train.images, site.train.labels, strict=True):
+    for x, y in zip(site.train.images, site.train.class_labels, strict=True):
         gradients = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), model.body.parameters())
         for name, gradient in zip(sums, gradients, strict=True):
             sums[name] += gradient**2
@@ -171,7 +171,7 @@ def test_information_is_from_so_many_images_drawn_anew_each_round(monkeypatch):
     assert len(seen[0][0].flatten(1).unique(dim=0)) == 5
     data = make_data(12, "site-1")
     for image, label in zip(*seen[0][:2], strict=True):
-        assert label == data.labels[(data.images == image).flatten(1).all(1)]
+        assert label == data.class_labels[(data.images == image).flatten(1).all(1)]
 
 
 # ---- the phases

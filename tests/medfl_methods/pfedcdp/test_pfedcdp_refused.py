@@ -130,7 +130,7 @@ def test_shapley_weights_need_public_images_that_no_classifier_saw(tmp_path):
 @pytest.mark.parametrize(("labels", "wrong"), [([], "needs public data"), ([0, 7], "Public data: 1 labels are out of")])
 def test_public_data_that_can_not_be_used(tmp_path, labels, wrong):
     public = make_data(len(labels), "public", torch.tensor(labels, dtype=torch.int64) % 3)
-    public.labels = torch.tensor(labels, dtype=torch.int64)
+    public.class_labels = torch.tensor(labels, dtype=torch.int64)
     with pytest.raises(MedflError, match=wrong):
         run(tmp_path, public=public)
 

@@ -67,22 +67,22 @@ def test_a_teacher_is_the_body_with_the_classifier_in_evaluation_mode():
 def test_the_classifier_learns_and_the_body_stays():
     model = cluster()
     body = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
-    before = F.cross_entropy(model(PUBLIC.images), PUBLIC.labels).item()
+    before = F.cross_entropy(model(PUBLIC.images), PUBLIC.class_labels).item()
     learned = learn(server_of(), "norm", model, 25)
     assert tensors_equal(model.body.state_dict(), body)
     assert tensors_equal(learned, model.head.state_dict())
-    assert F.cross_entropy(model(PUBLIC.images), PUBLIC.labels).item() < 0.7 * before
+    assert F.cross_entropy(model(PUBLIC.images), PUBLIC.class_labels).item() < 0.7 * before
 
 
 def test_no_classifier_is_trained_on_what_teachers_are_weighed_by():
     rows = weighing_rows(server_of())
-    assert PUBLIC.labels[rows].bincount().tolist() == [len(rows) // 3] * 3
+    assert PUBLIC.class_labels[rows].bincount().tolist() == [len(rows) // 3] * 3
     assert torch.equal(weighing_rows(server_of(round_=2)), rows)
 
     def learned(changed):
         images = PUBLIC.images.clone()
         images[changed] = 1e3
-        return learn(server_of(TensorData(images, PUBLIC.labels)), "norm", cluster(), 2)
+        return learn(server_of(TensorData(images, PUBLIC.class_labels)), "norm", cluster(), 2)
 
     assert tensors_equal(learned(rows), learned(rows[:0]))
     known = next(row for row in range(60) if row not in rows.tolist())
@@ -122,7 +122,7 @@ def good(network="norm", seed=1):
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     for _ in range(40):
         optimizer.zero_grad()
-        F.cross_entropy(model(PUBLIC.images), PUBLIC.labels).backward()
+        F.cross_entropy(model(PUBLIC.images), PUBLIC.class_labels).backward()
         optimizer.step()
     return Split(model.body, model.head).eval()
 
@@ -152,7 +152,7 @@ def test_a_teacher_that_knows_nothing_weighs_nothing_and_the_student_learns():
     assert (groups[""], groups["useless"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert findings.meta["weighed_on"] == len(weighing_rows(server_of()))
     model, fresh = make_task().load(student, "norm").eval(), make_data(90, "fresh")
-    assert (model(fresh.images).argmax(1) == fresh.labels).double().mean() > 0.85
+    assert (model(fresh.images).argmax(1) == fresh.class_labels).double().mean() > 0.85
 
 
 def test_equal_teachers():

@@ -44,7 +44,7 @@ def _taught(shift, seed):
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     for _ in range(40):
         optimizer.zero_grad()
-        F.cross_entropy(model(DATA.images), (DATA.labels + shift) % CLASSES).backward()
+        F.cross_entropy(model(DATA.images), (DATA.class_labels + shift) % CLASSES).backward()
         optimizer.step()
     model.zero_grad()
     return model.eval()
@@ -53,7 +53,7 @@ def _taught(shift, seed):
 def right(model, shift=0):
     """The share of fresh images that are recognised."""
     model.eval()
-    return float((model(FRESH.images).argmax(1) == (FRESH.labels + shift) % CLASSES).double().mean())
+    return float((model(FRESH.images).argmax(1) == (FRESH.class_labels + shift) % CLASSES).double().mean())
 
 
 def made(teachers, weights=None, data=DATA, views=None, scale=1.0, student=None, **how):
@@ -126,7 +126,7 @@ def test_a_useless_teacher_weighs_less_than_good_ones():
     teachers = [taught(seed=1), taught(seed=2), small(3).eval()]
     with torch.no_grad():
         logits = [teacher(FRESH.images) for teacher in teachers]
-    values, worth = teacher_values(logits, FRESH.labels, CLASSES)
+    values, worth = teacher_values(logits, FRESH.class_labels, CLASSES)
     assert sum(values) == pytest.approx(worth[frozenset({0, 1, 2})] - 1 / 3)
     assert max(0, values[2]) < 0.2 * min(values[:2])
     assert as_weights(values)[2] < 0.15
@@ -139,7 +139,7 @@ def test_distillation_follows_the_teacher_and_not_the_labels():
     student, losses = made([taught(shift=1)], losses="kd", probe_epochs=0)
     assert right(student, shift=1) > 0.9
     assert losses["distillation"] < 0.5 * made([taught(shift=1)], losses="kd", epochs=1)[1]["distillation"]
-    scrambled = TensorData(DATA.images, DATA.labels.flip(0))
+    scrambled = TensorData(DATA.images, DATA.class_labels.flip(0))
     other, _ = made([taught(shift=1)], losses="kd", probe_epochs=0, data=scrambled)
     assert tensors_equal(student.state_dict(), other.state_dict())
 
@@ -185,7 +185,7 @@ def test_the_contrastive_term_is_over_both_views_of_all_images(monkeypatch):
     _, losses = made([taught()], student=copy.deepcopy(start), epochs=1, batch_size=60, losses="scl", contrast_tau=0.5)
     with torch.no_grad():
         shown = start.train().body(torch.cat([DATA.images, DATA.images]))
-    expected = supcon(shown, torch.cat([DATA.labels, DATA.labels]), 0.5)
+    expected = supcon(shown, torch.cat([DATA.class_labels, DATA.class_labels]), 0.5)
     assert losses["contrast"] == pytest.approx(expected.item(), rel=1e-4)
 
 
@@ -238,7 +238,7 @@ def test_each_image_is_seen_in_two_views_and_taught_in_the_first():
 
 @pytest.mark.parametrize("n", [1, 5, 21])
 def test_batches_of_any_size_are_legal_with_batch_norm(n):
-    data = TensorData(DATA.images[:n], DATA.labels[:n])
+    data = TensorData(DATA.images[:n], DATA.class_labels[:n])
     student, losses = made([taught()], data=data, epochs=1, probe_epochs=1)
     assert all(tensor.isfinite().all() for tensor in student.state_dict().values())
     assert losses["distillation"] >= 0

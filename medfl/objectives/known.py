@@ -1,0 +1,36 @@
+"""The objectives by name, and how one is read from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from medfl.errors import SettingsError, did_you_mean
+from medfl.objectives.multiclass import Multiclass
+from medfl.objectives.objective import Objective
+from medfl.types import Meta
+
+OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Multiclass,)}
+"""Name to objective."""
+
+
+def read_objective(facts: Meta) -> Objective:
+    """The objective that `Objective.facts` describes.
+
+    Args:
+        facts: Its name under ``name``, and its own fields. JSON.
+
+    Raises:
+        SettingsError: If there is no such objective, or a field is unknown, missing or not possible.
+    """
+    values = dict(facts)
+    name = values.pop("name", None)
+    if name not in OBJECTIVES:
+        raise SettingsError(f"unknown objective {name!r}. {did_you_mean(str(name), OBJECTIVES)}")
+    kind = OBJECTIVES[name]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    needed = {key for key, field in fields.items() if field.default is dataclasses.MISSING}
+    if not needed <= values.keys() <= fields.keys():
+        raise SettingsError(
+            f"expected {sorted(fields)} of the objective '{name}', at least {sorted(needed)}; got {sorted(values)}."
+        )
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})

@@ -1,0 +1,116 @@
+"""Each case is of exactly one of several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.metrics import METRICS
+from medfl.metrics.metric import Metric
+from medfl.objectives.objective import Objective
+from medfl.objectives.rows import check_rows
+from medfl.types import Meta
+
+
+@dataclass(frozen=True)
+class Multiclass(Objective):
+    """Each case is of one of C classes; a network puts out a logit for each of them.
+
+    A target is the number of the class, int64, shape (). Predictions are softmax probabilities (N, C).
+
+    Attributes:
+        num_classes: C, >= 2.
+    """
+
+    name: ClassVar[str] = "multiclass"
+    scores: ClassVar[Mapping[str, Metric]] = METRICS
+    metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "accuracy")
+    target_type: ClassVar[torch.dtype] = torch.int64
+    has_class_labels: ClassVar[bool] = True
+    has_soft_targets: ClassVar[bool] = True
+
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2:
+            raise SettingsError(f"expected at least 2 classes in num_classes, got {self.num_classes}.")
+
+    @property
+    def outputs(self) -> int:
+        """One for each class."""
+        return self.num_classes
+
+    def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
+        """A single number."""
+        return ()
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self.num_classes
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The numbers of the classes."""
+        return tuple(str(number) for number in range(self.num_classes))
+
+    @property
+    def identity(self) -> Meta:
+        """The number of classes alone: streams of noise hang on what a run's identity holds."""
+        return {"num_classes": self.num_classes}
+
+    def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
+        """Refuse labels that there is no class for."""
+        wrong = (targets < 0) | (targets >= self.num_classes)
+        message = (
+            "{where}: {count} labels are out of range, "
+            f"expected 0 to {self.num_classes - 1}, "
+            "got {value} in row {row}. Check num_classes and the datalist."
+        )
+        check_rows(wrong, targets, where, start, message)
+
+    def strata(self, targets: torch.Tensor) -> torch.Tensor:
+        """The class."""
+        return targets
+
+    def class_labels(self, targets: torch.Tensor) -> torch.Tensor:
+        """The targets."""
+        return targets
+
+    def counts(self, targets: torch.Tensor) -> list[int]:
+        """Cases of each class."""
+        numbers: list[int] = torch.bincount(targets, minlength=self.num_classes).tolist()
+        return numbers
+
+    def default_loss(self) -> nn.Module:
+        """Cross entropy."""
+        return nn.CrossEntropyLoss()
+
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Probabilities (N, C)."""
+        return outputs.softmax(dim=1)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """p0, p1, ..."""
+        return tuple(f"p{number}" for number in range(self.num_classes))
+
+    def weighted_score(
+        self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As `medfl.metrics.metric.Metric.weighted` computes it."""
+        score: Metric = METRICS[metric]
+        return score.weighted(judged, targets, self.num_classes, weights)
+
+    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        return outputs
+
+    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+        """The class."""
+        return targets

@@ -1,0 +1,281 @@
+"""What every objective says: all that hangs on the kind of a task, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from medfl.errors import ContractError, SettingsError, did_you_mean
+from medfl.objectives.balance import weighted_loss
+from medfl.types import Meta
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """What is learned: what a target is, what a network puts out for it, and how the two are compared.
+
+    N is a number of cases: images, volumes, or rows of a table.
+    """
+
+    name: ClassVar[str]
+    """As `medfl.objectives.OBJECTIVES` has it."""
+
+    scores: ClassVar[Mapping[str, Any]]
+    """Name of a metric to its weighted form: of `judged`, targets, and weights (N, B) of cases."""
+
+    metrics: ClassVar[tuple[str, ...]]
+    """The metrics of a task that names none; the first one is the key metric."""
+
+    target_type: ClassVar[torch.dtype]
+    """Of a batch of targets."""
+
+    has_class_labels: ClassVar[bool] = False
+    """Whether each case is of one class (`class_labels`)."""
+
+    has_soft_targets: ClassVar[bool] = False
+    """Whether outputs are probabilities of alternatives (`alternatives`), which a model can learn from another."""
+
+    per_case_loss: ClassVar[bool] = True
+    """Whether the loss of a batch is a mean of losses of its cases, so that a case has a gradient of its own."""
+
+    smallest_batch: ClassVar[int] = 1
+    """Cases that a batch needs to teach anything."""
+
+    # ---- what a task of this kind is
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """Channels that a network puts out, >= 1."""
+
+    @abstractmethod
+    def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one case's target.
+
+        Args:
+            image: The shape of the case as networks get it, (C, *spatial).
+        """
+
+    def output_shape(self, image: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what a network puts out for one case of the shape `image`."""
+        return (self.outputs,)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are, where each case is of one.
+
+        Raises:
+            ContractError: If a case is of no class.
+        """
+        raise ContractError(f"Expected an objective with class labels, got '{self.name}': its cases have no classes.")
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """What the cases are counted by where nobody named it: the numbers of the classes, or "cases"."""
+        return ("cases",)
+
+    @property
+    def facts(self) -> Meta:
+        """The objective as JSON, for `medfl.objectives.read_objective`."""
+        return {"name": self.name} | dataclasses.asdict(self)
+
+    @property
+    def identity(self) -> Meta:
+        """What a run's identity has of it."""
+        return {"objective": self.facts}
+
+    # ---- targets
+
+    @abstractmethod
+    def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
+        """Refuse targets that can't be.
+
+        Args:
+            targets: (N, *`target_shape`).
+            where: Whose they are, for the message.
+            start: The row of the first of them.
+
+        Raises:
+            DataError: Naming the first row that is wrong, and its value.
+        """
+
+    @abstractmethod
+    def strata(self, targets: torch.Tensor) -> torch.Tensor:
+        """What partitions, folds and tests keep in proportion: a number >= 0 for each case, (N,), int64."""
+
+    def class_labels(self, targets: torch.Tensor) -> torch.Tensor | None:
+        """The class of each case, (N,), int64; None where cases are of no class."""
+        return None
+
+    def counts(self, targets: torch.Tensor) -> list[int]:
+        """How many cases a split has, by `titles`."""
+        return [len(targets)]
+
+    def teaches(self, targets: torch.Tensor) -> bool:
+        """Whether these targets can train a model at all."""
+        return len(targets) > 0
+
+    # ---- outputs
+
+    def check_outputs(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Refuse outputs of another shape than the targets ask for.
+
+        Args:
+            outputs: Of a network, (N, `outputs`), or (N, `outputs`, *spatial) for targets in space.
+            targets: (N, *`target_shape`).
+
+        Raises:
+            ContractError: If they have another shape.
+        """
+        expected = (len(targets), self.outputs)
+        if tuple(outputs.shape) != expected:
+            raise ContractError(
+                f"Expected outputs of shape {expected} for the objective '{self.name}', got {tuple(outputs.shape)}. "
+                "Give the network as many outputs as that."
+            )
+
+    @abstractmethod
+    def default_loss(self) -> nn.Module:
+        """The loss of a task that names none: maps outputs and targets to a scalar."""
+
+    @abstractmethod
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What outputs say, in the form that scores take: probabilities, values, or a risk."""
+
+    def judged(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What a score needs to know of each case beside its target, (N, K); by default the `predictions`.
+
+        Args:
+            outputs: As in `check_outputs`.
+            targets: The targets.
+        """
+        return self.predictions(outputs)
+
+    def kept(self, targets: torch.Tensor) -> torch.Tensor:
+        """What scores and tables need of targets beside `judged`, (N, ...); by default all of them."""
+        return targets
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The names of the K columns of `judged`, for tables."""
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """The names of the columns of `kept` in tables."""
+        return ("label",)
+
+    # ---- scores
+
+    def score(self, metric: str, judged: torch.Tensor, targets: torch.Tensor) -> float:
+        """A metric in which each case counts once; NaN where it is not defined.
+
+        Args:
+            metric: One of `scores`.
+            judged: (N, K), from `judged`.
+            targets: (N, ...), from `kept`.
+        """
+        once = torch.ones(len(targets), 1, dtype=torch.float64, device=targets.device)
+        return float(self.weighted_score(metric, judged, targets, once)[0])
+
+    def weighted_score(
+        self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """A metric for each of B weightings of the cases, as resampling needs it.
+
+        Args:
+            metric: One of `scores`.
+            judged: (N, K), from `judged`.
+            targets: (N, ...), from `kept`.
+            weights: (N, B), float64, >= 0.
+
+        Returns:
+            (B,), float64; NaN where it is not defined: without cases, with a NaN, and as the metric says.
+        """
+        if not len(targets) or bool(torch.isnan(judged).all()):
+            return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
+        return self.scores[metric](judged, targets, weights)
+
+    def check_metrics(self, names: Sequence[str]) -> None:
+        """Refuse a metric that this objective does not have.
+
+        Raises:
+            SettingsError: Naming the nearest known one.
+        """
+        for name in names:
+            if name not in self.scores:
+                raise SettingsError(f"Unknown metric '{name}'. {did_you_mean(name, self.scores)}")
+
+    # ---- what methods ask
+
+    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor | None:
+        """Logits of the alternatives that the outputs choose among, which stand on axis 1; None where there are none.
+
+        For classes that is (N, C); for a yes or no, (N, 2); for voxels, (N, C, *spatial). Their softmax over axis 1 is
+        what the model says.
+        """
+        return None
+
+    def soft_targets(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor | None:
+        """The probabilities of the `alternatives`, softened by a temperature > 0; None where there are none."""
+        logits = self.alternatives(outputs)
+        return None if logits is None else (logits / temperature).softmax(dim=1)
+
+    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+        """Which of the `alternatives` is the right one: their shape without axis 1, int64, and -1 where nobody knows.
+
+        Raises:
+            ContractError: If there are no alternatives.
+        """
+        raise ContractError(f"Expected an objective with soft targets, got '{self.name}'.")
+
+    def cross_entropy(self, outputs: torch.Tensor, targets: torch.Tensor, per_case: bool = False) -> torch.Tensor:
+        """The cross entropy of the `alternatives`, as a mean over all; or for each case, (N,).
+
+        Raises:
+            ContractError: If there are no alternatives.
+        """
+        logits, truth = self.alternatives(outputs), self.truth(targets)
+        assert logits is not None
+        if not per_case:
+            return nn.functional.cross_entropy(logits, truth, ignore_index=-1)
+        losses = nn.functional.cross_entropy(logits, truth, ignore_index=-1, reduction="none")
+        return losses if losses.dim() == 1 else losses.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
+
+    def agreement(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """How far the outputs are right for each case, (N,), float64, in [0, 1].
+
+        Raises:
+            ContractError: If there are no alternatives.
+        """
+        logits, truth = self.alternatives(outputs), self.truth(targets)
+        assert logits is not None
+        right = (logits.argmax(dim=1) == truth).double()
+        return right if right.dim() == 1 else right.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
+
+    # ---- balance
+
+    def balanced_loss(self, loss: nn.Module, targets: torch.Tensor, device: str) -> nn.Module:
+        """A copy of a loss with the weights of a site's classes in it (the setting ``balance = loss``).
+
+        Args:
+            loss: Of the task.
+            targets: Of all the site's training cases.
+            device: Where the loss is computed.
+
+        Raises:
+            SettingsError: If cases have no classes, or the loss takes no weights or has some already.
+        """
+        labels = self.class_labels(targets)
+        if labels is None:
+            raise SettingsError(
+                f"balance 'loss' weighs classes, and the objective '{self.name}' has none. Leave balance out."
+            )
+        return weighted_loss(loss, labels, self.classes, device)

@@ -1,0 +1,96 @@
+"""The C-index against a loop over all pairs as lifelines' documentation says it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from medfl.metrics import survival
+from medfl.metrics.auc import binary_auc
+from medfl.metrics.survival import concordance, concordance_by_group
+
+
+def made_up(n, seed, instants, ties):
+    """Risks, times of which few are unlike, events, and three weightings."""
+    g = torch.Generator().manual_seed(seed)
+    times = torch.randint(1, instants + 1, (n,), generator=g).float()
+    events = torch.randint(2, (n,), generator=g).float()
+    risks = -times / instants + torch.randn(n, generator=g)
+    weights = torch.randint(4, (n, 3), generator=g).double()
+    return (risks.round() if ties else risks), torch.stack([times, events], 1), weights
+
+
+CASES = st.builds(
+    made_up, n=st.integers(1, 25), seed=st.integers(0, 10**6), instants=st.sampled_from([2, 5, 100]), ties=st.booleans()
+)
+
+
+def over_pairs(risks, targets):
+    """lifelines: correct pairs and half of the tied ones, over the pairs of which the order is known."""
+    rows = list(zip(risks.reshape(-1).tolist(), targets[:, 0].tolist(), targets[:, 1].tolist()))
+    correct = pairs = 0.0
+    for place, (risk_a, time_a, event_a) in enumerate(rows):
+        for risk_b, time_b, event_b in rows[place + 1 :]:
+            if time_a == time_b:
+                comparable, a_first = event_a != event_b, bool(event_a)
+            else:
+                a_first = time_a < time_b
+                comparable = bool(event_a if a_first else event_b)
+            if comparable:
+                pairs += 1
+                correct += 0.5 if risk_a == risk_b else float((risk_a > risk_b) == a_first)
+    return correct / pairs if pairs else math.nan
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(CASES)
+def test_as_a_loop_over_all_pairs(example):
+    risks, targets, weights = example
+    once = torch.ones(len(risks), 1, dtype=torch.float64)
+    assert concordance(risks, targets, once).item() == pytest.approx(over_pairs(risks, targets), abs=1e-12, nan_ok=True)
+    scores = concordance(risks[:, None], targets, weights)
+    for column in range(3):
+        rows = torch.arange(len(risks)).repeat_interleave(weights[:, column].long())
+        expected = over_pairs(risks[rows], targets[rows])
+        assert float(scores[column]) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def test_it_does_not_matter_how_many_events_are_compared_at_once(monkeypatch):
+    example = made_up(60, 0, 20, ties=True)
+    expected = concordance(*example)
+    monkeypatch.setattr(survival, "ROWS", 7)
+    assert torch.allclose(concordance(*example), expected, rtol=0, atol=1e-14)
+
+
+def test_closed_forms():
+    times = torch.arange(1.0, 6.0)
+    targets, once = torch.stack([times, torch.ones(5)], 1), torch.ones(5, 1, dtype=torch.float64)
+    assert concordance(-times, targets, once).item() == 1
+    assert concordance(times, targets, once).item() == 0
+    assert concordance(torch.zeros(5), targets, once).item() == 0.5
+    risks = torch.randn(5)
+    assert concordance(risks, targets, once).item() + concordance(-risks, targets, once).item() == pytest.approx(1)
+    assert concordance(risks, targets * torch.tensor([1.0, 0.0]), once).isnan().all(), "without events"
+    assert concordance(risks[:1], targets[:1], once[:1]).isnan().all(), "nobody to compare with"
+
+
+def test_without_times_it_is_the_area_under_the_curve():
+    """All events at one time, all others later: who has the event at all."""
+    risks, events = torch.randn(50), torch.rand(50) < 0.4
+    targets = torch.stack([2 - events.float(), events.float()], 1)
+    score = concordance(risks, targets, torch.ones(50, 1).double()).item()
+    assert score == pytest.approx(binary_auc(risks, events))
+
+
+def test_within_groups_no_pair_is_of_two_groups():
+    risks, targets, weights = made_up(60, 3, 20, ties=False)
+    groups = torch.arange(60) % 3 * 10
+    scores = concordance_by_group(risks, targets, weights, groups)
+    for place, number in enumerate((0, 10, 20)):
+        rows = groups == number
+        assert torch.equal(scores[place], concordance(risks[rows], targets[rows], weights[rows]))
+    shifted = risks + 100 * groups
+    assert torch.equal(concordance_by_group(shifted, targets, weights, groups), scores)
+    assert not torch.allclose(concordance(shifted, targets, weights), concordance(risks, targets, weights))
