@@ -19,7 +19,7 @@ from medfl.data.transforms.cache import DiskCache, MemoryCache
 from medfl.data.transforms.cases import Case, case_digest, check_cases
 from medfl.data.transforms.chain import Chain
 from medfl.data.transforms.loaders import load_ahead
-from medfl.data.transforms.loading import Check, Collate, Loading, Visit, plain_targets
+from medfl.data.transforms.loading import Check, Collate, Loading, Sample, Visit, plain_targets, samples_of
 from medfl.data.transforms.packing import Packed
 from medfl.errors import SettingsError
 from medfl.types import Loaded, Targets
@@ -93,6 +93,7 @@ class TransformDataset:
         self._loading = Loading(cases, chain, inputs, keys, collate, where, target_type, check, disk)
         self._memory = MemoryCache() if cache == "memory" else None
         self._cache, self._loaders = cache, loaders
+        self.inputs, self.target_keys = inputs, keys
         labels = None if class_labels is None else torch.as_tensor(class_labels, dtype=torch.int64)
         self.class_labels = labels
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
@@ -145,6 +146,22 @@ class TransformDataset:
             yield from load_ahead(self._loading, visits, self._loaders, self._keep, self._look_up)
         else:
             yield from map(self._load, visits)
+
+    def beginnings(self) -> Iterator[list[Sample]]:
+        """What each case is before its first random transform, and before anything is made of several: its samples.
+
+        Raises:
+            DataError: If a case can't be made, or the network's input is not loaded by then; the row is named.
+        """
+        for row in range(len(self)):
+            visit = self._look_up(self._visit(UNCHANGING, row, 0))
+            item, content = self._loading.begun(visit)
+            if content is not None and visit.key is not None:
+                self._keep(visit.key, content)
+            samples = samples_of(item)
+            for sample in samples:
+                self._loading.check_sample(row, sample)
+            yield samples
 
     def _counted(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[list[Visit]]:
         """The visits of each batch with their seeds."""

@@ -107,21 +107,19 @@ class Loading:
             item, content = self.begun(visit)
             if content is not None and visit.key is not None:
                 made[visit.key] = content
-            try:
-                items.append(self.chain.finish(item, visit.seed, visit.row, self.where))
-            except DataError:  # transforms stumble over masks of another grid in many ways
-                for sample in _samples(item):
+            if visit.row not in self._checked:  # patches of unlike grids may well have one shape
+                for sample in samples_of(item):
                     self._check_grids(visit.row, sample)
-                raise
+            items.append(self.chain.finish(item, visit.seed, visit.row, self.where))
         return self._batch([visit.row for visit in visits], items), made
 
     def _fresh(self, row: int) -> Item:
         return self.chain.begin(self.cases[row], row, self.where)
 
     def _batch(self, rows: Sequence[int], items: Sequence[Item]) -> Loaded:
-        samples = [_samples(item) for item in items]
+        samples = [samples_of(item) for item in items]
         owners = torch.tensor([row for row, some in zip(rows, samples, strict=True) for _ in some], dtype=torch.int64)
-        spacing = [self._checked_sample(row, each) for row, some in zip(rows, samples, strict=True) for each in some]
+        spacing = [self.check_sample(row, each) for row, some in zip(rows, samples, strict=True) for each in some]
         wanted = [[self._wanted(each) for each in some] for some in samples]
         lists = [some if isinstance(item, list) else some[0] for item, some in zip(items, wanted, strict=True)]
         try:
@@ -178,7 +176,7 @@ class Loading:
             plain[key] = value.as_tensor() if isinstance(value, MetaTensor) else value
         return plain
 
-    def _checked_sample(self, row: int, sample: Sample) -> torch.Tensor:
+    def check_sample(self, row: int, sample: Sample) -> torch.Tensor:
         """The spacing of a sample, after a check that what the network needs is there and lies on one grid."""
         place = f"row {row} of {self.where}"
         for key in (self.inputs, *self.targets):
@@ -187,9 +185,9 @@ class Loading:
                     f"expected '{key}' as numbers after the transforms for {place}, there is none. Have a transform "
                     "load it, and none drop it."
                 )
-        if row not in self._checked:
-            self._check_grids(row, sample)
         image = sample[self.inputs]
+        for key in self.targets:
+            _check_shapes(image, sample[key], key, place)
         return _unknown(image) if is_picture(self.cases[row].get(self.inputs)) else _spacing(image)
 
     def _check_grids(self, row: int, sample: Sample) -> None:
@@ -202,20 +200,28 @@ def plain_targets(targets: dict[str, torch.Tensor]) -> Targets:
     return next(iter(targets.values())) if len(targets) == 1 else targets
 
 
-def _samples(item: Item) -> list[Sample]:
+def samples_of(item: Item) -> list[Sample]:
+    """The samples that a chain made of a case."""
     return item if isinstance(item, list) else [item]
+
+
+def _check_shapes(image: Any, mask: Any, key: str, place: str) -> None:
+    """Refuse a mask of another spatial shape than its image has."""
+    if _in_space(image, mask) and tuple(mask.shape[1:]) != tuple(image.shape[1:]):
+        raise DataError(
+            f"expected '{key}' on the grid of its image, {tuple(image.shape[1:])}, got {tuple(mask.shape[1:])} for "
+            f"{place}. Give the mask of that image, or bring both to one grid before the first random transform."
+        )
+
+
+def _in_space(image: Any, mask: Any) -> bool:
+    return np.ndim(mask) >= 3 and np.ndim(mask) == np.ndim(image)
 
 
 def _check_grid(image: Any, mask: Any, key: str, place: str) -> None:
     """Refuse a mask whose voxels are not those of its image."""
-    if np.ndim(mask) < 3 or np.ndim(mask) != np.ndim(image):
-        return
-    if tuple(mask.shape[1:]) != tuple(image.shape[1:]):
-        raise DataError(
-            f"expected '{key}' on the grid of its image, {tuple(image.shape[1:])}, got {tuple(mask.shape[1:])} for "
-            f"{place}. Give the mask of that image, or resample both to one grid in the transforms."
-        )
-    if not (isinstance(image, MetaTensor) and isinstance(mask, MetaTensor)):
+    _check_shapes(image, mask, key, place)
+    if not (_in_space(image, mask) and isinstance(image, MetaTensor) and isinstance(mask, MetaTensor)):
         return
     size = torch.tensor([each - 1 for each in image.shape[1:4]], dtype=torch.float64)
     corners = torch.cartesian_prod(*[torch.tensor([0.0, float(edge)], dtype=torch.float64) for edge in size])
@@ -225,7 +231,8 @@ def _check_grid(image: Any, mask: Any, key: str, place: str) -> None:
     if away > HALF * float(_spacing(image).min()):
         raise DataError(
             f"expected '{key}' on the grid of its image, got one whose corners lie {float(away):.3g} mm away for "
-            f"{place}. Correct the origin, spacing or orientation in the mask's file, or resample both to one grid."
+            f"{place}. Correct the origin, spacing or orientation in the mask's file, or bring both to one grid before "
+            "the first random transform."
         )
 
 
