@@ -40,6 +40,10 @@ PayloadKind = Literal["update", "weights", "statistic", "samples"]
 """What a tensor that leaves a site is. Clipping, noise and compression apply to ``update`` only."""
 
 
+Need = Literal["class_labels", "class_logits", "soft_targets", "features", "head", "linear_head", "images_of_one_shape"]
+"""What a method may need of a task; `medfl.core.needs` says when a task has it."""
+
+
 @dataclass
 class Order:
     """Server to site: do `op` with these tensors."""
@@ -348,6 +352,9 @@ class Method(Protocol):
     needs_public: ClassVar[bool]
     """Whether the server needs a public data set."""
 
+    needs: ClassVar[frozenset[Need]]
+    """What it needs of a task with its default settings. Other settings may need more or less: see `active_needs`."""
+
     reduces_to: ClassVar[tuple[ReducesTo, ...]]
     """Declared limit cases."""
 
@@ -367,6 +374,11 @@ class Method(Protocol):
         DP-SGD makes the gradients of these private and nothing else, so runs that hide single images refuse a method
         that does not promise this. Each class says it itself: what holds of a parent may not hold of its child.
         """
+        ...
+
+    @property
+    def active_needs(self) -> frozenset[Need]:
+        """What it needs of a task with the settings that it has; a run without it is refused before anything begins."""
         ...
 
     @property
@@ -445,5 +457,5 @@ class Method(Protocol):
         ...
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """A network that maps images to logits (B, num_classes). Pure: it also runs elsewhere, without the run."""
+        """A network whose outputs are as the task's objective says. Pure: it also runs elsewhere, without the run."""
         ...

@@ -78,6 +78,7 @@ class MethodRecord:
             empty: nothing does.
         unlike_networks: Whether sites may have different networks.
         summary: One line.
+        needs: What it needs of a task, the same as `medfl.contract.Method.needs`.
     """
 
     name: str
@@ -87,6 +88,7 @@ class MethodRecord:
     sends: Mapping[str, str] = field(default_factory=lambda: {"model/": "update"})
     unlike_networks: bool = False
     summary: str = ""
+    needs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,27 @@ RECORDS: dict[RecordKind, type[Record]] = {
 
 
 METHOD_MEMBERS = (
-    *("sends", "sends_meta", "unlike_networks", "unlike_heads", "sends_to_peers", "needs_public", "pools_data"),
-    *("reduces_to", "presets", "preset_settings", "supports_dp_sgd", "gradient_clip", "model_dump", "setup", "plan"),
+    *(
+        "sends",
+        "sends_meta",
+        "unlike_networks",
+        "unlike_heads",
+        "sends_to_peers",
+        "needs_public",
+        "pools_data",
+        "needs",
+    ),
+    *(
+        "active_needs",
+        "reduces_to",
+        "presets",
+        "preset_settings",
+        "supports_dp_sgd",
+        "gradient_clip",
+        "model_dump",
+        "setup",
+        "plan",
+    ),
     *(
         "work",
         "check_tensors",

@@ -27,6 +27,6 @@ def epoch_metrics(names: Sequence[str], objective: Objective) -> dict[str, Epoch
 
 def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
     def compute(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return objective.score(name, objective.judged(outputs.float(), targets), targets)
+        return objective.score(name, objective.judged(outputs.float(), targets, [name]), objective.kept(targets))
 
     return EpochMetric(compute, output_transform=from_engine(["pred", "label"]), check_compute_fn=False)

@@ -205,6 +205,7 @@ class FederatedRun:
             classes=data.first.classes,
             record=record,
             leaks=tuple(leaks),
+            needs_by_method={record.name: record.needs for record in registry.methods.values()},
             on_start=lambda: self._tell_start(registry, record),
         )
         first = data.first

@@ -18,6 +18,7 @@ import typer
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.contract import ReducesTo
+from medfl.core.needs import MEANING
 from medfl.hooks import MethodRecord
 from medfl.plugins import Registry
 from medfl.utils.field_words import default_of, flow, type_of, value_of
@@ -156,7 +157,9 @@ def _leaves(kind: Any) -> list[str]:
 def _needs(kind: Any) -> list[str]:
     private = not kind.pools_data and not kind.sends_to_peers and set(kind.sends.values()) <= {"update"}
     private = private and all(tell.kind != "needed" for tell in kind.sends_meta.values())
+    needs = "; ".join(f"`{need}`, {MEANING[need]}" for need in sorted(kind.needs))
     return [
+        f"Task: {needs or 'any'}.",
         f"Networks: {_networks(kind)}",
         "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),
         "Privacy setting (`--privacy`): " + ("possible." if private else "refused."),

@@ -37,7 +37,8 @@ def command(
 ) -> None:
     """List methods, networks, partitions, data sets, sections of the report and bundles.
 
-    For a method the table says what leaves a site, and whether sites may have unlike networks.
+    For a method the table says what leaves a site, whether sites may have unlike networks, and what the method needs of
+    a task.
     """
     registry = load(plugin, no_plugin)
     console = Console(markup=False, highlight=False, emoji=False)
@@ -57,10 +58,11 @@ def command(
 
 def method_table(registry: Registry) -> Table:
     """Methods, family by family in the order of their names, the references first."""
-    table = _table("Methods", "name", "sends", "unlike\nnetworks", "what it does; family and paper")
+    table = _table("Methods", "name", "sends", "unlike\nnetworks", "what it does; family, paper and needs")
     for record in sorted(registry.methods.values(), key=_by_family):
         unlike = "yes" if record.unlike_networks else "no"
-        origin = "; ".join(filter(None, [record.family, record.paper]))
+        needs = f"needs {', '.join(sorted(record.needs))}" if record.needs else ""
+        origin = "; ".join(filter(None, [record.family, record.paper, needs]))
         table.add_row(record.name, sent(record), unlike, f"{record.summary}\n{origin}")
     return table
 

@@ -11,7 +11,9 @@ from torch import nn
 from medfl.contract import Method, ReducesTo
 from medfl.core.encoding import check_filters
 from medfl.core.filters import check_method
+from medfl.core.needs import check_needs
 from medfl.core.site import Splits
+from medfl.data.pooled import all_targets
 from medfl.data.sites import name_problem
 from medfl.errors import DataError, SettingsError
 from medfl.networks.norms import has_batch_norm
@@ -30,7 +32,13 @@ CHECKED = 1024
 
 
 def check_plan(
-    name: str, method: Method, task: Task, settings: Settings, sites: Iterable[str], has_public: bool
+    name: str,
+    method: Method,
+    task: Task,
+    settings: Settings,
+    sites: Iterable[str],
+    has_public: bool,
+    others: Mapping[str, Collection[str]] | None = None,
 ) -> list[nn.Module]:
     """Refuse an impossible combination, and warn of one that is another method. No site's data are needed for it.
 
@@ -41,6 +49,7 @@ def check_plan(
         settings: The run's.
         sites: Names of the sites.
         has_public: Whether the server has public data.
+        others: Name of each known method to what it needs, to name those that would do; None where nobody knows.
 
     Returns:
         One network of each kind that is used.
@@ -69,6 +78,12 @@ def check_plan(
     if method.needs_public and not has_public:
         raise SettingsError(f"Method '{name}' needs public data; name their folder with --public.")
     _check_weights(task, used)
+    if not task.objective.per_case_loss and settings.privacy is not None and settings.privacy.unit == "sample":
+        raise SettingsError(
+            f"The privacy unit 'sample' needs a loss of each single case, and that of the objective "
+            f"'{task.objective.name}' compares cases with each other. Choose the unit 'site'."
+        )
+    check_needs(name, method, task, {network: task.build(network) for network in used}, others or {})
     networks = [method.task_of(task).build(network) for network in used]
     _warn_of_limits(name, method, networks)
     return networks
@@ -129,8 +144,12 @@ def check_privacy(
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 
 
-def check_training(sites: Mapping[str, Splits]) -> None:
+def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
     """Refuse a federation in which nobody can train, and name who can't.
+
+    Args:
+        sites: Site to its splits.
+        objective: Of the task; says whether a site's targets teach anything.
 
     Raises:
         DataError: If no site has training data.
@@ -140,6 +159,15 @@ def check_training(sites: Mapping[str, Splits]) -> None:
         raise DataError(f"No site has training data: expected at least one image at one of {sorted(sites)}.")
     if empty:
         logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
+    held = {name: data.train for name, data in sorted(sites.items()) if len(data.train)}
+    mute = [name for name, train in held.items() if not objective.teaches(all_targets(train))]
+    if len(mute) == len(held):
+        raise DataError(
+            f"No site can train: the training targets of {mute} teach nothing, such as survival times without any "
+            "event. Give at least one site some that do."
+        )
+    if mute:
+        logger.warning("With training targets that teach nothing, never asked to train: %s.", ", ".join(mute))
 
 
 def check_validation(settings: Settings, validating: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import nn
 
 from medfl.contract import Method, Model
-from medfl.metrics import LOWER_IS_BETTER
+from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
@@ -63,7 +63,7 @@ def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> di
     """The task's metrics of a model on a data set; empty for an empty one."""
     if not len(data):
         return {}
-    rows, targets = predict(model, data, task.objective, settings, task.device, task.inferer)
+    rows, targets = predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer)
     return {name: task.objective.score(name, rows, targets) for name in task.metrics}
 
 
@@ -90,14 +90,15 @@ class Best:
             round_: The round.
             step: Its last step.
             rows: Its scores.
-            metric: What is compared, in [0, 1]. A site where it is not defined is left out of the mean.
+            metric: What is compared; a value outside [0, 1] counts if the metric has such.
+                A site where it is not defined is left out of the mean.
         """
         scores_by_site: dict[str, dict[str, float]] = {}
         for row in rows:
             if (row.split, row.moment, row.metric) == ("val", "aggregated", metric):
                 scores_by_site.setdefault(row.site, {})[row.model] = row.value
         values = [models.get("personal", models.get("global", math.nan)) for models in scores_by_site.values()]
-        values = [value for value in values if 0 <= value <= 1]
+        values = [value for value in values if 0 <= value <= 1 or (metric in UNBOUNDED and math.isfinite(value))]
         score = math.fsum(values) / len(values) if values else math.nan
         better = score < self.score if metric in LOWER_IS_BETTER else score > self.score
         if better or (values and not self.round):

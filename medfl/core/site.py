@@ -109,7 +109,10 @@ class SiteRunner:
     def describe(self) -> Meta:
         """What this site tells about itself: ``trainable``, ``validates``, and what the run's `describe` lists."""
         train = self.data.train
-        facts: Meta = {"trainable": len(train) > 0, "validates": len(self.data.val) > 0}
+        facts: Meta = {
+            "trainable": self.task.objective.teaches(all_targets(train)),
+            "validates": len(self.data.val) > 0,
+        }
         if self.settings.privacy is None:
             if "size" in self.settings.describe:
                 facts["size"] = len(train)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from medfl.contract import Filter, Findings, Model, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Filter, Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, check_updates, mean_updates, normalised, sample, subtract
 from medfl.methods.kept import KEPT, add_to_kept, shared_of
@@ -44,6 +44,7 @@ class Averaging(Rounds, LocalTraining):
     sends_to_peers: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset()
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     preset_settings: ClassVar[Mapping[str, Meta]] = {}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
@@ -52,6 +53,11 @@ class Averaging(Rounds, LocalTraining):
     def supports_dp_sgd(self) -> bool:
         """Not unless a class says so itself."""
         return False
+
+    @property
+    def active_needs(self) -> frozenset[Need]:
+        """Those of the class, unless it says otherwise."""
+        return self.needs
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -9,8 +9,8 @@ from torch import nn
 
 from medfl.contract import Site
 from medfl.methods.feature_hooks import FeatureHooks
-from medfl.networks.norms import freeze_norms, has_batch_norm
-from medfl.training.loop import Batch
+from medfl.networks.norms import freeze_norms
+from medfl.training.loop import Batch, smallest_batch
 from medfl.types import Tensors
 from medfl.utils.rng import SeparateStream
 
@@ -40,7 +40,7 @@ class CompanionModel:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = site.task.optimizer(self._parameters)
         self._aside = SeparateStream(site.rng("beside"), site.task.device)
-        self._smallest = 2 if has_batch_norm(self.model) and site.settings.norm_sync != "frozen" else 1
+        self._smallest = smallest_batch(self.model, site.settings)
 
     def sits_out(self, batch: Batch) -> bool:
         """Whether the batch is too small for this model's batch-norm layers (rule G-6)."""

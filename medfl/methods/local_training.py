@@ -181,6 +181,7 @@ class LocalTraining(BaseModel):
             gradient_clip=self.gradient_clip,
             augment=site.task.augment(site.rng("augment" + phase)),
             steps=self.private_steps(model, fit.optimizer, site),
+            smallest=site.task.objective.smallest_batch,
         )
         self.after_fit(fit)
         after, log = cpu_state(model), fit.log | {"loss": trained.loss, "seconds": trained.seconds}

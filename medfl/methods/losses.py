@@ -10,13 +10,14 @@ def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0)
     """tau^2 KL(teacher || student) of softened predictions, for each image (Hinton, Vinyals, Dean 2015).
 
     Args:
-        student: Logits, shape (B, num_classes).
+        student: Logits of alternatives, shape (B, K) or (B, K, ...), as `Objective.alternatives` gives them.
         teacher: Logits, the same shape; no gradient flows into them.
         tau: Temperature, > 0.
 
     Returns:
-        Shape (B,), >= 0; 0 where both say the same.
+        Shape (B,), >= 0: the mean over what an image has several of, such as voxels; 0 where both say the same.
     """
     aim = F.log_softmax(teacher.detach() / tau, dim=1)
     terms = F.kl_div(F.log_softmax(student / tau, dim=1), aim, reduction="none", log_target=True)
-    return tau**2 * terms.sum(dim=1)
+    each = terms.sum(dim=1)
+    return tau**2 * (each if each.dim() == 1 else each.flatten(1).mean(dim=1))

@@ -17,7 +17,7 @@ from medfl.metrics.calibration import ece
 from medfl.metrics.confusion import accuracy, balanced_accuracy, confusion, f1, precision, recall, specificity
 from medfl.metrics.metric import Metric, of_confusion
 
-__all__ = ["LOWER_IS_BETTER", "METRICS", "Metric", "check_metrics", "confusion", "worst"]
+__all__ = ["LOWER_IS_BETTER", "METRICS", "UNBOUNDED", "Metric", "check_metrics", "confusion", "worst"]
 
 METRICS: dict[str, Metric] = {
     "accuracy": of_confusion(accuracy),
@@ -31,8 +31,11 @@ METRICS: dict[str, Metric] = {
 }
 """Name to metric; larger is better but for those in `LOWER_IS_BETTER`."""
 
-LOWER_IS_BETTER = frozenset({"ece"})
-"""Metrics that measure an error."""
+LOWER_IS_BETTER = frozenset({"ece", "brier", "mae", "rmse", "hd95"})
+"""Metrics of all objectives that measure an error."""
+
+UNBOUNDED = frozenset({"mae", "rmse", "r2", "pearson", "hd95"})
+"""Metrics of all objectives whose values may lie outside [0, 1]."""
 
 
 def worst(metric: str, values: Iterable[float]) -> float:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import dataclasses
 
 from medfl.errors import SettingsError, did_you_mean
+from medfl.objectives.binary import Binary
 from medfl.objectives.multiclass import Multiclass
+from medfl.objectives.multilabel import Multilabel
 from medfl.objectives.objective import Objective
+from medfl.objectives.regression import Regression
+from medfl.objectives.segmentation import Segmentation
+from medfl.objectives.survival import Survival
 from medfl.types import Meta
 
-OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (Multiclass,)}
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.name: kind for kind in (Multiclass, Binary, Multilabel, Regression, Survival, Segmentation)
+}
 """Name to objective."""
 
 
@@ -27,7 +34,7 @@ def read_objective(facts: Meta) -> Objective:
     if name not in OBJECTIVES:
         raise SettingsError(f"unknown objective {name!r}. {did_you_mean(str(name), OBJECTIVES)}")
     kind = OBJECTIVES[name]
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     needed = {key for key, field in fields.items() if field.default is dataclasses.MISSING}
     if not needed <= values.keys() <= fields.keys():
         raise SettingsError(

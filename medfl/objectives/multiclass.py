@@ -12,6 +12,7 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.metrics.metric import Metric
+from medfl.objectives.mixing import mean_of_classes
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows
 from medfl.types import Meta
@@ -28,7 +29,6 @@ class Multiclass(Objective):
     """
 
     name: ClassVar[str] = "multiclass"
-    scores: ClassVar[Mapping[str, Metric]] = METRICS
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "accuracy")
     target_type: ClassVar[torch.dtype] = torch.int64
     has_class_labels: ClassVar[bool] = True
@@ -44,6 +44,11 @@ class Multiclass(Objective):
     def outputs(self) -> int:
         """One for each class."""
         return self.num_classes
+
+    @property
+    def scores(self) -> Mapping[str, Metric]:
+        """Those of `medfl.metrics`."""
+        return METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
         """A single number."""
@@ -67,12 +72,8 @@ class Multiclass(Objective):
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
         """Refuse labels that there is no class for."""
         wrong = (targets < 0) | (targets >= self.num_classes)
-        message = (
-            "{where}: {count} labels are out of range, "
-            f"expected 0 to {self.num_classes - 1}, "
-            "got {value} in row {row}. Check num_classes and the datalist."
-        )
-        check_rows(wrong, targets, where, start, message)
+        expected = f"labels from 0 to {self.num_classes - 1}"
+        check_rows(wrong, targets, where, start, expected, "Check num_classes and the data list")
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """The class."""
@@ -95,8 +96,7 @@ class Multiclass(Objective):
         """Probabilities (N, C)."""
         return outputs.softmax(dim=1)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """p0, p1, ..."""
         return tuple(f"p{number}" for number in range(self.num_classes))
 
@@ -104,8 +104,11 @@ class Multiclass(Objective):
         self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """As `medfl.metrics.metric.Metric.weighted` computes it."""
-        score: Metric = METRICS[metric]
-        return score.weighted(judged, targets, self.num_classes, weights)
+        return self.scores[metric].weighted(judged, targets, self.num_classes, weights)
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose softmax is the mean of the members' probabilities."""
+        return mean_of_classes(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
         """The logits."""

@@ -27,9 +27,6 @@ class Objective(ABC):
     name: ClassVar[str]
     """As `medfl.objectives.OBJECTIVES` has it."""
 
-    scores: ClassVar[Mapping[str, Any]]
-    """Name of a metric to its weighted form: of `judged`, targets, and weights (N, B) of cases."""
-
     metrics: ClassVar[tuple[str, ...]]
     """The metrics of a task that names none; the first one is the key metric."""
 
@@ -66,6 +63,11 @@ class Objective(ABC):
     def output_shape(self, image: Sequence[int]) -> tuple[int, ...]:
         """The shape of what a network puts out for one case of the shape `image`."""
         return (self.outputs,)
+
+    @property
+    @abstractmethod
+    def scores(self) -> Mapping[str, Any]:
+        """Name of a metric to its weighted form: of `judged`, `kept`, and weights (N, B) of cases, to (B,)."""
 
     @property
     def classes(self) -> int:
@@ -149,12 +151,13 @@ class Objective(ABC):
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """What outputs say, in the form that scores take: probabilities, values, or a risk."""
 
-    def judged(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def judged(self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str]) -> torch.Tensor:
         """What a score needs to know of each case beside its target, (N, K); by default the `predictions`.
 
         Args:
             outputs: As in `check_outputs`.
             targets: The targets.
+            metrics: What will be scored.
         """
         return self.predictions(outputs)
 
@@ -162,9 +165,8 @@ class Objective(ABC):
         """What scores and tables need of targets beside `judged`, (N, ...); by default all of them."""
         return targets
 
-    @property
     @abstractmethod
-    def columns(self) -> tuple[str, ...]:
+    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """The names of the K columns of `judged`, for tables."""
 
     @property
@@ -199,7 +201,7 @@ class Objective(ABC):
         Returns:
             (B,), float64; NaN where it is not defined: without cases, with a NaN, and as the metric says.
         """
-        if not len(targets) or bool(torch.isnan(judged).all()):
+        if not len(targets) or bool(torch.isnan(judged).any()):
             return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
         return self.scores[metric](judged, targets, weights)
 
@@ -215,18 +217,20 @@ class Objective(ABC):
 
     # ---- what methods ask
 
-    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the alternatives that the outputs choose among, which stand on axis 1; None where there are none.
+    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits of the alternatives that the outputs choose among, which stand on axis 1.
 
         For classes that is (N, C); for a yes or no, (N, 2); for voxels, (N, C, *spatial). Their softmax over axis 1 is
         what the model says.
+
+        Raises:
+            ContractError: If there are no alternatives (`has_soft_targets`).
         """
-        return None
+        raise ContractError(f"Expected an objective with soft targets, got '{self.name}'.")
 
     def soft_targets(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor | None:
         """The probabilities of the `alternatives`, softened by a temperature > 0; None where there are none."""
-        logits = self.alternatives(outputs)
-        return None if logits is None else (logits / temperature).softmax(dim=1)
+        return (self.alternatives(outputs) / temperature).softmax(dim=1) if self.has_soft_targets else None
 
     def truth(self, targets: torch.Tensor) -> torch.Tensor:
         """Which of the `alternatives` is the right one: their shape without axis 1, int64, and -1 where nobody knows.
@@ -243,7 +247,6 @@ class Objective(ABC):
             ContractError: If there are no alternatives.
         """
         logits, truth = self.alternatives(outputs), self.truth(targets)
-        assert logits is not None
         if not per_case:
             return nn.functional.cross_entropy(logits, truth, ignore_index=-1)
         losses = nn.functional.cross_entropy(logits, truth, ignore_index=-1, reduction="none")
@@ -256,9 +259,15 @@ class Objective(ABC):
             ContractError: If there are no alternatives.
         """
         logits, truth = self.alternatives(outputs), self.truth(targets)
-        assert logits is not None
         right = (logits.argmax(dim=1) == truth).double()
         return right if right.dim() == 1 else right.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs (N, ...) that say what several networks say on average, of theirs, (M, N, ...).
+
+        By default their mean; where outputs are logits their softmax or sigmoid is the mean of the members'.
+        """
+        return outputs.mean(dim=0)
 
     # ---- balance
 

@@ -8,8 +8,11 @@ import torch
 
 from medfl.errors import DataError
 
+SHOWN = 32
+"""Numbers of a target that a message shows."""
 
-def check_rows(wrong: torch.Tensor, targets: torch.Tensor, where: str, start: int, message: str) -> None:
+
+def check_rows(wrong: torch.Tensor, targets: torch.Tensor, where: str, start: int, expected: str, remedy: str) -> None:
     """Refuse targets if any is wrong.
 
     Args:
@@ -17,15 +20,19 @@ def check_rows(wrong: torch.Tensor, targets: torch.Tensor, where: str, start: in
         targets: (N, ...).
         where: Whose they are.
         start: The row of the first.
-        message: What was expected, and what to do: has the fields ``where``, ``count``, ``row``, ``value``.
+        expected: What would be right.
+        remedy: What to do.
 
     Raises:
-        DataError: With the message about the first wrong row.
+        DataError: With row and value of the first that is wrong.
     """
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0, 0])
-        value = targets[row].tolist() if targets[row].numel() <= 16 else f"an array {list(targets[row].shape)}"
-        raise DataError(message.format(where=where, count=int(wrong.sum()), row=start + row, value=value))
+        few = targets[row].numel() <= SHOWN
+        value = targets[row].tolist() if few else f"a target of shape {list(targets[row].shape)} with other numbers"
+        raise DataError(
+            f"{where}: expected {expected}, got {value} in row {start + row} ({int(wrong.sum())} such rows). {remedy}."
+        )
 
 
 def in_rows(targets: torch.Tensor, test: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

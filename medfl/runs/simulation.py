@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class Run:
         classes: Names of the classes, for the record; empty means their numbers.
         record: What else ``run.json`` holds: settings with their origins, hashes of the data, plugins.
         leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
+        needs_by_method: Name of each known method to what it needs of a task, for messages.
         absent: Tells whether a site is absent in a step.
         secrets: Secrets of sites by name; others are derived from the seed, as this is a simulation.
         on_start: Called when the run folder is this run's.
@@ -79,6 +80,7 @@ class Run:
     classes: tuple[str, ...] = ()
     record: Meta = field(default_factory=dict)
     leaks: tuple[str, ...] = ()
+    needs_by_method: Mapping[str, Collection[str]] = field(default_factory=dict)
     absent: Callable[[str, int], bool] = lambda site, step: False
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     on_start: Callable[[], None] = lambda: None
@@ -154,10 +156,10 @@ def _by_name(data: Splits) -> dict[str, Dataset]:
 
 def check(run: Run, method: Method) -> None:
     """Everything that can be checked before step 0."""
-    networks = check_plan(run.method, method, run.task, run.settings, run.sites, bool(run.public))
+    networks = check_plan(run.method, method, run.task, run.settings, run.sites, bool(run.public), run.needs_by_method)
     warn_of_preset(run.method, method, run.method_args, run.settings)
     check_shared_test(run.settings, bool(run.global_test))
-    check_training(run.sites)
+    check_training(run.sites, run.task.objective)
     check_validation(run.settings, [name for name, data in run.sites.items() if len(data.val)])
     check_targets(run.task.objective, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}

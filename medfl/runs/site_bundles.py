@@ -18,7 +18,6 @@ from medfl.contract import Method, Model
 from medfl.core.evaluation import predictor_of
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
-from medfl.objectives import Objective
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
 from medfl.settings import Settings
@@ -123,10 +122,10 @@ def write_predictions(
         facts: What is known of each of the images.
     """
     if len(test):
-        judged, targets = predict(predictor, test, task.objective, settings, task.device, task.inferer)
+        judged, targets = predict(predictor, test, task.objective, task.metrics, settings, task.device, task.inferer)
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
-        write_atomic(target / PREDICTIONS, _csv(task.objective, judged, targets, known).encode())
+        write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
@@ -205,12 +204,12 @@ def _describe(metadata: Any, home: Home) -> None:
         pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
 
 
-def _csv(objective: Objective, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:
+def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:
     """Row, target and predictions of each case, and the facts that are known of any."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", *objective.target_columns, *objective.columns, *known])
+    writer.writerow(["row", *task.objective.target_columns, *task.objective.columns(task.metrics), *known])
     truths = targets.reshape(len(targets), -1).tolist()
     for row, (target, values) in enumerate(zip(truths, judged.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]

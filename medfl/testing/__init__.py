@@ -11,7 +11,7 @@ It runs dozens of tiny federations and takes seconds. `CHECKS` lists what is che
 reports every failure at once.
 """
 
-from medfl.testing import checks, dishonest, schedules  # noqa: F401 - importing them fills CHECKS
+from medfl.testing import checks, dishonest, objective_checks, schedules  # noqa: F401 - importing them fills CHECKS
 from medfl.testing.suite import CHECKS, check_method
 
 __all__ = ["CHECKS", "check_method"]

@@ -10,6 +10,7 @@ import torch
 
 from medfl.contract import Method
 from medfl.core.encoding import FILTERED
+from medfl.core.needs import MEANING
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.data.pooled import labels_of
@@ -39,6 +40,8 @@ def metadata_is_complete(case: Case) -> None:
     record, kind = case.registry.methods[case.name], case.kind
     expect(dict(record.sends) == dict(kind.sends), f"record sends {record.sends}, class {dict(kind.sends)}")
     expect(record.unlike_networks == kind.unlike_networks, "record and class differ in unlike_networks")
+    expect(record.needs == kind.needs, f"record needs {sorted(record.needs)}, class {sorted(kind.needs)}")
+    expect(set(kind.needs) <= set(MEANING), f"unknown needs {sorted(set(kind.needs) - set(MEANING))}")
     expect(
         bool(kind.__doc__) and bool(record.summary) and bool(record.family), "docstring, summary or family is missing"
     )

@@ -34,18 +34,19 @@ class SmallNet(nn.Module):
     Args:
         norm: Whether there is a batch-norm layer; it is named so that no search for 'bn' in names finds it.
         width: Channels.
+        outputs: Channels of the output.
     """
 
-    def __init__(self, norm: bool = True, width: int = 6) -> None:
+    def __init__(self, norm: bool = True, width: int = 6, outputs: int = CLASSES) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1)]
         layers += [nn.BatchNorm2d(width)] if norm else []
         self.body = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        self.head = nn.Linear(4 * width, CLASSES)
+        self.head = nn.Linear(4 * width, outputs)
         self.feature_layers = [self.body[-3], self.body]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, 3) of images (B, 1, H, W)."""
+        """Outputs (B, outputs) of images (B, 1, H, W)."""
         return self.head(self.body(images))
 
 
@@ -139,6 +140,7 @@ class Case:
         absent: Callable[[str, int], bool] = lambda site, step: False,
         make_method: Callable[[], Method] | None = None,
         public: TensorData | None = None,
+        global_test: TensorData | None = None,
         **settings: Any,
     ) -> Result:
         """Run the federation in `folder`."""
@@ -153,10 +155,11 @@ class Case:
                 settings=self.settings_of(**settings),
                 sites=data,
                 folder=folder,
-                global_test=make_data(10, "global"),
+                global_test=global_test or make_data(10, "global"),
                 public=public,
                 execution=Execution(workers=workers),
                 method_args=self.args,
+                needs_by_method={record.name: record.needs for record in self.registry.methods.values()},
                 absent=absent,
             )
         )

@@ -108,6 +108,11 @@ def cpu_has_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def smallest_batch(model: nn.Module, settings: Settings) -> int:
+    """Images that a batch needs: two if the model has batch-norm layers that are not frozen (rule G-6)."""
+    return 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
+
+
 class Steps(Protocol):
     """How a training draws its batches and takes its steps: plainly, or with noise (`medfl.privacy.samples`)."""
 
@@ -136,6 +141,7 @@ class PlainSteps:
         generator: The stream of the batches.
         weights: As in `row_batches`.
         gradient_clip: Largest L2 norm of a batch's gradient, or None.
+        smallest: Cases that a batch needs to teach anything; smaller ones are left out.
     """
 
     def __init__(
@@ -146,11 +152,12 @@ class PlainSteps:
         generator: torch.Generator,
         weights: torch.Tensor | None = None,
         gradient_clip: float | None = None,
+        smallest: int = 1,
     ) -> None:
         self._optimizer, self._settings, self._generator = optimizer, settings, generator
         self._weights, self._gradient_clip = weights, gradient_clip
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.smallest = 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
+        self.smallest = max(smallest, smallest_batch(model, settings))
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
         """Those of `row_batches`."""
@@ -182,6 +189,7 @@ def train(
     gradient_clip: float | None = None,
     augment: Augment | None = None,
     steps: Steps | None = None,
+    smallest: int = 1,
 ) -> TrainResult:
     """Train `model` in place for the epochs (or steps) of the settings.
 
@@ -198,6 +206,7 @@ def train(
         gradient_clip: Largest L2 norm of a batch's gradient over all parameters jointly, > 0; None clips nothing.
         augment: Changes each batch's images at random (`Task.augment`); None leaves them as they are.
         steps: Draws the batches and takes the steps; None does so plainly, by `PlainSteps`.
+        smallest: For `PlainSteps`: cases that a batch needs (`Objective.smallest_batch`).
 
     Returns:
         Counts, mean loss and seconds.
@@ -216,7 +225,7 @@ def train(
         freeze_norms(model)
     if weights is None and settings.balance == "sampling":
         weights = balanced_sampling(data)
-    steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip)
+    steps = steps or PlainSteps(model, optimizer, settings, generator, weights, gradient_clip, smallest)
 
     def priced(batch: Batch) -> torch.Tensor:
         with autocast(settings, device):

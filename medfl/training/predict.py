@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ def predict(
     model: nn.Module,
     data: Dataset,
     objective: Objective,
+    metrics: Sequence[str],
     settings: Settings,
     device: str = "cpu",
     inferer: Inferer | None = None,
@@ -47,6 +48,7 @@ def predict(
         model: Put into evaluation mode.
         data: May be empty, which gives shape (0, 0) for both.
         objective: Of the task.
+        metrics: What will be scored.
         settings: For the precision.
         device: Where `model` is.
         inferer: Applies the model to one case at a time, such as MONAI's `SlidingWindowInferer`; None applies it to
@@ -61,7 +63,7 @@ def predict(
     judged, kept = [], []
     for outputs, targets in _outputs(model, data, settings, device, inferer):
         objective.check_outputs(outputs, targets)
-        judged.append(objective.judged(outputs, targets))
+        judged.append(objective.judged(outputs, targets, metrics))
         kept.append(objective.kept(targets))
     return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
 

@@ -97,6 +97,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Ye et al., ICML 2023",
             sends=UPDATES,
             summary="sites weigh less, the further their shares of classes are from a target's",
+            needs=frozenset({"class_labels"}),
         ),
         MethodRecord(
             name="isfl",
@@ -105,6 +106,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Zhu et al., IEEE Internet of Things Journal 2024",
             sends=UPDATES,
             summary="FedAvg in which sites draw images as often as their classes deserve, by how gradients change",
+            needs=frozenset({"class_labels"}),
         ),
         MethodRecord(
             name="fedkper",
@@ -113,6 +115,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Fowler and AlRegib, ICIP 2026",
             sends=UPDATES,
             summary="the server's model teaches where it is right; sites weigh by reliability and diversity",
+            needs=frozenset({"class_labels", "soft_targets"}),
         ),
         MethodRecord(
             name="pfedcdp",
@@ -122,6 +125,7 @@ def medfl_methods() -> list[MethodRecord]:
             sends=UPDATES | {"teacher/": "update"},
             unlike_networks=True,
             summary="clusters of unlike networks share Fisher-masked bodies; their models teach one student",
+            needs=frozenset({"class_logits", "linear_head", "soft_targets"}),
         ),
         MethodRecord(
             name="fedsdc",
@@ -130,6 +134,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Gao et al., MICCAI 2025",
             sends=UPDATES | {"head/": "update"},
             summary="one shared body, many unlike heads dealt anew to the sites in each round, which vote",
+            needs=frozenset({"class_logits", "linear_head"}),
         ),
         MethodRecord(
             name="fedfed",
@@ -138,6 +143,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Yang et al., NeurIPS 2023",
             sends=UPDATES | DIVIDED,
             summary="sites share the part of their images that tells the class, under noise, and train on all of them",
+            needs=frozenset({"class_labels", "images_of_one_shape"}),
         ),
         MethodRecord(
             name="fedtpf",
@@ -146,6 +152,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="FedTPF (authors and venue not known to us)",
             sends=UPDATES | DIVIDED,
             summary="FedFed with a VAE-WGAN-GP, pulled to class prototypes, that sites stop to train when it is good",
+            needs=frozenset({"class_labels", "images_of_one_shape", "linear_head"}),
         ),
         MethodRecord(
             name="fedbn",
@@ -162,6 +169,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Arivazhagan et al., 2019",
             sends=UPDATES | {"head/": "update"},
             summary="a common body, and at each site a head of its own; both are trained together",
+            needs=frozenset({"head"}),
         ),
         MethodRecord(
             name="fedrep",
@@ -170,6 +178,7 @@ def medfl_methods() -> list[MethodRecord]:
             paper="Collins et al., ICML 2021",
             sends=UPDATES | {"head/": "update"},
             summary="a common body, and at each site a head of its own; first the head is trained, then the body",
+            needs=frozenset({"head"}),
         ),
         MethodRecord(
             name="ditto",
@@ -204,6 +213,7 @@ def medfl_methods() -> list[MethodRecord]:
             sends=CIRCULATION,
             unlike_networks=True,
             summary="each site's model learns beside a copy of another one's, by the similarity of their features",
+            needs=frozenset({"features", "head"}),
         ),
     ]
 

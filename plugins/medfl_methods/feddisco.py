@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import ReducesTo, Server
+from medfl.contract import Need, ReducesTo, Server
 from medfl.data.pooled import labels_of
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
@@ -47,6 +47,7 @@ class FedDisco(Averaging):
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         "label_counts": Tell("needed", count("classes"), after=("fit",)),

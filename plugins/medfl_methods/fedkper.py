@@ -8,14 +8,14 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch.nn import functional as F
 
-from medfl.contract import ReducesTo
-from medfl.data.pooled import labels_of
+from medfl.contract import Need, ReducesTo
+from medfl.data.pooled import all_targets
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
 from medfl.methods.teacher import Teacher
+from medfl.objectives import Objective
 from medfl.training.loop import Batch
 from medfl.training.predict import logits
 from medfl.types import Meta
@@ -56,6 +56,7 @@ class FedKPer(Averaging):
     Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper is silent, its released code.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "soft_targets"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {"size": Tell("private", count()), "score": Tell("private", number(0))}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
@@ -77,6 +78,16 @@ class FedKPer(Averaging):
     gradient_clip: float | None = Field(5.0, gt=0, allow_inf_nan=False)
 
     @property
+    def active_needs(self) -> frozenset[Need]:
+        """Soft targets to distil, or for the accuracy; classes for the diversity."""
+        needs: set[Need] = {"soft_targets"} if self.distill else set()
+        if self.aggregation == "score" and "acc" in self.score:
+            needs.add("soft_targets")
+        if self.aggregation == "score" and "div" in self.score:
+            needs.add("class_labels")
+        return frozenset(needs)
+
+    @property
     def supports_dp_sgd(self) -> bool:
         """Where lambda looks at one image alone, if at any."""
         return not self.distill or self.lambda_mode == "const" or self.lambda_scope == "sample"
@@ -90,50 +101,55 @@ class FedKPer(Averaging):
         """The task's loss plus lambda times the distillation term."""
         if not self.distill:
             return super().loss(fit, batch)
-        student, teacher = fit.model(batch.images), fit.extra["teacher"]
-        weight = self.weight_of(teacher.logits, labels_of(fit.site.train), batch.rows).to(student.device)
-        term = (weight * distillation(student.float(), teacher(batch), self.tau)).mean()
+        student, teacher, objective = fit.model(batch.images), fit.extra["teacher"], fit.site.task.objective
+        weight = self.weight_of(fit, teacher.logits, batch.rows).to(student.device)
+        both = objective.alternatives(student.float()), objective.alternatives(teacher(batch))
+        term = (weight * distillation(*both, self.tau)).mean()
         return fit.site.task.loss(student, batch.targets) + term
 
     def after_fit(self, fit: Fit) -> None:
         """The site's score."""
         if self.aggregation == "score":
-            labels, classes = labels_of(fit.site.train), fit.site.task.objective.classes
+            objective, targets = fit.site.task.objective, all_targets(fit.site.train)
             accuracy = own_accuracy(fit) if "acc" in self.score else 1.0
-            diversity = label_diversity(torch.bincount(labels, minlength=classes).tolist())
+            diversity = label_diversity(objective.counts(targets)) if "div" in self.score else 1.0
             fit.meta["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
 
     def weight(self, meta: Meta) -> float:
         """The score, or the size."""
         return float(meta.get("score", 1.0)) if self.aggregation == "score" else super().weight(meta)
 
-    def weight_of(self, teacher: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def weight_of(self, fit: Fit, teacher: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """lambda for a batch: a scalar, or shape (B,) with `lambda_scope` ``sample``."""
         if self.lambda_mode == "const":
             return torch.tensor(self.lambda_cap)
-        chosen = slice(None) if self.lambda_scope == "client" else rows
-        return adaptive_weight(teacher[chosen], labels[chosen], self.lambda_cap, self.lambda_scope == "sample")
+        chosen = torch.arange(len(teacher)) if self.lambda_scope == "client" else rows
+        targets, alone = fit.site.train.targets(chosen), self.lambda_scope == "sample"
+        return adaptive_weight(fit.site.task.objective, teacher[chosen], targets, self.lambda_cap, alone)
 
 
 def own_accuracy(fit: Fit) -> float:
-    """Share of the site's training images that the model gets right."""
-    predicted = logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device).argmax(dim=1)
-    return float((predicted == labels_of(fit.site.train)).double().mean())
+    """Share of the site's training images that the model gets right; for masks the mean Dice."""
+    outputs = logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device)
+    return float(fit.site.task.objective.agreement(outputs, all_targets(fit.site.train)).mean())
 
 
-def adaptive_weight(teacher: torch.Tensor, labels: torch.Tensor, cap: float, per_sample: bool = False) -> torch.Tensor:
+def adaptive_weight(
+    objective: Objective, teacher: torch.Tensor, targets: torch.Tensor, cap: float, per_sample: bool = False
+) -> torch.Tensor:
     """min(1 / (CE + 1e-8), cap): how far a teacher is trusted, without a gradient (equation 4).
 
     Args:
-        teacher: Its logits, shape (B, num_classes).
-        labels: Shape (B,).
+        objective: Of the task, with soft targets.
+        teacher: Its outputs, shape (B, ...).
+        targets: Shape (B, ...).
         cap: Largest value, > 0.
         per_sample: Whether each image has its own CE, or all together their mean.
 
     Returns:
         A scalar, or shape (B,).
     """
-    wrong = F.cross_entropy(teacher.detach(), labels, reduction="none" if per_sample else "mean")
+    wrong = objective.cross_entropy(teacher.detach(), targets, per_sample)
     return (1 / (wrong + 1e-8)).clamp(max=cap)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from medfl.contract import Need
 from medfl.methods.body_sharing import BodySharing
 
 
@@ -30,4 +31,5 @@ class FedPer(BodySharing):
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, Algorithms 1 and 2, with one layer personal.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     supports_dp_sgd: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from medfl.contract import Site
+from medfl.contract import Need, Site
 from medfl.methods.body_sharing import BodySharing
 from medfl.methods.trainings import Budget, Training
 from medfl.types import Meta
@@ -40,6 +40,7 @@ class FedRep(BodySharing):
     Source: Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, Algorithm 1.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"head_share": 10 / 11}, "medfl": {}}
 
     head_share: float = Field(0.5, ge=0, le=1)

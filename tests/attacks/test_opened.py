@@ -87,7 +87,7 @@ def test_the_models_say_what_they_said_in_the_run(place: Path, method: str) -> N
     model = run.models()["site-02"]
     assert not model.training
     written = pd.read_csv(place / method / "sites" / "site-02" / "predictions.csv")[["p0", "p1", "p2", "p3"]]
-    probabilities, _ = predict(model, run.sites["site-02"].test, run.task.objective, run.settings)
+    probabilities, _ = predict(model, run.sites["site-02"].test, run.task.objective, (), run.settings)
     torch.testing.assert_close(probabilities.double(), torch.from_numpy(written.to_numpy()), atol=1e-6, rtol=0)
 
 

@@ -35,7 +35,7 @@ def test_every_image_is_seen_once_in_order():
     n = 2 * EVALUATION_BATCH + 3
     images = torch.linspace(-1, 1, n).reshape(n, 1, 1, 1)
     probabilities, _ = predict(
-        Counting(), TensorData(images, torch.zeros(n, dtype=torch.int64)), Multiclass(2), SETTINGS
+        Counting(), TensorData(images, torch.zeros(n, dtype=torch.int64)), Multiclass(2), (), SETTINGS
     )
     assert seen == [EVALUATION_BATCH, EVALUATION_BATCH, 3]
     assert probabilities.shape == (n, 2)
@@ -48,24 +48,24 @@ def test_scoring_changes_nothing_and_drops_nothing():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     data = make_data(30, "a")
     torch.manual_seed(1)
-    first = predict(model, data, GOAL, SETTINGS)[0]
-    assert torch.equal(first, predict(model, data, GOAL, SETTINGS)[0])
+    first = predict(model, data, GOAL, (), SETTINGS)[0]
+    assert torch.equal(first, predict(model, data, GOAL, (), SETTINGS)[0])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not first.requires_grad
 
 
 def test_the_batch_size_does_not_matter(monkeypatch):
     model, data = SmallNet(), make_data(30, "a")
-    whole = predict(model, data, GOAL, SETTINGS)[0]
+    whole = predict(model, data, GOAL, (), SETTINGS)[0]
     monkeypatch.setattr("medfl.training.predict.EVALUATION_BATCH", 7)
-    torch.testing.assert_close(predict(model, data, GOAL, SETTINGS)[0], whole)
+    torch.testing.assert_close(predict(model, data, GOAL, (), SETTINGS)[0], whole)
 
 
 def test_half_precision_is_close():
     model, data = SmallNet(), make_data(30, "a")
-    rough = predict(model, data, GOAL, Settings(rounds=1, precision="bf16"))[0]
+    rough = predict(model, data, GOAL, (), Settings(rounds=1, precision="bf16"))[0]
     assert rough.dtype == torch.float32
-    assert 0 < (rough - predict(model, data, GOAL, SETTINGS)[0]).abs().max() < 0.05
+    assert 0 < (rough - predict(model, data, GOAL, (), SETTINGS)[0]).abs().max() < 0.05
 
 
 def test_scores_are_the_metrics_of_the_task():
@@ -81,7 +81,7 @@ def test_an_empty_split_has_no_scores():
     task = make_task()
     empty = make_data(0, "a")
     assert score(task.load(task.initial(1)), empty, task, SETTINGS) == {}
-    assert len(predict(task.load(task.initial(1)), empty, GOAL, SETTINGS)[0]) == 0
+    assert len(predict(task.load(task.initial(1)), empty, GOAL, (), SETTINGS)[0]) == 0
 
 
 def test_a_diverged_model_scores_nan_and_raises_nothing():

@@ -193,14 +193,14 @@ def test_evaluation_takes_one_case_at_a_time_through_the_inferer(tmp_path: Path)
     chain = [LoadImaged("image"), EnsureChannelFirstd("image"), NormalizeIntensityd("image")]
     data = TransformDataset(labels, chain, target_type=torch.int64)
     model, seen = nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(1, 2)), []
-    plain, targets = predict(model, data, Multiclass(2), Settings(rounds=1))
+    plain, targets = predict(model, data, Multiclass(2), (), Settings(rounds=1))
     assert targets.tolist() == [0, 1]
 
     def inferer(images: torch.Tensor, network: nn.Module) -> torch.Tensor:
         seen.append(tuple(images.shape))
         return network(images)
 
-    with_inferer, _ = predict(model, data, Multiclass(2), Settings(rounds=1), inferer=inferer)
+    with_inferer, _ = predict(model, data, Multiclass(2), (), Settings(rounds=1), inferer=inferer)
     assert seen == [(1, 1, 12, 10, 8), (1, 1, 14, 9, 8)]
     assert torch.equal(plain, with_inferer)
     convolution = nn.Conv3d(1, 2, 1)

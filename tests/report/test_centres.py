@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
@@ -24,6 +25,7 @@ from medfl.report.predictions import read_tested
 from medfl.report.sections.centres import centre_gains, centres_section
 from medfl.runs.records import read_run
 from medfl.runs.site_bundles import _csv
+from medfl.testing.cohort import make_task
 from medfl_datasets.abide.phantom import write_release
 from medfl_datasets.abide.spec import Abide
 
@@ -157,7 +159,8 @@ def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
     site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
     labels = all_targets(site.test)
-    lines = _csv(Multiclass(2), labels.double()[:, None].repeat(1, 2), labels, site.test_facts).splitlines()
+    task = replace(make_task(), objective=Multiclass(2))
+    lines = _csv(task, labels.double()[:, None].repeat(1, 2), labels, site.test_facts).splitlines()
     assert lines[0] == "row,label,p0,p1,sex,centre"
     assert {line.rsplit(",", 1)[1] for line in lines[1:]} == {"UM"}
     assert len(lines) == 3

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
+from medfl.objectives import Objective
+
 
 class Ensemble(nn.Module):
-    """The mean of the class probabilities of networks, as logits: their softmax is that mean.
+    """The mean of what networks predict, such as the class probabilities, as outputs of one network.
 
     Args:
-        members: At least one; each maps images to logits (B, num_classes).
+        members: At least one.
+        objective: Says how outputs are brought together (`Objective.together`).
     """
 
-    def __init__(self, members: Iterable[nn.Module]) -> None:
+    def __init__(self, members: Iterable[nn.Module], objective: Objective) -> None:
         super().__init__()
+        self._objective = objective
         self.members = nn.ModuleList(members)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of images (B, C, *spatial)."""
-        each = torch.stack([member(images).float().log_softmax(dim=1) for member in self.members])
-        return each.logsumexp(dim=0) - math.log(len(self.members))
+        """Outputs (B, ...) of images (B, C, *spatial)."""
+        return self._objective.together(torch.stack([member(images) for member in self.members]))

@@ -137,4 +137,4 @@ class FedCross(Relay):
         if "members" not in model.meta:
             return super().predictor(task, models)
         members = [task.load(select(model.tensors, f"{name}/"), model.network) for name in model.meta["members"]]
-        return Ensemble(members).to(task.device).eval()
+        return Ensemble(members, task.objective).to(task.device).eval()

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 
-from medfl.contract import Order, ReducesTo, Reply, Server, Site
+from medfl.contract import Need, Order, ReducesTo, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.privacy.release import Release
 from medfl.training.loop import Batch
@@ -64,6 +64,7 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
 

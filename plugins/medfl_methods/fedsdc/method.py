@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Holder, Model, Order, PayloadKind, Replies, Reply, Server, Site
+from medfl.contract import Findings, Holder, Model, Need, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.aggregation import add_update, check_updates, participants, sample
@@ -65,6 +65,7 @@ class FedSDC(WithHeads):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from medfl.contract import Model, Order, ReducesTo, Reply, Server, Site
+from medfl.contract import Model, Need, Order, ReducesTo, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.co_training import CompanionModel, ModelPair
 from medfl.methods.feature_hooks import check_alike, stages
@@ -75,6 +75,7 @@ class FedSKD(Circulating):
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"features", "head"})
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper_asd": {"gamma": 1.0, "skd": ("batch", "pixel", "region")},
         "paper_skin": {"gamma": 100.0, "skd": ("batch", "pixel")},
@@ -115,6 +116,12 @@ class FedSKD(Circulating):
         if value is not None and (not value or len(set(value)) < len(value)):
             raise ValueError("expected at least one, and none twice")
         return value
+
+    @property
+    def active_needs(self) -> frozenset[Need]:
+        """Stages to compare, and a head where guests keep it."""
+        needs: set[Need] = {"head"} if self.freeze_ktm_header else set()
+        return frozenset(needs | ({"features"} if self.gamma > 0 else set()))
 
     @property
     def keeps_optimizer(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from medfl.contract import Order, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Need, Order, ReducesTo, Replies, Reply, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
 from medfl.methods.kept import KEPT, shared_of
@@ -77,6 +77,7 @@ class FedTPF(FeatureSharing):
     t the decay looks at the accuracies after the rounds t - 1 and t - 2, the last that are known.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         **FeatureSharing.sends_meta,
         "frozen": Tell("private", flag()),

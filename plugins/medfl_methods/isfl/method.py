@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Order, Replies, Reply, Server, Site
+from medfl.contract import Need, Order, Replies, Reply, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
@@ -61,6 +61,7 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
     sends_meta: ClassVar[Mapping[str, Tell]] = {
         "size": Tell("private", count()),
         COUNTS: Tell("private", count("classes")),

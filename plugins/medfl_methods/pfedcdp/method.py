@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from medfl.contract import Findings, Model, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
+from medfl.contract import Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, mean_update, normalised, sample
 from medfl.methods.averaging import Averaging, refuse_noisy_statistics
@@ -82,6 +82,7 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "soft_targets"})
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER: "update"}
     unlike_networks: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True

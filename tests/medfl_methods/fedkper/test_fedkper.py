@@ -14,6 +14,7 @@ from medfl.errors import SettingsError
 from medfl.methods.aggregation import normalised
 from medfl.methods.fit import Fit
 from medfl.methods.losses import distillation
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.task import Task
@@ -76,8 +77,8 @@ def random_table(n=12, classes=4, seed=0):
 def test_kp_1_pieces():
     assert distillation(STUDENT, TEACHER).mean().item() == pytest.approx(0.2315306585, abs=1e-9)
     assert distillation(TEACHER, STUDENT).mean().item() == pytest.approx(0.2380792473, abs=1e-9)  # the reverse
-    assert adaptive_weight(TEACHER, LABELS, 10.0).item() == pytest.approx(1.1167011432, abs=1e-7)
-    each = adaptive_weight(TEACHER, LABELS, 10.0, per_sample=True)
+    assert adaptive_weight(Multiclass(3), TEACHER, LABELS, 10.0).item() == pytest.approx(1.1167011432, abs=1e-7)
+    each = adaptive_weight(Multiclass(3), TEACHER, LABELS, 10.0, per_sample=True)
     assert each.tolist() == pytest.approx([4.1745850505, 0.6445605125], abs=1e-6)
 
 
@@ -109,7 +110,7 @@ def test_kp_1_gradient(tau, scope):
     torch.testing.assert_close(gradient.double(), expected / 12, atol=1e-6, rtol=1e-5)
     teacher.requires_grad_()
     student.requires_grad_()
-    assert not adaptive_weight(teacher, labels, 10.0).requires_grad
+    assert not adaptive_weight(Multiclass(3), teacher, labels, 10.0).requires_grad
     distillation(student, teacher).sum().backward()
     assert teacher.grad is None
     assert student.grad.abs().max() > 0.1
@@ -120,8 +121,8 @@ def test_kp_1_gradient(tau, scope):
 def test_kp_1_lambda_is_capped(surety, per_sample):
     """CE = log(1 + 2 exp(-surety)) is below 0.1 from surety 2.9455 on; 500 makes it exactly 0."""
     logits, labels = torch.tensor([[surety, 0.0, 0.0]]), torch.tensor([0])
-    assert torch.all(adaptive_weight(logits, labels, 10.0, per_sample) == 10.0)
-    assert 9.9 < adaptive_weight(torch.tensor([[2.94, 0.0, 0.0]]), labels, 10.0).item() < 10
+    assert torch.all(adaptive_weight(Multiclass(3), logits, labels, 10.0, per_sample) == 10.0)
+    assert 9.9 < adaptive_weight(Multiclass(3), torch.tensor([[2.94, 0.0, 0.0]]), labels, 10.0).item() < 10
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 4.0])

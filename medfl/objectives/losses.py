@@ -110,6 +110,22 @@ class FlambyCoxLoss(nn.Module):
         return ((risks.logcumsumexp(0) - risks) * events).mean()
 
 
+class OneLogitCrossEntropy(nn.CrossEntropyLoss):
+    """Binary cross entropy of one logit z, which is the cross entropy of the two logits 0 and z.
+
+    So it takes what `torch.nn.CrossEntropyLoss` takes: class weights, label smoothing. A logit of 0 gives log 2.
+    """
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss ().
+
+        Args:
+            logits: (B, 1), floating.
+            targets: (B,), int64, 0 or 1.
+        """
+        return super().forward(torch.cat([torch.zeros_like(logits), logits], dim=1), targets)
+
+
 class LabelledBCELoss(nn.Module):
     """Binary cross entropy of logits over the targets that are known: mean of log(1 + exp(-z)) or log(1 + exp(z)).
 
@@ -122,6 +138,7 @@ class LabelledBCELoss(nn.Module):
 
     def __init__(self, pos_weight: torch.Tensor | None = None) -> None:
         super().__init__()
+        self.pos_weight: torch.Tensor | None
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from monai.losses import DiceCELoss
 from torch.nn import functional as F
 
 from medfl.errors import SettingsError
-from medfl.training.losses import CoxLoss, DiceBCELoss, FlambyCoxLoss, LabelledBCELoss, has_events
+from medfl.objectives.losses import CoxLoss, DiceBCELoss, FlambyCoxLoss, LabelledBCELoss, has_events
 
 
 def made_up(n, seed, instants):

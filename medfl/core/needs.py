@@ -1,0 +1,86 @@
+"""What a method needs of a task, and which methods need no more than it has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from medfl.contract import Method, Need
+from medfl.errors import SettingsError
+from medfl.networks.parts import features_of, head_names
+from medfl.task import Task
+
+MEANING: dict[Need, str] = {
+    "class_labels": "each case is of a class, as in 'multiclass' and 'binary'",
+    "class_logits": "each case is of a class, and a network puts out a logit for each class",
+    "soft_targets": "outputs are probabilities of alternatives, which one model can learn from another",
+    "images_of_one_shape": "all cases are images or volumes of one shape, which a generator can make",
+    "features": "a network lists its stages in `feature_layers`",
+    "head": "a network has a classifier `head` of its own",
+    "linear_head": "a network is `head(body(images))`, with a linear layer in its head",
+}
+"""Need to when a task has what is needed."""
+
+
+def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | None:
+    """What a task lacks, in words; None if it has what is needed.
+
+    Args:
+        need: The need.
+        task: The learning problem.
+        networks: Those in use, by name.
+    """
+    objective = task.objective
+    of_objective = {
+        "class_labels": objective.has_class_labels,
+        "class_logits": objective.has_class_labels and objective.outputs == objective.classes,
+        "soft_targets": objective.has_soft_targets,
+    }
+    if need in of_objective:
+        return None if of_objective[need] else f"the objective '{objective.name}' has none"
+    if need == "images_of_one_shape":
+        vectors = task.scale is not None and len(task.scale.shape) < 3
+        return "the cases are vectors" if vectors else None
+    for name, network in networks.items():
+        try:
+            if need == "head":
+                head_names(network, name)
+            elif need == "linear_head":
+                features_of(network, name)
+            elif not getattr(network, "feature_layers", None):
+                return (
+                    f"network '{name}' ({type(network).__name__}) has no `feature_layers`: expected a list of the "
+                    "modules whose outputs are its features, stage by stage"
+                )
+        except SettingsError as error:
+            return str(error).rstrip(".")
+    return None
+
+
+def check_needs(
+    name: str, method: Method, task: Task, networks: Mapping[str, nn.Module], others: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse a method that needs what the task has not, and name those that would do.
+
+    Args:
+        name: The method's.
+        method: It.
+        task: The learning problem.
+        networks: Those in use, by name.
+        others: Name of each known method to what it needs.
+
+    Raises:
+        SettingsError: Naming the need, the method, the objective, and the methods that would do.
+    """
+    for need in sorted(method.active_needs):
+        why = lacks(need, task, networks)
+        if why is None:
+            continue
+        missing = {other for other in MEANING if lacks(other, task, networks) is not None}
+        fit = sorted(other for other, needs in others.items() if not missing & set(needs))
+        hint = f"These would do: {', '.join(fit)}." if fit else "`medfl list methods` shows what each method needs."
+        raise SettingsError(
+            f"Method '{name}' needs '{need}' ({MEANING[need]}), which a task with the objective "
+            f"'{task.objective.name}' lacks here: {why}. {hint}"
+        )

@@ -1,0 +1,80 @@
+"""A finding is there or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.metrics import METRICS
+from medfl.metrics.binary import brier
+from medfl.metrics.metric import Metric
+from medfl.objectives.losses import OneLogitCrossEntropy
+from medfl.objectives.mixing import mean_of_findings
+from medfl.objectives.multiclass import Multiclass
+from medfl.types import Meta
+
+SCORES = {**METRICS, "sensitivity": METRICS["recall"], "brier": Metric(brier)}
+
+
+@dataclass(frozen=True)
+class Binary(Multiclass):
+    """A finding is there (1) or not (0); a network puts out one logit, or one for each of both.
+
+    A target is 0 or 1, int64, shape (). Predictions are the probabilities (N, 2) of absence and presence: with one
+    logit z they are sigmoid(-z) and sigmoid(z). With two logits it is `Multiclass` with two classes; one logit is worth
+    what the difference of two is.
+
+    Attributes:
+        logits: 1 or 2.
+    """
+
+    name: ClassVar[str] = "binary"
+    metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "sensitivity", "specificity", "brier", "ece")
+
+    num_classes: int = field(default=2, init=False)
+    logits: Literal[1, 2] = 1
+
+    def __post_init__(self) -> None:
+        if self.logits not in (1, 2):
+            raise SettingsError(f"expected 1 or 2 logits of the objective 'binary', got {self.logits}.")
+
+    @property
+    def outputs(self) -> int:
+        """1 or 2."""
+        return self.logits
+
+    @property
+    def scores(self) -> Mapping[str, Metric]:
+        """Those of two classes, sensitivity and the Brier score."""
+        return SCORES
+
+    @property
+    def facts(self) -> Meta:
+        """Name and number of logits."""
+        return {"name": self.name, "logits": self.logits}
+
+    @property
+    def identity(self) -> Meta:
+        """All of it."""
+        return {"objective": self.facts}
+
+    def default_loss(self) -> nn.Module:
+        """Binary cross entropy with logits, or cross entropy."""
+        return OneLogitCrossEntropy() if self.logits == 1 else nn.CrossEntropyLoss()
+
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Probabilities (N, 2)."""
+        return self.alternatives(outputs).softmax(dim=1)
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose probabilities are the mean of the members'."""
+        return mean_of_findings(outputs) if self.logits == 1 else super().together(outputs)
+
+    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Two logits, of which the first is 0 where a network puts out one."""
+        return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if self.logits == 1 else outputs

@@ -1,0 +1,107 @@
+"""Several findings, each of which is there or not, or was not looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.metrics.metric import WeightedScore
+from medfl.metrics.multilabel import label_auc, macro_auc, mean_average_precision
+from medfl.objectives.losses import LabelledBCELoss
+from medfl.objectives.mixing import mean_of_findings
+from medfl.objectives.objective import Objective
+from medfl.objectives.rows import check_rows, in_rows
+
+
+@dataclass(frozen=True)
+class Multilabel(Objective):
+    """Any of several findings may be there (1) or not (0), or nobody looked for it (NaN: left out of loss and scores).
+
+    A target is float32, shape (C,); a network puts out a logit for each finding. Predictions are sigmoid probabilities
+    (N, C).
+
+    Attributes:
+        num_labels: C, >= 1.
+    """
+
+    name: ClassVar[str] = "multilabel"
+    metrics: ClassVar[tuple[str, ...]] = ("macro_auc", "map")
+    target_type: ClassVar[torch.dtype] = torch.float32
+    has_soft_targets: ClassVar[bool] = True
+
+    num_labels: int
+
+    def __post_init__(self) -> None:
+        if self.num_labels < 1:
+            raise SettingsError(f"expected at least 1 label in num_labels, got {self.num_labels}.")
+
+    @property
+    def outputs(self) -> int:
+        """One for each finding."""
+        return self.num_labels
+
+    @property
+    def scores(self) -> Mapping[str, WeightedScore]:
+        """The mean AUC and average precision over findings, and ``auc_0``, ``auc_1``, ... of each."""
+        each = {f"auc_{label}": partial(_label_auc, label) for label in range(self.num_labels)}
+        return {"macro_auc": macro_auc, "map": mean_average_precision, **each}
+
+    def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
+        """(C,)."""
+        return (self.num_labels,)
+
+    def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
+        """Refuse anything but 0, 1 and NaN, and a row in which no finding is labelled."""
+        other = in_rows(targets, lambda values: (values != 0) & (values != 1) & ~values.isnan())
+        expected = "0, 1 or NaN (not labelled) for each finding"
+        check_rows(other, targets, where, start, expected, "Correct the list")
+        expected = "at least one finding that is labelled"
+        check_rows(targets.isnan().all(dim=1), targets, where, start, expected, "Leave that record out of the list")
+
+    def strata(self, targets: torch.Tensor) -> torch.Tensor:
+        """The rarest finding of these cases that is there, counted from 1; 0 where none is."""
+        present = targets == 1
+        rarest = present.sum(0).argsort(stable=True)
+        ranked = present[:, rarest]
+        return torch.where(ranked.any(1), rarest[ranked.int().argmax(1)] + 1, 0)
+
+    def default_loss(self) -> nn.Module:
+        """Binary cross entropy over the findings that are labelled."""
+        return LabelledBCELoss()
+
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Probabilities (N, C)."""
+        return outputs.sigmoid()
+
+    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
+        """p0, p1, ..."""
+        return tuple(f"p{label}" for label in range(self.num_labels))
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """t0, t1, ..."""
+        return tuple(f"t{label}" for label in range(self.num_labels))
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose sigmoid is the mean of the members' probabilities."""
+        return mean_of_findings(outputs)
+
+    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits of absence, which are 0, and presence: (N, 2, C)."""
+        return torch.stack([torch.zeros_like(outputs), outputs], dim=1)
+
+    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+        """0, 1, or -1 where a finding is not labelled, (N, C)."""
+        return targets.nan_to_num(-1.0).long()
+
+
+def _label_auc(label: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The AUC of a single finding."""
+    columns = slice(label, label + 1)
+    return label_auc(judged[:, columns], targets[:, columns], weights)[0]

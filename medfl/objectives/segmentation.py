@@ -1,0 +1,187 @@
+"""Where something is: a class for each voxel, or masks that may overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from monai.losses import DiceCELoss
+from torch import nn
+
+from medfl.errors import ContractError, SettingsError
+from medfl.metrics.metric import WeightedScore
+from medfl.metrics.segmentation import (
+    class_masks,
+    class_means,
+    dice,
+    hausdorff95,
+    lesion_f1,
+    mean_over_cases,
+    surface_dice,
+)
+from medfl.objectives.losses import DiceBCELoss
+from medfl.objectives.mixing import mean_of_classes, mean_of_findings
+from medfl.objectives.objective import Objective
+from medfl.objectives.rows import check_rows, in_rows
+
+
+@dataclass(frozen=True)
+class Segmentation(Objective):
+    """Each voxel of an image is of one of C classes, the first of which is the background; or of any of C labels.
+
+    A target is a mask of the image's size: int64, shape (1, *spatial), with the number of the class; or, where labels
+    overlap, (C, *spatial) with 0 or 1. A network puts out logits (C, *spatial). Scores are of cases, then averaged over
+    them: what is known of a case are its scores by class (`judged`), not its voxels.
+
+    Attributes:
+        channels: C: classes with the background, >= 2; or labels that may overlap, >= 1.
+        overlapping: Whether labels may overlap: a sigmoid for each in place of one softmax.
+        spacing: Of the voxels along each axis in millimetres; None where nobody knows: distances are in voxels.
+        tolerance: Of the surface Dice, in the unit of `spacing`, >= 0.
+    """
+
+    name: ClassVar[str] = "segmentation"
+    metrics: ClassVar[tuple[str, ...]] = ("dice",)
+    target_type: ClassVar[torch.dtype] = torch.int64
+    has_soft_targets: ClassVar[bool] = True
+
+    channels: int = 2
+    overlapping: bool = False
+    spacing: tuple[float, ...] | None = None
+    tolerance: float = 1.0
+
+    def __post_init__(self) -> None:
+        least = 1 if self.overlapping else 2
+        if self.channels < least:
+            raise SettingsError(f"expected at least {least} in channels of a segmentation, got {self.channels}.")
+
+    @property
+    def outputs(self) -> int:
+        """One for each class or label."""
+        return self.channels
+
+    def output_shape(self, image: Sequence[int]) -> tuple[int, ...]:
+        """(C, *spatial)."""
+        return (self.channels, *image[1:])
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """The numbers of what is scored: the classes without the background, or all labels."""
+        return tuple(range(self.channels)) if self.overlapping else tuple(range(1, self.channels))
+
+    @property
+    def scores(self) -> Mapping[str, WeightedScore]:
+        """Means over cases: of each case's mean over its classes, and ``dice_1``, ``dice_2``, ... of each class."""
+        size = len(self.labels)
+        places = {name: slice(place * size, (place + 1) * size) for place, name in enumerate(_KINDS)}
+        means = {name: partial(_mean, columns) for name, columns in places.items()}
+        return means | {f"dice_{label}": partial(_of_class, place) for place, label in enumerate(self.labels)}
+
+    def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
+        """(1, *spatial), or (C, *spatial) where labels overlap."""
+        return (self.channels if self.overlapping else 1, *image[1:])
+
+    def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
+        """Refuse a mask with a number that is no class."""
+        highest = 1 if self.overlapping else self.channels - 1
+        wrong = in_rows(targets, lambda values: (values < 0) | (values > highest) | (values != values.long()))
+        check_rows(wrong, targets, where, start, f"masks of whole numbers from 0 to {highest}", "Correct the mask")
+
+    def strata(self, targets: torch.Tensor) -> torch.Tensor:
+        """Whether the mask holds anything."""
+        return in_rows(targets, lambda values: values > 0).long()
+
+    def check_outputs(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Refuse outputs of another size than the masks."""
+        expected = (len(targets), self.channels, *targets.shape[2:])
+        if tuple(outputs.shape) != expected:
+            raise ContractError(
+                f"Expected outputs of shape {expected} for the objective 'segmentation', got {tuple(outputs.shape)}. "
+                "Give the network a channel for each class, and outputs of the size of its inputs."
+            )
+
+    def default_loss(self) -> nn.Module:
+        """Dice loss and cross entropy, added."""
+        return DiceBCELoss() if self.overlapping else DiceCELoss(to_onehot_y=True, softmax=True)
+
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Probabilities (N, C, *spatial)."""
+        return outputs.sigmoid() if self.overlapping else outputs.softmax(dim=1)
+
+    def masks(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What the outputs take each voxel for: (N, `labels`, *spatial), bool."""
+        if self.overlapping:
+            return outputs > 0
+        return torch.stack([class_masks(case, self.channels) for case in outputs.argmax(dim=1, keepdim=True)])
+
+    def references(self, targets: torch.Tensor) -> torch.Tensor:
+        """Targets as masks: (N, `labels`, *spatial), bool."""
+        return targets > 0 if self.overlapping else torch.stack([class_masks(case, self.channels) for case in targets])
+
+    def judged(self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str]) -> torch.Tensor:
+        """Each case's scores by class, float64: Dice, and whatever else `metrics` need; NaN elsewhere."""
+        wanted = [kind for kind in _KINDS if kind in {"dice", *metrics}]
+        judged = torch.full((len(targets), len(_KINDS), len(self.labels)), torch.nan, dtype=torch.float64)
+        pairs = zip(outputs, self.masks(outputs), self.references(targets), strict=True)
+        for row, (case, ours, theirs) in enumerate(pairs):
+            for kind in wanted if not bool(case.isnan().any()) else ():  # a diverged model has no score
+                judged[row, _KINDS.index(kind)] = self._score(kind, ours, theirs)
+        return judged.flatten(1)
+
+    def weighted_score(
+        self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Means over the cases whose score is defined."""
+        return self.scores[metric](judged, targets, weights)
+
+    def _score(self, kind: str, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        if kind == "hd95":
+            return hausdorff95(ours, theirs, self.spacing)
+        if kind == "surface_dice":
+            return surface_dice(ours, theirs, self.tolerance, self.spacing)
+        return dice(ours, theirs) if kind == "dice" else lesion_f1(ours, theirs)
+
+    def kept(self, targets: torch.Tensor) -> torch.Tensor:
+        """Nothing: scores are in `judged`, and masks stay where they are; (N, 0)."""
+        return torch.empty(len(targets), 0)
+
+    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
+        """dice_1, dice_2, ..., hd95_1, ..."""
+        return tuple(f"{kind}_{label}" for kind in _KINDS for label in self.labels)
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits whose probabilities are the mean of the members'."""
+        return mean_of_findings(outputs) if self.overlapping else mean_of_classes(outputs)
+
+    def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Logits of the classes of each voxel, (N, C, *spatial); of overlapping labels (N, 2, C, *spatial)."""
+        return torch.stack([torch.zeros_like(outputs), outputs], dim=1) if self.overlapping else outputs
+
+    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+        """The class of each voxel, (N, *spatial); of overlapping labels (N, C, *spatial)."""
+        return targets.long() if self.overlapping else targets[:, 0].long()
+
+    def agreement(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Each case's mean Dice over its classes."""
+        pairs = zip(self.masks(outputs), self.references(targets), strict=True)
+        return torch.stack([dice(ours, theirs).mean() for ours, theirs in pairs])
+
+
+_KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
+"""Scores of a case, in the order of their columns."""
+
+
+def _mean(columns: slice, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return mean_over_cases(judged[:, columns].double(), weights)
+
+
+def _of_class(place: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return class_means(judged[:, place : place + 1].double(), weights)[0]

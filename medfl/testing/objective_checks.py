@@ -1,0 +1,69 @@
+"""The check of the conformance suite that a method says truly which tasks it is for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from medfl.core.needs import lacks
+from medfl.errors import SettingsError
+from medfl.objectives import Objective
+from medfl.runs.simulation import Result
+from medfl.testing.cohort import Case, bits, folders, make_data
+from medfl.testing.suite import expect, finite, promise, same
+from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of, told_as
+
+SIZES = {"a": 9, "b": 6}
+"""Training images of the sites."""
+
+
+@promise
+def further_objectives_are_refused_or_work(case: Case) -> None:
+    """A method trains on every objective that has what it needs, and refuses the others before step 0 by the need.
+
+    On one of them a run that is continued gives the bits of one that was not interrupted.
+    """
+    accepted = [objective for objective in FURTHER if _accepts(case, objective)]
+    for objective in accepted:
+        with folders(2) as (whole, parts):
+            result = _run(case, objective, whole, rounds=2 if objective is accepted[-1] else 1)
+            finite(bits(result), f"objective '{objective.name}'")
+            table = pd.read_csv(whole / "metrics.csv")
+            values = table[table["metric"] == objective.metrics[0]]["value"]
+            defined = any(math.isfinite(value) for value in values)
+            expect(defined, f"objective '{objective.name}': no score by {objective.metrics[0]}")
+            if objective is accepted[-1]:
+                _run(case, objective, parts, rounds=1)
+                again = _run(case, objective, parts, rounds=2)
+                same(bits(result), bits(again), f"objective '{objective.name}', continued after a round")
+
+
+def _accepts(case: Case, objective: Objective) -> bool:
+    """Whether a method takes an objective; that it is refused for what it says it needs, if it is not."""
+    task = make_task_of(objective)
+    networks = {task.network: task.build()}
+    missing = [need for need in sorted(case.make_method().active_needs) if lacks(need, task, networks) is not None]
+    if not missing:
+        return True
+    with folders(1) as (folder,):
+        try:
+            _run(case, objective, folder, rounds=1)
+        except SettingsError as error:
+            named = all(f"'{word}'" in str(error) for word in (case.name, missing[0], objective.name))
+            expect(named, f"objective '{objective.name}' is refused for '{missing[0]}' in other words: {error}")
+            expect(not folder.exists(), f"objective '{objective.name}': something was written before the refusal")
+            return False
+    raise AssertionError(f"objective '{objective.name}' is not refused, though the method needs '{missing[0]}'")
+
+
+def _run(case: Case, objective: Objective, folder: Path, rounds: int) -> Result:
+    return case.run(
+        folder,
+        sites=make_sites_of(objective, SIZES),
+        task=make_task_of(objective),
+        public=told_as(make_data(12, "public"), objective) if case.kind.needs_public else None,
+        global_test=told_as(make_data(8, "global"), objective),
+        rounds=rounds,
+    )
