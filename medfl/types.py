@@ -18,8 +18,8 @@ Tensors = dict[str, torch.Tensor]
 """Tensors by flat name, for example ``model/conv1.weight`` or ``proto/3``."""
 
 
-Targets = torch.Tensor | dict[str, torch.Tensor]
-"""What is to be learned of a batch, (B, ...): one tensor, or several by name."""
+Targets = Any
+"""What is to be learned of a batch: a tensor (B, ...); for bundles with more than one target a dictionary of such."""
 
 
 Meta = dict[str, Any]

@@ -99,7 +99,7 @@ def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = Non
         DataError: If a data list or an array is missing or damaged.
         SettingsError: If a site, or the server's test set, is the public data as well.
     """
-    holdings = {}
+    holdings: dict[str, Holding] = {}
     for name in _folders(dataset_dir, names, public):
         datalist = read_datalist(dataset_dir / name)
         array = (dataset_dir / name / datalist.image_array).resolve()

@@ -33,7 +33,8 @@ from torch import nn
 from volumes import KEYS, NAME, make_cases, make_data, patches, same, steady, visit, write_volume
 
 from medfl.data.transforms.chain import Chain
-from medfl.data.transforms.dataset import TransformDataset
+from medfl.data.transforms.dataset import TransformDataset, pool
+from medfl.errors import DataError
 from medfl.objectives.multiclass import Multiclass
 from medfl.settings import Settings
 from medfl.training.batches import load
@@ -207,6 +208,17 @@ def test_evaluation_takes_one_case_at_a_time_through_the_inferer(tmp_path: Path)
     for loaded in load(data, torch.arange(2).split(1), 0):
         sliding = SlidingWindowInferer((8, 8, 8), overlap=0.25)(loaded.inputs, convolution)
         torch.testing.assert_close(sliding, convolution(loaded.inputs))
+
+
+def test_pooled_sites_keep_their_transforms(cases: list[dict[str, Any]]):
+    parts = [make_data(cases[:1], class_labels=[4]), make_data(cases[1:], class_labels=[5, 6, 7])]
+    together = pool(parts)
+    assert isinstance(together, TransformDataset)
+    assert together.class_labels is not None
+    assert together.class_labels.tolist() == [4, 5, 6, 7]
+    assert same(visit(together, BATCHES), visit(make_data(cases), BATCHES))
+    with pytest.raises(DataError, match="the same transforms at all sites"):
+        pool([parts[0], make_data(cases, RandFlipd(KEYS))])
 
 
 def test_several_targets_come_by_name_and_numbers_are_read_from_the_list(cases: list[dict[str, Any]]):

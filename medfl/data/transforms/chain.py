@@ -6,7 +6,7 @@ import contextlib
 import copy
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,9 @@ class LabelIndices(Transform):
     def __init__(self, finder: FgBgToIndicesd | ClassesToIndicesd) -> None:
         self.finder = finder
 
-    def __call__(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """The item with its indices, int32 where that is enough."""
-        item = self.finder(data)
+        item: dict[Hashable, Any] = self.finder(data)
         return {key: _short(value) if INDICES in str(key) else value for key, value in item.items()}
 
 
@@ -159,14 +159,19 @@ def _with_cached_indices(chain: Compose, end: int) -> Compose:
     if type(cutter) is RandCropByPosNegLabeld and cutter.fg_indices_key is None:
         key, cutter = cutter.label_key, copy.deepcopy(cutter)
         cutter.fg_indices_key, cutter.bg_indices_key = f"{key}{INDICES}_fg", f"{key}{INDICES}_bg"
-        where = {"image_key": cutter.image_key, "image_threshold": cutter.cropper.image_threshold}
-        finder = FgBgToIndicesd(key, f"{INDICES}_fg", f"{INDICES}_bg", **where)
+        threshold = cutter.cropper.image_threshold
+        finder = FgBgToIndicesd(key, f"{INDICES}_fg", f"{INDICES}_bg", cutter.image_key, threshold)
     elif type(cutter) is RandCropByLabelClassesd and cutter.indices_key is None:
         key, cutter = cutter.label_key, copy.deepcopy(cutter)
         cutter.indices_key, cropper = f"{key}{INDICES}", cutter.cropper
-        where = {"image_key": cutter.image_key, "image_threshold": cropper.image_threshold}
-        more = {"max_samples_per_class": cropper.max_samples_per_class}
-        finder = ClassesToIndicesd(key, INDICES, cropper.num_classes, **where, **more)
+        finder = ClassesToIndicesd(
+            key,
+            INDICES,
+            cropper.num_classes,
+            cutter.image_key,
+            cropper.image_threshold,
+            max_samples_per_class=cropper.max_samples_per_class,
+        )
     else:
         return chain
     transforms = [*chain.transforms[:end], LabelIndices(finder), cutter, *chain.transforms[end + 1 :]]

@@ -15,14 +15,15 @@ from typing import Any, Literal
 import torch
 from monai.data import list_data_collate
 
+from medfl.data.pooled import Pooled, joined
 from medfl.data.transforms.cache import DiskCache, MemoryCache
 from medfl.data.transforms.cases import Case, case_digest, check_cases
 from medfl.data.transforms.chain import Chain
 from medfl.data.transforms.loaders import load_ahead
 from medfl.data.transforms.loading import Check, Collate, Loading, Sample, Visit, plain_targets, samples_of
 from medfl.data.transforms.packing import Packed
-from medfl.errors import SettingsError
-from medfl.types import Loaded, Targets
+from medfl.errors import DataError, SettingsError
+from medfl.types import Dataset, Loaded, Targets
 from medfl.utils.rng import seed_of
 
 CacheKind = Literal["memory", "disk", "none"]
@@ -92,7 +93,7 @@ class TransformDataset:
         disk = None if cache_dir is None else DiskCache(cache_dir)
         self._loading = Loading(cases, chain, inputs, keys, collate, where, target_type, check, disk)
         self._memory = MemoryCache() if cache == "memory" else None
-        self._cache, self._loaders = cache, loaders
+        self._cache, self._cache_dir, self._loaders = cache, cache_dir, loaders
         self.inputs, self.target_keys = inputs, keys
         labels = None if class_labels is None else torch.as_tensor(class_labels, dtype=torch.int64)
         self.class_labels = labels
@@ -195,3 +196,40 @@ class TransformDataset:
     def _keep(self, key: str, content: Packed) -> None:
         if self._memory is not None:
             self._memory.put(key, content)
+
+
+def pool(parts: Sequence[Dataset]) -> Dataset:
+    """Several data sets as one, addressed by row; cases that change at each visit go on doing so.
+
+    Args:
+        parts: At least one; if one of them has transforms, all have, and the same ones.
+
+    Raises:
+        DataError: If transforms differ between them.
+    """
+    chained = [part for part in parts if isinstance(part, TransformDataset)]
+    if not chained:
+        return Pooled(list(parts))
+    loading = chained[0]._loading
+    if len(chained) < len(parts) or len({part._loading.chain.digest for part in chained}) > 1:
+        raise DataError(
+            "expected the same transforms at all sites whose data are pooled, got different ones. Give them one chain, "
+            "or choose a method that pools no data."
+        )
+    labels = [part.class_labels for part in chained if part.class_labels is not None]
+    patients = joined([part.patients for part in chained], [len(part) for part in chained])
+    return TransformDataset(
+        [case for part in chained for case in part._loading.cases],
+        loading.chain.transform,
+        loading.inputs,
+        loading.targets,
+        loading.collate,
+        chained[0]._cache,
+        chained[0]._cache_dir,
+        chained[0]._loaders,
+        torch.cat(labels) if len(labels) == len(chained) else None,
+        None if patients is None else patients.tolist(),
+        loading.target_type,
+        loading.check,
+        "the pooled sites",
+    )
