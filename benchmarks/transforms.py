@@ -114,8 +114,9 @@ class Ours:
 
     def epoch(self, number: int) -> int:
         """Samples of one pass."""
-        batches = row_batches(len(self._data), self._batch, torch.Generator().manual_seed(number), epochs=1)
-        return sum(len(loaded.rows) for loaded in load(self._data, batches, number))
+        generator = torch.Generator().manual_seed(number)
+        batches = row_batches(len(self._data), self._batch, generator, epochs=1)
+        return sum(len(loaded.rows) for loaded in load(self._data, batches, generator))
 
 
 def filled(make: Callable[[], Plain | Ours]) -> tuple[Plain | Ours, float, float]:

@@ -232,7 +232,7 @@ def train(
             return loss(batch)
 
     total, samples, batches = torch.zeros((), device=device), 0, 0
-    for loaded in load(data, steps.batches(len(data)), generator.initial_seed()):
+    for loaded in load(data, steps.batches(len(data)), generator):
         count = len(loaded.rows)
         if count < steps.smallest:
             continue

@@ -75,7 +75,7 @@ def _outputs(
     model.eval()
     size = 1 if inferer is not None or isinstance(data, Visited) else EVALUATION_BATCH
     with torch.no_grad(), autocast(settings, device):
-        for loaded in load(data, torch.arange(len(data)).split(size) if len(data) else (), stream=0):
+        for loaded in load(data, torch.arange(len(data)).split(size) if len(data) else ()):
             images = loaded.inputs.to(device)
             outputs = model(images) if inferer is None else inferer(images, model)
             yield outputs.float().cpu(), loaded.targets

@@ -205,7 +205,7 @@ def test_evaluation_takes_one_case_at_a_time_through_the_inferer(tmp_path: Path)
     assert seen == [(1, 1, 12, 10, 8), (1, 1, 14, 9, 8)]
     assert torch.equal(plain, with_inferer)
     convolution = nn.Conv3d(1, 2, 1)
-    for loaded in load(data, torch.arange(2).split(1), 0):
+    for loaded in load(data, torch.arange(2).split(1)):
         sliding = SlidingWindowInferer((8, 8, 8), overlap=0.25)(loaded.inputs, convolution)
         torch.testing.assert_close(sliding, convolution(loaded.inputs))
 
