@@ -239,7 +239,7 @@ class Watched:
 
     def __init__(self, images: Dataset, stopped: Callable[[], bool], site: str) -> None:
         self._images, self._stopped, self._site = images, stopped, site
-        self.class_labels, self.batches = images.class_labels, 0
+        self.class_labels, self.targets, self.batches = images.class_labels, images.targets, 0
 
     def __len__(self) -> int:
         return len(self._images)
@@ -254,10 +254,6 @@ class Watched:
             raise AbortedError(f"Site '{self._site}' was told to abort, after {self.batches} batches. Nothing is kept.")
         self.batches += 1
         return self._images.batch(rows)
-
-    def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """As `medfl.types.Dataset.targets`."""
-        return self._images.targets(rows)
 
 
 def weights_of(data: object, site: str) -> object:

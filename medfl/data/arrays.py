@@ -59,18 +59,18 @@ def channels_of(shape: Sequence[int]) -> int | None:
     """The number of channels if the last axis holds them, otherwise None.
 
     A shape (N, H, W, C) with C of 1 or 3 holds 2-D images with channels; (N, H, W) and (N, D, H, W) hold images and
-    volumes of one channel; (N, D, H, W, C) holds volumes with channels.
+    volumes of one channel; (N, D, H, W, C) holds volumes with channels; (N, F) holds vectors, which have none.
 
     Raises:
         DataError: If the shape is none of these.
     """
     if len(shape) == 5 or (len(shape) == 4 and shape[-1] in _CHANNELS):
         return int(shape[-1])
-    if len(shape) in (3, 4):
+    if len(shape) in (2, 3, 4):
         return None
     raise DataError(
-        f"expected an array of shape (N, H, W), (N, H, W, C), (N, D, H, W) or (N, D, H, W, C), got {tuple(shape)}. "
-        "Write the images again, one image per row."
+        "expected an array of shape (N, F), (N, H, W), (N, H, W, C), (N, D, H, W) or (N, D, H, W, C), got "
+        f"{tuple(shape)}. Write the images again, one image per row."
     )
 
 
@@ -87,6 +87,7 @@ class ArrayDataset:
         rows: The split's rows in `images`, shape (n,).
         mean: One number, or one for each channel.
         std: One number, or one for each channel, > 0.
+        target_type: Of a batch of targets.
         patients: For each row a number that images of one patient share; None if no two images are of one patient.
 
     Raises:
@@ -97,14 +98,17 @@ class ArrayDataset:
     def __init__(
         self,
         images: np.ndarray,
-        targets: np.ndarray | Sequence[int],
+        targets: torch.Tensor | np.ndarray | Sequence[int],
         rows: np.ndarray | Sequence[int],
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.5,),
         patients: Sequence[int] | None = None,
+        target_type: torch.dtype = torch.int64,
     ) -> None:
         index = np.asarray(rows, dtype=np.int64).reshape(-1)
-        self._targets = torch.as_tensor(np.array(targets))
+        held = targets.clone() if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
+        self._targets = held.to(target_type) if held.dim() == 1 else held  # masks stay small
+        self._target_type = target_type
         self.class_labels = labels_in(self._targets)
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
         _check(images, index, len(self._targets))
@@ -120,7 +124,7 @@ class ArrayDataset:
         return len(self._targets)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, C, *spatial), float32, and targets (B, ...).
+        """Images (B, C, *spatial) or vectors (B, F), float32, and targets (B, ...).
 
         Args:
             rows: Positions within this split, each in [0, len(self)), shape (B,), int64.
@@ -128,12 +132,14 @@ class ArrayDataset:
         raw = self._gather(rows)
         flat = raw.view(len(raw), self._pixels).to(torch.float32, copy=True)
         images = flat.mul_(self._scale).add_(self._shift).view(raw.shape)
+        if images.dim() == 2:
+            return images, self.targets(rows)
         images = images.unsqueeze(1) if self._channels is None else images.movedim(-1, 1)
-        return images, self._targets[rows]
+        return images, self.targets(rows)
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
         """The targets (B, ...) of rows as in `batch`; no image is read."""
-        return self._targets[rows]
+        return self._targets[rows].to(self._target_type)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         """One image (C, *spatial) and its target, as MONAI's loaders want them."""

@@ -6,6 +6,12 @@ A list names one array file and addresses its images by row::
      "labels": {"0": "basophil", ...}, "image_array": "images.npy",
      "training": [{"image": 0, "label": 7, "subject_id": "train-00000"}, ...], "validation": [...], "test": [...]}
 
+Where cases are of no class the list names its objective (`medfl.objectives`) in place of ``num_classes``, and records
+have targets in place of labels; masks are rows of a second array, the same ones as the images'::
+
+    {"objective": {"name": "survival"}, ..., "training": [{"image": 0, "target": [412.0, 1]}, ...]}
+    {"objective": {"name": "segmentation", "channels": 2}, ..., "mask_array": "masks.npy", "training": [{"image": 0}]}
+
 A partition of a pooled data set is a set of such lists that all name the same array: no image is copied.
 """
 
@@ -22,7 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from medfl.data.targets import files_message, integers, list_objective, record_targets
 from medfl.errors import DataError
+from medfl.objectives import Multiclass, Objective, read_objective
 
 FILE = "datalist.json"
 """The name of a data list in its folder."""
@@ -47,12 +55,14 @@ class Datalist:
     Attributes:
         name: Of the data set.
         image_array: Path of the array file, relative to the folder of the list.
-        num_classes: Number of classes, 2 to `MAX_CLASSES`.
+        num_classes: Number of classes, 2 to `MAX_CLASSES`; where cases are of no class, of the strata of the objective.
         labels: Number of a class, as a string, to its name.
         modality: How the images were taken.
         licence: Terms of use.
         splits: Name to records; an absent split is empty.
         extra: Other keys of the file; they are kept.
+        objective: What is learned, as `Objective.facts`; None for `num_classes` classes.
+        mask_array: Path of the array of masks, relative to the folder of the list; empty without masks.
     """
 
     name: str
@@ -63,9 +73,16 @@ class Datalist:
     licence: str = ""
     splits: dict[str, list[Record]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    objective: dict[str, Any] | None = None
+    mask_array: str = ""
+
+    @property
+    def goal(self) -> Objective:
+        """What is learned."""
+        return Multiclass(self.num_classes) if self.objective is None else read_objective(self.objective)
 
     def rows_and_labels(self, split: str, where: str, num_classes: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and labels of a split, checked.
+        """Rows and labels of a split, checked; where cases are of no class, their strata in place of labels.
 
         Args:
             split: One of `SPLITS`.
@@ -80,8 +97,8 @@ class Datalist:
         """
         records = self.splits.get(split, [])
         place = f"{where}, split '{split}'"
-        rows = _integers(records, "image", place)
-        labels = _integers(records, "label", place)
+        rows = integers(records, "image", place)
+        labels = self.strata(records, place)
         classes = self.num_classes if num_classes is None else num_classes
         wrong = labels[(labels < 0) | (labels >= classes)]
         if len(wrong):
@@ -92,11 +109,27 @@ class Datalist:
             )
         return rows, labels
 
+    def strata(self, records: list[Record], place: str) -> np.ndarray:
+        """What partitions keep in proportion: the label of each record, or the stratum of its target; (n,), int64.
+
+        Args:
+            records: Of a split.
+            place: Where they stand, for messages.
+
+        Raises:
+            DataError: If a record has no target.
+        """
+        if self.goal.has_class_labels:
+            return integers(records, "label", place)
+        if self.mask_array:  # nobody reads masks for that
+            return np.zeros(len(records), dtype=np.int64)
+        return np.asarray(self.goal.strata(record_targets(records, self.goal, place)))
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Split to class to number of images; every class of the list is there."""
         table = {}
         for split in SPLITS:
-            counts = Counter(record["label"] for record in self.splits.get(split, []))
+            counts = Counter(self.strata(self.splits.get(split, []), f"split '{split}'").tolist())
             table[split] = {str(label): counts.get(label, 0) for label in range(self.num_classes)}
         return table
 
@@ -189,9 +222,11 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
         raise DataError(f"the data list {path} is no valid JSON: {error}. Write it again.") from None
     if not isinstance(values, dict):
         raise DataError(f"expected a JSON object in {path}, got {type(values).__name__}. Write the list again.")
+    if "objective" in values:
+        values["num_classes"] = len(list_objective(values, path).stratum_names)
     for key, kind in (("image_array", str), ("num_classes", int)):
         if key not in values and any(_is_file(values.get(split)) for split in SPLITS):
-            raise DataError(_files_message(str(path)))
+            raise DataError(files_message(str(path)))
         if type(values.get(key)) is not kind:
             got = f"got {type(values[key]).__name__}" if key in values else "there is none"
             raise DataError(f"expected '{key}' of type {kind.__name__} in {path}, {got}. Correct the list.")
@@ -209,6 +244,9 @@ def parse_datalist(content: bytes, path: Path) -> Datalist:
 def write_datalist(folder: Path, datalist: Datalist) -> None:
     """Write a data list into a folder, one record a line; splits without records are left out."""
     head = {key: getattr(datalist, key) for key in _HEAD} | datalist.extra
+    left_out = ("objective", "mask_array") if datalist.objective is None else ("num_classes",)
+    head = {key: value for key, value in head.items() if key not in left_out}
+    head = {key: value for key, value in head.items() if key != "mask_array" or value}
     parts = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
     for split in SPLITS:
         records = datalist.splits.get(split, [])
@@ -220,7 +258,7 @@ def write_datalist(folder: Path, datalist: Datalist) -> None:
     (folder / FILE).write_text("{\n " + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
 
 
-_HEAD = ("name", "modality", "licence", "num_classes", "labels", "image_array")
+_HEAD = ("name", "modality", "licence", "num_classes", "labels", "image_array", "objective", "mask_array")
 
 
 def _check_head(values: Record, path: Path) -> None:
@@ -230,10 +268,10 @@ def _check_head(values: Record, path: Path) -> None:
             f"expected the path of a file in 'image_array' of {path}, got one with a NUL. Correct the list."
         )
     count = values["num_classes"]
-    if not 2 <= count <= MAX_CLASSES:
+    if not (1 if "objective" in values else 2) <= count <= MAX_CLASSES:
         got = count if abs(count) < 10**9 else "a number of more digits"
         raise DataError(f"expected 'num_classes' in 2..{MAX_CLASSES} in {path}, got {got}. Correct the list.")
-    for key in ("name", "modality", "licence"):
+    for key in ("name", "modality", "licence", "mask_array"):
         if not isinstance(values.get(key, ""), str):
             raise DataError(f"expected text in '{key}' of {path}, got {type(values[key]).__name__}. Correct the list.")
     labels = values.get("labels", {})
@@ -252,36 +290,6 @@ def _check_head(values: Record, path: Path) -> None:
             )
 
 
-def _integers(records: list[Record], key: str, place: str) -> np.ndarray:
-    """The integers under a key of all records."""
-    try:
-        values = [record[key] for record in records]
-    except (KeyError, TypeError):
-        number = next(n for n, record in enumerate(records) if not isinstance(record, dict) or key not in record)
-        raise DataError(f"record {number} of {place} has no '{key}'. Every record needs 'image' and 'label'.") from None
-    for number, value in enumerate(values):
-        if type(value) is not int:
-            if key == "image" and isinstance(value, str):
-                raise DataError(_files_message(f"record {number} of {place}"))
-            raise DataError(
-                f"expected an integer in '{key}' of record {number} of {place}, got {type(value).__name__}. "
-                "Correct the list."
-            )
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise DataError(
-            f"expected integers of 64 bits in '{key}' of {place}, got a larger one. Correct the list."
-        ) from None
-
-
 def _is_file(records: Any) -> bool:
     first = records[0] if isinstance(records, list) and records else None
     return isinstance(first, dict) and isinstance(first.get("image"), str)
-
-
-def _files_message(where: str) -> str:
-    return (
-        f"expected a row of the image array in 'image', got the path of a file: {where}. Lists of image files are not "
-        "read: `medfl prep folder` turns image files and a table of labels into one array and a list."
-    )

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
+from medfl.data.list_targets import check_goal, rows_and_targets
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
 from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER
@@ -188,25 +190,33 @@ def site_data(
     where = f"site '{folder.name}'"
     array = folder / datalist.image_array
     try:
+        check_goal(datalist, objective)
         images = open_array(array)
+        shape = image_shape(images.shape)
+        masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
         parts = {}
         for split in datalist.splits:
-            rows, labels = datalist.rows_and_labels(split, where, objective.classes)
+            place = f"{where}, split '{split}'"
+            rows, targets = rows_and_targets(datalist, split, where, objective, shape, masks)
             who = patient_numbers(datalist.splits[split])
-            parts[split] = _dataset(images, rows, labels, mean, std, who, f"{where}, split '{split}'")
+            parts[split] = _dataset(images, rows, targets, objective, mean, std, who, place)
         files = {folder / FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
-        digest = hashlib.sha256(content + bytes.fromhex(array_digest(array))).hexdigest()
+        if masks is not None:
+            files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
+        digests = [bytes.fromhex(files[path]) for path in files if path != folder / FILE]
+        digest = hashlib.sha256(b"".join([content, *digests])).hexdigest()
     except DataError as error:
         raise DataError(f"{where}: {error}" if where not in str(error) else str(error)) from None
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
-    shape = image_shape(images.shape)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
     return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, facts, files)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an image as networks get it, (channels, *spatial), from that of its array; see `channels_of`."""
+    """The shape of a case as networks get it, (channels, *spatial) or (F,), from its array's; see `channels_of`."""
+    if len(array) == 2:
+        return (array[1],)
     channels = channels_of(array)
     spatial = tuple(array[1:]) if channels is None else tuple(array[1:-1])
     return (channels or 1, *spatial)
@@ -261,13 +271,14 @@ def load_split(
 def _dataset(
     images: np.ndarray,
     rows: np.ndarray,
-    labels: np.ndarray,
+    targets: torch.Tensor,
+    objective: Objective,
     mean: Sequence[float],
     std: Sequence[float],
     patients: Sequence[int] | None,
     place: str,
 ) -> ArrayDataset:
     try:
-        return ArrayDataset(images, labels, rows, mean, std, patients)
+        return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type)
     except DataError as error:
         raise DataError(f"{place}: {error}") from None

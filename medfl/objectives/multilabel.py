@@ -71,6 +71,11 @@ class Multilabel(Objective):
         ranked = present[:, rarest]
         return torch.where(ranked.any(1), rarest[ranked.int().argmax(1)] + 1, 0)
 
+    @property
+    def stratum_names(self) -> tuple[str, ...]:
+        """No finding, and each of them."""
+        return ("no finding", *(f"finding {label}" for label in range(self.num_labels)))
+
     def default_loss(self) -> nn.Module:
         """Binary cross entropy over the findings that are labelled."""
         return LabelledBCELoss()

@@ -112,6 +112,11 @@ class Objective(ABC):
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
         """What partitions, folds and tests keep in proportion: a number >= 0 for each case, (N,), int64."""
 
+    @property
+    def stratum_names(self) -> tuple[str, ...]:
+        """What the strata are called, from 0."""
+        return self.titles
+
     def class_labels(self, targets: torch.Tensor) -> torch.Tensor | None:
         """The class of each case, (N,), int64; None where cases are of no class."""
         return None

@@ -68,6 +68,11 @@ class Regression(Objective):
         edges = values.quantile(torch.arange(1, STRATA) / STRATA)
         return torch.bucketize(values, edges)
 
+    @property
+    def stratum_names(self) -> tuple[str, ...]:
+        """The fifths by size."""
+        return tuple(f"part {number + 1} of {STRATA} by size" for number in range(STRATA))
+
     def default_loss(self) -> nn.Module:
         """Mean squared error."""
         return nn.MSELoss()

@@ -37,4 +37,4 @@ def check_rows(wrong: torch.Tensor, targets: torch.Tensor, where: str, start: in
 
 def in_rows(targets: torch.Tensor, test: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Which targets hold any number that a test says yes to, (N,), bool."""
-    return test(targets).reshape(len(targets), -1).any(dim=1)
+    return test(targets).flatten(1).any(dim=1)

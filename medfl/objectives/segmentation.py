@@ -94,6 +94,11 @@ class Segmentation(Objective):
         """Whether the mask holds anything."""
         return in_rows(targets, lambda values: values > 0).long()
 
+    @property
+    def stratum_names(self) -> tuple[str, ...]:
+        """Empty masks and others."""
+        return ("nothing in the mask", "something in the mask")
+
     def check_outputs(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Refuse outputs of another size than the masks."""
         expected = (len(targets), self.channels, *targets.shape[2:])

@@ -59,6 +59,11 @@ class Survival(Objective):
         """Whether the event came."""
         return targets[:, 1].long()
 
+    @property
+    def stratum_names(self) -> tuple[str, ...]:
+        """Without and with the event."""
+        return ("no event", "event")
+
     def teaches(self, targets: torch.Tensor) -> bool:
         """Whether there is an event, and someone to compare it with."""
         return len(targets) >= self.smallest_batch and has_events(targets)

@@ -165,9 +165,8 @@ class Distribution:
         for number, name in enumerate(self.names):
             mine = np.flatnonzero(self.owner[self.units] == number)
             records = [self.records[image] for image in mine.tolist()]
-            by_site[name] = local_splits(
-                records, self.plan, name, self.units[mine], None if strata is None else strata[mine]
-            )
+            chosen = None if strata is None else strata[mine]
+            by_site[name] = local_splits(records, self.plan, name, self.units[mine], chosen, self.labels[mine])
         self._look_back(by_site)
         held = self.test if self.plan.global_test == "official" else self._records_of(HELD)
         if held:
@@ -191,7 +190,8 @@ class Distribution:
         units = find_units(subjects_of(kept), [self.hashes[record["image"]] for record in kept])
         share = self.plan.public_test_fraction
         plan = replace(self.plan, test="fraction", test_fraction=share, val_fraction=0.0)
-        return local_splits(kept, plan, PUBLIC, units)
+        labels = self.source.strata(kept, f"pooled data set '{self.source.name}'")
+        return local_splits(kept, plan, PUBLIC, units, labels=labels)
 
     def _compare_labels(self, rows: np.ndarray) -> None:
         """Note identical images whose labels differ: one of them is wrong."""

@@ -158,6 +158,7 @@ def local_splits(
     name: str,
     units: np.ndarray | None = None,
     strata: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
 ) -> dict[str, list[Record]]:
     """Split one site's records into training, validation and test; keyed by (seed, site), whatever others have.
 
@@ -167,13 +168,14 @@ def local_splits(
         name: The site's name.
         units: What stays together: a number for each record, shape (n,); None means the records of a subject.
         strata: What to stratify by besides labels: a number >= 0 for each record, shape (n,); None means nothing.
+        labels: What to keep in proportion (`Datalist.strata`), shape (n,); None means the labels of the records.
 
     Raises:
         SettingsError: If a site has fewer units than folds.
     """
     units = find_units(subjects_of(records) if units is None else units.tolist())
-    labels = np.array([record["label"] for record in records], dtype=np.int64)
-    labels = majority(units, labels)
+    own = np.array([record["label"] for record in records], dtype=np.int64) if labels is None else labels
+    labels = majority(units, own)
     strata = None if strata is None else majority(units, strata)
     test, rng = _local_test(labels, strata, plan, name)
     rest = np.flatnonzero(~test)

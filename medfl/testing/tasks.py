@@ -78,7 +78,10 @@ def told_as(data: TensorData, objective: Objective) -> TensorData:
 
 def make_sites_of(objective: Objective, sizes: Mapping[str, int]) -> dict[str, Splits]:
     """Small sites with an objective: so many training images each, 4 for validation and 6 to test."""
+
+    def part(n: int, key: str) -> TensorData:
+        return told_as(make_data(n, key), objective)
+
     return {
-        name: Splits(*(told_as(make_data(n, f"{name}/{split}"), objective) for split, n in parts.items()))
-        for name, parts in ((name, {"train": size, "val": 4, "test": 6}) for name, size in sizes.items())
+        name: Splits(part(size, name), part(4, f"{name}/val"), part(6, f"{name}/test")) for name, size in sizes.items()
     }

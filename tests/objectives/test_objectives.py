@@ -140,15 +140,15 @@ def test_binary_with_two_logits_is_two_classes() -> None:
 def test_a_logit_is_worth_the_difference_of_two() -> None:
     outputs, targets = some(Binary(logits=2), 40)
     single = outputs[:, 1:] - outputs[:, :1]
-    one, two = Binary(), Binary(logits=2)
-    torch.testing.assert_close(one.predictions(single), two.predictions(outputs))
-    torch.testing.assert_close(one.default_loss()(single, targets), two.default_loss()(outputs, targets))
+    binary, two = Binary(), Binary(logits=2)
+    torch.testing.assert_close(binary.predictions(single), two.predictions(outputs))
+    torch.testing.assert_close(binary.default_loss()(single, targets), two.default_loss()(outputs, targets))
     expected = F.binary_cross_entropy_with_logits(single[:, 0], targets.float())
-    torch.testing.assert_close(one.default_loss()(single, targets), expected)
-    torch.testing.assert_close(one.cross_entropy(single, targets), expected)
-    weighted = [kind.balanced_loss(kind.default_loss(), targets, "cpu") for kind in (one, two)]
+    torch.testing.assert_close(binary.default_loss()(single, targets), expected)
+    torch.testing.assert_close(binary.cross_entropy(single, targets), expected)
+    weighted = [kind.balanced_loss(kind.default_loss(), targets, "cpu") for kind in (binary, two)]
     torch.testing.assert_close(weighted[0](single, targets), weighted[1](outputs, targets))
-    soft = one.soft_targets(single, 3.0), two.soft_targets(outputs, 3.0)
+    soft = binary.soft_targets(single, 3.0), two.soft_targets(outputs, 3.0)
     torch.testing.assert_close(*soft)
 
 

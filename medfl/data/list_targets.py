@@ -1,0 +1,72 @@
+"""The targets of a split of a data list: labels, numbers, or rows of an array of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from medfl.data.datalists import Datalist
+from medfl.data.targets import integers, record_targets
+from medfl.errors import DataError
+from medfl.objectives import Objective
+
+
+def rows_and_targets(
+    datalist: Datalist,
+    split: str,
+    where: str,
+    objective: Objective,
+    shape: Sequence[int],
+    masks: np.ndarray | None = None,
+) -> tuple[np.ndarray, torch.Tensor]:
+    """Rows and targets of a split.
+
+    Args:
+        datalist: The list.
+        split: Of it.
+        where: What the list belongs to, for messages.
+        objective: Of the task.
+        shape: Of a case as networks get it.
+        masks: The array of masks, (N, ...), with as many numbers in a row as a target has; None without any.
+
+    Returns:
+        (n,), int64, and (n, *target shape); masks are uint8.
+
+    Raises:
+        DataError: If a record is wrong, or masks are missing or of another size.
+    """
+    if objective.has_class_labels:
+        rows, labels = datalist.rows_and_labels(split, where, objective.classes)
+        return rows, torch.from_numpy(labels)
+    place, records = f"{where}, split '{split}'", datalist.splits.get(split, [])
+    rows = integers(records, "image", place)
+    if objective.target_columns:
+        return rows, record_targets(records, objective, place)
+    if masks is None:
+        raise DataError(f"{where}: expected 'mask_array' in the list for the objective '{objective.name}'. Add it.")
+    target = objective.target_shape(shape)
+    fits = masks.dtype == np.uint8 and int(np.prod(masks.shape[1:])) == int(np.prod(target))
+    if not fits or bool(((rows < 0) | (rows >= len(masks))).any()):
+        raise DataError(
+            f"expected masks of type uint8 and shape {list(target)} for each image at {place}, got an array "
+            f"{list(masks.shape)} of {masks.dtype}. Write the masks again, a row for each image."
+        )
+    chosen = torch.from_numpy(masks[rows]).reshape(len(rows), *target)
+    objective.check_targets(chosen, place)
+    return rows, chosen
+
+
+def check_goal(datalist: Datalist, objective: Objective) -> None:
+    """Refuse a list that is for another objective than the task's; a list of two classes is for 'binary' as well.
+
+    Raises:
+        DataError: If it is.
+    """
+    goal = datalist.goal
+    if goal.name != objective.name and not (goal.has_class_labels and objective.has_class_labels):
+        raise DataError(
+            f"the list is for the objective '{goal.name}', and the task for '{objective.name}'. Choose another task, "
+            "or correct the entry 'objective' of the list."
+        )

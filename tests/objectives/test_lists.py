@@ -1,0 +1,162 @@
+"""Data lists whose cases are of no class: vectors with numbers, findings and times, images with masks, as sites."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from medfl.core.site import Splits
+from medfl.data.datalists import FILE, Datalist, parse_datalist, read_datalist, write_datalist
+from medfl.data.sites import load_site, load_sites
+from medfl.errors import DataError
+from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Segmentation, Survival
+from medfl.partition.iid import iid
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
+from medfl.plugins import load_plugins
+from medfl.task import Task
+from medfl.testing.cohort import Case
+
+VECTORS = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+
+
+def pool(folder: Path, objective: Objective, targets: list[Any], arrays: dict[str, np.ndarray] | None = None) -> Path:
+    """A pooled data set in a folder."""
+    folder.mkdir(parents=True)
+    for name, array in ({"images.npy": VECTORS} | (arrays or {})).items():
+        np.save(folder / name, array)
+    key = "label" if objective.has_class_labels else "target"
+    records = [
+        {"image": row, "subject_id": f"s{row}"} | ({} if target is None else {key: target})
+        for row, target in enumerate(targets)
+    ]
+    entry = None if objective.has_class_labels else objective.facts
+    masks = "masks.npy" if arrays and "masks.npy" in arrays else ""
+    splits = {"training": records, "validation": [], "test": []}
+    classes = objective.classes if objective.has_class_labels else len(objective.stratum_names)
+    datalist = Datalist("made up", "images.npy", classes, splits=splits, objective=entry, mask_array=masks)
+    write_datalist(folder, datalist)
+    return folder
+
+
+TABLES: dict[str, tuple[Objective, list[Any]]] = {
+    "binary": (Binary(), [int(row[0] > 0) for row in VECTORS]),
+    "multilabel": (Multilabel(2), [[float(row[0] > 0), None if row[1] > 1 else 1.0] for row in VECTORS]),
+    "regression": (Regression(1), [float(row[0]) for row in VECTORS]),
+    "two numbers": (Regression(2), [row[:2].tolist() for row in VECTORS]),
+    "survival": (Survival(), [[float(np.exp(-row[0])), int(row[1] > 0)] for row in VECTORS]),
+}
+
+
+@pytest.mark.parametrize(("objective", "targets"), TABLES.values(), ids=TABLES.keys())
+def test_vectors_go_from_a_pool_over_sites_into_a_run(tmp_path: Path, objective: Objective, targets: list[Any]) -> None:
+    source = pool(tmp_path / "pool", objective, targets)
+    plan = PartitionPlan("iid", 2, test_fraction=0.25, global_test="none")
+    partition(source, tmp_path / "sites", plan, iid)
+    sites = load_sites(tmp_path / "sites", objective, (0.0,), (1.0,))
+    assert {site.shape for site in sites.values()} == {(5,)}
+    for site in sites.values():
+        records = read_datalist(tmp_path / "sites" / site.name).splits["training"]
+        inputs, truths = site.train.batch(torch.arange(len(site.train)))
+        assert torch.equal(inputs, torch.from_numpy(VECTORS[[record["image"] for record in records]]))
+        expected = [targets[record["image"]] for record in records]
+        shape = objective.target_shape((5,))
+        wanted = torch.tensor(np.array(expected, dtype=float)).reshape(-1, *shape).to(objective.target_type)
+        torch.testing.assert_close(truths, wanted, equal_nan=True)
+        assert truths.dtype == objective.target_type
+        assert (site.train.class_labels is not None) == objective.has_class_labels
+    task = Task(
+        networks={"linear": lambda: nn.Linear(5, objective.outputs)},
+        network="linear",
+        loss=objective.default_loss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        objective=objective,
+    )
+    splits = {name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()}
+    result = Case(load_plugins(), "fedavg").run(
+        tmp_path / "run", sites=splits, task=task, global_test=splits["site-01"].test, rounds=3
+    )
+    assert result.outcome.status == "finished"
+    assert result.summary["holdings"]["classes"] == list(objective.titles)
+
+
+def test_masks_are_a_second_array(tmp_path: Path) -> None:
+    images = np.random.default_rng(1).integers(0, 255, (6, 4, 5), dtype=np.uint8)
+    masks = (images > 100).astype(np.uint8)
+    arrays = {"images.npy": images, "masks.npy": masks}
+    source = pool(tmp_path / "pool", Segmentation(2), [None] * 6, arrays)
+    site = load_site(source, Segmentation(2), (0.5,), (0.5,))
+    inputs, targets = site.train.batch(torch.tensor([4, 1]))
+    assert inputs.shape == (2, 1, 4, 5)
+    assert torch.equal(targets, torch.from_numpy(masks[[4, 1]])[:, None].long())
+    assert site.train.class_labels is None
+    masks[2, 0, 0] = 3
+    with pytest.raises(DataError, match="masks of whole numbers from 0 to 1, got .* in row 2"):
+        load_site(pool(tmp_path / "wrong", Segmentation(2), [None] * 6, arrays), Segmentation(2), (0.5,), (0.5,))
+    arrays["masks.npy"] = masks[:, :3]
+    with pytest.raises(DataError, match=r"expected masks of type uint8 and shape \[1, 4, 5\]"):
+        load_site(pool(tmp_path / "small", Segmentation(2), [None] * 6, arrays), Segmentation(2), (0.5,), (0.5,))
+    with pytest.raises(DataError, match="expected 'mask_array' in the list"):
+        load_site(pool(tmp_path / "bare", Segmentation(2), [None] * 6), Segmentation(2), (0.5,), (0.5,))
+
+
+def test_other_masks_are_other_data(tmp_path: Path) -> None:
+    images = np.zeros((3, 4, 4), dtype=np.uint8)
+    digests = set()
+    for number in range(2):
+        arrays = {"images.npy": images, "masks.npy": np.full((3, 4, 4), number, dtype=np.uint8)}
+        source = pool(tmp_path / str(number), Segmentation(2), [None] * 3, arrays)
+        digests.add(load_site(source, Segmentation(2), (0.5,), (0.5,)).digest)
+    assert len(digests) == 2
+
+
+def test_a_list_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    source = pool(tmp_path / "pool", Survival(), TABLES["survival"][1])
+    head = json.loads((source / FILE).read_text())
+    assert head["objective"] == {"name": "survival"}
+    assert "num_classes" not in head
+    assert read_datalist(source).goal == Survival()
+    again = tmp_path / "again"
+    again.mkdir()
+    write_datalist(again, read_datalist(source))
+    assert (again / FILE).read_text() == (source / FILE).read_text()
+
+
+BAD: dict[str, tuple[Objective, Any, str]] = {
+    "no target": (Regression(1), None, "expected 1 numbers in 'target' of record 1 .*, got none or another thing"),
+    "a word": (Regression(1), "old", "expected 1 numbers in 'target' of record 1"),
+    "two for one": (Regression(1), [1.0, 2.0], "expected 1 numbers in 'target' of record 1 .*, got 2 of them"),
+    "unknown": (Regression(1), [None], "expected finite numbers"),
+    "a time of zero": (Survival(), [0.0, 1], "a finite time > 0"),
+    "an unknown time": (Survival(), [None, 1], "a finite time > 0"),
+    "no finding labelled": (Multilabel(2), [None, None], "at least one finding that is labelled"),
+    "two findings of one": (Multilabel(2), [2, 0], "0, 1 or NaN"),
+}
+
+
+@pytest.mark.parametrize(("objective", "target", "message"), BAD.values(), ids=BAD.keys())
+def test_a_wrong_target_is_named(tmp_path: Path, objective: Objective, target: Any, message: str) -> None:
+    good = {"regression": 1.0, "survival": [1.0, 1], "multilabel": [0, 1]}[objective.name]
+    source = pool(tmp_path / "pool", objective, [good, target])
+    with pytest.raises(DataError, match=message):
+        load_site(source, objective, (0.0,), (1.0,))
+
+
+def test_a_list_for_another_objective_is_refused(tmp_path: Path) -> None:
+    source = pool(tmp_path / "pool", Regression(1), [1.0, 2.0])
+    with pytest.raises(DataError, match="the list is for the objective 'regression', and the task for 'survival'"):
+        load_site(source, Survival(), (0.0,), (1.0,))
+    classes = pool(tmp_path / "classes", Multiclass(2), [0, 1])
+    assert load_site(classes, Binary(), (0.0,), (1.0,)).train.class_labels.tolist() == [0, 1]
+    head = {"image_array": "images.npy", "training": [], "objective": {"name": "regresion"}}
+    with pytest.raises(DataError, match="the entry 'objective' of .* can't be read: unknown objective"):
+        parse_datalist(json.dumps(head).encode(), tmp_path / FILE)
+    head["objective"] = 7
+    with pytest.raises(DataError, match="the entry 'objective' of .* can't be read"):
+        parse_datalist(json.dumps(head).encode(), tmp_path / FILE)
