@@ -23,6 +23,7 @@ from torch import nn
 from medfl.core.evaluation import Row
 from medfl.core.site import Splits
 from medfl.networks.cnn import CNN4
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
@@ -39,7 +40,7 @@ def seconds_of(name: str, sites: Mapping[str, Splits], seed: int) -> float:
         "cnn4",
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        CLASSES,
+        Multiclass(CLASSES),
         ("accuracy",),
     )
     written: list[Row] = []

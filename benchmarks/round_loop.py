@@ -30,6 +30,7 @@ from medfl.core.site import Splits
 from medfl.data.arrays import ArrayDataset
 from medfl.methods.aggregation import sample
 from medfl.networks.cnn import CNN4
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Execution, Settings
@@ -189,7 +190,7 @@ def compare(options: argparse.Namespace) -> dict[str, float]:
         "cnn4",
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        CLASSES,
+        Multiclass(CLASSES),
         ("accuracy",),
     )
     settings = Settings(

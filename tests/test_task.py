@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError
+from medfl.objectives import Multiclass
 from medfl.task import Task, optimizer_factory, suits_channels_last
 from medfl.testing.cohort import SmallNet, make_task
 from medfl.utils.wire import tensors_equal
@@ -130,6 +131,6 @@ def test_channels_last_is_for_2d_networks_without_the_layer_that_corrupts_memory
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_loaded_network_has_the_layout_that_suits_it(stride):
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1, stride=stride))
-    task = Task({"it": lambda: network}, "it", nn.CrossEntropyLoss(), torch.optim.SGD, 2)
+    task = Task({"it": lambda: network}, "it", nn.CrossEntropyLoss(), torch.optim.SGD, Multiclass(2))
     weight = task.load(network.state_dict())[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last) == (stride == 1)

@@ -22,7 +22,7 @@ from medfl.plugins import Registry
 from medfl.runs.simulation import Result, Run, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Scale, Task
-from medfl.types import Meta, Tensors
+from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.rng import make_generator
 
 CLASSES = 3
@@ -140,7 +140,7 @@ class Case:
         absent: Callable[[str, int], bool] = lambda site, step: False,
         make_method: Callable[[], Method] | None = None,
         public: TensorData | None = None,
-        global_test: TensorData | None = None,
+        server_test: Dataset | None = None,
         **settings: Any,
     ) -> Result:
         """Run the federation in `folder`."""
@@ -155,7 +155,7 @@ class Case:
                 settings=self.settings_of(**settings),
                 sites=data,
                 folder=folder,
-                global_test=global_test or make_data(10, "global"),
+                global_test=server_test or make_data(10, "global"),
                 public=public,
                 execution=Execution(workers=workers),
                 method_args=self.args,

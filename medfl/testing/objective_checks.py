@@ -64,6 +64,6 @@ def _run(case: Case, objective: Objective, folder: Path, rounds: int) -> Result:
         sites=make_sites_of(objective, SIZES),
         task=make_task_of(objective),
         public=told_as(make_data(12, "public"), objective) if case.kind.needs_public else None,
-        global_test=told_as(make_data(8, "global"), objective),
+        server_test=told_as(make_data(8, "global"), objective),
         rounds=rounds,
     )

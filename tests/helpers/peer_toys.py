@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from medfl.core.store import Store
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_task
@@ -36,7 +37,7 @@ def atlas_task(**networks):
         next(iter(networks), "norm"),
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        CLASSES,
+        Multiclass(CLASSES),
         ("accuracy",),
         regions=REGIONS,
     )

@@ -5,6 +5,7 @@ from torch import nn
 
 from medfl.core.site import Splits
 from medfl.data.pooled import Empty, TensorData
+from medfl.objectives import Multiclass
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
 from medfl.task import Task
@@ -28,7 +29,12 @@ class HalfSquare(nn.Module):
 
 
 QUADRATIC = Task(
-    {"scalar": Scalar}, "scalar", HalfSquare(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), 2, ("accuracy",)
+    {"scalar": Scalar},
+    "scalar",
+    HalfSquare(),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    Multiclass(2),
+    ("accuracy",),
 )
 
 

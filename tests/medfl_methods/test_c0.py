@@ -12,6 +12,7 @@ from medfl.data.pooled import Empty
 from medfl.methods import lending as circulating
 from medfl.methods.aggregation import sample
 from medfl.methods.transfer import route
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
@@ -202,7 +203,12 @@ class TwoLayers(nn.Module):
 
 
 GAUSSIANS = Task(
-    {"two": TwoLayers}, "two", nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, lr=0.05), 2, ("accuracy",)
+    {"two": TwoLayers},
+    "two",
+    nn.CrossEntropyLoss(),
+    lambda p: torch.optim.SGD(p, lr=0.05),
+    Multiclass(2),
+    ("accuracy",),
 )
 
 

@@ -15,6 +15,7 @@ from medfl.core.store import Store
 from medfl.methods.aggregation import add_update, mean_update, normalised, subtract
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.records import read_metrics
 from medfl.settings import Settings
@@ -146,7 +147,7 @@ def test_fedprox_adds_mu_times_the_distance_to_the_gradient():
             return torch.zeros(len(images), 2) + 0 * self.w
 
     model = W()
-    task = Task({"w": W}, "w", nn.CrossEntropyLoss(), torch.optim.SGD, 2)
+    task = Task({"w": W}, "w", nn.CrossEntropyLoss(), torch.optim.SGD, Multiclass(2))
     site = Site("a", 1, State(), task, Settings(rounds=1))
     fit = Fit(site, model, {"w": torch.tensor(0.5, dtype=torch.float64), "frozen": torch.tensor(0.0)})
     batch = Batch(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), torch.arange(3))

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from medfl.errors import SettingsError
 from medfl.networks.convnet import ConvNet
 from medfl.networks.norms import has_batch_norm, norm_names
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, make_task
@@ -192,7 +193,7 @@ def test_sites_with_unlike_clusters_train_each_for_itself(tmp_path):
     build = {
         name: lambda options=options: ConvNet(1, CLASSES, 6, **options, padding=1) for name, options in CLUSTERS.items()
     }
-    task = Task(build, "A", base.loss, base.optimizer, CLASSES, base.metrics)
+    task = Task(build, "A", base.loss, base.optimizer, Multiclass(CLASSES), base.metrics)
     settings: Meta = {"rounds": 1, "epochs": 1, "networks_by_site": {"site-2": "B", "site-3": "C"}}
     result = Case(load_plugins(), "local").run(tmp_path, task=task, **settings)
     assert result.outcome.status == "finished"

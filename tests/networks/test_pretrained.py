@@ -18,6 +18,7 @@ from medfl.errors import SettingsError, StoreError
 from medfl.networks.norms import norm_names
 from medfl.networks.pretrained import load_pretrained, read_weights
 from medfl.networks.resnet import ResNet
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, make_task
@@ -60,7 +61,7 @@ def test_the_body_computes_what_torchvisions_network_computes(tmp_path, depth):
 def task_with(path: Path | None, **options) -> Task:
     builds = {"a": lambda: net(stem_kernel=3, **options), "b": lambda: net(stem_kernel=3, **options)}
     base = make_task()
-    return Task(builds, "a", base.loss, base.optimizer, CLASSES, base.metrics, weights=read_weights(path))
+    return Task(builds, "a", base.loss, base.optimizer, Multiclass(CLASSES), base.metrics, weights=read_weights(path))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, freeze_norms, has_batch_norm, norm_names
 from medfl.networks.resnet import DEPTHS, ResNet
 from medfl.networks.resnet_blocks import group_count
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, make_task
@@ -199,7 +200,7 @@ def test_its_normalisation_layers_are_found_and_frozen():
 def test_it_trains_in_a_federation(tmp_path, method, norm):
     base = make_task()
     build = {"resnet": lambda: ResNet(10, 1, CLASSES, width=4, norm=norm, stem_kernel=3, stem_pool=False)}
-    task = Task(build, "resnet", base.loss, base.optimizer, CLASSES, base.metrics)
+    task = Task(build, "resnet", base.loss, base.optimizer, Multiclass(CLASSES), base.metrics)
     settings: Meta = {"rounds": 1, "epochs": 1}
     result = Case(load_plugins(), method).run(tmp_path, task=task, **settings)
     assert result.outcome.status == "finished"

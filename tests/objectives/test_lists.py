@@ -80,7 +80,7 @@ def test_vectors_go_from_a_pool_over_sites_into_a_run(tmp_path: Path, objective:
     )
     splits = {name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()}
     result = Case(load_plugins(), "fedavg").run(
-        tmp_path / "run", sites=splits, task=task, global_test=splits["site-01"].test, rounds=3
+        tmp_path / "run", sites=splits, task=task, server_test=splits["site-01"].test, rounds=3
     )
     assert result.outcome.status == "finished"
     assert result.summary["holdings"]["classes"] == list(objective.titles)

@@ -30,7 +30,7 @@ def run(folder: Path, objective: Objective, name: str = "fedavg", args: dict | N
         folder,
         sites=changes.pop("sites", None) or make_sites_of(objective, SIZES),
         task=changes.pop("task", None) or make_task_of(objective),
-        global_test=told_as(make_data(8, "global"), objective),
+        server_test=told_as(make_data(8, "global"), objective),
         rounds=2,
         **changes,
     )

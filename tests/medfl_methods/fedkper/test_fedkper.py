@@ -43,7 +43,7 @@ class Table(nn.Module):
 
 def table_fit(rows, labels, loss=None):
     data = TensorData(torch.arange(len(labels)).float().reshape(-1, 1, 1, 1), labels)
-    task = Task({}, "", loss or nn.CrossEntropyLoss(), torch.optim.SGD, rows.shape[1])
+    task = Task({}, "", loss or nn.CrossEntropyLoss(), torch.optim.SGD, Multiclass(rows.shape[1]))
     return Fit(Site("a", 1, State(), task, Settings(rounds=1), train=data), Table(rows), {})
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.core.store import Store
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy
 from medfl.task import Task
@@ -45,7 +46,7 @@ class Stubborn(nn.Module):
 
 
 def task_of(kind):
-    return Task({"it": kind}, "it", nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, 0.1, 0.9), CLASSES)
+    return Task({"it": kind}, "it", nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, 0.1, 0.9), Multiclass(CLASSES))
 
 
 def unlike_sites():

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from medfl.core.site import Splits
 from medfl.core.store import Store
 from medfl.networks.resnet import ResNet
+from medfl.objectives import Multiclass
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
 from medfl.task import Task
@@ -250,7 +251,7 @@ def test_volumes_residual_networks_of_unlike_widths_and_an_atlas(tmp_path):
 
     networks = {f"width{w}": functools.partial(ResNet, 10, 2, 2, 3, w, stem_kernel=3) for w in (4, 3)}
     loss, metrics = nn.CrossEntropyLoss(), ("accuracy",)
-    task = Task(networks, "width4", loss, lambda p: torch.optim.Adam(p, 1e-3), 2, metrics, regions=atlas)
+    task = Task(networks, "width4", loss, lambda p: torch.optim.Adam(p, 1e-3), Multiclass(2), metrics, regions=atlas)
     sites = {name: Splits(split(4), split(0), split(2)) for name in ("a", "b")}
     settings = Settings(rounds=1, steps=2, batch_size=2, networks_by_site={"b": "width3"})
 

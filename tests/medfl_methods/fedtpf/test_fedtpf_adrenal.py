@@ -12,6 +12,7 @@ from torch import nn
 
 from medfl.core.site import Splits
 from medfl.data.pooled import TensorData
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.runs.findings import read_findings
 from medfl.runs.simulation import Run, simulate
@@ -60,7 +61,7 @@ def test_two_rounds_in_3_d(volumes: tuple[torch.Tensor, torch.Tensor], tmp_path:
         "small",
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        2,
+        Multiclass(2),
         ("accuracy",),
         scale=Scale((1, 28, 28, 28), (0.5,), (0.5,)),
     )

@@ -17,6 +17,7 @@ from medfl.data.pooled import TensorData
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
 from medfl.methods.trainings import Budget, Training
+from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_data, make_task
@@ -45,7 +46,7 @@ def loss_of(student, teacher, labels, loss=None, **args):
     """The method's loss on all rows, and its gradient."""
     student, labels = torch.tensor(student), torch.tensor(labels)
     data = TensorData(torch.arange(len(labels)).float().reshape(-1, 1, 1, 1), labels)
-    task = Task({}, "", loss or nn.CrossEntropyLoss(), torch.optim.SGD, student.shape[1])
+    task = Task({}, "", loss or nn.CrossEntropyLoss(), torch.optim.SGD, Multiclass(student.shape[1]))
     site = Site("a", 1, State(), task, Settings(rounds=1), train=data)
     extra = {} if teacher is None else {"teacher": lambda batch: torch.tensor(teacher)[batch.rows]}
     fit = Fit(site, Table(student), {}, extra)

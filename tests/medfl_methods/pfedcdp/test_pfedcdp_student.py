@@ -12,6 +12,7 @@ from medfl.core.site import Splits
 from medfl.data.pooled import Empty, TensorData
 from medfl.networks.heads import TwoLayerHead
 from medfl.networks.parts import Split, mlp
+from medfl.objectives import Multiclass
 from medfl.runs.findings import read_findings
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
@@ -224,7 +225,12 @@ def gaussians(n, seed):
 
 def test_what_can_be_learned_is_by_sites_and_student(tmp_path):
     task = Task(
-        {"two": TwoLayers}, "two", torch.nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, 0.2), 2, ("accuracy",)
+        {"two": TwoLayers},
+        "two",
+        torch.nn.CrossEntropyLoss(),
+        lambda p: torch.optim.SGD(p, 0.2),
+        Multiclass(2),
+        ("accuracy",),
     )
     sites = {f"site-{n}": Splits(gaussians(100, n), Empty(), gaussians(100, 10 + n)) for n in range(4)}
     args = {"refine": {"epochs": 8, "lr": 0.01}}
