@@ -19,6 +19,7 @@ from medfl.utils.rng import pinned
 if TYPE_CHECKING:
     from medfl.networks.pretrained import Pretrained
     from medfl.training.augment import Augment, Augmentation
+    from medfl.training.predict import Inferer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -99,6 +100,7 @@ class Task:
         views: Changes images at random for methods that compare two views of an image; None takes `augmentation`.
         weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
         scale: Shape and normalisation of the images; None where nobody said. For methods that generate images.
+        inferer: Applies a model to a case in evaluation, such as MONAI's `SlidingWindowInferer`; None applies it whole.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -113,6 +115,7 @@ class Task:
     views: Augmentation | None = None
     weights: Pretrained | None = None
     scale: Scale | None = None
+    inferer: Inferer | None = field(default=None, compare=False)
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:

@@ -5,16 +5,21 @@ Imports torch only.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterable, Iterator
 
 
 Tensors = dict[str, torch.Tensor]
 """Tensors by flat name, for example ``model/conv1.weight`` or ``proto/3``."""
+
+
+Targets = Any
+"""What is to be learned of a batch: a tensor (B, ...); for bundles with more than one target a dictionary of such."""
 
 
 Meta = dict[str, Any]
@@ -44,6 +49,38 @@ class Dataset(Protocol):
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
         """The targets (B, ...) of the given rows, without reading their images where that is possible."""
+        ...
+
+
+@dataclass
+class Loaded:
+    """A batch as it comes from a data set, on the CPU.
+
+    Attributes:
+        rows: Which case each sample is of, shape (B,): a case that was cut into patches is there several times.
+        inputs: (B, C, *spatial), float32.
+        targets: (B, ...), or a dictionary of such for bundles with more than one.
+        spacing: Millimetres between neighbours along each spatial axis, (B, axes), float64; NaN where it is not known.
+            None for data sets without such facts.
+    """
+
+    rows: torch.Tensor
+    inputs: torch.Tensor
+    targets: Targets
+    spacing: torch.Tensor | None = None
+
+
+@runtime_checkable
+class Visited(Dataset, Protocol):
+    """A data set that changes a case at random whenever it is visited."""
+
+    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
+        """Each batch in turn; how a case is changed depends on (stream, row, how often the row came before) only.
+
+        Args:
+            batches: Rows of each batch, each in [0, n), shape (B,). They may be drawn ahead of time.
+            stream: Seed of the visits, >= 0; another one for each site, round and training.
+        """
         ...
 
 

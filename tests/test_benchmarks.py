@@ -54,6 +54,13 @@ def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
         assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
 
 
+def test_transforms_are_timed_against_a_bare_loader(run: Run) -> None:
+    size = ["--cases", "2", "--edge", "12", "--batch", "2", "--repetitions", "2", "--made-up"]
+    output, figures = run("transforms.py", size)
+    assert output.startswith("2 made-up volumes")
+    assert figures["ratio of an epoch (medfl / plain)"] > 0
+
+
 @pytest.mark.slow
 def test_ingestion_is_timed_against_bare_pydicom(tmp_path: Path) -> None:
     size = ["--images", "2", "--shape", "64x40", "--size", "16", "--repetitions", "2", "--workers", "1", "--bits", "12"]

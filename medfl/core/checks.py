@@ -23,7 +23,7 @@ from medfl.privacy.statements import check_delta, describe
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.loop import cpu_has_bf16
-from medfl.types import Dataset, Meta
+from medfl.types import Dataset, Meta, Visited
 
 logger = logging.getLogger(__name__)
 
@@ -205,8 +205,9 @@ def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Map
     }
     for where, data in (splits | dict(others)).items():
         size = 0 if data is None else len(data)
-        for start in range(0, size, CHECKED):
-            rows = torch.arange(start, min(start + CHECKED, size))
+        count = 1 if isinstance(data, Visited) else CHECKED  # cases may be of unlike sizes
+        for start in range(0, size, count):
+            rows = torch.arange(start, min(start + count, size))
             objective.check_targets(data.targets(rows), where, start)
 
 

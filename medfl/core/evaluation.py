@@ -63,7 +63,7 @@ def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> di
     """The task's metrics of a model on a data set; empty for an empty one."""
     if not len(data):
         return {}
-    rows, targets = predict(model, data, task.objective, task.metrics, settings, task.device)
+    rows, targets = predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer)
     return {name: task.objective.score(name, rows, targets) for name in task.metrics}
 
 

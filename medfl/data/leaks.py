@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,6 +49,19 @@ class Leak:
     between: tuple[str, str]
 
 
+@dataclass(frozen=True)
+class Holding:
+    """What a place holds.
+
+    Attributes:
+        subjects: Its subjects, each by something that no other subject has.
+        pixels: Of each image something that another one has only if the pixels are the same.
+    """
+
+    subjects: set[Hashable]
+    pixels: set[Hashable]
+
+
 def row_digests(path: Path) -> tuple[bytes, ...]:
     """A hash of the pixels of each row of an array file; equal hashes mean equal pixels.
 
@@ -86,19 +99,28 @@ def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = Non
         DataError: If a data list or an array is missing or damaged.
         SettingsError: If a site, or the server's test set, is the public data as well.
     """
-    places: list[str] = []
-    contents: dict[LeakKind, list[set[Hashable]]] = {kind: [] for kind in KINDS}
+    holdings: dict[str, Holding] = {}
     for name in _folders(dataset_dir, names, public):
         datalist = read_datalist(dataset_dir / name)
         array = (dataset_dir / name / datalist.image_array).resolve()
-        for split, subjects, pixels in _contents(datalist, array, name):
-            places.append(f"{name}/{split}")
-            contents["subjects"].append(subjects)
-            contents["pixels"].append(pixels)
+        holdings |= {f"{name}/{split}": holding for split, holding in _contents(datalist, array, name)}
+    return leaks_between(holdings)
+
+
+def leaks_between(holdings: Mapping[str, Holding]) -> list[Leak]:
+    """What places have in common.
+
+    Args:
+        holdings: Name of a place to what it holds.
+
+    Returns:
+        One leak for each kind and pair of places, in the order of the places.
+    """
+    places = list(holdings)
     return [
         Leak(kind, count, (places[first], places[other]))
         for kind in KINDS
-        for first, other, count in _overlaps(contents[kind])
+        for first, other, count in _overlaps([getattr(holding, kind) for holding in holdings.values()])
     ]
 
 
@@ -121,7 +143,11 @@ def check_leaks(
         SettingsError: If `allow` names no kind of leak, or as in `find_leaks`.
     """
     check_kinds(allow)
-    leaks = find_leaks(dataset_dir, names, public)
+    return refuse_leaks(find_leaks(dataset_dir, names, public), allow)
+
+
+def refuse_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:
+    """Refuse leaks, except those that are allowed by name; arguments and errors as in `check_leaks`."""
     refused = [leak for leak in leaks if leak.kind not in allow]
     if refused:
         kinds = [kind for kind in KINDS if any(leak.kind == kind for leak in refused)]
@@ -173,8 +199,8 @@ def _folders(dataset_dir: Path, names: Sequence[str], public: str | None) -> lis
     return folders if public is None else [*folders, public]
 
 
-def _contents(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, set[Hashable], set[Hashable]]]:
-    """Each split that has records, with its subjects and the hashes of its images."""
+def _contents(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, Holding]]:
+    """Each split that has records, with what it holds."""
     hashes, pool = row_digests(array), array_digest(array)
     for split, records in datalist.splits.items():
         rows, _ = datalist.rows_and_labels(split, f"site '{name}'")
@@ -182,7 +208,7 @@ def _contents(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str,
             continue
         check_rows(rows, len(hashes), f"site '{name}', split '{split}'")
         known = set(subjects_of(records)) - {None}
-        yield split, {(pool, subject) for subject in known}, {hashes[row] for row in rows.tolist()}
+        yield split, Holding({(pool, subject) for subject in known}, {hashes[row] for row in rows.tolist()})
 
 
 def _overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int]]:

@@ -8,11 +8,8 @@ process again is left out.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
-import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -26,6 +23,7 @@ from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.array_file import ArrayFile
 from medfl.utils.plugin_sources import load_file
+from medfl.utils.processes import live_with_parent
 
 
 class LoadedItem(NamedTuple):
@@ -164,19 +162,11 @@ def _plugin_files(load: Load) -> list[Path]:
 
 
 def _start(job: _Job, array: Path) -> None:
-    """Begin a worker: it ends with the process that started it, however that ends, and leaves Ctrl-C to it."""
+    """Begin a worker."""
     global _job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    live_with_parent()
     assert job.load is not None  # given in _pool
     _job = job.load, ArrayFile(array)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _ready() -> bool:

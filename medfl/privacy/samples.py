@@ -123,6 +123,7 @@ class PrivateSteps:
     ) -> None:
         privacy = site.settings.privacy
         assert privacy is not None
+        self.smallest = 0  # an empty batch takes a step of noise alone
         if isinstance(site, SecretSite):
             site.count_training()
         self._rate, self._steps = schedule(site.settings, len(site.train))
@@ -162,6 +163,7 @@ class PrivateSteps:
             self._add({name: p.detach().new_zeros(0, *p.shape) for name, p in self._parameters.items()})
         else:
             chunk = max(1, CHUNK_NUMBERS // sum(p.numel() for p in self._parameters.values()))
+            refuse_patches(batch)
             values = [self._one_by_one(loss, part) for part in _split(batch, chunk)]
         self._add_noise()
         self._private.scale_grad()
@@ -220,6 +222,20 @@ class PrivateSteps:
             value = torch.where(finite.view(-1, *[1] * (value.dim() - 1)), value, torch.zeros_like(value))
             parameter.grad_sample = value  # type: ignore[attr-defined]
         self._private.clip_and_accumulate()
+
+
+def refuse_patches(batch: Batch) -> None:
+    """Refuse a batch with several samples of an image, whose influence is bounded one by one and not together.
+
+    Raises:
+        SettingsError: If there are any.
+    """
+    if len(batch.rows.unique()) < len(batch.rows):
+        raise SettingsError(
+            "Privacy with the unit 'sample' needs one sample of each image, and the transforms cut an image into "
+            "several: together they would have more influence than the noise hides. Use transforms that give one patch "
+            "(num_samples 1), or the unit 'site'."
+        )
 
 
 class _Alone(nn.Module):

@@ -26,8 +26,9 @@ from medfl.core.journal import Outcome
 from medfl.core.server import ServerLoop
 from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Inbox
-from medfl.data.pooled import Empty, Pooled
+from medfl.data.pooled import Empty
 from medfl.data.sites import POOLED
+from medfl.data.transforms.dataset import pool
 from medfl.runs.lifecycle import RunWriter
 from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
@@ -190,6 +191,6 @@ def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteR
     if not method.pools_data or len(sites) == 1:
         return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]
-    pooled = Splits(Pooled(parts), Empty(), Empty())
+    pooled = Splits(pool(parts), Empty(), Empty())
     viewers |= {name: writer.viewer(name, data.test, data.val) for name, data in sites.items()}
     return {POOLED: site(POOLED, pooled)}, viewers

@@ -122,7 +122,7 @@ def write_predictions(
         facts: What is known of each of the images.
     """
     if len(test):
-        judged, targets = predict(predictor, test, task.objective, task.metrics, settings, task.device)
+        judged, targets = predict(predictor, test, task.objective, task.metrics, settings, task.device, task.inferer)
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
         write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())

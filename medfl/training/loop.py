@@ -15,7 +15,8 @@ from medfl.errors import ContractError, SettingsError
 from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.objectives.balance import sampling_weights
 from medfl.settings import Settings
-from medfl.types import Dataset
+from medfl.training.batches import load, on_device
+from medfl.types import Dataset, Loaded
 
 if TYPE_CHECKING:
     from medfl.training.augment import Augment
@@ -30,8 +31,9 @@ class Batch:
 
     Attributes:
         images: (B, C, *spatial), float32.
-        targets: (B, ...), as the task's objective says.
-        rows: Which images of the training split these are, shape (B,), on the CPU.
+        targets: (B, ...), as the task's objective says; a dictionary of such for bundles with more than one.
+        rows: Which images of the training split these are, shape (B,), on the CPU; an image that was cut into patches
+            is there several times.
         regions: Labels of the regions of each image, (B, *spatial), where the task has regions and changes images at
             random: the labels have moved with the images. None otherwise.
     """
@@ -114,6 +116,11 @@ def smallest_batch(model: nn.Module, settings: Settings) -> int:
 class Steps(Protocol):
     """How a training draws its batches and takes its steps: plainly, or with noise (`medfl.privacy.samples`)."""
 
+    @property
+    def smallest(self) -> int:
+        """Samples that a batch needs; one with fewer is left out."""
+        ...
+
     def batches(self, n: int) -> Iterator[torch.Tensor]:
         """The rows of each batch out of n; a batch may be empty."""
         ...
@@ -150,16 +157,12 @@ class PlainSteps:
         self._optimizer, self._settings, self._generator = optimizer, settings, generator
         self._weights, self._gradient_clip = weights, gradient_clip
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._smallest = max(smallest, smallest_batch(model, settings))
+        self.smallest = max(smallest, smallest_batch(model, settings))
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
-        """Those of `row_batches` that are large enough."""
+        """Those of `row_batches`."""
         settings = self._settings
-        for rows in row_batches(
-            n, settings.batch_size, self._generator, settings.epochs, settings.steps, self._weights
-        ):
-            if len(rows) >= self._smallest:
-                yield rows
+        return row_batches(n, settings.batch_size, self._generator, settings.epochs, settings.steps, self._weights)
 
     def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
         """Step by the gradient of the loss."""
@@ -229,11 +232,14 @@ def train(
             return loss(batch)
 
     total, samples, batches = torch.zeros((), device=device), 0, 0
-    for rows in steps.batches(len(data)):
-        total += steps.step(priced, _load(data, rows, device, augment)).to(device) * len(rows)
+    for loaded in load(data, steps.batches(len(data)), generator):
+        count = len(loaded.rows)
+        if count < steps.smallest:
+            continue
+        total += steps.step(priced, _batch(loaded, device, augment)).to(device) * count
         if after_batch is not None:
             after_batch()
-        samples += len(rows)
+        samples += count
         batches += 1
     mean = float(total) / samples if samples else float("nan")
     return TrainResult(batches, samples, mean, time.perf_counter() - start)
@@ -250,13 +256,13 @@ def balanced_sampling(data: Dataset) -> torch.Tensor:
     return sampling_weights(data.class_labels)
 
 
-def _load(data: Dataset, rows: torch.Tensor, device: str, augment: Augment | None) -> Batch | None:
+def _batch(loaded: Loaded, device: str, augment: Augment | None) -> Batch | None:
     """A batch on the training device; None without rows."""
-    if not len(rows):
+    if not len(loaded.rows):
         return None
-    images, targets = data.batch(rows)
-    images, regions = (images, None) if augment is None else augment(images)
-    return Batch(images.to(device), targets.to(device), rows, None if regions is None else regions.to(device))
+    images, regions = (loaded.inputs, None) if augment is None else augment(loaded.inputs)
+    moved = None if regions is None else regions.to(device)
+    return Batch(images.to(device), on_device(loaded.targets, device), loaded.rows, moved)
 
 
 def pick_device(device: str, workers: int = 1) -> str:

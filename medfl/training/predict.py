@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from medfl.objectives import Objective
 from medfl.settings import Settings
+from medfl.training.batches import load
 from medfl.training.loop import autocast
-from medfl.types import Dataset
+from medfl.types import Dataset, Targets, Visited
 
 EVALUATION_BATCH = 256
 """Images in a batch of evaluation; larger ones are not faster on a CPU."""
+
+Inferer = Callable[[torch.Tensor, nn.Module], torch.Tensor]
+"""Applies a model to inputs (B, C, *spatial), for example patch by patch; outputs as those of the model."""
 
 
 def logits(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
@@ -36,6 +40,7 @@ def predict(
     metrics: Sequence[str],
     settings: Settings,
     device: str = "cpu",
+    inferer: Inferer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What scores need to know of each case: what the model says of it, and its target.
 
@@ -46,6 +51,8 @@ def predict(
         metrics: What will be scored.
         settings: For the precision.
         device: Where `model` is.
+        inferer: Applies the model to one case at a time, such as MONAI's `SlidingWindowInferer`; None applies it to
+            whole cases, in batches where all have one shape.
 
     Returns:
         `Objective.judged`, (n, K), float32, and `Objective.kept`, (n, ...), on the CPU.
@@ -54,7 +61,7 @@ def predict(
         ContractError: If the model's outputs are not as the objective says.
     """
     judged, kept = [], []
-    for outputs, targets in _outputs(model, data, settings, device):
+    for outputs, targets in _outputs(model, data, settings, device, inferer):
         objective.check_outputs(outputs, targets)
         judged.append(objective.judged(outputs, targets, metrics))
         kept.append(objective.kept(targets))
@@ -62,11 +69,13 @@ def predict(
 
 
 def _outputs(
-    model: nn.Module, data: Dataset, settings: Settings, device: str
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    model: nn.Module, data: Dataset, settings: Settings, device: str, inferer: Inferer | None = None
+) -> Iterator[tuple[torch.Tensor, Targets]]:
     """Outputs, float32, and targets on the CPU, batch by batch."""
     model.eval()
+    size = 1 if inferer is not None or isinstance(data, Visited) else EVALUATION_BATCH
     with torch.no_grad(), autocast(settings, device):
-        for rows in torch.arange(len(data)).split(EVALUATION_BATCH) if len(data) else ():
-            images, targets = data.batch(rows)
-            yield model(images.to(device)).float().cpu(), targets
+        for loaded in load(data, torch.arange(len(data)).split(size) if len(data) else ()):
+            images = loaded.inputs.to(device)
+            outputs = model(images) if inferer is None else inferer(images, model)
+            yield outputs.float().cpu(), loaded.targets

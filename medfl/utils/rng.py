@@ -37,16 +37,20 @@ def make_generator(*key: str | int) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def pinned(*key: str | int) -> Iterator[None]:
+def pinned(*key: str | int, gpu: bool = True) -> Iterator[None]:
     """Within the block torch's, numpy's and python's global generators depend on the key alone; then they are put back.
 
     Dropout, initialisers and third-party transforms draw from the global generators, so each step pins them.
+
+    Args:
+        key: As for `seed_of`.
+        gpu: Whether those of GPUs are pinned, too, where one is in use.
     """
     seed = seed_of(*key)
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if gpu and torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        _seed_torch(seed)
+        _seed_torch(seed, gpu)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         try:
@@ -56,15 +60,15 @@ def pinned(*key: str | int) -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
-def _seed_torch(seed: int) -> None:
-    """Seed torch's global generators.
+def _seed_torch(seed: int, gpu: bool = True) -> None:
+    """Seed torch's global generators, those of GPUs on demand.
 
     A GPU that was not started (see `medfl.training.loop.pick_device`) is not asked for, as CUDA would then fail in
     processes that are forked later. `torch.manual_seed` would also keep a call, and the stack from which it came, for
     every device that might be started later; over many rounds that costs much time and memory.
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if gpu and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
 
 

@@ -1,0 +1,173 @@
+"""An epoch over cached transforms: medfl's data set against MONAI's CacheDataset and DataLoader on the same chain.
+
+Both keep what comes before the first random transform in memory, cut patches, change them and make batches; nothing is
+trained. Epochs of the two take turns, so that both meet the same machine; the first one of each fills the cache and is
+counted apart. The volumes are those of the Medical Segmentation Decathlon's hippocampus task, if MEDFL_DATA names a
+folder that has them, and otherwise made up. Memory is what the process gains while a cache is filled.
+
+    python benchmarks/transforms.py --cases 40
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import torch
+from monai.data import CacheDataset, DataLoader
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirstd,
+    LoadImaged,
+    NormalizeIntensityd,
+    Orientationd,
+    RandCropByPosNegLabeld,
+    RandFlipd,
+    RandGaussianNoised,
+    RandScaleIntensityd,
+    Spacingd,
+    SpatialPadd,
+)
+
+from medfl.data.transforms.dataset import TransformDataset
+from medfl.training.batches import load
+from medfl.training.loop import row_batches
+
+KEYS = ("image", "label")
+
+
+def real_cases(count: int) -> list[dict[str, str]]:
+    """Hippocampus volumes of MEDFL_DATA; none where it has none."""
+    folder = Path(os.environ.get("MEDFL_DATA", "")) / "segmentation" / "hippocampus"
+    if not (folder / "dataset.json").is_file():
+        return []
+    records = json.loads((folder / "dataset.json").read_text())["training"][:count]
+    return [{key: str(folder / record[key]) for key in KEYS} for record in records]
+
+
+def made_up_cases(folder: Path, count: int) -> list[dict[str, str]]:
+    """Volumes of about the hippocampus' size, with two labels."""
+    draws, cases = np.random.default_rng(0), []
+    for number in range(count):
+        mask = np.zeros((36, 50, 36), np.uint8)
+        mask[8:24, 10:24, 8:24], mask[8:24, 24:40, 8:24] = 1, 2
+        values = {"image": (draws.normal(100, 20, mask.shape) + 40 * mask).astype(np.float32), "label": mask}
+        for key, array in values.items():
+            nib.save(nib.Nifti1Image(array, np.eye(4)), folder / f"{number}_{key}.nii.gz")
+        cases.append({key: str(folder / f"{number}_{key}.nii.gz") for key in KEYS})
+    return cases
+
+
+def make_chain(edge: int) -> Compose:
+    """What a zoo bundle of 3-D segmentation has, with two patches of a case."""
+    return Compose(
+        [
+            LoadImaged(KEYS),
+            EnsureChannelFirstd(KEYS),
+            Orientationd(KEYS, axcodes="RAS", labels=None),
+            Spacingd(KEYS, pixdim=(1, 1, 1), mode=("bilinear", "nearest")),
+            NormalizeIntensityd("image"),
+            SpatialPadd(KEYS, (edge,) * 3),
+            RandCropByPosNegLabeld(KEYS, "label", (edge,) * 3, num_samples=2),
+            RandFlipd(KEYS, prob=0.5, spatial_axis=0),
+            RandScaleIntensityd("image", 0.1, prob=0.5),
+            RandGaussianNoised("image", prob=0.5),
+        ]
+    )
+
+
+def resident() -> float:
+    """MiB of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Plain:
+    """The loop as it is written with MONAI alone."""
+
+    def __init__(self, cases: list[dict[str, str]], edge: int, batch: int, loaders: int) -> None:
+        data = CacheDataset(cases, make_chain(edge), cache_rate=1.0, num_workers=None, progress=False)
+        self._loader = DataLoader(
+            data, num_workers=loaders, batch_size=batch, shuffle=True, generator=torch.Generator().manual_seed(0)
+        )
+
+    def epoch(self, number: int) -> int:
+        """Samples of one pass."""
+        return sum(len(batch["image"].as_tensor()) + 0 * len(batch["label"]) for batch in self._loader)
+
+
+class Ours:
+    """The data set as a training reads it."""
+
+    def __init__(self, cases: list[dict[str, str]], edge: int, batch: int, loaders: int) -> None:
+        self._data, self._batch = TransformDataset(cases, make_chain(edge), loaders=loaders), batch
+        self.epoch(0)
+
+    def epoch(self, number: int) -> int:
+        """Samples of one pass."""
+        generator = torch.Generator().manual_seed(number)
+        batches = row_batches(len(self._data), self._batch, generator, epochs=1)
+        return sum(len(loaded.rows) for loaded in load(self._data, batches, generator))
+
+
+def filled(make: Callable[[], Plain | Ours]) -> tuple[Plain | Ours, float, float]:
+    """A side with its cache, the seconds that took, and the MiB that it added."""
+    before, start = resident(), time.perf_counter()
+    side = make()
+    return side, time.perf_counter() - start, resident() - before
+
+
+def measure(cases: list[dict[str, str]], edge: int, batch: int, loaders: int, repetitions: int) -> dict[str, float]:
+    """Seconds, their ratios, and memory."""
+    figures: dict[str, float] = {}
+    sides: dict[str, Plain | Ours] = {}
+    for name, kind in (("plain", Plain), ("medfl", Ours)):
+        sides[name], seconds, memory = filled(lambda kind=kind: kind(cases, edge, batch, loaders))  # type: ignore[misc]
+        figures |= {f"{name}: seconds to fill": seconds, f"{name}: MiB added": memory}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(1, repetitions + 1):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            start = time.perf_counter()
+            samples = sides[name].epoch(number)
+            seconds[name].append(time.perf_counter() - start)
+            assert samples == 2 * len(cases)
+    figures |= {f"{name}: seconds an epoch": statistics.median(values) for name, values in seconds.items()}
+    ratios = [ours / plain for ours, plain in zip(seconds["medfl"], seconds["plain"], strict=True)]
+    return figures | {"ratio of an epoch (medfl / plain)": statistics.median(ratios)}
+
+
+def main() -> None:
+    """Read the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40)
+    parser.add_argument("--edge", type=int, default=32, help="voxels along an edge of a patch")
+    parser.add_argument("--batch", type=int, default=4, help="cases in a batch")
+    parser.add_argument("--loaders", type=int, default=0, help="loader processes of each side")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--made-up", action="store_true", help="made-up volumes, whatever MEDFL_DATA has")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [] if options.made_up else real_cases(options.cases)
+        print(f"{options.cases} {'hippocampus' if cases else 'made-up'} volumes, {options.loaders} loaders")
+        cases = cases or made_up_cases(Path(folder), options.cases)
+        figures = measure(cases, options.edge, options.batch, options.loaders, options.repetitions)
+    for name, value in figures.items():
+        print(f"{name:<36} {value:8.3f}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

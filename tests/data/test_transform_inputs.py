@@ -1,0 +1,174 @@
+"""Cases that can't be: each is refused with its row, what to do, and no name of a file or a person."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.transforms import Lambdad, RandFlipd, RandLambdad, Resized
+from volumes import KEYS, NAME, make_cases, make_data, visit, write_volume
+
+from medfl.data.leaks import leaks_between, refuse_leaks
+from medfl.data.transforms.dataset import TransformDataset
+from medfl.data.transforms.survey import holding, survey
+from medfl.errors import DataError, MedflError, SettingsError
+from medfl.privacy.samples import refuse_patches
+from medfl.training.loop import Batch
+
+WHERE = "row 1 of site 'site-01', split 'training'"
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> list[dict[str, Any]]:
+    return make_cases(tmp_path, 3)
+
+
+def refused(cases: list[dict[str, Any]], *end: Any, **options: Any) -> str:
+    """The message that loading all cases ends in; it names no file and nobody."""
+    with pytest.raises(MedflError) as caught:
+        visit(make_data(cases, *end, **options), [[0], [1], [2]])
+    message = str(caught.value)
+    assert NAME not in message
+    assert "nii" not in message
+    return message
+
+
+def remade(cases: list[dict[str, Any]], mask: np.ndarray, **options: Any) -> list[dict[str, Any]]:
+    """The cases with another mask for the second one."""
+    write_volume(Path(cases[1]["label"]), mask, **options)
+    return cases
+
+
+def test_a_case_lacks_its_mask_or_a_file(cases: list[dict[str, Any]]):
+    for lacking in ({"image": cases[1]["image"]}, cases[1] | {"label": None}):
+        message = refused([cases[0], lacking, cases[2]])
+        assert f"expected 'label' at {WHERE}" in message
+    Path(cases[1]["label"]).unlink()
+    assert f"the file of 'label' at {WHERE} is missing" in refused(cases)
+    assert "expected a dictionary" in refused([cases[0], "a.nii"])  # type: ignore[list-item]
+
+
+def test_a_mask_lies_on_another_grid(cases: list[dict[str, Any]]):
+    message = refused(remade(cases, np.ones((12, 10, 7), np.uint8)))
+    assert "expected 'label' on the grid of its image, (12, 10, 8), got (12, 10, 7)" in message
+    assert WHERE in message
+    message = refused(remade(cases, np.ones((12, 10, 8), np.uint8), origin=3.0))
+    assert "corners lie 3 mm away" in message
+    assert WHERE in message
+    assert len(visit(make_data(remade(cases, np.ones((12, 10, 8), np.uint8), origin=0.1)), [[1]])) == 1, "rounding"
+
+
+def test_a_mask_has_an_unknown_label_or_was_interpolated(cases: list[dict[str, Any]]):
+    def check(targets: torch.Tensor, where: str, start: int) -> None:
+        if bool((targets > 2).any()):
+            raise DataError(f"expected labels in 0..2 in row {start} of {where}, got {int(targets.max())}.")
+
+    cases = remade(cases, np.full((12, 10, 8), 9, np.uint8))
+    message = refused(cases, check=check)
+    assert message == f"expected labels in 0..2 in {WHERE}, got 9."
+    halved = Resized(KEYS, (6, 5, 4), mode="trilinear")
+    message = refused(make_cases(Path(cases[0]["image"]).parent), halved, RandFlipd(KEYS))
+    assert "expected whole numbers as targets" in message
+    assert "nearest" in message
+
+
+def test_an_empty_mask_is_allowed_and_counted(cases: list[dict[str, Any]]):
+    data = make_data(remade(cases, np.zeros((12, 10, 8), np.uint8)))
+    assert not visit(data, [[1]])[0].targets.any()
+    facts = survey(data)
+    assert facts.empty == {"label": 1}
+    assert facts.shapes == ((12, 10, 8),) * 3
+    assert len(set(facts.pixels)) == 3
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_a_transform_returns_nothing(nothing: Any, cases: list[dict[str, Any]]):
+    for end in ([lambda item: nothing], [RandFlipd(KEYS), lambda item: nothing]):
+        message = refused(cases, *end)
+        assert "from the transforms for row 0 of site 'site-01', split 'training', got nothing" in message
+
+
+def test_a_transform_drops_what_is_needed(cases: list[dict[str, Any]]):
+    message = refused(cases, lambda item: {"image": item["image"]})
+    assert "expected 'label' as numbers after the transforms for row 0" in message
+    data = TransformDataset(cases, [RandFlipd(KEYS, prob=0)], where="here")
+    with pytest.raises(DataError, match="expected 'image' as numbers after the transforms for row 0 of here"):
+        visit(data, [[0]])
+
+
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_a_file_or_a_transform_fails(loaders: int, cases: list[dict[str, Any]]):
+    def fail(image: torch.Tensor) -> torch.Tensor:
+        if bool((image.mean() > 0) & (len(image.shape) == 4)):
+            raise ValueError(f"the image of {NAME}")
+        return image
+
+    message = refused(cases, RandLambdad("image", fail), loaders=loaders)
+    assert "the transform RandLambdad fails for row 0 of site 'site-01', split 'training': ValueError in " in message
+    Path(cases[1]["image"]).write_bytes(b"no image")
+    message = refused(cases, loaders=loaders)
+    assert f"the transform LoadImaged fails for {WHERE}" in message
+    assert "leave it out of the list" in message
+
+
+def test_a_loader_ends(cases: list[dict[str, Any]]):
+    parent = os.getpid()
+
+    def crash(image: torch.Tensor) -> torch.Tensor:
+        if os.getpid() != parent and int(image.shape[1]) == 11:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return image
+
+    write_volume(Path(cases[1]["image"]), np.ones((11, 10, 8), np.float32))
+    write_volume(Path(cases[1]["label"]), np.ones((11, 10, 8), np.uint8))
+    message = refused(cases, RandLambdad("image", crash), loaders=2)
+    assert f"loading {WHERE} ends the process" in message
+
+
+def test_transforms_that_a_spawned_loader_can_not_get(cases: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    message = refused(cases, Lambdad("image", lambda image: image), loaders=1)
+    assert message.startswith("transform 3 (Lambdad) of site 'site-01'")
+    assert "named function" in message
+
+
+def test_loaders_that_are_no_forks_give_the_same_bits(cases: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+    expected = visit(make_data(cases), [[0, 1], [2]])
+    monkeypatch.setattr("medfl.data.transforms.loaders.torch.cuda.is_initialized", lambda: True)
+    batches = visit(make_data(cases, loaders=1), [[0, 1], [2]])
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(batches, expected, strict=True))
+
+
+def test_two_sites_have_the_same_case(cases: list[dict[str, Any]], tmp_path: Path):
+    copy = tmp_path / "copy.nii"
+    image, mask = cases[2]["image"], cases[2]["label"]
+    nib.save(nib.load(image), copy)
+    other = make_data([{"image": str(copy), "label": mask}])
+    places = {"a/training": holding(make_data(cases), ["p1", "p2", "p3"]), "b/test": holding(other, ["p9"])}
+    (leak,) = leaks_between(places)
+    assert (leak.kind, leak.count, leak.between) == ("pixels", 1, ("a/training", "b/test")), "whatever the file's form"
+    with pytest.raises(DataError, match="1 identical image in both a/training and b/test"):
+        refuse_leaks([leak])
+    assert refuse_leaks([leak], ["pixels"]) == ["pixels: 1 identical image in both a/training and b/test"]
+
+
+def test_rows_are_those_of_the_list(cases: list[dict[str, Any]]):
+    with pytest.raises(IndexError, match="row 3 is outside this split of 3 cases"):
+        make_data(cases).batch(torch.tensor([3]))
+
+
+def test_a_batch_that_merges_samples_is_refused(cases: list[dict[str, Any]]):
+    message = refused(cases, collate=lambda items: {key: torch.zeros(1, 1, 6, 6, 6) for key in KEYS})
+    assert "expected 2 samples in a batch" in message
+
+
+def test_privacy_of_single_images_takes_no_patches():
+    refuse_patches(Batch(torch.zeros(2, 1), torch.zeros(2), torch.tensor([1, 0])))
+    with pytest.raises(SettingsError, match="one sample of each image"):
+        refuse_patches(Batch(torch.zeros(2, 1), torch.zeros(2), torch.tensor([1, 1])))
