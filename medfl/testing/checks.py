@@ -89,11 +89,7 @@ def it_resumes_at_every_step(case: Case) -> None:
     """
     result, whole = case.reference
     last = Store(whole / "state" / SERVER).steps()[-1]
-    stops = [
-        (stop, where)
-        for stop in range(1, last)
-        for where in (("work", "fold") if stop in case.worked else ("fold",))  # the server may have its own step
-    ]
+    stops = [(stop, where) for stop in range(1, last) for where in ("work", "fold")]
 
     def ends_alike(folder: Path, what: str) -> None:
         same(bits(result), bits(case.run(folder)), what)
@@ -101,6 +97,8 @@ def it_resumes_at_every_step(case: Case) -> None:
 
     with folders(2) as (once, always):
         for stop, where in stops:
+            if where == "work" and stop not in case.worked:
+                continue  # a step of the server alone
             _run_until(case, always, stop, where)
             if not once.exists():
                 shutil.copytree(always, once)
