@@ -122,7 +122,8 @@ def write_predictions(
         facts: What is known of each of the images.
     """
     if len(test):
-        judged, targets = predict(predictor, test, task.objective, task.metrics, settings, task.device, task.inferer)
+        metrics = (*task.metrics, *task.objective.headline)
+        judged, targets = predict(predictor, test, task.objective, metrics, settings, task.device, task.inferer)
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
         write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
@@ -209,9 +210,9 @@ def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", *task.objective.target_columns, *task.objective.columns(task.metrics), *known])
+    writer.writerow(["row", *task.objective.kept_columns, *task.objective.columns(task.metrics), *known])
     truths = targets.reshape(len(targets), -1).tolist()
-    for row, (target, values) in enumerate(zip(truths, judged.tolist(), strict=True)):
+    for row, numbers in enumerate(zip(truths, judged.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]
-        writer.writerow([row, *target, *(f"{value:.9g}" for value in values), *last])
+        writer.writerow([row, *(f"{value:.9g}" for part in numbers for value in part), *last])
     return text.getvalue()
