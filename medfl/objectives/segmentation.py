@@ -80,7 +80,16 @@ class Segmentation(Objective):
         size = len(self.labels)
         places = {name: slice(place * size, (place + 1) * size) for place, name in enumerate(_KINDS)}
         means = {name: partial(_mean, columns) for name, columns in places.items()}
-        return means | {f"dice_{label}": partial(_of_class, place) for place, label in enumerate(self.labels)}
+        return means | {f"dice_{label}": self.class_score("dice", label) for label in self.labels}
+
+    def class_score(self, kind: str, label: int) -> WeightedScore:
+        """The mean over cases of the score of a single class.
+
+        Args:
+            kind: ``dice``, ``hd95``, ``surface_dice`` or ``lesion_f1``.
+            label: One of `labels`.
+        """
+        return partial(_of_class, _KINDS.index(kind) * len(self.labels) + self.labels.index(label))
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
         """(1, *spatial), or (C, *spatial) where labels overlap."""

@@ -20,6 +20,7 @@ from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
+from medfl.runs.worst_cases import keep_worst
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
@@ -113,6 +114,8 @@ def write_predictions(
 ) -> None:
     """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
 
+    Pictures of the worst cases are beside it only if the settings ask for them (`medfl.runs.worst_cases`).
+
     Args:
         target: The bundle's folder.
         predictor: Of the model.
@@ -127,6 +130,7 @@ def write_predictions(
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
         write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
+        keep_worst(target, predictor, test, task, settings, judged)
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
