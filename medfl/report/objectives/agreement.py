@@ -61,6 +61,7 @@ def agreement_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Me
             for number in numbers
         ],
         "pictured": PICTURED,
+        "seeds": any(len({run.seed for run in group.runs}) > 1 for group in groups),
         "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
         "over": resampled(groups, tested),
     }

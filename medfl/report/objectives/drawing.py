@@ -38,7 +38,7 @@ def plot(height: float, entries: int, labels: tuple[str, str]) -> Iterator[tuple
         axes.set(xlabel=labels[0], ylabel=labels[1])
         yield figure, axes
         handles, names = axes.get_legend_handles_labels()
-        legend: Any = {"loc": "upper left", "ncols": 2, "handlelength": 2.2, "borderaxespad": 0.1}
+        legend: Any = {"loc": "upper left", "ncols": 2, "handlelength": 2.2, "borderaxespad": 0.1, "markerscale": 2.0}
         figure.legend(handles, names, bbox_to_anchor=(0.02, 1.0), **legend)
 
 
@@ -84,7 +84,7 @@ def scatter_figure(
         lines: Name of a method to heights at which a level line is drawn, the first one full, others dashed; None
             draws the diagonal in their place, on axes that are alike.
     """
-    with plot(2.9 if lines else 3.4, len(points), labels) as (figure, axes):
+    with plot(3.1, len(points), labels) as (figure, axes):
         for name, (across, up) in points.items():
             look, some = styles[name], shown(len(across))
             mark: Any = {"color": look.colour, "marker": look.marker, "linewidths": 0, "alpha": 0.6}

@@ -27,8 +27,8 @@ from medfl.types import Meta
 KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
 """Scores of a case, of which those stand on the page that any case has."""
 
-REFERENCE, PREDICTION = "#39d353", "#ff7f0e"
-"""Green and orange, which stand out from grey; the prediction is dashed, too."""
+REFERENCE, PREDICTION = "#00c2ff", "#ff7f0e"
+"""Light blue and orange, which stand out from grey, and which people with any colour vision tell apart."""
 
 
 class MasksSection(TemplateSection):
@@ -126,8 +126,8 @@ def _picture(label: str, site: str, case: WorstCase) -> Markup:
     turned = case.slice is not None
     planes = [_upright(np.asarray(case.image), turned)]
     layers = [grey_layer(shades(planes[0]))]
-    for masks, colour, dashed in ((case.reference, REFERENCE, False), (case.prediction, PREDICTION, True)):
-        layers += [outline_layer(_upright(np.asarray(mask), turned), colour, dashed) for mask in masks]
+    for masks, colour in ((case.reference, REFERENCE), (case.prediction, PREDICTION)):
+        layers += [outline_layer(_upright(np.asarray(mask), turned), colour) for mask in masks]
     text = (
         f"{label}, {site}: image with outlines of reference and prediction, {metric_words('dice')} {score(case.dice)}."
     )
