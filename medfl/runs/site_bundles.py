@@ -20,6 +20,7 @@ from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
+from medfl.runs.worst_cases import keep_worst
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
@@ -113,6 +114,8 @@ def write_predictions(
 ) -> None:
     """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
 
+    Pictures of the worst cases are beside it only if the settings ask for them (`medfl.runs.worst_cases`).
+
     Args:
         target: The bundle's folder.
         predictor: Of the model.
@@ -122,10 +125,12 @@ def write_predictions(
         facts: What is known of each of the images.
     """
     if len(test):
-        judged, targets = predict(predictor, test, task.objective, task.metrics, settings, task.device, task.inferer)
+        metrics = (*task.metrics, *task.objective.headline)
+        judged, targets = predict(predictor, test, task.objective, metrics, settings, task.device, task.inferer)
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
         write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
+        keep_worst(target, predictor, test, task, settings, judged)
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
@@ -209,9 +214,9 @@ def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", *task.objective.target_columns, *task.objective.columns(task.metrics), *known])
+    writer.writerow(["row", *task.objective.kept_columns, *task.objective.columns(task.metrics), *known])
     truths = targets.reshape(len(targets), -1).tolist()
-    for row, (target, values) in enumerate(zip(truths, judged.tolist(), strict=True)):
+    for row, numbers in enumerate(zip(truths, judged.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]
-        writer.writerow([row, *target, *(f"{value:.9g}" for value in values), *last])
+        writer.writerow([row, *(f"{value:.9g}" for part in numbers for value in part), *last])
     return text.getvalue()
