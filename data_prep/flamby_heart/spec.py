@@ -22,7 +22,7 @@ from medfl.ingest.array_file import new_array
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import exclusions
 from medfl.ingest.options import Choose
-from medfl.ingest.spec import WholeSpec
+from medfl.ingest.spec import WholeSpec, folder_or_top
 from medfl.utils.text import Say
 from medfl_datasets.flamby_heart import RECORDS
 from medfl_datasets.flamby_heart.files import SEX, Hospital, features, find_files, read_hospital
@@ -69,8 +69,7 @@ class FlambyHeart(WholeSpec):
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
         """FLamby's name of the folder, the data set's, or the source folder itself."""
-        folders = [top / "fed_heart_disease", top / cls.dataset]
-        return {"source": next((folder for folder in folders if folder.is_dir()), top)}
+        return {"source": folder_or_top(top, "fed_heart_disease", cls.dataset)}
 
     def look(self) -> object:
         """The four files."""
