@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist, Record, write_datalist
 from medfl.data.folders import written_whole
 from medfl.errors import DataError
@@ -88,16 +89,19 @@ class FlambyHeart(WholeSpec):
         for sentence in unlike:
             say(f"warning: {sentence}")
         say("note: the files do not say who a patient is: each row counts as a patient of its own")
-        vectors = np.concatenate(list(_scaled(features(hospitals), tests, self.scale).values())).astype(np.float32)
+        names, numbers = features(hospitals)
+        vectors = np.concatenate(list(_scaled(numbers, tests, self.scale).values())).astype(np.float32)
         datalist = Datalist(
             name="flamby_heart" if self.scale == "centre" else f"flamby_heart-{self.scale}",
             image_array=ARRAY,
             num_classes=2,
             labels={"0": "no heart disease", "1": "heart disease"},
+            objective={"name": "binary"},
             modality=RECORDS[0].modality,
             licence=RECORDS[0].licence,
             splits=_records(hospitals, tests),
             extra={
+                FEATURES: names,
                 "citation": CITATION,
                 "deviations": unlike,
                 "exclusions": exclusions({INCOMPLETE: sum(h.incomplete for h in hospitals.values())}),

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist, Record, write_datalist
 from medfl.data.folders import written_whole
 from medfl.ingest.array_file import new_array
@@ -87,6 +88,7 @@ class FlambyTcgaBrca(WholeSpec):
             licence=RECORDS[0].licence,
             splits=_records(patients),
             extra={
+                FEATURES: patients.columns,
                 "citation": CITATION,
                 "deviations": unlike,
                 "exclusions": exclusions({NO_FOLD: patients.unused}),
