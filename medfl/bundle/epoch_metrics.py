@@ -27,6 +27,10 @@ def epoch_metrics(names: Sequence[str], objective: Objective) -> dict[str, Epoch
 
 def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
     def compute(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        if outputs.dim() == 1:  # ignite drops an axis of one channel
+            outputs = outputs.unsqueeze(1)
+        if targets.dim() == 1 and not objective.has_class_labels:
+            targets = targets.unsqueeze(1)
         return objective.score(name, objective.judged(outputs.float(), targets, [name]), objective.kept(targets))
 
     return EpochMetric(compute, output_transform=from_engine(["pred", "label"]), check_compute_fn=False)

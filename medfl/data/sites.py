@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
+from medfl.data.arrays import FEATURES, ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
 from medfl.data.list_targets import check_goal, rows_and_targets
 from medfl.errors import DataError, did_you_mean
@@ -227,7 +227,8 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
 
     Args:
         dataset_dir: The folder that holds one folder for each site.
-        name: ``num_classes``, ``in_channels``, ``size`` (spatial edges) or ``spatial_dims``.
+        name: ``num_classes``, ``in_channels`` (of vectors their numbers), ``size`` (spatial edges), ``spatial_dims``,
+            ``objective`` (as JSON) or `FEATURES`.
         otherwise: What the configuration has as long as the data can't be read; the run then refuses them, with the
             reason.
     """
@@ -238,6 +239,7 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
     except DataError:
         return otherwise
     facts = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
+    facts |= {"objective": datalist.goal.facts, FEATURES: datalist.extra.get(FEATURES, [])}
     return facts[name]
 
 

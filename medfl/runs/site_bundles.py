@@ -18,6 +18,7 @@ from medfl.contract import Method, Model
 from medfl.core.evaluation import predictor_of
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
+from medfl.objectives import Objective
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
 from medfl.runs.worst_cases import keep_worst
@@ -50,6 +51,7 @@ class Home:
         modality: How the images were taken, for the metadata.
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
+        objective: What is learned, for the metadata; None for one of the `classes`.
     """
 
     bundle_root: Path
@@ -59,6 +61,15 @@ class Home:
     data: str = ""
     modality: str = ""
     facts: Mapping[str, Facts] = field(default_factory=dict)
+    objective: Objective | None = None
+
+    @property
+    def outputs(self) -> list[str]:
+        """What each channel of a network's output is for: a class, or what the objective calls it."""
+        if self.objective is None or not self.objective.target_columns:
+            return list(self.classes)
+        names = self.classes if self.objective.has_class_labels else self.objective.columns(())
+        return list(names)[-self.objective.outputs :]  # one logit of two classes is for the second one
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -187,13 +198,18 @@ def _describe(metadata: Any, home: Home) -> None:
     if home.shape and home.classes:
         channels, *edges = home.shape
         lengths = " x ".join(map(str, edges))
+        scaled = f"{channels} channels of {lengths}, scaled to [0, 1], normalised as in inference.json"
         metadata |= {
             "description": f"A network trained by a federation on '{home.data}'",
             "data_source": home.data or "not stated",
-            "image_classes": f"{channels} channels of {lengths}, scaled to [0, 1], normalised as in inference.json",
+            "image_classes": scaled if edges else f"{channels} numbers, as in the data that it was trained on",
             "label_classes": f"one of {len(home.classes)} classes: {'; '.join(home.classes)}",
             "pred_classes": f"one logit for each of the {len(home.classes)} classes",
         }
+        if home.outputs != list(home.classes):
+            metadata["pred_classes"] = f"one output for each of: {'; '.join(home.outputs)}"
+        if home.objective is not None and home.objective.target_columns and not home.objective.has_class_labels:
+            metadata["label_classes"] = "; ".join(home.objective.target_columns)
     formats = metadata.get("network_data_format", {})
     image = formats.get("inputs", {}).get("image")
     pred = formats.get("outputs", {}).get("pred")
@@ -204,8 +220,8 @@ def _describe(metadata: Any, home: Home) -> None:
             image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
             image["format"] = "magnitude"
     if pred is not None and home.classes:
-        count = len(home.classes)
-        names = {str(number): name for number, name in enumerate(home.classes)}
+        count = len(home.outputs)
+        names = {str(number): name for number, name in enumerate(home.outputs)}
         pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
 
 
