@@ -210,7 +210,8 @@ class FederatedRun:
         )
         first = data.first
         facts = {name: site.test_facts for name, site in data.sites.items()}
-        home = Home(self.bundle_root, self.site_values, first.shape, first.classes, first.source, first.modality, facts)
+        about = (first.shape, first.classes, first.source, first.modality, first.structures, facts)
+        home = Home(self.bundle_root, self.site_values, *about)
         run.take_home = lambda result: export(result, run, home)
         return run
 

@@ -270,7 +270,8 @@ class SiteRun:
         models = self.host.models(method, message.tensors, step, round_)
         if models:
             built = self._opened.built
-            home = Home(self._opened.folder, built.site_values, data.shape, data.classes, data.source, data.modality)
+            about = (data.shape, data.classes, data.source, data.modality, data.structures)
+            home = Home(self._opened.folder, built.site_values, *about)
             model = export_site(self.folder / "bundle", home, self.name, models, method)
             says = (predictor_of(method, self.task, model), data.test, self.task, self.settings, data.test_facts)
             write_predictions(self.folder / "bundle", *says)

@@ -47,6 +47,7 @@ class Home:
         classes: Names of the classes, for the metadata.
         data: Name of the data set, for the metadata.
         modality: How the images were taken, for the metadata.
+        structures: Names of what masks show, for the metadata; empty where the network draws none.
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
     """
@@ -57,6 +58,7 @@ class Home:
     classes: Sequence[str] = ()
     data: str = ""
     modality: str = ""
+    structures: Sequence[str] = ()
     facts: Mapping[str, Facts] = field(default_factory=dict)
 
 
@@ -156,7 +158,7 @@ def _introduction(home: Home, model: Model) -> str:
     rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     return (
         f"# A network '{model.network}' trained by a federation\n\n"
-        f"Data: {home.data or 'not stated'}. Classes: {'; '.join(home.classes) or 'not stated'}. Network, classes and "
+        f"Data: {home.data or 'not stated'}. {_named(home)}. Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
         " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n" + rest
     )
@@ -177,18 +179,26 @@ def _settled(config: bytes, name: str, home: Home, values: Meta, network_of: Cal
     return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
+def _named(home: Home) -> str:
+    kind, names = ("Structures", home.structures) if home.structures else ("Classes", home.classes)
+    return f"{kind}: {'; '.join(names) or 'not stated'}"
+
+
 def _describe(metadata: Any, home: Home) -> None:
     """Make the metadata say what this network takes and gives, and which data it comes from."""
-    if home.shape and home.classes:
+    names = home.structures or home.classes
+    if home.shape and names:
         channels, *edges = home.shape
-        lengths = " x ".join(map(str, edges))
+        lengths, what = " x ".join(map(str, edges)), "structures in each voxel" if home.structures else "classes"
         metadata |= {
             "description": f"A network trained by a federation on '{home.data}'",
             "data_source": home.data or "not stated",
             "image_classes": f"{channels} channels of {lengths}, scaled to [0, 1], normalised as in inference.json",
-            "label_classes": f"one of {len(home.classes)} classes: {'; '.join(home.classes)}",
-            "pred_classes": f"one logit for each of the {len(home.classes)} classes",
+            "label_classes": f"one of {len(names)} {what}: {'; '.join(names)}",
+            "pred_classes": f"one logit for each of the {len(names)} {what}",
         }
+        if home.structures:
+            metadata["image_classes"] = f"{channels} channels of {lengths}, as inference.json makes them"
     formats = metadata.get("network_data_format", {})
     image = formats.get("inputs", {}).get("image")
     pred = formats.get("outputs", {}).get("pred")
@@ -198,10 +208,10 @@ def _describe(metadata: Any, home: Home) -> None:
         if len(image.get("channel_def", {})) != channels:
             image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
             image["format"] = "magnitude"
-    if pred is not None and home.classes:
-        count = len(home.classes)
-        names = {str(number): name for number, name in enumerate(home.classes)}
-        pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
+    if pred is not None and names:
+        shape = list(home.shape[1:]) if home.structures else [len(names)]
+        numbered = {str(number): name for number, name in enumerate(names)}
+        pred |= {"num_channels": len(names), "spatial_shape": shape, "channel_def": numbered}
 
 
 def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:
