@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from medfl.data.datalists import Datalist
+from medfl.data.readers.rgb import resize
 from medfl.data.targets import IN_MASK, STRUCTURES
 from medfl.errors import DataError
 from medfl.ingest.array_file import new_array
@@ -53,6 +54,36 @@ def masked_row(pixels: np.ndarray, mask: np.ndarray, structures: int) -> LoadedI
         )
     row = np.concatenate([pixels, mask[..., np.newaxis].astype(pixels.dtype)], axis=-1)
     return LoadedItem(row, {IN_MASK: [int(value) for value in values if value > 0]})
+
+
+def masked_picture(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -> LoadedItem:
+    """A row of a picture with the mask of its lesion, at another size.
+
+    A pixel of the resized mask is lesion where at least half of what it covers is.
+
+    Args:
+        image: (H, W) or (H, W, 3), uint8.
+        mask: (H, W) or (H, W, colours): 0 outside of lesions, one other value within, such as 1 or 255.
+        size: Height and width of the result.
+
+    Returns:
+        (*size, C + 1), uint8, and which structures the mask holds: [1] or none.
+
+    Raises:
+        DataError: If the mask is of another size than its image, or holds more than two values.
+    """
+    flat = mask if mask.ndim == 2 else mask.max(axis=-1)
+    if flat.shape != image.shape[:2]:
+        raise DataError(f"the mask is {_times(flat.shape)}, its image {_times(image.shape[:2])}. Export it again.")
+    values = np.unique(flat[flat > 0])
+    if len(values) > 1:
+        raise DataError(
+            f"the mask holds {len(values)} values beside 0, expected one, for the lesion. Save it as PNG, not as JPEG, "
+            "and without smooth edges."
+        )
+    pixels = resize(image, size)
+    share = resize((flat > 0).astype(np.uint8) * 255, size)
+    return masked_row(pixels.reshape(*size, -1), (share >= 128).astype(np.uint8), 2)
 
 
 def take_apart(folder: Path) -> None:
