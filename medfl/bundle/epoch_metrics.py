@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from ignite.metrics import EpochMetric
@@ -26,7 +27,13 @@ def epoch_metrics(names: Sequence[str], objective: Objective) -> dict[str, Epoch
 
 
 def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
-    def compute(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return objective.score(name, objective.judged(outputs.float(), targets, [name]), objective.kept(targets))
+    read = from_engine(["pred", "label"])
 
-    return EpochMetric(compute, output_transform=from_engine(["pred", "label"]), check_compute_fn=False)
+    def judged(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs, targets = read(output)  # what is judged is small, even where outputs are masks
+        return objective.judged(outputs.float(), targets, [name]), objective.kept(targets)
+
+    def compute(rows: torch.Tensor, targets: torch.Tensor) -> float:
+        return objective.score(name, rows, targets)
+
+    return EpochMetric(compute, output_transform=judged, check_compute_fn=False)

@@ -89,7 +89,8 @@ class Objective(ABC):
     @property
     def facts(self) -> Meta:
         """The objective as JSON, for `medfl.objectives.read_objective`."""
-        return {"name": self.name} | dataclasses.asdict(self)
+        fields = dataclasses.asdict(self).items()
+        return {"name": self.name} | {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
 
     @property
     def identity(self) -> Meta:
