@@ -187,7 +187,9 @@ class Task:
         """What changes the images of a training, drawing from `generator`; None where nothing does."""
         if self.augmentation is None:
             return None
-        return partial(self.augmentation, regions=self.regions, generator=generator)
+        return partial(
+            self.augmentation.batch, regions=self.regions, generator=generator, in_space=self.objective.in_space
+        )
 
     def build(self, network: str | None = None) -> nn.Module:
         """A new network on the CPU, with whatever initial tensors its constructor draws.

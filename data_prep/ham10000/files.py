@@ -26,6 +26,7 @@ import numpy as np
 from medfl.data.readers.pictures import read_picture
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
+from medfl.ingest.masks import masked_picture
 from medfl.ingest.workers import LoadedItem
 
 TABLE = "HAM10000_metadata"
@@ -47,7 +48,7 @@ class Part:
 
     Attributes:
         path: Its file.
-        mask: The mask of its lesion, if the lesion is to be cut out.
+        mask: The mask of its lesion, if the lesion is to be cut out, or kept beside the image.
     """
 
     path: Path
@@ -124,6 +125,41 @@ def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
         top, bottom, left, right = _lesion_box(read_picture(part.mask), (pixels.shape[0], pixels.shape[1]))
         pixels = np.ascontiguousarray(pixels[top:bottom, left:right])
     return LoadedItem(resize(pixels, size))
+
+
+def read_masked(part: Part, size: tuple[int, int]) -> LoadedItem:
+    """Read an image and the mask of its lesion.
+
+    Args:
+        part: What to read, with a mask.
+        size: Height and width of the result in pixels.
+
+    Returns:
+        A row of the array, shape (H, W, 4), uint8, as `medfl.ingest.masks.masked_picture` makes it.
+
+    Raises:
+        DataError: If a file can't be read, or image and mask do not fit.
+    """
+    assert part.mask is not None  # chosen so
+    return masked_picture(read_rgb(part.path), read_picture(part.mask), size)
+
+
+def find_masks(folder: Path) -> dict[str, Path]:
+    """Name of the image to the mask of its lesion, in a folder and all folders in it.
+
+    Raises:
+        DataError: If there is none, or several of one image differ.
+    """
+    named: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in sorted(folder.rglob(f"*{MASK}.*")):
+        if path.suffix.lower() in _IMAGE_ENDINGS and not path.name.startswith("."):
+            named[path.stem.removesuffix(MASK)].append(path)
+    if not named:
+        raise DataError(
+            f"expected the masks ISIC_0024306{MASK}.png, ... in {folder}, there are none. Unpack "
+            "HAM10000_segmentations_lesion_tschandl.zip there, or give another --masks."
+        )
+    return _only_copies(folder, named)
 
 
 def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:

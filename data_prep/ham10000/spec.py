@@ -6,6 +6,9 @@ says so. Lesions get running numbers: no name of a file, of an image or of a les
 and ``dataset`` (the collection, a natural site: ``medfl partition --scheme by_site --column dataset``) are kept where
 the table knows them.
 
+With the masks of lesions (``masks``) the data set is for segmentation: each image has its mask beside it, and the
+diagnosis is kept as a fact.
+
 All images are in the training split: the release has no other, and `medfl partition` holds test sets out.
 
 The table and the files are described in `medfl_datasets.ham10000.tables` and `medfl_datasets.ham10000.files`.
@@ -15,19 +18,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from medfl.data.datalists import Datalist, Record
-from medfl.errors import DataError
+from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
+from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.ham10000 import RECORDS
-from medfl_datasets.ham10000.files import Files, Part, find_files, read_part
+from medfl_datasets.ham10000.files import Files, Part, find_files, find_masks, read_masked, read_part
 from medfl_datasets.ham10000.tables import OFFICIAL, Metadata, read_metadata, shared_lesions
 
 CITATION = (
@@ -71,10 +76,12 @@ class HAM10000(ImageSpec):
     """medfl: --groups lesion; paper: --groups image, as FedSDC's paper has it."""
     crop_lesion: bool = False
     """Cut the lesion out, by the masks of the release."""
+    masks: Path | None = None
+    """The folder of the masks of lesions: for segmentation in place of classes."""
 
     def title(self) -> str:
-        """Crops are a data set of their own."""
-        return "ham10000-crop" if self.crop_lesion else "ham10000"
+        """Crops and images with masks are data sets of their own."""
+        return "ham10000-crop" if self.crop_lesion else "ham10000-masks" if self.masks else "ham10000"
 
     def kept_together(self) -> str:
         """One of `GROUPS`."""
@@ -91,13 +98,17 @@ class HAM10000(ImageSpec):
         warnings = _by_image(metadata) if self.kept_together() == "image" else []
         for sentence in [*unlike, *warnings]:
             say(f"warning: {sentence}")
-        places, parts, missing = _choose(metadata, files, self.crop_lesion, say)
+        if self.masks is not None:
+            if self.crop_lesion:
+                raise SettingsError("--crop-lesion cuts lesions out, and --masks is for whole images: give one of them")
+            files = replace(files, masks=find_masks(self.masks))
+        places, parts, missing = _choose(metadata, files, self.crop_lesion or self.masks is not None, say)
         return Choice(
             items=parts,
             places=places,
             files=Part.files,
-            load=partial(read_part, size=self.size),
-            shape=(*self.size, 3),
+            load=partial(read_part if self.masks is None else read_masked, size=self.size),
+            shape=(*self.size, 3 if self.masks is None else 4),
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (metadata.table.numbers[place],),
             columns=("table_row",),
@@ -116,15 +127,29 @@ class HAM10000(ImageSpec):
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """The data list of what was read."""
         _, metadata, unlike, warnings = outcome.choice.release
-        return self.make_datalist(
-            list(OFFICIAL),
+        records = make_records(metadata, outcome.kept, self.kept_together())
+        if self.masks is not None:
+            named = [{"diagnosis": list(OFFICIAL)[record.pop("label")]} for record in records]
+            records = [{**r, **name, **held} for r, name, held in zip(records, named, outcome.facts, strict=True)]
+        datalist = self.make_datalist(
+            list(OFFICIAL) if self.masks is None else STRATA,
             "dermoscopy",
-            make_records(metadata, outcome.kept, self.kept_together()),
+            records,
             groups=self.kept_together(),
             exclusions=exclusions(Counter(outcome.reasons.values())),
             deviations=unlike,
             warnings=warnings,
         )
+        if self.masks is None:
+            return datalist
+        for line in about_empty(datalist):
+            say(line)
+        return with_masks(datalist, ("background", "lesion"))
+
+    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+        """Take images and masks apart."""
+        if self.masks is not None:
+            take_apart(folder)
 
 
 def _by_image(metadata: Metadata) -> list[str]:
@@ -141,13 +166,13 @@ def _by_image(metadata: Metadata) -> list[str]:
 
 
 def _choose(
-    metadata: Metadata, files: Files, crop_lesion: bool, say: Say
+    metadata: Metadata, files: Files, with_mask: bool, say: Say
 ) -> tuple[list[int], list[Part], dict[int, str]]:
     """What is to be read: rows of the table by their place; and why the others are left out."""
     surplus = len(files.images.keys() - set(metadata.images))
     if surplus:
         say(f"note: {surplus} image files are in no row of {files.table.name}: they are passed over")
-    if crop_lesion and not files.masks:
+    if with_mask and not files.masks:
         raise DataError(
             "expected the masks ISIC_0024306_segmentation.png, ... in the folder of --source, there are none. Unpack "
             "HAM10000_segmentations_lesion_tschandl.zip there, or leave out --crop-lesion."
@@ -158,11 +183,11 @@ def _choose(
     for place, name in enumerate(metadata.images):
         if name not in files.images:
             missing[place] = NO_FILE
-        elif crop_lesion and name not in files.masks:
+        elif with_mask and name not in files.masks:
             missing[place] = NO_MASK
         else:
             places.append(place)
-            parts.append(Part(files.images[name], files.masks[name] if crop_lesion else None))
+            parts.append(Part(files.images[name], files.masks[name] if with_mask else None))
     if not parts:
         raise DataError(
             f"none of the {len(metadata.images)} images of {files.table} can be used: {describe_counts(missing)}. The "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from ignite.metrics import EpochMetric
@@ -26,11 +27,16 @@ def epoch_metrics(names: Sequence[str], objective: Objective) -> dict[str, Epoch
 
 
 def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
-    def compute(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        if outputs.dim() == 1:  # ignite drops an axis of one channel
-            outputs = outputs.unsqueeze(1)
+    read = from_engine(["pred", "label"])
+
+    def judged(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs, targets = read(output)  # what is judged is small, even where outputs are masks
+        return objective.judged(outputs.float(), targets, [name]), objective.kept(targets)
+
+    def compute(rows: torch.Tensor, targets: torch.Tensor) -> float:
+        rows = rows.unsqueeze(1) if rows.dim() == 1 else rows  # ignite drops an axis of one channel
         if targets.dim() == 1 and not objective.has_class_labels:
             targets = targets.unsqueeze(1)
-        return objective.score(name, objective.judged(outputs.float(), targets, [name]), objective.kept(targets))
+        return objective.score(name, rows, targets)
 
-    return EpochMetric(compute, output_transform=from_engine(["pred", "label"]), check_compute_fn=False)
+    return EpochMetric(compute, output_transform=judged, check_compute_fn=False)

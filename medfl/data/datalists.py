@@ -10,7 +10,8 @@ Where cases are of no class the list names its objective (`medfl.objectives`) in
 have targets in place of labels; masks are rows of a second array, the same ones as the images'::
 
     {"objective": {"name": "survival"}, ..., "training": [{"image": 0, "target": [412.0, 1]}, ...]}
-    {"objective": {"name": "segmentation", "channels": 2}, ..., "mask_array": "masks.npy", "training": [{"image": 0}]}
+    {"objective": {"name": "segmentation", "channels": 2}, ..., "mask_array": "masks.npy",
+     "structures": ["background", "lesion"], "training": [{"image": 0, "in_mask": [1]}, ...]}
 
 A partition of a pooled data set is a set of such lists that all name the same array: no image is copied.
 """
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfl.data.targets import files_message, integers, list_objective, record_targets
+from medfl.data.targets import IN_MASK, files_message, integers, list_objective, record_targets
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Datalist:
         modality: How the images were taken.
         licence: Terms of use.
         splits: Name to records; an absent split is empty.
-        extra: Other keys of the file; they are kept.
+        extra: Other keys of the file, such as `medfl.data.targets.STRUCTURES`; they are kept.
         objective: What is learned, as `Objective.facts`; None for `num_classes` classes.
         mask_array: Path of the array of masks, relative to the folder of the list; empty without masks.
     """
@@ -126,7 +127,7 @@ class Datalist:
         if self.goal.has_class_labels:
             return integers(records, "label", place)
         if self.mask_array:  # nobody reads masks for that
-            return np.zeros(len(records), dtype=np.int64)
+            return np.array([int(bool(record.get(IN_MASK, True))) for record in records], dtype=np.int64)
         return np.asarray(self.goal.strata(record_targets(records, self.goal, place)))
 
     def counts(self) -> dict[str, dict[str, int]]:

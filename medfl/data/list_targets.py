@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from medfl.data.datalists import Datalist
-from medfl.data.targets import integers, record_targets
+from medfl.data.targets import STRUCTURES, integers, record_targets
 from medfl.errors import DataError
 from medfl.objectives import Objective
 
@@ -62,9 +62,21 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
     """Refuse a list that is for another objective than the task's; a list of two classes is for 'binary' as well.
 
     Raises:
-        DataError: If it is.
+        DataError: If it is, or masks have other numbers of structures or another spacing.
     """
     goal = datalist.goal
+    if goal.in_space and goal.name == objective.name:
+        facts, needed = goal.facts, objective.facts
+        for key in ("channels", "overlapping", "spacing"):
+            if facts[key] != needed[key]:
+                raise DataError(
+                    f"expected masks with {key} {needed[key]}, as the task has it, got a list with {facts[key]}. "
+                    "Prepare the data of all sites alike (medfl prep decathlon has --spacing), or choose another task."
+                )
+        count = objective.outputs
+        names = datalist.extra.get(STRUCTURES, [""] * count)
+        if not (isinstance(names, list) and len(names) == count and all(isinstance(name, str) for name in names)):
+            raise DataError(f"expected the names of {count} structures in '{STRUCTURES}'. Correct the list.")
     if goal.name != objective.name and not (goal.has_class_labels and objective.has_class_labels):
         raise DataError(
             f"the list is for the objective '{goal.name}', and the task for '{objective.name}'. Choose another task, "

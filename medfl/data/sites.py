@@ -22,6 +22,7 @@ import torch
 from medfl.data.arrays import FEATURES, ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
 from medfl.data.list_targets import check_goal, rows_and_targets
+from medfl.data.targets import STRUCTURES
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
 from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER
@@ -59,6 +60,7 @@ class SiteData:
         shape: Of an image as networks get it: channels, then height and width, or depth, height and width.
         source: Name of the data set.
         modality: How the images were taken.
+        structures: Names of what masks show, by their numbers; empty where targets are no masks.
         test_facts: Each of `FACTS` to what the data list says of each test image; None where it is not known.
         files: The data list and the image array to the SHA-256 of each.
     """
@@ -72,6 +74,7 @@ class SiteData:
     shape: tuple[int, ...] = ()
     source: str = ""
     modality: str = ""
+    structures: tuple[str, ...] = ()
     test_facts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
 
@@ -210,7 +213,9 @@ def site_data(
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
-    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, facts, files)
+    named = tuple(datalist.extra.get(STRUCTURES, ()))
+    about = (classes, shape, datalist.name, datalist.modality, named, facts, files)
+    return SiteData(folder.name, *splits, digest, *about)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:
@@ -228,7 +233,8 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
     Args:
         dataset_dir: The folder that holds one folder for each site.
         name: ``num_classes``, ``in_channels`` (of vectors their numbers), ``size`` (spatial edges), ``spatial_dims``,
-            ``objective`` (as JSON) or `FEATURES`.
+            ``objective`` (as JSON), a field of the objective, such as ``channels`` and ``spacing`` of a segmentation,
+            or another entry of the list, such as ``window`` and `FEATURES`.
         otherwise: What the configuration has as long as the data can't be read; the run then refuses them, with the
             reason.
     """
@@ -239,8 +245,8 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
     except DataError:
         return otherwise
     facts = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
-    facts |= {"objective": datalist.goal.facts, FEATURES: datalist.extra.get(FEATURES, [])}
-    return facts[name]
+    facts["objective"] = datalist.goal.facts
+    return {FEATURES: [], **datalist.extra, **datalist.goal.facts, **facts}.get(name, otherwise)
 
 
 def load_split(

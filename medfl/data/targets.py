@@ -18,6 +18,13 @@ TARGET = "target"
 """Key of a record: a number, or a list of numbers, where a case is of no class; null is a number that nobody knows."""
 
 
+STRUCTURES = "structures"
+"""Key of a list with masks: the names of what they show, by their numbers."""
+
+IN_MASK = "in_mask"
+"""Key of a record: the numbers of the structures that its mask holds, so that nobody must read it to know."""
+
+
 def record_targets(records: list[dict[str, Any]], objective: Objective, place: str) -> torch.Tensor:
     """The targets of records, as the objective wants them; not those in arrays, such as masks.
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from medfl.contract import Site
 from medfl.training.loop import Batch
-from medfl.training.predict import logits
+from medfl.training.predict import evaluation_batch, logits
 
 
 class Teacher:
@@ -27,7 +27,8 @@ class Teacher:
     """
 
     def __init__(self, model: nn.Module, site: Site) -> None:
-        self.logits = logits(model, site.train, site.settings, site.task.device)
+        task = site.task
+        self.logits = logits(model, site.train, site.settings, task.device, evaluation_batch(task.objective))
         self._model = copy.deepcopy(model).eval() if site.task.augmentation is not None else None
 
     def __call__(self, batch: Batch) -> torch.Tensor:

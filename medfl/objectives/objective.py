@@ -40,6 +40,9 @@ class Objective(Shown):
     has_soft_targets: ClassVar[bool] = False
     """Whether outputs are probabilities of alternatives (`alternatives`), which a model can learn from another."""
 
+    in_space: ClassVar[bool] = False
+    """Whether a target lies in the space of its image, so that both must be turned and moved together."""
+
     per_case_loss: ClassVar[bool] = True
     """Whether the loss of a batch is a mean of losses of its cases, so that a case has a gradient of its own."""
 
@@ -87,7 +90,8 @@ class Objective(Shown):
     @property
     def facts(self) -> Meta:
         """The objective as JSON, for `medfl.objectives.read_objective`."""
-        return {"name": self.name} | dataclasses.asdict(self)
+        fields = dataclasses.asdict(self).items()
+        return {"name": self.name} | {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
 
     @property
     def identity(self) -> Meta:

@@ -49,6 +49,7 @@ class Segmentation(Objective):
     figures: ClassVar[tuple[str, ...]] = ("masks",)
     target_type: ClassVar[torch.dtype] = torch.int64
     has_soft_targets: ClassVar[bool] = True
+    in_space: ClassVar[bool] = True
 
     channels: int = 2
     overlapping: bool = False
@@ -59,6 +60,10 @@ class Segmentation(Objective):
         least = 1 if self.overlapping else 2
         if self.channels < least:
             raise SettingsError(f"expected at least {least} in channels of a segmentation, got {self.channels}.")
+        if self.spacing is not None:
+            object.__setattr__(self, "spacing", tuple(map(float, self.spacing)))  # JSON has lists and whole numbers
+            if not all(0 < edge < math.inf for edge in self.spacing):
+                raise SettingsError(f"expected a spacing of millimetres > 0 for each axis, got {self.spacing}.")
 
     @property
     def outputs(self) -> int:

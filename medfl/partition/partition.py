@@ -43,8 +43,8 @@ def partition(
     public = None if other is None else _comparable(*other, array)
     splits, notes = distribute(source, row_digests(array), plan, scheme, public)
     with written_whole(out, force) as folder:
-        shown = None if other is None else _pool(*other, out)
-        return write_sites(folder, _pool(source, array, out), splits, plan, notes, shown)
+        shown = None if other is None else _pool(*other, Path(plan.public), out)
+        return write_sites(folder, _pool(source, array, pool, out), splits, plan, notes, shown)
 
 
 def _read(folder: Path) -> tuple[Datalist, Path]:
@@ -81,7 +81,13 @@ def _comparable(datalist: Datalist, array: Path, pooled: Path) -> PublicPool:
     return PublicPool(datalist.splits, row_digests(array), array_digest(array) == array_digest(pooled))
 
 
-def _pool(datalist: Datalist, array: Path, out: Path) -> Pool:
-    """A pooled data set as sites in `out` name it."""
-    way = Path(os.path.relpath(array.resolve(), out.resolve() / "site")).as_posix()  # '..' does not go back over a link
-    return Pool(datalist, way, array_digest(array))
+def _pool(datalist: Datalist, array: Path, folder: Path, out: Path) -> Pool:
+    """A pooled data set in a folder as sites in `out` name it."""
+
+    def way(path: Path) -> str:
+        return Path(os.path.relpath(path.resolve(), out.resolve() / "site")).as_posix()  # '..' goes back over no link
+
+    if not datalist.mask_array:
+        return Pool(datalist, way(array), array_digest(array))
+    masks = folder / datalist.mask_array
+    return Pool(datalist, way(array), array_digest(array), way(masks), array_digest(masks))

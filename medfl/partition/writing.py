@@ -36,11 +36,15 @@ class Pool:
         datalist: Its list; the facts in it are taken over.
         way: Path of its image array, relative to a site's folder.
         digest: SHA-256 of the array.
+        mask_way: Path of its array of masks; empty without masks.
+        mask_digest: SHA-256 of that.
     """
 
     datalist: Datalist
     way: str
     digest: str
+    mask_way: str = ""
+    mask_digest: str = ""
 
 
 @dataclass
@@ -89,12 +93,14 @@ def write_sites(
     for name, site_splits in splits.items():
         place, origin = folder / name, public if name == PUBLIC and public is not None else pool
         place.mkdir()
-        written[name] = replace(origin.datalist, splits=site_splits, image_array=origin.way)
+        written[name] = replace(origin.datalist, splits=site_splits, image_array=origin.way, mask_array=origin.mask_way)
         write_datalist(place, written[name])
         digests |= {
             f"{name}/{FILE}": hashlib.sha256((place / FILE).read_bytes()).hexdigest(),
             os.path.normpath(f"{name}/{origin.way}"): origin.digest,
         }
+        if origin.mask_way:
+            digests[os.path.normpath(f"{name}/{origin.mask_way}")] = origin.mask_digest
         mine = [{**entry, "where": name} for entry in notes.exclusions.get(name, [])]
         exclusions = {"array_sha256": origin.digest, "exclusions": [*_exclusions_before(origin.datalist), *mine]}
         _write_json(place / CARD, {"site": name, **card(written[name]), **exclusions, **facts})

@@ -49,6 +49,7 @@ class Home:
         classes: Names of the classes, for the metadata.
         data: Name of the data set, for the metadata.
         modality: How the images were taken, for the metadata.
+        structures: Names of what masks show, for the metadata; empty where the network draws none.
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
         objective: What is learned, for the metadata; None for one of the `classes`.
@@ -60,12 +61,15 @@ class Home:
     classes: Sequence[str] = ()
     data: str = ""
     modality: str = ""
+    structures: Sequence[str] = ()
     facts: Mapping[str, Facts] = field(default_factory=dict)
     objective: Objective | None = None
 
     @property
     def outputs(self) -> list[str]:
-        """What each channel of a network's output is for: a class, or what the objective calls it."""
+        """What each channel of a network's output is for: a class, a structure, or what the objective calls it."""
+        if self.structures:
+            return list(self.structures)
         if self.objective is None or not self.objective.target_columns:
             return list(self.classes)
         names = self.classes if self.objective.has_class_labels else self.objective.columns(())
@@ -172,7 +176,7 @@ def _introduction(home: Home, model: Model) -> str:
     rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     return (
         f"# A network '{model.network}' trained by a federation\n\n"
-        f"Data: {home.data or 'not stated'}. Classes: {'; '.join(home.classes) or 'not stated'}. Network, classes and "
+        f"Data: {home.data or 'not stated'}. {_named(home)}. Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
         " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n" + rest
     )
@@ -193,23 +197,38 @@ def _settled(config: bytes, name: str, home: Home, values: Meta, network_of: Cal
     return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
+def _named(home: Home) -> str:
+    kind, names = ("Structures", home.structures) if home.structures else ("Classes", home.classes)
+    return f"{kind}: {'; '.join(names) or 'not stated'}"
+
+
+def _inputs(home: Home, channels: int, lengths: str) -> str:
+    if not lengths:
+        return f"{channels} numbers, as in the data that it was trained on"
+    how = "as inference.json makes them" if home.structures else "scaled to [0, 1], normalised as in inference.json"
+    return f"{channels} channels of {lengths}, {how}"
+
+
+def _targets(home: Home) -> str:
+    if home.structures:
+        return f"one of {len(home.structures)} structures in each voxel: {'; '.join(home.structures)}"
+    if home.objective is not None and home.objective.target_columns and not home.objective.has_class_labels:
+        return "; ".join(home.objective.target_columns)
+    return f"one of {len(home.classes)} classes: {'; '.join(home.classes)}"
+
+
 def _describe(metadata: Any, home: Home) -> None:
     """Make the metadata say what this network takes and gives, and which data it comes from."""
-    if home.shape and home.classes:
+    names = home.structures or home.classes
+    if home.shape and names:
         channels, *edges = home.shape
-        lengths = " x ".join(map(str, edges))
-        scaled = f"{channels} channels of {lengths}, scaled to [0, 1], normalised as in inference.json"
         metadata |= {
             "description": f"A network trained by a federation on '{home.data}'",
             "data_source": home.data or "not stated",
-            "image_classes": scaled if edges else f"{channels} numbers, as in the data that it was trained on",
-            "label_classes": f"one of {len(home.classes)} classes: {'; '.join(home.classes)}",
-            "pred_classes": f"one logit for each of the {len(home.classes)} classes",
+            "image_classes": _inputs(home, channels, " x ".join(map(str, edges))),
+            "label_classes": _targets(home),
+            "pred_classes": f"one output for each of: {'; '.join(home.outputs)}",
         }
-        if home.outputs != list(home.classes):
-            metadata["pred_classes"] = f"one output for each of: {'; '.join(home.outputs)}"
-        if home.objective is not None and home.objective.target_columns and not home.objective.has_class_labels:
-            metadata["label_classes"] = "; ".join(home.objective.target_columns)
     formats = metadata.get("network_data_format", {})
     image = formats.get("inputs", {}).get("image")
     pred = formats.get("outputs", {}).get("pred")
@@ -219,10 +238,10 @@ def _describe(metadata: Any, home: Home) -> None:
         if len(image.get("channel_def", {})) != channels:
             image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
             image["format"] = "magnitude"
-    if pred is not None and home.classes:
-        count = len(home.outputs)
-        names = {str(number): name for number, name in enumerate(home.outputs)}
-        pred |= {"num_channels": count, "spatial_shape": [count], "channel_def": names}
+    if pred is not None and names:
+        shape = list(home.shape[1:]) if home.structures else [len(home.outputs)]
+        numbered = {str(number): name for number, name in enumerate(home.outputs)}
+        pred |= {"num_channels": len(home.outputs), "spatial_shape": shape, "channel_def": numbered}
 
 
 def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:

@@ -260,9 +260,11 @@ def _batch(loaded: Loaded, device: str, augment: Augment | None) -> Batch | None
     """A batch on the training device; None without rows."""
     if not len(loaded.rows):
         return None
-    images, regions = (loaded.inputs, None) if augment is None else augment(loaded.inputs)
+    images, targets, regions = loaded.inputs, loaded.targets, None
+    if augment is not None:
+        images, targets, regions = augment(images, targets)
     moved = None if regions is None else regions.to(device)
-    return Batch(images.to(device), on_device(loaded.targets, device), loaded.rows, moved)
+    return Batch(images.to(device), on_device(targets, device), loaded.rows, moved)
 
 
 def pick_device(device: str, workers: int = 1) -> str:

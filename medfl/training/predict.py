@@ -16,11 +16,21 @@ from medfl.types import Dataset, Loaded, Targets, Visited
 EVALUATION_BATCH = 256
 """Images in a batch of evaluation; larger ones are not faster on a CPU."""
 
+SPATIAL_BATCH = 8
+"""The same where outputs are as large as the images, many times over within a network."""
+
 Inferer = Callable[[torch.Tensor, nn.Module], torch.Tensor]
 """Applies a model to inputs (B, C, *spatial), for example patch by patch; outputs as those of the model."""
 
 
-def logits(model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu") -> torch.Tensor:
+def evaluation_batch(objective: Objective) -> int:
+    """Images in a batch of evaluation."""
+    return SPATIAL_BATCH if objective.in_space else EVALUATION_BATCH
+
+
+def logits(
+    model: nn.Module, data: Dataset, settings: Settings, device: str = "cpu", batch: int = EVALUATION_BATCH
+) -> torch.Tensor:
     """What a model puts out, (n, C, ...), float32 on the CPU; every image is seen once.
 
     Args:
@@ -28,8 +38,9 @@ def logits(model: nn.Module, data: Dataset, settings: Settings, device: str = "c
         data: May be empty, which gives shape (0, 0).
         settings: For the precision.
         device: Where `model` is.
+        batch: Images at a time (`evaluation_batch`).
     """
-    parts = [outputs for outputs, _ in _outputs(model, data, settings, device)]
+    parts = [outputs for outputs, _ in _outputs(model, data, settings, device, batch)]
     return torch.cat(parts) if parts else torch.empty(0, 0)
 
 
@@ -61,7 +72,7 @@ def predict(
         ContractError: If the model's outputs are not as the objective says.
     """
     judged, kept = [], []
-    for outputs, targets in _outputs(model, data, settings, device, inferer):
+    for outputs, targets in _outputs(model, data, settings, device, evaluation_batch(objective), inferer):
         objective.check_outputs(outputs, targets)
         judged.append(objective.judged(outputs, targets, metrics))
         kept.append(objective.kept(targets))
@@ -90,10 +101,10 @@ def look_at(
 
 
 def _outputs(
-    model: nn.Module, data: Dataset, settings: Settings, device: str, inferer: Inferer | None = None
+    model: nn.Module, data: Dataset, settings: Settings, device: str, batch: int, inferer: Inferer | None = None
 ) -> Iterator[tuple[torch.Tensor, Targets]]:
     """Outputs, float32, and targets on the CPU, batch by batch."""
-    size = 1 if inferer is not None or isinstance(data, Visited) else EVALUATION_BATCH
+    size = 1 if inferer is not None or isinstance(data, Visited) else batch
     batches = torch.arange(len(data)).split(size) if len(data) else ()
     for loaded, outputs in _applied(model, data, batches, settings, device, inferer):
         yield outputs, loaded.targets

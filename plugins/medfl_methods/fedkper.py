@@ -17,7 +17,7 @@ from medfl.methods.losses import distillation
 from medfl.methods.teacher import Teacher
 from medfl.objectives import Objective
 from medfl.training.loop import Batch
-from medfl.training.predict import logits
+from medfl.training.predict import evaluation_batch, logits
 from medfl.types import Meta
 from medfl.utils.tells import Tell, count, number
 
@@ -130,8 +130,9 @@ class FedKPer(Averaging):
 
 def own_accuracy(fit: Fit) -> float:
     """Share of the site's training images that the model gets right; for masks the mean Dice."""
-    outputs = logits(fit.model, fit.site.train, fit.site.settings, fit.site.task.device)
-    return float(fit.site.task.objective.agreement(outputs, all_targets(fit.site.train)).mean())
+    task, train = fit.site.task, fit.site.train
+    outputs = logits(fit.model, train, fit.site.settings, task.device, evaluation_batch(task.objective))
+    return float(task.objective.agreement(outputs, all_targets(train)).mean())
 
 
 def adaptive_weight(

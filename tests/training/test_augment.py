@@ -29,6 +29,7 @@ def stream(seed: int = 0) -> torch.Generator:
 
 
 IMAGES = torch.arange(16 * 2 * 4 * 4, dtype=torch.float32).reshape(16, 2, 4, 4)
+LABELS = torch.arange(16) % 3
 
 
 def test_a_stream_gives_the_same_images_again_and_another_one_others():
@@ -115,8 +116,32 @@ def test_random_changes_are_the_same_with_workers_and_anew_in_each_round(tmp_pat
     task = dataclasses.replace(make_task(), augmentation=flips())
     first, two = (Case(REGISTRY, "local").run(tmp_path / str(n), task=task, workers=n) for n in (1, 2))
     assert same(first, two)
-    seen = [task.augment(stream(seed))(IMAGES)[0] for seed in (1, 2)]
+    seen = [task.augment(stream(seed))(IMAGES, LABELS)[0] for seed in (1, 2)]
     assert not torch.equal(*seen)
+
+
+def test_masks_move_with_their_images_and_other_targets_stay():
+    """A mask that is read off the image is that of the changed image, and draws nothing of its own."""
+    masks = torch.zeros(6, 1, 24, 24, dtype=torch.int64)
+    masks[:, :, 4:11, 5:9], masks[:, :, 13:20, 12:22] = 1, 2
+    turn = RandAffined(
+        keys=["image", "label"],
+        allow_missing_keys=True,
+        prob=1.0,
+        rotate_range=0.5,
+        translate_range=3,
+        mode="nearest",
+        padding_mode="zeros",
+    )
+    augmentation = Augmentation(Compose([turn]))
+    images, moved, regions = augmentation.batch(masks.float(), masks, None, stream(), in_space=True)
+    assert torch.equal(moved.float(), images)
+    assert not torch.equal(moved, masks)
+    assert moved.dtype == torch.int64
+    assert regions is None
+    alone, labels, _ = augmentation.batch(masks.float(), LABELS[:6], None, stream(), in_space=False)
+    assert torch.equal(alone, images)
+    assert torch.equal(labels, LABELS[:6])
 
 
 def test_a_run_with_other_changes_is_another_run(tmp_path):

@@ -113,6 +113,17 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
     return _picture(pixels, (size[0], size[1]), channels)
 
 
+def image_size(path: Path) -> tuple[int, ...]:
+    """The size that `read_image` finds before it changes it: (H, W), or (D, H, W) of a volume.
+
+    Raises:
+        DataError: As `read_image` does.
+    """
+    kind = kind_of(path)
+    pixels = {"nifti": _read_nifti, "dicom": _read_dicom}.get(kind, read_picture)(path)
+    return tuple(pixels.shape if kind == "nifti" else pixels.shape[:2])
+
+
 def _picture(pixels: np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
     from PIL import Image
 

@@ -1,0 +1,144 @@
+"""Breast ultrasound in one folder: not the layout of the releases of BUS-BRA and BrEaST, but both brought into one.
+
+::
+
+    metadata.csv                  image,site,patient,pathology,birads,device,...,split
+    images/bus_0001-l.jpg         grey, 8 bits; the table has the name without its ending
+    masks/bus_0001-l.png          0 outside of the lesions; empty where there is none
+
+``pathology`` is ``benign``, ``malignant`` or ``normal``; ``split`` is ``train``, ``valid`` or ``test``, by patient.
+Messages number rows as a spreadsheet shows them (`medfl.data.table`) and name no image and no patient.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.readers.pictures import FORMATS, read_picture
+from medfl.data.readers.rgb import MIN_EDGE, resize
+from medfl.data.table import Table, read_table, row_list
+from medfl.errors import DataError
+from medfl.ingest.labels import SPLIT_WORDS
+from medfl.ingest.masks import masked_picture
+from medfl.ingest.workers import LoadedItem
+
+TABLE, IMAGES, MASKS = "metadata.csv", "images", "masks"
+"""The table, and the folders beside it."""
+
+PATHOLOGIES = ("benign", "malignant")
+"""The classes, by their numbers."""
+
+NORMAL = "normal"
+"""What the table says of an image without a lesion."""
+
+FACTS = ("site", "pathology", "birads", "device")
+"""Columns that are kept."""
+
+_NAME = re.compile(r"[\w-]+")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes one image; the mask is None where images are for classes."""
+
+    path: Path
+    mask: Path | None = None
+
+    def files(self) -> list[Path]:
+        """All that is read."""
+        return [self.path] if self.mask is None else [self.path, self.mask]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A folder that was looked at; lists have an entry for each row of the table.
+
+    Attributes:
+        table: The table.
+        images: The image of each row; None where there is none.
+        masks: The mask of each row; None where there is none.
+        splits: ``training``, ``validation`` or ``test``.
+    """
+
+    table: Table
+    images: list[Path | None]
+    masks: list[Path | None]
+    splits: list[str]
+
+
+def read_release(source: Path) -> Release:
+    """Read the table and look for the files.
+
+    Raises:
+        DataError: If the table is missing or wrong, an image has several rows or files, or a patient is in several
+            splits.
+    """
+    path = source / TABLE
+    if not path.is_file():
+        raise DataError(
+            f"expected {TABLE}, {IMAGES}/ and {MASKS}/ in {source}, there is no table. Bring the images of BUS-BRA and "
+            "BrEaST into this layout; their own folders are not read."
+        )
+    table = read_table(path)
+    table.require(["image", "patient", "split", *FACTS])
+    names, pathologies = table.column("image"), table.column("pathology")
+    _refuse(table, [not _NAME.fullmatch(name) for name in names], "a name without ending or folder in 'image'")
+    counts = Counter(names)
+    _refuse(table, [counts[name] > 1 for name in names], "each image once")
+    known = (*PATHOLOGIES, NORMAL)
+    _refuse(table, [word not in known for word in pathologies], f"{', '.join(known)} in 'pathology'")
+    words = [word.lower() for word in table.column("split")]
+    _refuse(table, [word not in SPLIT_WORDS for word in words], "train, valid or test in 'split'")
+    splits = [SPLIT_WORDS[word] for word in words]
+    sides = defaultdict(set)
+    patients = table.column("patient")
+    for patient, split in zip(patients, splits, strict=True):
+        sides[patient].add(split)
+    _refuse(table, [len(sides[patient]) > 1 for patient in patients], "all images of a patient in one split")
+    images, masks = _files(source / IMAGES, table), _files(source / MASKS, table)
+    return Release(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
+
+
+def _refuse(table: Table, wrong: list[bool], expected: str) -> None:
+    rows = [number for number, bad in zip(table.numbers, wrong, strict=True) if bad]
+    if rows:
+        raise DataError(
+            f"expected {expected} of {table.path}, not so in {len(rows)} of {len(wrong)} rows: {row_list(rows)}. "
+            "Correct them."
+        )
+
+
+def _files(folder: Path, table: Table) -> dict[str, Path]:
+    """Name without ending to the one file of that name."""
+    named: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix.lower() in FORMATS and not path.name.startswith("."):
+            named[path.stem].append(path)
+    several = [len(named.get(name, ())) > 1 for name in table.column("image")]
+    _refuse(table, several, f"one file in {folder.name}/ for each row")
+    return {name: paths[0] for name, paths in named.items()}
+
+
+def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
+    """Read an image, and its mask if it is to have one.
+
+    Args:
+        part: The files.
+        size: Height and width of the result in pixels.
+
+    Returns:
+        A row of the array: (H, W), or (H, W, 2) with a mask; uint8.
+
+    Raises:
+        DataError: If a file can't be read, the image is deeper than 8 bits or too small, or image and mask do not fit.
+    """
+    pixels = read_picture(part.path)
+    if pixels.dtype != np.uint8 or min(pixels.shape[:2]) < MIN_EDGE:
+        raise DataError(f"expected a grey image of 8 bits with {MIN_EDGE} pixels or more along each edge, got another")
+    grey = pixels if pixels.ndim == 2 else np.round(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
+    return LoadedItem(resize(grey, size)) if part.mask is None else masked_picture(grey, read_picture(part.mask), size)

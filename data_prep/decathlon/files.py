@@ -1,0 +1,233 @@
+"""The files of a task of the Medical Segmentation Decathlon.
+
+::
+
+    dataset.json                              {"labels": {"0": "background", "1": "Anterior", ...}, "modality": {"0": "MRI"},
+                                               "training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}, ...]}
+    imagesTr/a.nii.gz                         a volume; with several modalities, a volume of four axes
+    labelsTr/a.nii.gz                         its mask, a number of `labels` in each voxel
+
+Volumes of its test part have no masks and are passed over. Messages number the cases of ``training`` from 1 and name no
+file.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from medfl.data.readers.dicom_header import decoding
+from medfl.data.readers.volumes import MOST_VOXELS, SUFFIXES
+from medfl.errors import DataError
+from medfl.ingest.masks import masked_row
+from medfl.ingest.workers import LoadedItem
+from medfl.utils.text import first_names
+
+if TYPE_CHECKING:
+    from medfl.data.transforms.frame import Frame
+
+IMAGE, LABEL = "image", "label"
+"""Keys of a case in `LIST`, and of `medfl.data.transforms.frame`."""
+
+LIST = "dataset.json"
+"""The file that says what there is."""
+
+NEAR = 0.01
+"""Millimetres by which the grids of an image and its mask may differ, and share by which spacings count as one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A volume and its mask."""
+
+    image: Path
+    mask: Path
+
+    def files(self) -> list[Path]:
+        """Both."""
+        return [self.image, self.mask]
+
+    @property
+    def name(self) -> str:
+        """The name of the image's file without its ending: what a table calls the case. It is written nowhere."""
+        return next(self.image.name.removesuffix(end) for end in reversed(SUFFIXES) if self.image.name.endswith(end))
+
+
+@dataclass(frozen=True)
+class Release:
+    """What `LIST` says.
+
+    Attributes:
+        cases: Those with masks, in its order.
+        structures: Names of the labels by their numbers, the background first.
+        channels: Names of the modalities.
+        licence: Terms of use as stated there; empty if they are not.
+        reference: Whom to name, as stated there; empty if it is not.
+        others: Volumes without masks.
+    """
+
+    cases: list[Case]
+    structures: list[str]
+    channels: list[str]
+    licence: str
+    reference: str
+    others: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of a volume that was turned to `medfl.data.transforms.frame.Frame`'s axes.
+
+    Attributes:
+        shape: (D, H, W) in voxels.
+        spacing: Of the voxels in millimetres.
+    """
+
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+
+
+def read_release(source: Path) -> Release:
+    """Read `LIST` in a folder.
+
+    Raises:
+        DataError: If it is missing or is none of the Decathlon's, a case has no mask or several, or labels are not
+            numbered from 0 without gaps.
+    """
+    path = source / LIST
+    if not path.is_file():
+        raise DataError(
+            f"expected {LIST} of a task of the Medical Segmentation Decathlon in {source}, there is none. Give the "
+            "folder of one task, such as Task04_Hippocampus."
+        )
+    try:
+        values: Any = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise DataError(f"{path} is no valid JSON. Unpack the task again.") from None
+    entries = values.get("training") if isinstance(values, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise DataError(
+            f"expected a list of cases in 'training' of {path}, each with 'image' and 'label'; there is none. (The "
+            "dataset.json of nnU-Net has none: list the files.)"
+        )
+    others = values.get("test", [])
+    return Release(
+        _cases(source, entries, path),
+        _numbered(values.get("labels"), "labels", path, least=2),
+        _numbered(values.get("modality", {"0": "not stated"}), "modality", path, least=1),
+        str(values.get("licence") or values.get("license") or ""),
+        str(values.get("reference") or ""),
+        len(others) if isinstance(others, list) else 0,
+    )
+
+
+def _cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
+    bare = [n for n, entry in enumerate(entries, 1) if not (isinstance(entry, dict) and entry.get(IMAGE))]
+    bare += [n for n, entry in enumerate(entries, 1) if n not in bare and not entry.get(LABEL)]
+    if bare:
+        raise DataError(
+            f"expected 'image' and 'label' in each case of 'training' of {path}, missing in case {first_names(bare)}. "
+            "Add the mask, or take the case out of the list."
+        )
+    files = [[_inside(source, entry[key], n, path) for key in (IMAGE, LABEL)] for n, entry in enumerate(entries, 1)]
+    for column, what in enumerate(("image", "mask")):
+        first: dict[Path, int] = {}
+        twice = [n for n, pair in enumerate(files, 1) if first.setdefault(pair[column], n) != n]
+        if twice:
+            raise DataError(
+                f"expected one mask for each image in 'training' of {path}, the {what} of case {first_names(twice)} is "
+                "that of an earlier case, too. Keep one of them."
+            )
+    return [Case(*pair) for pair in files]
+
+
+def _inside(source: Path, name: Any, number: int, path: Path) -> Path:
+    """A file in the folder of the task."""
+    if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+        raise DataError(
+            f"expected paths of files below the folder of {path} in case {number} of 'training', got another. Correct "
+            "the list."
+        )
+    if not name.endswith(SUFFIXES):
+        raise DataError(
+            f"expected NIfTI files ({', '.join(SUFFIXES)}) in case {number} of 'training' of {path}, got another "
+            "ending. Convert the files."
+        )
+    return source / name
+
+
+def _numbered(names: Any, key: str, path: Path, least: int) -> list[str]:
+    """Names by numbers from 0 without gaps."""
+    count = len(names) if isinstance(names, dict) else 0
+    if count < least or set(names) != set(map(str, range(count))):
+        raise DataError(
+            f'expected an object {{"0": name, "1": name, ...}} in \'{key}\' of {path}, with at least {least} names and '
+            "numbers from 0 without gaps, got another. Correct it."
+        )
+    return [str(names[str(number)]) for number in range(count)]
+
+
+def grid_of(case: Case, channels: int) -> Grid:
+    """The grid of a case, from the heads of its files; voxels are not read.
+
+    Raises:
+        DataError: If a file is missing or damaged, has another number of channels, or the mask lies on another grid.
+    """
+    import nibabel
+
+    heads = []
+    for path, what in ((case.image, "image"), (case.mask, "mask")):
+        if not path.is_file():
+            raise DataError(f"there is no file of the {what}")
+        with decoding():
+            heads.append(nibabel.load(path))
+    image, mask = heads
+    axes = image.shape[:3]
+    if len(axes) < 3 or np.prod(image.shape) > MOST_VOXELS * channels or min(axes) < 1:
+        raise DataError(f"the image claims {'x'.join(map(str, image.shape))} voxels, which is no volume")
+    if int(np.prod(image.shape[3:])) != channels:
+        raise DataError(f"the image has {int(np.prod(image.shape[3:]))} channels, dataset.json names {channels}")
+    if mask.shape[:3] != axes or int(np.prod(mask.shape[3:])) != 1:
+        raise DataError(
+            f"the mask has {'x'.join(map(str, mask.shape))} voxels, its image {'x'.join(map(str, axes))}: it lies on "
+            "another grid"
+        )
+    corners = np.array([[x, y, z, 1] for x in (0, axes[0]) for y in (0, axes[1]) for z in (0, axes[2])]).T
+    if not np.abs((image.affine - mask.affine) @ corners).max() <= NEAR:
+        raise DataError("the mask lies at another place than its image, by their affines: it lies on another grid")
+    order = np.argsort(nibabel.io_orientation(image.affine)[:, 0])
+    edges = np.linalg.norm(image.affine[:3, :3], axis=0)
+    return Grid(tuple(int(axes[axis]) for axis in order), tuple(float(edges[axis]) for axis in order))
+
+
+def read_case(case: Case, frame: Frame, structures: int) -> LoadedItem:
+    """Read a volume and its mask onto a frame.
+
+    Args:
+        case: The files.
+        frame: The grid.
+        structures: How many labels there are, with the background.
+
+    Returns:
+        (D, H, W, C + 1), float32, the mask last, and which structures it holds.
+
+    Raises:
+        DataError: If a file can't be read, voxels are not finite, the mask is wrong, or the size would cut off what is
+            labelled.
+    """
+    with decoding():
+        before = frame.read(mask=True)({IMAGE: str(case.image), LABEL: str(case.mask)})
+        after = frame.fit(mask=True)(before)
+        image, mask = (np.asarray(after[key].numpy()) for key in (IMAGE, LABEL))
+    if not np.isfinite(image).all():
+        raise DataError("voxels are not finite numbers")
+    row = masked_row(np.moveaxis(image, 0, -1), mask[0], structures)
+    lost = int((np.asarray(before[LABEL]) != 0).sum() - (mask != 0).sum())
+    if lost:
+        raise DataError(f"the size would cut off {lost} labelled voxels: give a larger --size")
+    return row

@@ -1,0 +1,78 @@
+"""A made-up task of the Medical Segmentation Decathlon: two bodies that touch, in volumes of unlike scanners."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+
+from medfl.utils.rng import seed_of
+from medfl_datasets.decathlon.files import LIST
+
+LABELS = {"0": "background", "1": "front", "2": "back"}
+"""As in the list."""
+
+SCANNERS = {"A": 200.0, "B": 3000.0, "C": 400000.0}
+"""Group of cases to the brightest voxel of its scanner, in no unit, as in MRI."""
+
+TABLE = "cases.csv"
+"""Case, scanner and patient of each volume."""
+
+
+def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -> Path:
+    """Write a task: volumes of about `edge` voxels of 1 mm, whose affines turn some of them, and a table beside them.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        cases: Volumes with masks; there is one without as well.
+        edge: Of the smallest volume, >= 8; others have up to two voxels more along an axis.
+        seed: Decides all voxels.
+
+    Returns:
+        `folder`.
+    """
+    import nibabel
+
+    rng = np.random.default_rng(seed_of(seed, "decathlon phantom"))
+    for part in ("imagesTr", "labelsTr", "imagesTs"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    rows, training = [], []
+    for number in range(cases):
+        shape = tuple((edge + rng.integers(0, 3, 3)).tolist())
+        mask = _bodies(shape, rng)
+        scanner = list(SCANNERS)[number % len(SCANNERS)]
+        grey = np.array([0.2, 0.55, 0.9])[mask] + rng.normal(0, 0.05, shape)
+        values = (grey.clip(0, 1) * SCANNERS[scanner]).astype(np.float32)
+        affine = np.diag([1.0, -1.0, 1.0, 1.0]) if number % 2 else np.eye(4)
+        name = f"secret_{number:03d}.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(values[:, ::-1] if number % 2 else values, affine), folder / "imagesTr" / name)
+        turned = (mask[:, ::-1] if number % 2 else mask).astype(np.uint8)
+        nibabel.save(nibabel.Nifti1Image(turned, affine), folder / "labelsTr" / name)
+        training.append({"image": f"./imagesTr/{name}", "label": f"./labelsTr/{name}"})
+        rows.append({"case": name.removesuffix(".nii.gz"), "scanner": scanner, "patient": f"SECRET-{number // 2}"})
+    values = {
+        "name": "made up",
+        "licence": "CC0 1.0",
+        "modality": {"0": "MRI"},
+        "labels": LABELS,
+        "training": training,
+        "test": ["./imagesTs/secret_900.nii.gz"],
+    }
+    (folder / LIST).write_text(json.dumps(values, indent=1), encoding="utf-8")
+    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def _bodies(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """An egg that is cut into a front (1) and a back (2), along the second axis."""
+    middle = np.array(shape) / 2 + rng.uniform(-1, 1, 3)
+    radii = np.array(shape) * rng.uniform(0.25, 0.33, 3)
+    places = np.indices(shape) + 0.5
+    inside = (((places - middle[:, None, None, None]) / radii[:, None, None, None]) ** 2).sum(axis=0) < 1
+    mask: np.ndarray = np.where(inside, np.where(places[1] > middle[1], 1, 2), 0)
+    return mask

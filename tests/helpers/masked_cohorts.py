@@ -1,0 +1,56 @@
+"""Made-up volumes and ultrasound with masks as three sites, prepared small by the real code, and federated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from medfl.bundle.federation import read_federation
+from medfl.bundle.files import shipped
+from medfl.ingest.prepare import prepare
+from medfl.partition.by_site import by_site
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
+from medfl.runs.simulation import Result
+from medfl_datasets.breast_ultrasound import phantom as ultrasound
+from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
+from medfl_datasets.decathlon import phantom as volumes
+from medfl_datasets.decathlon.spec import Decathlon
+
+SMALL = {"width": 4, "levels": 2, "batch_size": 2, "epochs": 1, "seed": 3}
+"""Options of runs that take seconds."""
+
+WIDTHS = {"A": "unet_narrow", "B": "unet_wide", "busbra_toshiba": "unet_wide"}
+"""Sites, of either data set, to networks of unlike widths."""
+
+
+def make_volumes(place: Path) -> Path:
+    """Three scanners of a made-up Decathlon, three volumes each, in ``data``; returns that."""
+    release = volumes.write_release(place / "release", cases=9, edge=10)
+    spec = Decathlon(
+        source=release, size=(12, 12, 12), table=release / volumes.TABLE, site_column="scanner", name="made up"
+    )
+    prepare(spec, place / "pool", workers=1)
+    plan = PartitionPlan("by_site", column="site", test_fraction=0.34, global_test="none")
+    partition(place / "pool", place / "data", plan, by_site)
+    return place / "data"
+
+
+def make_lesions(place: Path) -> Path:
+    """Three sources of made-up ultrasound with the split of its table, in ``data``; returns that."""
+    release = ultrasound.write_release(place / "release")
+    prepare(BreastUltrasound(source=release, size=(16, 16)), place / "pool", workers=1)
+    plan = PartitionPlan("by_site", column="site", test="official", global_test="none")
+    partition(place / "pool", place / "data", plan, by_site)
+    return place / "data"
+
+
+MAKERS = {"volume_segmentation": make_volumes, "lesion_segmentation": make_lesions}
+"""Bundle to what makes data for it."""
+
+
+def federate(bundle: str, data: Path, out: Path, method: str, **options: Any) -> Result:
+    """A small run of a bundle."""
+    values = {"dataset_dir": str(data), "output_dir": str(out), "method": method, "rounds": 1, "device": "cpu"}
+    root = shipped()[bundle]
+    return read_federation(root, {"bundle_root": str(root)} | values | SMALL | options).simulate()
