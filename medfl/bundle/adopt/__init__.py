@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfl.bundle.adopt.adoption import Adoption
+from medfl.bundle.adopt.adoption import OVERLAY, PAGE, Adoption
 from medfl.bundle.adopt.cases import read_cases
 from medfl.bundle.adopt.config import Config, read_file, read_files
 from medfl.bundle.adopt.copying import check_places, copy
@@ -22,9 +22,6 @@ from medfl.hooks import MethodRecord
 from medfl.utils.files import write_json
 
 __all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
-
-OVERLAY, PAGE = "configs/federate.json", "docs/federate.md"
-"""What is added to a bundle."""
 
 
 def read_bundle(root: Path, objective: str | None = None) -> Adoption:

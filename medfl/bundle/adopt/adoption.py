@@ -11,6 +11,9 @@ from medfl.bundle.adopt.ignored import Ignored
 from medfl.bundle.adopt.objective import Recognition
 from medfl.bundle.adopt.parts import Parts
 
+OVERLAY, PAGE = "configs/federate.json", "docs/federate.md"
+"""What is added to a bundle."""
+
 TRAIN_LIST, VALIDATION_LIST = "adopted_train_list", "adopted_validation_list"
 """Ids of the overlay for lists without the bundle's cuts."""
 
