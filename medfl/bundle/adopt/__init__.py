@@ -24,6 +24,10 @@ from medfl.utils.files import write_json
 __all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
 
 
+WORKFLOWS: tuple[str, ...] = ("train", "validate", "evaluate", "inference")
+"""Stems of the configurations that are read, the one that trains first."""
+
+
 def read_bundle(root: Path, objective: str | None = None) -> Adoption:
     """Read a bundle as text, and recognise what a federation needs of it. Nothing of the bundle is run or imported.
 
@@ -48,11 +52,13 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
             f"'{root}' has no training configuration: expected 'configs/train.json', '.yaml' or '.yml'; there are: "
             f"{others}. Where a file of another name trains the one network that is meant, copy it to that name."
         )
-    metadata, _ = read_config(root / METADATA)  # what is wrong with it, the check of the bundle says
-    metadata = metadata if isinstance(metadata, Mapping) else {}
-    files = {kind: names[kind] for kind in ("train", "validate", "evaluate", "inference") if kind in names}
+    described, _ = read_config(root / METADATA)  # what is wrong with it, the check of the bundle says
+    metadata = described if isinstance(described, Mapping) else {}
+    files = {stem: names[stem] for stem in WORKFLOWS if stem in names}
     content, *_ = [read_file(root, name) for name in files.values()]
-    others = {name: read_config(root / "configs" / name)[0] for stem, name in names.items() if stem not in files}
+    others: dict[str, Any] = {
+        name: read_config(root / "configs" / name)[0] for stem, name in names.items() if stem not in files
+    }
     try:
         config = Config([content], metadata, root)
         dangling, _ = check_references({names["train"]: content}, metadata, root)

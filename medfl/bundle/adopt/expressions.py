@@ -144,7 +144,7 @@ class _Uncut(ast.NodeTransformer):
         if not isinstance(node.slice, ast.Slice) or _names(node.value) & self.bound or self._is_text(node.value):
             return self.generic_visit(node)
         if node.slice.lower is not None or node.slice.upper is not None:
-            self.listing.cuts.append((self.id, f"[{_text(node.slice)[1:]}]"))  # type: ignore[arg-type]
+            self.listing.cuts.append((self.id, f"[{_text(node.slice)[1:]}]"))
         return self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:

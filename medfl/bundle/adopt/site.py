@@ -84,7 +84,7 @@ class AdoptedSite:
             raise SettingsError(f"'{root}' lacks ids that '{OVERLAY}' names: {', '.join(missing)}. Adopt it again.")
 
     def initialize(self) -> None:
-        """Run the bundle's ``initialize``, once in a process; the generators of torch, NumPy and Python stay as they are.
+        """Run the bundle's ``initialize``, once in a process; torch's, NumPy's, Python's generators stay as they are.
 
         Raises:
             SettingsError: If the bundle's code fails.
@@ -145,7 +145,7 @@ class AdoptedSite:
         from monai.data import Dataset
 
         ids = self._ids()
-        if ids["evaluator"] is None:
+        if ids["evaluator"] is None or ids["val_dataset"] is None:
             raise SettingsError("the bundle has no 'validate#evaluator': expected one to score by.")
         parser = self._parser()
         transform = self._build(parser, ids["val_preprocessing"])
