@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from medfl.data.datalists import entry_text
+from medfl.data.datalists import Record, entry_text
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import DataError, SettingsError
 from medfl.partition.plan import PartitionPlan
@@ -26,8 +26,6 @@ WITHOUT_LABELS = ("iid",)
 
 SUBJECTS = ("subject_id", "patient_id", "patient", "subject")
 """Columns that say whose a case is; the first one that a case has counts."""
-
-Case = Mapping[str, Any]
 
 
 def partition_cases(source: Path, out: Path, plan: PartitionPlan, scheme: Scheme) -> dict[str, dict[str, int]]:
@@ -103,7 +101,7 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(name, str) and "/" in name for name in value)
 
 
-def _files(cases: Sequence[Case], base: Path) -> list[list[str]]:
+def _files(cases: Sequence[Record], base: Path) -> list[list[str]]:
     """The files of each case: what stands under a key under which any case names a file that is there.
 
     Raises:
@@ -123,7 +121,7 @@ def _files(cases: Sequence[Case], base: Path) -> list[list[str]]:
     return files
 
 
-def _texts(case: Case) -> Iterator[tuple[str, str]]:
+def _texts(case: Record) -> Iterator[tuple[str, str]]:
     for key, value in case.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and text:
@@ -136,7 +134,7 @@ def _inside(name: str) -> bool:
 
 
 def _owners(
-    cases: Sequence[Case], files: Sequence[Sequence[str]], plan: PartitionPlan, scheme: Scheme
+    cases: Sequence[Record], files: Sequence[Sequence[str]], plan: PartitionPlan, scheme: Scheme
 ) -> tuple[np.ndarray, list[str]]:
     """Number of the site of each case, shape (n,), -1 for none; and the sites' names."""
     check_column(scheme, plan)
@@ -156,7 +154,7 @@ def _owners(
     return owner[units], list(parts)
 
 
-def _labels(cases: Sequence[Case], plan: PartitionPlan, scheme: Scheme) -> np.ndarray:
+def _labels(cases: Sequence[Record], plan: PartitionPlan, scheme: Scheme) -> np.ndarray:
     """The class of each case, shape (n,), int64; zeros where there is none and the scheme needs none."""
     labels = [case.get("label") for case in cases]
     if all(isinstance(label, int) for label in labels):

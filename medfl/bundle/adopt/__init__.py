@@ -47,10 +47,10 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
             f"'{root}' has a 'configs/{names['federate']}' already: it is a federation's bundle. Run it with medfl run."
         )
     if "train" not in names:
-        others = ", ".join(sorted(name for stem, name in names.items() if stem != "metadata")) or "none"
+        present = ", ".join(sorted(name for stem, name in names.items() if stem != "metadata")) or "none"
         raise SettingsError(
             f"'{root}' has no training configuration: expected 'configs/train.json', '.yaml' or '.yml'; there are: "
-            f"{others}. Where a file of another name trains the one network that is meant, copy it to that name."
+            f"{present}. Where a file of another name trains the one network that is meant, copy it to that name."
         )
     described, _ = read_config(root / METADATA)  # what is wrong with it, the check of the bundle says
     metadata = described if isinstance(described, Mapping) else {}

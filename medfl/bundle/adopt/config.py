@@ -18,6 +18,9 @@ PLAIN_REFERENCE = re.compile(r"\$?\s*@((?:\w|::)+)\s*")
 """A value that is another one and nothing else; both ``@loss`` and ``$@loss`` are."""
 
 
+_NOTHING = object()
+
+
 class Config:
     """The configuration that MONAI would make of some files, before it parses it.
 
@@ -35,10 +38,10 @@ class Config:
     def __init__(self, contents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any], root: Path) -> None:
         problems: list[str] = []
         try:
-            self._parser = merged(contents, metadata)
+            parser = merged(contents, metadata)
             for _ in range(ROUNDS_OF_MACROS):
-                fill_macros(self._parser, root, problems)
-                if problems or not any(_is_macro(value) for _, value in walk(self._parser.get())):
+                fill_macros(parser, root, problems)
+                if problems or not any(_is_macro(value) for _, value in walk(parser.get())):
                     break
         except RecursionError:
             problems.append("its macros (%) nest too deep")
@@ -46,13 +49,15 @@ class Config:
             problems.append(str(error))
         if problems:
             raise SettingsError("; ".join(problems))
+        self._content = parser.get()
 
     def __contains__(self, id_: str) -> bool:
-        return id_ in self._parser
+        return self._at(id_) is not _NOTHING
 
     def get(self, id_: str) -> Any:
         """What stands at an id; None where nothing does."""
-        return self._parser.get(id_, None)
+        value = self._at(id_)
+        return None if value is _NOTHING else value
 
     def follow(self, id_: str) -> str:
         """The id at the end of plain references, for example ``loss`` for ``train#trainer#loss_function``.
@@ -150,6 +155,18 @@ class Config:
         value = self.value(id_)
         if isinstance(value, list):
             return [self.literal(f"{self.follow(id_)}#{index}") for index in range(len(value))]
+        return value
+
+    def _at(self, id_: str) -> Any:
+        """What stands at an id, or `_NOTHING`. MONAI's own search looks for the nearest name wherever there is none."""
+        value = self._content
+        for part in id_.split("#"):
+            if isinstance(value, Mapping) and part in value:
+                value = value[part]
+            elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+                value = value[int(part)]
+            else:
+                return _NOTHING
         return value
 
     def _leads_somewhere(self, id_: str) -> bool:

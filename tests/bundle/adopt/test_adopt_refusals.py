@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 
@@ -12,8 +13,10 @@ import zoo_shapes
 from damage import edit, put
 
 from medfl.bundle.adopt import OVERLAY, PAGE, adopt, read_bundle
+from medfl.bundle.adopt.page import page
+from medfl.bundle.check import check_bundle
 from medfl.cli.main import main
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, MedflError, SettingsError
 
 
 def test_a_trainer_of_its_own_is_refused_by_name(tmp_path):
@@ -210,3 +213,24 @@ def test_the_command_says_what_it_recognised(spleen, tmp_path, capsys):
         main(["adopt", str(spleen), "--out", str(tmp_path / "out")])
     assert end.value.code == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+ODD = (None, -3, 1.5, "", "@", "@x", "@train", "$[", "$@images[:", "@####x", [], ["@a"], {}, {"_target_": 3})
+"""What nobody expects in a configuration."""
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd):
+    text = (spleen / "configs" / "train.json").read_text()
+    for path in ("loss", "images", "train", "train#trainer", "train#dataset#data", "train#handlers#0", "validate"):
+        *parents, last = path.split("#")
+
+        def change(config, parents=parents, last=last):
+            for key in parents:
+                config = config[int(key) if isinstance(config, list) else key]
+            config[int(last) if isinstance(config, list) else last] = odd
+
+        edit(spleen, "train.json", change)
+        with contextlib.suppress(MedflError):
+            page(read_bundle(spleen), check_bundle(spleen), [])
+        put(spleen, "configs/train.json", text)
