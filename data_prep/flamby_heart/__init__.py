@@ -8,7 +8,8 @@ RECORDS = [
         "medfl_datasets.flamby_heart.spec:FlambyHeart",
         modality="clinical table",
         licence="CC BY 4.0",
-        summary="FLamby's Fed-Heart-Disease: heart disease or none, at four hospitals. Nothing is downloaded.",
+        summary="FLamby's Fed-Heart-Disease: heart disease or none, by 13 numbers, at four hospitals. "
+        "Nothing is downloaded.",
         phantom="medfl_datasets.flamby_heart.phantom:write_release",
     ),
 ]

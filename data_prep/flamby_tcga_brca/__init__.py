@@ -8,7 +8,8 @@ RECORDS = [
         "medfl_datasets.flamby_tcga_brca.spec:FlambyTcgaBrca",
         modality="clinical table",
         licence="open-access TCGA data under the policies of the GDC: no attempt to identify anybody",
-        summary="FLamby's Fed-TCGA-BRCA: survival with breast cancer, in six regions. Nothing is downloaded.",
+        summary="FLamby's Fed-TCGA-BRCA: survival with breast cancer, by 39 numbers, in six regions. "
+        "Nothing is downloaded.",
         phantom="medfl_datasets.flamby_tcga_brca.phantom:write_release",
     ),
 ]

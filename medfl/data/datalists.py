@@ -24,13 +24,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from medfl.data.targets import files_message, integers, list_objective, record_targets
 from medfl.errors import DataError
-from medfl.objectives import Multiclass, Objective, read_objective
+
+if TYPE_CHECKING:
+    from medfl.objectives import Objective
 
 FILE = "datalist.json"
 """The name of a data list in its folder."""
@@ -79,6 +81,8 @@ class Datalist:
     @property
     def goal(self) -> Objective:
         """What is learned."""
+        from medfl.objectives import Multiclass, read_objective  # torch takes seconds to import
+
         return Multiclass(self.num_classes) if self.objective is None else read_objective(self.objective)
 
     def rows_and_labels(self, split: str, where: str, num_classes: int | None = None) -> tuple[np.ndarray, np.ndarray]:

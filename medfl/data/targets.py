@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from medfl.errors import DataError, SettingsError
-from medfl.objectives import Objective, read_objective
+
+if TYPE_CHECKING:
+    import torch
+
+    from medfl.objectives import Objective
 
 TARGET = "target"
 """Key of a record: a number, or a list of numbers, where a case is of no class; null is a number that nobody knows."""
@@ -29,6 +32,8 @@ def record_targets(records: list[dict[str, Any]], objective: Objective, place: s
     Raises:
         DataError: If a record has no target, or another one than the objective takes.
     """
+    import torch  # it takes seconds, and who prepares images needs none of it
+
     if objective.has_class_labels:
         return torch.from_numpy(integers(records, "label", place))
     (size,) = objective.target_shape(())
@@ -88,6 +93,8 @@ def list_objective(values: dict[str, Any], path: Path) -> Objective:
     Raises:
         DataError: If there is no such one.
     """
+    from medfl.objectives import read_objective
+
     try:
         return read_objective(values["objective"])
     except (SettingsError, TypeError, ValueError) as error:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from monai.metrics import compute_dice, compute_hausdorff_distance, compute_surface_dice
-from scipy import ndimage
 
 MaskScore = Callable[[torch.Tensor, torch.Tensor], float]
 """A score of a predicted and a reference mask (*spatial), bool, both of which hold something."""
@@ -47,6 +45,8 @@ def dice(prediction: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         >>> dice(torch.tensor([[[True, True]]]), torch.tensor([[[True, False]]]))
         tensor([0.6667], dtype=torch.float64)
     """
+    from monai.metrics import compute_dice  # MONAI takes seconds to import
+
     return compute_dice(prediction[None], reference[None], ignore_empty=False)[0].double()
 
 
@@ -66,6 +66,8 @@ def hausdorff95(
     Returns:
         (C,), float64, >= 0; NaN where one of the masks is empty.
     """
+    from monai.metrics import compute_hausdorff_distance  # MONAI takes seconds to import
+
     unit = list(spacing) if spacing is not None else None
 
     def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -93,6 +95,8 @@ def surface_dice(
     Returns:
         (C,), float64, in [0, 1]; 1 where both are empty, 0 where one is.
     """
+    from monai.metrics import compute_surface_dice  # MONAI takes seconds to import
+
     unit = list(spacing) if spacing is not None else None
 
     def overlap(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -171,6 +175,8 @@ def _of_each(
 
 def _lesion_f1(prediction: torch.Tensor, reference: torch.Tensor) -> float:
     ours, theirs = prediction.cpu().numpy(), reference.cpu().numpy()
+    from scipy import ndimage
+
     neighbours = ndimage.generate_binary_structure(ours.ndim, ours.ndim)
     lesions, count = ndimage.label(theirs, neighbours)
     hits = len(np.unique(lesions[ours & theirs]))

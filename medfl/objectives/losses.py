@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from monai.losses import DiceLoss
 from torch import nn
 from torch.nn import functional as F
 
@@ -165,6 +164,8 @@ class DiceBCELoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        from monai.losses import DiceLoss  # MONAI takes seconds to import
+
         self.dice = DiceLoss(sigmoid=True)
 
     def forward(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from monai.losses import DiceCELoss
 from torch import nn
 
 from medfl.errors import ContractError, SettingsError
@@ -110,6 +109,8 @@ class Segmentation(Objective):
 
     def default_loss(self) -> nn.Module:
         """Dice loss and cross entropy, added."""
+        from monai.losses import DiceCELoss  # MONAI takes seconds to import
+
         return DiceBCELoss() if self.overlapping else DiceCELoss(to_onehot_y=True, softmax=True)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:

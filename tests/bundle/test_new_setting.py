@@ -13,6 +13,7 @@ import pytest
 
 from medfl.testing.phantoms import make_cohort
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 FIELDS = {

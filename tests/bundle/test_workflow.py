@@ -186,6 +186,7 @@ def test_a_site_takes_home_a_bundle_that_scores_as_the_summary_says(finished: Pa
         assert score(network, test, task, Settings(rounds=1))["accuracy"] == pytest.approx(accuracy, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_stock_monai_runs_the_same_federation(finished: Path, cohort: Path, tmp_path: Path) -> None:
     words = (
         *("run", "--config_file", CONFIGS, "--bundle_root", BUNDLE, "--dataset_dir", cohort, "--num_classes", 4),

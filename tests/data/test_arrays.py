@@ -88,17 +88,17 @@ def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch, o
     [
         ({"rows": [0, 9, 12]}, r"expected rows in 0\.\.8, got row 9 \(2 rows"),
         ({"rows": [-1, 0, 1]}, r"expected rows in 0\.\.8, got row -1"),
-        ({"labels": [1]}, "got 1 labels for 3 rows"),
+        ({"targets": [1]}, "got 1 targets for 3 rows"),
         ({"mean": (0.1, 0.2)}, "expected 1 or 3 numbers in mean for 3 channels, got 2"),
         ({"std": (0.0,)}, r"every std > 0, got mean \[0.5\], std \[0.0\]"),
         ({"std": (float("nan"),)}, r"every std > 0, got mean \[0.5\], std \[nan\]"),
         ({"mean": (float("inf"),)}, r"expected finite numbers in mean, .* got mean \[inf\]"),
-        ({"images": np.zeros((9, 4), np.uint8)}, r"got \(9, 4\)"),
+        ({"images": np.zeros(9, np.uint8)}, r"got \(9,\)"),
         ({"images": np.zeros((9, 4, 4), np.int64)}, "expected images of type uint8.* got int64"),
     ],
 )
 def test_what_does_not_fit_together_is_named(change, message):
-    fields = {"images": random_images(9, 4, 4, 3), "labels": [0, 1, 2], "rows": [0, 1, 2], **change}
+    fields = {"images": random_images(9, 4, 4, 3), "targets": [0, 1, 2], "rows": [0, 1, 2], **change}
     with pytest.raises(DataError, match=message):
         ArrayDataset(**fields)
 

@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     path.write_text(json.dumps(content | {"training": content["training"][1:]}))
     shutil.copytree(place.data / "site-01", place.data / PUBLIC)
     public = read_datalist(place.data / PUBLIC)
-    public.class_labels = {str(number): public.class_labels[str(2 - number)] for number in range(3)}
+    public.labels = {str(number): public.labels[str(2 - number)] for number in range(3)}
     write_datalist(place.data / PUBLIC, public)
     return place
 
@@ -81,7 +81,7 @@ def test_plugins_with_problems_are_named_in_the_participants_log(
 def test_public_classes_of_other_names_are_refused_at_the_server(place: Place, tmp_path: Path) -> None:
     shutil.copytree(place.data / PUBLIC, tmp_path / PUBLIC)
     public = read_datalist(tmp_path / PUBLIC)
-    public.class_labels = {"0": "a", "1": "b", "2": "c"}
+    public.labels = {"0": "a", "1": "b", "2": "c"}
     public.image_array = str(place.data / "images.npy")
     write_datalist(tmp_path / PUBLIC, public)
     file = place.files("other", {"server": {"entry": {"data": str(tmp_path)}}})["server"]

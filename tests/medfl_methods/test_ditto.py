@@ -70,7 +70,7 @@ def test_own_models_of_quadratics_have_the_values_of_the_formulas(tmp_path):
         own = [states(tmp_path, site)["kept/own/w"].item() for site in sorted(quadratic_sites())]
         assert own == pytest.approx(values, abs=1e-7)
         assert w == pytest.approx([0.9213975, 1.4654735098][rounds - 1], abs=1e-9)
-    assert QUADRATIC.num_classes == 2
+    assert QUADRATIC.objective.classes == 2
 
 
 def trained(tensors, data, generator, lam, centre):

@@ -110,7 +110,6 @@ def test_labels_out_of_range_are_located(tmp_path, split, label):
     sites = make_sites()
     getattr(sites["site-2"], split).class_labels[1:3] = label
     text = refused(tmp_path, DataError, f"Site 'site-2', split '{split}': expected labels from 0 to 2", sites=sites)
-    assert "expected 0 to 2" in text
     assert str(label) in text
 
 

@@ -40,7 +40,7 @@ def test_a_small_network_learns_the_cells_in_a_few_epochs(tmp_path):
     make_cohort(tmp_path / "a", classes=4)
     data = [site.train for site in load_sites(tmp_path / "a", Multiclass(4)).values()]
     images = torch.cat([part.batch(torch.arange(len(part)))[0] for part in data])
-    labels = torch.cat([part.labels for part in data])
+    labels = torch.cat([part.class_labels for part in data])
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = CNN4(3, 4).to(memory_format=torch.channels_last)

@@ -90,7 +90,7 @@ def test_class_weights_are_those_of_the_host_for_both_models():
     fit, batch = begin(method)
     labels = torch.tensor([0, 0, 0, 0, 0, 0, 1, 2])
     fit.site.task = fit.site.task.weighted(labels)
-    batch = dataclasses.replace(batch, labels=labels)
+    batch = dataclasses.replace(batch, targets=labels)
     weights = torch.tensor([8 / 18, 8 / 3, 8 / 3])[labels]
     expected = 0.0
     for model in (fit.model, guest_of(fit)):

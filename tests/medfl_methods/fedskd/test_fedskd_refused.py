@@ -75,7 +75,7 @@ class Headless(SmallNet):
     ("args", "networks", "words"),
     [
         ({}, {"site-1": "deep"}, "one number of `feature_layers` at all sites, got 'deep' has 3, 'norm' has 2"),
-        ({"freeze_ktm_header": False}, {"site-1": "bare"}, "Network 'bare' (Bare) has no `feature_layers`"),
+        ({"freeze_ktm_header": False}, {"site-1": "bare"}, "network 'bare' (Bare) has no `feature_layers`"),
         ({}, {"site-1": "headless"}, "Network 'headless' (Headless) has no `head`"),
         ({"layers": [1, 3]}, {}, "`layers` names stages from 1 to 2 of ['norm'], got [3]"),
         ({"layers": [0]}, {}, "got [0]"),

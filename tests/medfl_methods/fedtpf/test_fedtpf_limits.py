@@ -23,6 +23,7 @@ from medfl.contract import Order
 from medfl.core.site import Splits
 from medfl.data.pooled import TensorData
 from medfl.errors import RefusedError, SettingsError
+from medfl.objectives import Multiclass
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
 from medfl.task import Scale
@@ -178,7 +179,7 @@ def volume_task():
             **vars(make_task()),
             "networks": {"volumes": Volumes},
             "network": "volumes",
-            "num_classes": 2,
+            "objective": Multiclass(2),
             "scale": Scale((1, 8, 8, 8)),
             "_names": {},
         }

@@ -9,6 +9,7 @@ import torch
 from pfedcdp_toys import ALONE, REGISTRY, SHORT, run
 from torch import nn
 
+from medfl.data.pooled import TensorData
 from medfl.errors import MedflError, SettingsError
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
@@ -127,10 +128,12 @@ def test_shapley_weights_need_public_images_that_no_classifier_saw(tmp_path):
         run(tmp_path, {"refine": {"epochs": 1}}, public=public)
 
 
-@pytest.mark.parametrize(("labels", "wrong"), [([], "needs public data"), ([0, 7], "Public data: 1 labels are out of")])
+@pytest.mark.parametrize(
+    ("labels", "wrong"), [([], "needs public data"), ([0, 7], "Public data: expected labels from 0 to 2, got 7")]
+)
 def test_public_data_that_can_not_be_used(tmp_path, labels, wrong):
-    public = make_data(len(labels), "public", torch.tensor(labels, dtype=torch.int64) % 3)
-    public.class_labels = torch.tensor(labels, dtype=torch.int64)
+    images = make_data(len(labels), "public", torch.zeros(len(labels), dtype=torch.int64)).images
+    public = TensorData(images, torch.tensor(labels, dtype=torch.int64))
     with pytest.raises(MedflError, match=wrong):
         run(tmp_path, public=public)
 
