@@ -17,7 +17,7 @@ from medfl.contract import Site, State
 from medfl.core.filters import Filters
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import all_targets
+from medfl.data.pooled import countable
 from medfl.data.sites import SiteData, load_sites
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.averaging import Averaging
@@ -140,7 +140,7 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
-    task = task.weighted(all_targets(data.train)) if settings.balance == "loss" else task
+    task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
     filters = Filters(method.sends, method.sends_meta, settings, settings.rounds)
     return Side(site, method, task, settings, data, filters, {name: start[name] for name in shared})
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from monai.bundle import ConfigParser
 
 from medfl.bundle.federated_run import FederatedRun
-from medfl.bundle.option_checks import check_options
+from medfl.bundle.option_checks import apply_options, check_options
 from medfl.errors import SettingsError
-from medfl.runs.setting_ids import to_ids
+from medfl.runs.provenance import run_files
 from medfl.types import Meta
 
 
@@ -23,14 +23,11 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     Raises:
         SettingsError: If it is no bundle that medfl can run, or an id means nothing to it.
     """
-    files = [root / "configs" / name for name in ("train.json", "federate.json")]
-    for file in files:
-        if not file.is_file():
-            raise SettingsError(f"'{root}' is no bundle of medfl: expected the file '{file}'.")
+    files = run_files(root)
     parser = ConfigParser()
     parser.read_config([str(file) for file in files])
     check_options(parser, values)
-    parser.update(pairs=to_ids(values, parser.get()))
+    apply_options(parser, values)
     run = parser.get_parsed_content("federation")
     if not isinstance(run, FederatedRun):
         raise SettingsError(

@@ -16,13 +16,16 @@ from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.runs.setting_ids import SETTINGS, bare_name, values_in
+from medfl.runs.setting_ids import SETTINGS, bare_name, to_ids, values_in
 from medfl.settings import run_fields
 from medfl.types import Meta
 from medfl.utils.dotted import texts
 
 RUN_IDS = ("imports", "initialize", "run", "finalize")
 """What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
+
+ADOPTED, OVERRIDES = "adopted", "overrides"
+"""Ids that a stock bundle has once it is adopted: what was recognised of it, and what options change of it at a site."""
 
 FEDERATION = {
     "loss": "what a site minimises, from outputs and targets",
@@ -46,7 +49,8 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
     Raises:
         SettingsError: With one line for each such option, and the known ones.
     """
-    used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere, *values_in(parser.get())}
+    begin = [*RUN_IDS, *_at_sites(parser)]
+    used = {*used_ids(parser, begin), *begin, *elsewhere, *values_in(parser.get())}
     problems = []
     for name in map(bare_name, options):
         if problem := _problem(parser, name):
@@ -60,6 +64,19 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
         problems.append(f"Unknown network '{name}'. {did_you_mean(str(name), list(networks))}")
     if problems:
         raise SettingsError("\n  ".join(problems))
+
+
+def apply_options(parser: ConfigParser, options: Meta) -> None:
+    """Put options into a configuration; where it parses that of a stock bundle anew for each site, into that, too.
+
+    Args:
+        parser: With the configuration files read.
+        options: Id or setting to value.
+    """
+    ids = to_ids(options, parser.get())
+    parser.update(pairs=ids)
+    if ADOPTED in parser:
+        parser[OVERRIDES] = parser.get(OVERRIDES, {}) | ids
 
 
 def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
@@ -98,6 +115,13 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
         used |= new
         rest += new
     return used
+
+
+def _at_sites(parser: ConfigParser) -> list[str]:
+    """The top-level ids of a stock bundle that its sites build."""
+    adopted = parser.get(ADOPTED, {})
+    ids = [*adopted.get("parts", {}).values(), *(adopted.get("cases", {}).get(key) for key in ("train", "validation"))]
+    return [id_.partition("#")[0] for id_ in ids if id_ is not None]
 
 
 def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]], where: str) -> None:

@@ -17,7 +17,7 @@ from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import Inbox
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import all_targets
+from medfl.data.pooled import countable
 from medfl.data.sites import SiteData, load_global, load_site
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.deploy.policy import check_counts, tellable, told
@@ -132,7 +132,7 @@ class SiteRun:
 
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
-        counts = self.task.objective.counts(all_targets(self._data.train))
+        counts = self.task.objective.counts(countable(self._data.train, self.task.objective))
         facts = told(self._file, self.host.describe(), counts)
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)

@@ -21,7 +21,7 @@ import torch
 from medfl.bundle.option_checks import check_ids
 from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import all_targets
+from medfl.data.pooled import countable
 from medfl.data.sites import SiteData, load_site
 from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import bundle_hash, bundle_version, method_version
@@ -251,7 +251,7 @@ def _told(file: SiteFile, part: SiteData, objective: Objective) -> str:
 
     sizes = ((part.train, "training"), (part.val, "validation"), (part.test, "test"))
     splits = ", ".join(f"{count(len(data))} {name}" for data, name in sizes)
-    numbers = zip(part.classes, objective.counts(all_targets(part.train)), strict=True)
+    numbers = zip(part.classes, objective.counts(countable(part.train, objective)), strict=True)
     classes = ", ".join(f"{name}: {count(number)}" for name, number in numbers)
     shape = " x ".join(map(str, part.shape))
     return f"{part.name}: {splits} images of {shape}; {len(part.classes)} classes, for training {classes}"

@@ -39,6 +39,9 @@ class Objective(ABC):
     has_soft_targets: ClassVar[bool] = False
     """Whether outputs are probabilities of alternatives (`alternatives`), which a model can learn from another."""
 
+    are_masks: ClassVar[bool] = False
+    """Whether a target is as large as its image; those of two cases may then be of unlike shapes."""
+
     per_case_loss: ClassVar[bool] = True
     """Whether the loss of a batch is a mean of losses of its cases, so that a case has a gradient of its own."""
 

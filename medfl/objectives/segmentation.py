@@ -46,6 +46,7 @@ class Segmentation(Objective):
     metrics: ClassVar[tuple[str, ...]] = ("dice",)
     target_type: ClassVar[torch.dtype] = torch.int64
     has_soft_targets: ClassVar[bool] = True
+    are_masks: ClassVar[bool] = True
 
     channels: int = 2
     overlapping: bool = False

@@ -32,6 +32,15 @@ Facts = Mapping[str, Sequence[str | None]]
 README = Path("docs", "README.md")
 """A bundle's docs."""
 
+WEIGHTS = Path("models", "model.pt")
+"""Where a bundle has its weights, by MONAI's convention."""
+
+NOT_TAKEN = {"models", "runs", ".git", ".cache"}
+"""Folders of a stock bundle that a site does not take home: other weights, and runs."""
+
+OVERLAY = {Path("configs", "federate.json"), Path("docs", "federate.md")}
+"""What ``medfl adopt`` added to a stock bundle."""
+
 LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
 
@@ -49,6 +58,7 @@ class Home:
         modality: How the images were taken, for the metadata.
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
+        stock: Whether the bundle is one that somebody else wrote: a site takes it home as it is, with its own weights.
     """
 
     bundle_root: Path
@@ -58,6 +68,7 @@ class Home:
     data: str = ""
     modality: str = ""
     facts: Mapping[str, Facts] = field(default_factory=dict)
+    stock: bool = False
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -130,6 +141,9 @@ def write_predictions(
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
     """Write a bundle, each of its files whole or not at all."""
+    if home.stock:
+        _write_stock(target, home.bundle_root, model)
+        return
     values = home.values | values | {"network_name": model.network}
     for path in _files(home.bundle_root):
         inside = path.relative_to(home.bundle_root)
@@ -139,9 +153,22 @@ def _write(target: Path, home: Home, model: Model, values: Meta, method: Method)
         if inside != README:
             write_atomic(target / inside, content)
     write_atomic(target / README, _introduction(home, model).encode())
+    _write_weights(target / WEIGHTS, model)
+
+
+def _write_stock(target: Path, root: Path, model: Model) -> None:
+    """Write a stock bundle byte by byte, without the overlay and without the weights that it came with."""
+    for path in sorted(root.rglob("*")):
+        inside = path.relative_to(root)
+        if path.is_file() and inside.parts[0] not in NOT_TAKEN and inside not in OVERLAY:
+            write_atomic(target / inside, path.read_bytes())
+    _write_weights(target / WEIGHTS, model)
+
+
+def _write_weights(path: Path, model: Model) -> None:
     tensors = io.BytesIO()
     torch.save(model.tensors, tensors)
-    write_atomic(target / "models" / "model.pt", tensors.getbuffer())
+    write_atomic(path, tensors.getbuffer())
 
 
 def _files(root: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.bundle.adopt.adoption import OVERLAY, PAGE, Adoption
-from medfl.bundle.adopt.cases import read_cases
+from medfl.bundle.adopt.cases import read_cases, with_test
 from medfl.bundle.adopt.config import Config, read_file, read_files
 from medfl.bundle.adopt.copying import check_places, copy
 from medfl.bundle.adopt.ignored import read_ignored
@@ -55,14 +55,15 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
     described, _ = read_config(root / METADATA)  # what is wrong with it, the check of the bundle says
     metadata = described if isinstance(described, Mapping) else {}
     files = {stem: names[stem] for stem in WORKFLOWS if stem in names}
-    content, *_ = [read_file(root, name) for name in files.values()]
+    contents = {stem: read_file(root, name) for stem, name in files.items()}
     others: dict[str, Any] = {
         name: read_config(root / "configs" / name)[0] for stem, name in names.items() if stem not in files
     }
     try:
-        config = Config([content], metadata, root)
-        dangling, _ = check_references({names["train"]: content}, metadata, root)
-        return _recognised(root, config, dangling, files, metadata, others, objective)
+        config = Config([contents["train"]], metadata, root)
+        over = [contents[stem] for stem in ("train", "evaluate") if stem in contents]
+        dangling, _ = check_references({names["train"]: contents["train"]}, metadata, root)
+        return _recognised(root, config, Config(over, metadata, root), dangling, files, metadata, others, objective)
     except RecursionError:
         raise SettingsError(f"'{root / 'configs' / names['train']}' is nested too deep to be read.") from None
     except SettingsError as error:
@@ -72,6 +73,7 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
 def _recognised(
     root: Path,
     config: Config,
+    evaluate: Config,
     dangling: Sequence[str],
     files: dict[str, str],
     metadata: Mapping[str, Any],
@@ -82,7 +84,7 @@ def _recognised(
     if problems:
         raise SettingsError("\n  ".join(["", *problems]) if len(problems) > 1 else problems[0])
     parts = read_parts(config)
-    cases = read_cases(config, parts)
+    cases = with_test(read_cases(config, parts), config, evaluate, parts)
     recognition = recognise(config, parts, metadata, objective)
     taken = {name for name in ("adopted", "method", "method_args", "rounds", "settings") if name in config}
     if taken:

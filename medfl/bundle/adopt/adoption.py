@@ -14,7 +14,7 @@ from medfl.bundle.adopt.parts import Parts
 OVERLAY, PAGE = "configs/federate.json", "docs/federate.md"
 """What is added to a bundle."""
 
-TRAIN_LIST, VALIDATION_LIST = "adopted_train_list", "adopted_validation_list"
+TRAIN_LIST, VALIDATION_LIST, TEST_LIST = "adopted_train_list", "adopted_validation_list", "adopted_test_list"
 """Ids of the overlay for lists without the bundle's cuts."""
 
 ROUNDS = 20
@@ -53,14 +53,15 @@ class Adoption:
         ``adopted`` holds facts and ids as plain text, which nothing evaluates. Where the bundle cuts its lists, the
         expressions without cuts stand beside it under ids of their own.
         """
-        lists = {TRAIN_LIST: self.cases.train_list, VALIDATION_LIST: self.cases.validation_list}
+        read = self.cases
+        lists = {TRAIN_LIST: read.train_list, VALIDATION_LIST: read.validation_list, TEST_LIST: read.test_list}
+        validation = None if read.mode == "one_list" else read.validation
         cases = replace(
-            self.cases,
-            train_list=TRAIN_LIST if self.cases.train_list else self.cases.train,
-            validation_list=None if self.cases.mode == "one_list" else self.cases.validation,
+            read,
+            train_list=TRAIN_LIST if read.train_list else read.train,
+            validation_list=VALIDATION_LIST if read.validation_list else validation,
+            test_list=TEST_LIST if read.test_list else read.test,
         )
-        if self.cases.validation_list:
-            cases = replace(cases, validation_list=VALIDATION_LIST)
         objective = self.objective
         adopted = {
             "files": {kind: f"configs/{name}" for kind, name in self.files.items()},
@@ -76,8 +77,77 @@ class Adoption:
             "cases": asdict(cases),
             "ignored": [entry.what for entry in self.ignored],
         }
-        settings = {"rounds": "@rounds", "seed": "@seed"}
+        settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}
         settings |= {"batch_size": f"@{self.batch_size}"} if self.batch_size else {}
-        content = {"adopted": adopted, "method": "fedavg", "method_args": {}, "rounds": ROUNDS, "settings": settings}
+        content = {"adopted": adopted, **_RUN, "settings": settings, **_FEDERATION}
         content |= {} if self.own_seed else {"seed": 0}
+        names = (("loss", self.parts.loss), ("optimizer", self.parts.optimizer))
+        content |= {name: f"@{id_}" for name, id_ in names if id_ != name}
         return content | {id_: text for id_, text in lists.items() if text}
+
+
+_RUN: dict[str, Any] = {
+    "imports": [],
+    "method": "fedavg",
+    "method_args": {},
+    "rounds": ROUNDS,
+    "schedule": "per_round",
+    "val_fraction": 0.2,
+    "test_fraction": 0.2,
+    "metrics": [],
+    "sites": None,
+    "output_dir": "$@bundle_root + '/runs/' + @method + '-' + str(@seed)",
+    "device": "auto",
+    "carrier": "local",
+    "allow_leaks": [],
+    "plugins": [],
+    "disabled_plugins": [],
+    "given_by": "command line or a further file",
+    "save_execute_config": True,
+    "overrides": {},
+}
+"""What a user may say of a run, by ids of their own, and the defaults."""
+
+_FEDERATION: dict[str, Any] = {
+    "bundle": {
+        "_target_": "medfl.bundle.adopt.bundle.AdoptedBundle",
+        "root": "@bundle_root",
+        "overrides": "@overrides",
+    },
+    "objective": {"_target_": "medfl.bundle.adopt.task.adopted_objective", "bundle": "@bundle"},
+    "task": {
+        "_target_": "medfl.bundle.adopt.task.adopted_task",
+        "bundle": "@bundle",
+        "objective": "@objective",
+        "metrics": "@metrics",
+        "schedule": "@schedule",
+    },
+    "federation": {
+        "_target_": "medfl.bundle.federated_run.FederatedRun",
+        "task": "@task",
+        "source": {
+            "_target_": "medfl.bundle.adopt.source.AdoptedSource",
+            "bundle": "@bundle",
+            "objective": "@objective",
+            "val_fraction": "@val_fraction",
+            "test_fraction": "@test_fraction",
+        },
+        "bundle_root": "@bundle_root",
+        "dataset_dir": "@dataset_dir",
+        "output_dir": "@output_dir",
+        "method": "@method",
+        "method_args": "@method_args",
+        "sites": "@sites",
+        "allow_leaks": "@allow_leaks",
+        "plugins": "@plugins",
+        "disabled_plugins": "@disabled_plugins",
+        "carrier": "@carrier",
+        "given_by": "@given_by",
+        "tracked_config": "@save_execute_config",
+        "settings": "@settings",
+    },
+    "initialize": [],
+    "run": ["$@federation.run()"],
+    "finalize": [],
+}
+"""What is built of them when the run begins."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +30,8 @@ class Cases:
         train_list: Where it is cut, the expression without cuts: of all cases (``one_list``) or of the training cases
             (``own_lists``). None where what stands at `train` is that list.
         validation_list: The same for the validation cases with ``own_lists``.
+        test: Id of the list that the bundle's ``evaluate`` scores, where it is another one than validation's.
+        test_list: The same for the test cases.
         cuts: Id of each expression that cuts a list by position, and how, for example ``[:-9]``.
         list_files: Files of the bundle that list cases: id of the path to the path within the bundle. A site has a file
             of the same name in its folder in their place.
@@ -41,6 +43,8 @@ class Cases:
     validation: str | None = None
     train_list: str | None = None
     validation_list: str | None = None
+    test: str | None = None
+    test_list: str | None = None
     cuts: tuple[tuple[str, str], ...] = ()
     list_files: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
@@ -71,12 +75,35 @@ def read_cases(config: Config, parts: Parts) -> Cases:
         return Cases("dataset_dir", list_files=files, needs=needs)
     first = _read(config, train)
     if validation is None:
-        return Cases("one_list", train, None, _uncut(first), None, tuple(dict.fromkeys(first.cuts)), files, needs)
+        cuts = tuple(dict.fromkeys(first.cuts))
+        return Cases("one_list", train, None, _uncut(first), cuts=cuts, list_files=files, needs=needs)
     second = _read(config, validation)
     cuts = tuple(dict.fromkeys(first.cuts + second.cuts))
     if first.expanded == second.expanded:
-        return Cases("one_list", train, validation, _uncut(first), None, cuts, files, needs)
-    return Cases("own_lists", train, validation, _uncut(first), _uncut(second), cuts, files, needs)
+        return Cases("one_list", train, validation, _uncut(first), cuts=cuts, list_files=files, needs=needs)
+    lists = (_uncut(first), _uncut(second))
+    return Cases("own_lists", train, validation, *lists, cuts=cuts, list_files=files, needs=needs)
+
+
+def with_test(cases: Cases, config: Config, evaluate: Config, parts: Parts) -> Cases:
+    """The same with the list that the bundle's ``evaluate`` scores, if that is another one than validation's.
+
+    Args:
+        cases: Of the training configuration.
+        config: That.
+        evaluate: The same with ``evaluate`` laid over it.
+        parts: Of the training configuration.
+
+    Raises:
+        SettingsError: If the list can't be read.
+    """
+    id_ = _data_of(evaluate, parts.val_dataset) if parts.val_dataset else None
+    if cases.validation is None or id_ is None or DATASET_DIR not in evaluate.reach(id_):
+        return cases
+    test = _read(evaluate, id_)
+    if test.expanded == _read(config, cases.validation).expanded:
+        return cases
+    return replace(cases, test=id_, test_list=_uncut(test), cuts=tuple(dict.fromkeys((*cases.cuts, *test.cuts))))
 
 
 def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:

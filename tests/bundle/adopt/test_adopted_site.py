@@ -19,6 +19,7 @@ from monai.utils import set_determinism
 from PIL import Image
 
 from medfl.bundle.adopt import OVERLAY, adopt
+from medfl.bundle.adopt.bundle import AdoptedBundle
 from medfl.bundle.adopt.site import AdoptedSite
 from medfl.errors import DataError, SettingsError
 
@@ -55,8 +56,8 @@ def pictures(folder, count):
 def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
     """The bundle keeps nine for validation: alone over this folder it would train on none."""
     adopt(spleen, tmp_path / "out")
-    site = AdoptedSite(tmp_path / "out", volumes(tmp_path / "north", 8), "north")
-    train, validation = site.lists()
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 8), "north")
+    train, validation, _ = site.lists()
     assert validation is None
     names = [f"c{case}.nii.gz" for case in range(8)]
     assert [row["image"] for row in train] == [str(tmp_path / "north" / "imagesTr" / name) for name in names]
@@ -65,7 +66,7 @@ def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
 
 def test_the_parts_are_the_bundles(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
-    site = AdoptedSite(tmp_path / "out", volumes(tmp_path / "north", 2), "north")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 2), "north")
     parts = site.parts()
     assert isinstance(parts.train_inferer, SimpleInferer)
     assert isinstance(parts.val_inferer, SlidingWindowInferer)
@@ -79,7 +80,7 @@ def test_the_parts_are_the_bundles(spleen, tmp_path):
     optimizer = parts.optimizer(first.parameters())
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.param_groups[0]["lr"] == 0.0001
-    rows, _ = site.lists()
+    rows, *_ = site.lists()
     patches = parts.train_preprocessing(rows[0])
     assert [tuple(patch["image"].shape) for patch in patches] == [(1, 16, 16, 16)] * 4
     case = parts.val_preprocessing(rows[0])
@@ -100,7 +101,7 @@ def test_neither_trainer_nor_data_sets_are_built(spleen, tmp_path):
 
     edit(spleen, "train.json", change)
     adopt(spleen, tmp_path / "out")
-    site = AdoptedSite(tmp_path / "out", volumes(tmp_path / "north", 2), "north")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 2), "north")
     site.lists()
     site.parts()
     assert not marker.exists()
@@ -109,10 +110,10 @@ def test_neither_trainer_nor_data_sets_are_built(spleen, tmp_path):
 def test_what_a_bundle_does_first_leaves_the_generators(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["initialize"].append("$os.environ.__setitem__('MADE_UP_BUNDLE', '1')"))
     adopt(spleen, tmp_path / "out")
-    site = AdoptedSite(tmp_path / "out", volumes(tmp_path / "north", 1), "north")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north")
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     try:
-        site.initialize()
+        site.bundle.initialize()
         assert os.environ.pop("MADE_UP_BUNDLE") == "1"
         assert torch.equal(torch.get_rng_state(), before[0])
         assert np.random.get_state()[1].tolist() == before[1]
@@ -126,8 +127,8 @@ def test_scores_are_those_that_the_bundle_prints_alone(tmp_path):
     bundle = zoo_shapes.tools(tmp_path / "tools")
     adopt(bundle, tmp_path / "out")
     folder = pictures(tmp_path / "north", 3)
-    site = AdoptedSite(tmp_path / "out", folder, "north")
-    train, validation = site.lists()
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
+    train, validation, _ = site.lists()
     assert (len(train), len(validation)) == (3, 3)
     torch.manual_seed(1)
     network = site.parts().network()
@@ -149,8 +150,8 @@ def test_a_site_has_a_list_of_its_own_in_place_of_the_bundles(tmp_path):
     adopt(bundle, tmp_path / "out")
     case = {"image": ["a_0.nii.gz", "a_1.nii.gz"], "label": "a_seg.nii.gz"}
     put(tmp_path, "north/datalist.json", json.dumps({"training": [case], "validation": [case, case]}))
-    site = AdoptedSite(tmp_path / "out", tmp_path / "north", "north")
-    train, validation = site.lists()
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), tmp_path / "north", "north")
+    train, validation, _ = site.lists()
     assert (len(train), len(validation)) == (1, 2)
     assert [str(name) for name in train[0]["image"]] == [str(tmp_path / "north" / f"a_{n}.nii.gz") for n in (0, 1)]
 
@@ -161,7 +162,7 @@ def test_text_of_a_sites_list_is_never_evaluated(tmp_path, in_body):
     rows = [{"image": f"$open({str(marker)!r}, 'w')", "label": f"$open({str(marker)!r}, 'w')"}]
     for name in ("train_samples.json", "val_samples.json"):
         put(tmp_path, f"north/{name}", json.dumps(rows))
-    train, _ = AdoptedSite(tmp_path / "out", tmp_path / "north", "north").lists()
+    train, *_ = AdoptedSite(AdoptedBundle(tmp_path / "out"), tmp_path / "north", "north").lists()
     assert train[0]["label"] == rows[0]["label"]
     assert not marker.exists()
 
@@ -171,14 +172,14 @@ def test_a_site_that_lacks_what_the_bundle_reads_is_refused(spleen, tmp_path):
     folder = volumes(tmp_path / "north", 1)
     shutil.rmtree(folder / "labelsTr")
     with pytest.raises(DataError, match=r"'north' lacks what the bundle reads: expected labelsTr/\*.nii.gz"):
-        AdoptedSite(tmp_path / "out", folder, "north")
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
 
 
 def test_a_list_that_can_not_be_made_names_no_file(tmp_path, in_body):
     adopt(in_body, tmp_path / "out")
     for name in ("train_samples.json", "val_samples.json"):
         put(tmp_path, f"north/{name}", '[{"image": "Jane_Doe.png"}]')
-    site = AdoptedSite(tmp_path / "out", tmp_path / "north", "north")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), tmp_path / "north", "north")
     with pytest.raises(DataError, match="'train#dataset#data' can't be made of its folder") as error:
         site.lists()
     assert "Jane" not in str(error.value)
@@ -190,11 +191,11 @@ def test_a_list_that_can_not_be_made_names_no_file(tmp_path, in_body):
 def test_what_was_not_adopted_or_changed_since_is_refused(spleen, tmp_path):
     folder = volumes(tmp_path / "north", 1)
     with pytest.raises(SettingsError, match="is no adopted bundle"):
-        AdoptedSite(spleen, folder, "north")
+        AdoptedSite(AdoptedBundle(spleen), folder, "north")
     adopt(spleen, tmp_path / "out")
     edit(tmp_path / "out", "train.json", lambda c: c.pop("loss"))
     with pytest.raises(SettingsError, match="lacks ids that 'configs/federate.json' names: loss"):
-        AdoptedSite(tmp_path / "out", folder, "north")
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
     assert (tmp_path / "out" / OVERLAY).is_file()
 
 
@@ -203,11 +204,11 @@ def test_an_optimiser_with_groups_of_parameters_is_refused(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["optimizer"].update(params=groups))
     adopt(spleen, tmp_path / "out")
     with pytest.raises(SettingsError, match="one parameter group"):
-        AdoptedSite(tmp_path / "out", volumes(tmp_path / "north", 1), "north").parts()
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north").parts()
 
 
 def test_code_of_the_bundle_that_fails_is_named(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["loss"].update(no_such_argument=1))
     adopt(spleen, tmp_path / "out")
     with pytest.raises(SettingsError, match="'loss' of the bundle can't be built"):
-        AdoptedSite(tmp_path / "out", volumes(tmp_path / "north", 1), "north").parts()
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north").parts()
