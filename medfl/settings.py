@@ -199,12 +199,12 @@ class Execution(Strict):
     ``disk``, or nowhere. It changes no number."""
 
     cache_dir: Path | None = None
-    """Folder of the cache on disk; it holds images, so it needs the care that theirs has. None takes ``.medfl_cache`` in
-    each site's folder."""
+    """Folder of the cache on disk; it holds images, so it needs the care that theirs has. None takes ``.medfl_cache``
+    in each site's folder."""
 
     loaders: int = Field(0, ge=0)
-    """Processes that load cases of an adopted bundle ahead of training; 0, and several workers, load in the process that
-    trains. It changes no number."""
+    """Processes that load cases of an adopted bundle ahead of training; with 0, and with several workers, the process
+    that trains loads. It changes no number."""
 
 
 def run_fields() -> dict[str, FieldInfo]:

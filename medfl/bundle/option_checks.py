@@ -25,7 +25,7 @@ RUN_IDS = ("imports", "initialize", "run", "finalize")
 """What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
 
 ADOPTED, OVERRIDES = "adopted", "overrides"
-"""Ids that a stock bundle has once it is adopted: what was recognised of it, and what options change of it at a site."""
+"""Ids that a stock bundle has once it is adopted: what was recognised of it, and what options change of it."""
 
 FEDERATION = {
     "loss": "what a site minimises, from outputs and targets",

@@ -60,7 +60,7 @@ def predictor_of(method: Method, task: Task, model: Model) -> nn.Module:
 
 
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
-    """The task's metrics of a model on a data set, and those of its bundle, if it has its own; empty for an empty one."""
+    """The task's metrics of a model on a data set, and those of its bundle itself; empty for an empty one."""
     if not len(data):
         return {}
     rows, targets = predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer)

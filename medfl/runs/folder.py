@@ -154,7 +154,7 @@ def run_id_of(named: Meta) -> str:
 
 
 def _inputs(task: Task) -> Meta:
-    """What a task does with its images before a network sees them, the file that the network starts from, the schedule."""
+    """What a task does with its images before a network sees them, what the network starts from, the schedule."""
     changes = {"augmentation": task.augmentation, "views": task.views}
     inputs: Meta = {name: change.facts for name, change in changes.items() if change is not None}
     inputs |= {} if task.weights is None else {"weights": task.weights.sha256}

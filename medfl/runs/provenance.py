@@ -30,23 +30,27 @@ def run_files(bundle_root: Path) -> list[Path]:
     Raises:
         SettingsError: If one is not there.
     """
-    folder = bundle_root / "configs"
-    train = [path for suffix in (".json", ".yaml", ".yml") if (path := folder / f"train{suffix}").is_file()]
-    files = [*(train[:1] or [folder / "train.json"]), folder / "federate.json"]
+    files = _config_files(bundle_root)
     for file in files:
         if not file.is_file():
             raise SettingsError(f"'{bundle_root}' is no bundle that medfl can run: expected the file '{file}'.")
     return files
 
 
+def _config_files(bundle_root: Path) -> list[Path]:
+    folder = bundle_root / "configs"
+    train = [path for suffix in (".json", ".yaml", ".yml") if (path := folder / f"train{suffix}").is_file()]
+    return [*(train[:1] or [folder / "train.json"]), folder / "federate.json"]
+
+
 def bundle_values(bundle_root: Path) -> Meta:
     """What the files of a bundle say: the ids of its ``train`` and its ``federate.json``, the second winning.
 
     Raises:
-        SettingsError: If one is missing, or holds no object.
+        SettingsError: If one holds no object.
     """
     values: Meta = {}
-    for path in run_files(bundle_root):
+    for path in filter(Path.is_file, _config_files(bundle_root)):
         text = path.read_text(encoding="utf-8")
         try:
             values |= json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

@@ -10,6 +10,7 @@ from medfl.bundle.adopt.cases import Cases
 from medfl.bundle.adopt.ignored import Ignored
 from medfl.bundle.adopt.objective import Recognition
 from medfl.bundle.adopt.parts import Parts
+from medfl.objectives import OBJECTIVES
 
 OVERLAY, PAGE = "configs/federate.json", "docs/federate.md"
 """What is added to a bundle."""
@@ -79,7 +80,8 @@ class Adoption:
         }
         settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}
         settings |= {"batch_size": f"@{self.batch_size}"} if self.batch_size else {}
-        content = {"adopted": adopted, **_RUN, "settings": settings, **_FEDERATION}
+        metrics = list(OBJECTIVES[objective.name].metrics)
+        content = {"adopted": adopted, **_RUN, "metrics": metrics, "settings": settings, **_FEDERATION}
         content |= {} if self.own_seed else {"seed": 0}
         names = (("loss", self.parts.loss), ("optimizer", self.parts.optimizer))
         content |= {name: f"@{id_}" for name, id_ in names if id_ != name}
@@ -94,7 +96,6 @@ _RUN: dict[str, Any] = {
     "schedule": "per_round",
     "val_fraction": 0.2,
     "test_fraction": 0.2,
-    "metrics": [],
     "sites": None,
     "output_dir": "$@bundle_root + '/runs/' + @method + '-' + str(@seed)",
     "device": "auto",
@@ -122,16 +123,17 @@ _FEDERATION: dict[str, Any] = {
         "metrics": "@metrics",
         "schedule": "@schedule",
     },
+    "source": {
+        "_target_": "medfl.bundle.adopt.source.AdoptedSource",
+        "bundle": "@bundle",
+        "objective": "@objective",
+        "val_fraction": "@val_fraction",
+        "test_fraction": "@test_fraction",
+    },
     "federation": {
         "_target_": "medfl.bundle.federated_run.FederatedRun",
         "task": "@task",
-        "source": {
-            "_target_": "medfl.bundle.adopt.source.AdoptedSource",
-            "bundle": "@bundle",
-            "objective": "@objective",
-            "val_fraction": "@val_fraction",
-            "test_fraction": "@test_fraction",
-        },
+        "source": "@source",
         "bundle_root": "@bundle_root",
         "dataset_dir": "@dataset_dir",
         "output_dir": "@output_dir",
