@@ -9,6 +9,7 @@ from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
 from monai.bundle.workflows import ConfigWorkflow
 
+from medfl.bundle.federation import with_own_errors
 from medfl.bundle.option_checks import apply_options, check_ids, check_options
 from medfl.deploy.session import Submission, submit
 from medfl.deploy.submit import OPTIONS, read_submission
@@ -72,7 +73,7 @@ class FederatedWorkflow(ConfigWorkflow):
         """Run the federation here, or submit it."""
         submission = self._submission
         if submission is None:
-            return super().run()
+            return _ended(lambda: with_own_errors(super(FederatedWorkflow, self).run))
         show_log()
         return _ended(lambda: submit(submission))
 

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from monai.bundle import ConfigParser
 
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.option_checks import apply_options, check_options
-from medfl.errors import SettingsError
+from medfl.errors import MedflError, SettingsError
 from medfl.runs.provenance import run_files
 from medfl.types import Meta
+
+T = TypeVar("T")
+
+
+def with_own_errors(build: Callable[[], T]) -> T:
+    """What a call gives; an error of medfl's within MONAI's own about a component comes out as it is.
+
+    Raises:
+        MedflError: If a component raised it.
+    """
+    try:
+        return build()
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, MedflError):
+            cause = cause.__cause__
+        raise cause or error from None
 
 
 def read_federation(root: Path, values: Meta) -> FederatedRun:
@@ -28,7 +47,7 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     parser.read_config([str(file) for file in files])
     check_options(parser, values)
     apply_options(parser, values)
-    run = parser.get_parsed_content("federation")
+    run = with_own_errors(lambda: parser.get_parsed_content("federation"))
     if not isinstance(run, FederatedRun):
         raise SettingsError(
             f"expected the id 'federation' of '{files[1]}' to be a medfl.bundle.federated_run.FederatedRun, got "

@@ -275,6 +275,13 @@ def spleen(root: Path) -> Path:
             "val_data_loader": "@dataloader",
             "network": "@network",
             "inferer": "@inferer",
+            "val_handlers": [
+                {
+                    "_target_": "CheckpointLoader",
+                    "load_path": "$@bundle_root + '/models/model.pt'",
+                    "load_dict": {"model": "@network"},
+                }
+            ],
         },
         "run": ["$@evaluator.run()"],
     }
@@ -481,7 +488,7 @@ def hippocampus(root: Path) -> Path:
         "dataset": dataset | {"section": "validation", "transform": "@validate#preprocessing"},
         "key_metric": DICE,
     }
-    network = {"_target_": "BasicUNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 3}
+    network = {"_target_": "BasicUNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 3, "features": [4] * 6}
     config = base("/data", network, {"_target_": "DiceFocalLoss", "to_onehot_y": True, "softmax": True})
     config |= engines(train, validate) | SEQUENCES
     return write_bundle(root, {"train": config}, 3, ".yaml")

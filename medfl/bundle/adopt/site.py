@@ -51,20 +51,20 @@ class AdoptedSite:
 
     def __init__(self, bundle: AdoptedBundle, folder: Path, site: str) -> None:
         self.bundle, self.site, self._folder = bundle, site, folder.resolve()
-        self._cases = bundle.adopted["cases"]
+        self._cases, self._transforms = bundle.adopted["cases"], dict[str, Any]()
         check_folder(self._cases["needs"], self._folder, site)
 
     def lists(self) -> Lists:
         """The site's cases, by the bundle's own expressions over the site's folder.
 
         Raises:
-            DataError: If a list can't be made, is empty, or holds something else than cases.
+            DataError: If a list can't be made, holds something else than cases, or is that of training and empty.
         """
         cases, ids = self._cases, self.bundle.ids
         if cases["mode"] == "dataset_dir":
             validation = self._of_dataset(ids["val_dataset"]) if ids["val_dataset"] else None
-            return Lists(self._of_dataset(ids["train_dataset"]), validation, None)
-        train = self._list(cases["train_list"])
+            return Lists(self._of_dataset(ids["train_dataset"], needed=True), validation, None)
+        train = self._list(cases["train_list"], needed=True)
         validation = self._list(cases["validation_list"]) if cases["validation_list"] else None
         test = self._list(cases["test_list"], EVALUATE) if cases["test_list"] else None
         return Lists(train, validation, test)
@@ -79,7 +79,10 @@ class AdoptedSite:
 
     def preprocessing(self, kind: str = TRAIN) -> Any:
         """The transforms of a validation case, or with `EVALUATE` of a test case; None where there are none."""
-        return self.bundle.build(self.bundle.parser(self._folder, kind=kind), self.bundle.ids["val_preprocessing"])
+        if kind not in self._transforms:
+            parser = self.bundle.parser(self._folder, kind=kind)
+            self._transforms[kind] = self.bundle.build(parser, self.bundle.ids["val_preprocessing"])
+        return self._transforms[kind]
 
     def collate(self) -> Any:
         """What makes batches of training cases; None is MONAI's ``list_data_collate``."""
@@ -109,6 +112,8 @@ class AdoptedSite:
         if ids["evaluator"] is None or ids["val_dataset"] is None:
             raise SettingsError("the bundle has no 'validate#evaluator': expected one to score by.")
         transform = self.preprocessing(kind)
+        if isinstance(transform, Compose):
+            transform.set_random_state(0)
         parser = self.bundle.parser(self._folder, device, kind)
         parser[ids["val_dataset"]] = Dataset(list(rows), transform)
         parser[f"{ids['evaluator']}#network"] = network
@@ -121,16 +126,16 @@ class AdoptedSite:
                 evaluator.run()
         return {str(name): float(value) for name, value in evaluator.state.metrics.items()}
 
-    def _list(self, id_: str, kind: str = TRAIN) -> list[Row]:
-        return self._rows(id_, self.bundle.parser(self._folder, kind=kind))
+    def _list(self, id_: str, kind: str = TRAIN, needed: bool = False) -> list[Row]:
+        return self._rows(id_, self.bundle.parser(self._folder, kind=kind), needed)
 
-    def _of_dataset(self, id_: str) -> list[Row]:
+    def _of_dataset(self, id_: str, needed: bool = False) -> list[Row]:
         """The cases of a data set that finds them itself, before its transforms."""
         parser = self.bundle.parser(self._folder)
         parser[f"{id_}#transform"] = Compose([])
-        return self._rows(id_, parser)
+        return self._rows(id_, parser, needed)
 
-    def _rows(self, id_: str, parser: ConfigParser) -> list[Row]:
+    def _rows(self, id_: str, parser: ConfigParser, needed: bool) -> list[Row]:
         try:
             with self.bundle.importable():
                 content = parser.get_parsed_content(id_)
@@ -142,6 +147,6 @@ class AdoptedSite:
             ) from error
         if not isinstance(content, Sequence | Dataset) or not all(isinstance(row, Mapping) for row in rows):
             raise DataError(f"Site '{self.site}': expected '{id_}' to be a list of cases, each with a file by its key.")
-        if not rows:
+        if not rows and needed:
             raise DataError(f"Site '{self.site}' has no cases: '{id_}' is an empty list. Look into its folder.")
         return rows

@@ -86,6 +86,7 @@ class AdoptedSource:
         if any(not 0 <= value < 1 for value in fractions.values()) or sum(fractions.values()) >= 1:
             raise SettingsError(f"expected fractions in [0, 1) with a sum below 1, got {fractions}.")
         self._bundle, self._objective, self._fractions = bundle, objective, (val_fraction, test_fraction)
+        self._overlapping = bundle.adopted["objective"]["overlapping"]  # losses with a sigmoid take floating masks
 
     def cohort(
         self,
@@ -133,7 +134,7 @@ class AdoptedSource:
             "cache": execution.cache,
             "loaders": execution.loaders,
             "cache_dir": (execution.cache_dir or folder / CACHE) if execution.cache == "disk" else None,
-            "target_type": self._objective.target_type,
+            "target_type": torch.float32 if self._overlapping else self._objective.target_type,
             "check": self._objective.check_targets,
         }
         data: dict[str, Dataset] = {}

@@ -83,13 +83,18 @@ def adopted_task(
     return Task(
         networks={NETWORK: parts.network},
         network=NETWORK,
-        loss=AdoptedLoss(parts.loss, objective),
+        loss=parts.loss if _is_plain(parts.loss) else AdoptedLoss(parts.loss),
         optimizer=parts.optimizer,
         objective=objective,
         metrics=tuple(metrics),
         inferer=parts.val_inferer,
         schedule=Schedule(bundle) if bundle.ids["lr_schedule"] and schedule == "per_round" else None,
     )
+
+
+def _is_plain(loss: Callable[..., torch.Tensor]) -> bool:
+    """Whether a loss has no tensors of its own, which would have to be where its inputs are."""
+    return isinstance(loss, nn.Module) and not loss.state_dict() and not list(loss.buffers())
 
 
 def _is_default(prepare_batch: Callable[..., Any]) -> bool:
@@ -99,24 +104,21 @@ def _is_default(prepare_batch: Callable[..., Any]) -> bool:
 
 
 class AdoptedLoss(nn.Module):
-    """A bundle's loss, on the device of what it compares.
-
-    Masks that may overlap come as floating numbers, as losses with a sigmoid take them.
+    """A bundle's loss with tensors of its own, or a function; on the device of what it compares.
 
     Args:
         loss: The bundle's.
-        objective: Of the task.
     """
 
-    def __init__(self, loss: Callable[..., torch.Tensor], objective: Objective) -> None:
+    def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.loss, self._floating = loss, bool(objective.facts.get("overlapping", False))
+        self.loss = loss
 
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of a batch, a scalar."""
         if isinstance(self.loss, nn.Module):
             self.loss.to(outputs.device)
-        return self.loss(outputs, targets.to(outputs.dtype) if self._floating else targets)
+        return self.loss(outputs, targets)
 
 
 class Schedule:
