@@ -211,7 +211,7 @@ class FederatedRun:
         first = data.first
         facts = {name: site.test_facts for name, site in data.sites.items()}
         about = (first.shape, first.classes, first.source, first.modality, facts)
-        home = Home(self.bundle_root, self.site_values, *about, stock=self.source.stock)
+        home = Home(self.bundle_root, self.site_values, *about, stock=self.source.weights)
         run.take_home = lambda result: export(result, run, home)
         return run
 

@@ -29,7 +29,9 @@ def with_own_errors(build: Callable[[], T]) -> T:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, MedflError):
             cause = cause.__cause__
-        raise cause or error from None
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def read_federation(root: Path, values: Meta) -> FederatedRun:

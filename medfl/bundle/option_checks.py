@@ -27,6 +27,23 @@ RUN_IDS = ("imports", "initialize", "run", "finalize")
 ADOPTED, OVERRIDES = "adopted", "overrides"
 """Ids that a stock bundle has once it is adopted: what was recognised of it, and what options change of it."""
 
+MONAI_OPTIONS = (
+    "args_file",
+    "bundle_root",
+    "config_file",
+    "dataset_dir",
+    "meta_file",
+    "logging_file",
+    "tracking",
+    "workflow_name",
+    "workflow_type",
+    "properties_path",
+    "init_id",
+    "run_id",
+    "final_id",
+)
+"""Options of MONAI's own command, and the two places, which hold for every site of an adopted bundle."""
+
 FEDERATION = {
     "loss": "what a site minimises, from outputs and targets",
     "optimizer": "the optimiser of a site, with one group of parameters",
@@ -76,7 +93,11 @@ def apply_options(parser: ConfigParser, options: Meta) -> None:
     ids = to_ids(options, parser.get())
     parser.update(pairs=ids)
     if ADOPTED in parser:
-        parser[OVERRIDES] = parser.get(OVERRIDES, {}) | ids
+        before = parser.get(OVERRIDES) or {}
+        text = json.dumps((json.loads(before) if isinstance(before, str) else before) | ids, default=str)
+        for letter in "#@%$":  # that mean something to MONAI, and only shall at a site
+            text = text.replace(letter, f"\\u{ord(letter):04x}")
+        parser[OVERRIDES] = text
 
 
 def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
@@ -92,7 +113,15 @@ def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
     if not command or Path(command[0]).parts[-3:] != ("monai", "bundle", "__main__.py"):
         return
     names = [word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")]
-    ids = {name for path in configs for name in json.loads(path.read_text(encoding="utf-8"))}
+    contents = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in configs}
+    ids, overlay = {name for content in contents.values() for name in content}, contents.get("federate.json", {})
+    if ADOPTED in overlay:
+        lost = [name for name in names if name.replace("::", "#").partition("#")[0] not in {*overlay, *MONAI_OPTIONS}]
+        if lost:
+            raise SettingsError(
+                f"MONAI's own command tells the sites of an adopted bundle nothing of {', '.join(lost)}. Give it as "
+                "--overrides \"{'ID': value}\", or use medfl run."
+            )
     settings = [name for name in names if name.partition("#")[0] in run_fields() and name.partition("#")[0] not in ids]
     if settings:
         lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)

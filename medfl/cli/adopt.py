@@ -45,3 +45,4 @@ def command(
     typer.echo(f"left out: {len(adoption.ignored)} parts, see the page")
     typer.echo(f"wrote {out / OVERLAY}\nwrote {out / PAGE}")
     typer.echo(f"Next: read the page, and check the code: medfl check-bundle {out}")
+    typer.echo(f"Then: medfl run {out} --dataset-dir D --method fedavg, with a folder in D for each site")

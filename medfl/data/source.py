@@ -19,10 +19,14 @@ class Source(Protocol):
     """Reads the folders of sites: lists over one array of images (`Arrays`), or whatever a stock bundle reads.
 
     Attributes:
-        stock: Whether the bundle is one that somebody else wrote, so that a site takes it home as it is.
+        weights: Where a bundle that somebody else wrote has its weights, relative to it: a site takes it home as it is,
+            with its own there. None for a bundle of medfl, into whose configurations the run's values are written.
     """
 
-    stock: bool
+    @property
+    def weights(self) -> Sequence[Path] | None:
+        """As said above."""
+        ...
 
     def cohort(
         self,
@@ -71,7 +75,7 @@ class Arrays:
     objective: Objective
     mean: Sequence[float] = (0.5,)
     std: Sequence[float] = (0.5,)
-    stock: bool = False
+    weights: None = None
 
     def cohort(
         self,

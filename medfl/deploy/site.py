@@ -270,7 +270,7 @@ class SiteRun:
         if models:
             built = self._opened.built
             about = (data.shape, data.classes, data.source, data.modality)
-            home = Home(self._opened.folder, built.site_values, *about, stock=built.source.stock)
+            home = Home(self._opened.folder, built.site_values, *about, stock=built.source.weights)
             model = export_site(self.folder / "bundle", home, self.name, models, method)
             says = (predictor_of(method, self.task, model), data.test, self.task, self.settings, data.test_facts)
             write_predictions(self.folder / "bundle", *says)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 from medfl.contract import Method, Model
@@ -58,7 +59,8 @@ class Home:
         modality: How the images were taken, for the metadata.
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
-        stock: Whether the bundle is one that somebody else wrote: a site takes it home as it is, with its own weights.
+        stock: Where a bundle that somebody else wrote has its weights (`medfl.data.source.Source.weights`): a site
+            takes that home as it is, with its own there. None for a bundle of medfl.
     """
 
     bundle_root: Path
@@ -68,7 +70,7 @@ class Home:
     data: str = ""
     modality: str = ""
     facts: Mapping[str, Facts] = field(default_factory=dict)
-    stock: bool = False
+    stock: Sequence[Path] | None = None
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -141,8 +143,8 @@ def write_predictions(
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
     """Write a bundle, each of its files whole or not at all."""
-    if home.stock:
-        _write_stock(target, home.bundle_root, model)
+    if home.stock is not None:
+        _write_stock(target, home.bundle_root, home.stock, model, method)
         return
     values = home.values | values | {"network_name": model.network}
     for path in _files(home.bundle_root):
@@ -156,13 +158,29 @@ def _write(target: Path, home: Home, model: Model, values: Meta, method: Method)
     _write_weights(target / WEIGHTS, model)
 
 
-def _write_stock(target: Path, root: Path, model: Model) -> None:
-    """Write a stock bundle byte by byte, without the overlay and without the weights that it came with."""
+def _write_stock(target: Path, root: Path, weights: Sequence[Path], model: Model, method: Method) -> None:
+    """Write a stock bundle byte by byte, without the overlay, and with the model in place of the weights it came with.
+
+    Only where the method's models have another network, configurations that define it say so.
+    """
     for path in sorted(root.rglob("*")):
         inside = path.relative_to(root)
         if path.is_file() and inside.parts[0] not in NOT_TAKEN and inside not in OVERLAY:
-            write_atomic(target / inside, path.read_bytes())
-    _write_weights(target / WEIGHTS, model)
+            content = path.read_bytes()
+            if inside.parent == Path("configs") and path.suffix in (".json", ".yaml", ".yml"):
+                content = _with_network(content, path.suffix == ".json", partial(method.network_config, model))
+            write_atomic(target / inside, content)
+    for place in weights:
+        _write_weights(target / place, model)
+
+
+def _with_network(content: bytes, is_json: bool, network_of: Callable[[Any], Any]) -> bytes:
+    """A configuration with another definition of its network, where that is another one; else as it is."""
+    config = json.loads(content) if is_json else yaml.safe_load(content)
+    definition = config.get("network_def") if isinstance(config, Mapping) else None
+    if definition is None or network_of(definition) == definition:
+        return content
+    return (json.dumps({**config, "network_def": network_of(definition)}, indent=4) + "\n").encode()  # also YAML
 
 
 def _write_weights(path: Path, model: Model) -> None:

@@ -396,9 +396,22 @@ def brain_tumours(root: Path) -> Path:
         **engines(train, validate),
         **SEQUENCES,
     }
-    root = write_bundle(root, {"train": config}, 3)
+    evaluate = {
+        "validate#dataset#data": load.format("testing"),
+        "validate#handlers": [
+            {
+                "_target_": "CheckpointLoader",
+                "load_path": "$@ckpt_dir + '/best.pt'",
+                "load_dict": {"model": "@network"},
+            }
+        ],
+        "run": ["$@validate#evaluator.run()"],
+    }
+    root = write_bundle(root, {"train": config, "evaluate": evaluate}, 3)
     listed = [{"image": [f"c{k}_{n}.nii.gz" for n in range(4)], "label": f"c{k}_seg.nii.gz"} for k in range(4)]
-    (root / "configs" / "datalist.json").write_text(json.dumps({"training": listed[:3], "validation": listed[3:]}))
+    (root / "configs" / "datalist.json").write_text(
+        json.dumps({"training": listed[:3], "validation": listed[3:], "testing": []})
+    )
     return root
 
 

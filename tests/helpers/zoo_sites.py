@@ -47,7 +47,7 @@ def tumours(folder: Path, count: int, seed: int = 0) -> Path:
     rng = np.random.default_rng((count, seed))
     folder.mkdir(parents=True)
     rows = []
-    for case in range(count + 1):
+    for case in range(count + 2):
         mask = np.zeros((16, 16, 16), np.uint8)
         mask[3:12, 3:12, 3:12], mask[4:10, 4:10, 4:10], mask[5:8, 5:8, 5:8] = 2, 1, 4
         names = [f"p{case}_{sequence}.nii.gz" for sequence in range(4)]
@@ -55,7 +55,9 @@ def tumours(folder: Path, count: int, seed: int = 0) -> Path:
             _save((mask * 20.0 + rng.normal(50, 5, mask.shape)).astype(np.float32), folder / name, [1.0, 1.0, 1.0])
         _save(mask, folder / f"p{case}_seg.nii.gz", [1.0, 1.0, 1.0])
         rows.append({"image": names, "label": f"p{case}_seg.nii.gz"})
-    (folder / "datalist.json").write_text(json.dumps({"training": rows[:-1], "validation": rows[-1:]}))
+    (folder / "datalist.json").write_text(
+        json.dumps({"training": rows[:-2], "validation": rows[-2:-1], "testing": rows[-1:]})
+    )
     return folder
 
 

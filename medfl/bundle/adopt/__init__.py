@@ -14,6 +14,7 @@ from medfl.bundle.adopt.ignored import read_ignored
 from medfl.bundle.adopt.objective import recognise
 from medfl.bundle.adopt.page import page
 from medfl.bundle.adopt.parts import amp_of, problems_of, read_parts
+from medfl.bundle.adopt.weights import weights_of
 from medfl.bundle.check import METADATA, check_bundle
 from medfl.bundle.check.reading import read_config
 from medfl.bundle.check.references import check_references
@@ -104,6 +105,7 @@ def _recognised(
         ignored,
         "seed" in config,
         batch_size,
+        weights_of([read_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]),
     )
 
 

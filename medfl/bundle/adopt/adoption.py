@@ -36,6 +36,7 @@ class Adoption:
         ignored: What a federation leaves out.
         own_seed: Whether the bundle has an id ``seed`` itself, which is the run's then, too.
         batch_size: The id of the training loader's batch size, or None.
+        weights: Files that its evaluation and inference read weights from.
     """
 
     root: Path
@@ -47,6 +48,7 @@ class Adoption:
     ignored: list[Ignored]
     own_seed: bool = False
     batch_size: str | None = None
+    weights: tuple[str, ...] = ("models/model.pt",)
 
     def overlay(self) -> dict[str, Any]:
         """The content of ``configs/federate.json``.
@@ -76,6 +78,7 @@ class Adoption:
             "parts": self.parts.ids(),
             "amp": self.amp,
             "cases": asdict(cases),
+            "weights": list(self.weights),
             "ignored": [entry.what for entry in self.ignored],
         }
         settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,13 +62,14 @@ class AdoptedBundle:
 
     Args:
         root: The adopted bundle.
-        overrides: Id of its configurations to value, as of the command line; ids of the overlay are passed over.
+        overrides: Id of its configurations to value, as of the command line, or the same in JSON; ids of the overlay
+            are passed over.
 
     Raises:
         SettingsError: If the bundle was not adopted, or an id that it names is not there.
     """
 
-    def __init__(self, root: str | Path, overrides: Meta | None = None) -> None:
+    def __init__(self, root: str | Path, overrides: Meta | str | None = None) -> None:
         self.root = Path(root).resolve()
         path = self.root / OVERLAY
         overlay = ConfigParser.load_config_file(str(path)) if path.is_file() else {}
@@ -76,7 +78,9 @@ class AdoptedBundle:
         self.adopted: Meta = overlay["adopted"]
         self.ids: dict[str, str | None] = self.adopted["parts"]
         self._overlay = overlay
-        self._overrides = {id_: value for id_, value in (overrides or {}).items() if id_.split("#")[0] not in overlay}
+        values: Meta = json.loads(overrides) if isinstance(overrides, str) else (overrides or {})
+        plain = {id_.replace("::", "#"): value for id_, value in values.items()}
+        self._overrides = {id_: value for id_, value in plain.items() if id_.split("#")[0] not in overlay}
         files = self.adopted["files"]
         kinds = {TRAIN: [TRAIN], EVALUATE: [TRAIN, EVALUATE] if EVALUATE in files else [TRAIN]}
         self._contents = {
@@ -84,6 +88,8 @@ class AdoptedBundle:
             for kind, read in kinds.items()
         }
         self._initialized = False
+        if str(self.root) not in sys.path:  # for processes that load cases
+            sys.path.append(str(self.root))
         parser = self.parser()
         missing = [id_ for id_ in self.ids.values() if id_ is not None and id_ not in parser]
         if missing:
@@ -136,7 +142,10 @@ class AdoptedBundle:
             with self.importable():
                 return parser.get_parsed_content(id_)
         except Exception as error:  # whatever the bundle's code raises
-            raise SettingsError(f"'{id_}' of the bundle can't be built: {type(error).__name__}: {error}") from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise SettingsError(f"'{id_}' of the bundle can't be built: {type(cause).__name__}: {cause}") from error
 
     def parts(self, folder: Path | None = None) -> SiteParts:
         """Build the parts of a training.

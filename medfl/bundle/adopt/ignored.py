@@ -26,7 +26,7 @@ HANDLERS = {
     "EarlyStopHandler": ("a site can't end a federation", "the setting patience"),
     "LrScheduleHandler": (
         "it counts the epochs of one site",
-        "the learning-rate schedule over the rounds of the run, or the setting lr_decay",
+        "its scheduler takes a step after each round (--schedule), or the setting lr_decay",
     ),
     "SegmentationSaver": ("it writes images of patients", "the bundle that the site takes home, with inference"),
     "MetricsSaver": ("it writes rows of patients", "metrics.csv of the run"),

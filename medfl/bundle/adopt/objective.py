@@ -9,6 +9,7 @@ from typing import Any
 from medfl.bundle.adopt.config import Config, base_name
 from medfl.bundle.adopt.parts import Parts
 from medfl.errors import SettingsError, check_choice
+from medfl.objectives import Objective, read_objective
 
 KINDS = {
     "multiclass": "one class of several for an image",
@@ -102,6 +103,29 @@ class Recognition:
     def kind(self) -> str:
         """Which of `KINDS` it is."""
         return f"overlapping_{self.name}" if self.overlapping else self.name
+
+    @property
+    def made(self) -> Objective | None:
+        """The objective; None where nobody knows how many channels the network puts out."""
+        return make_objective(self.name, self.overlapping, self.outputs)
+
+
+CHANNELS = {
+    "multiclass": "num_classes",
+    "binary": "logits",
+    "multilabel": "num_labels",
+    "regression": "dimensions",
+    "segmentation": "channels",
+}
+"""Objective to its field for the channels of a network's output."""
+
+
+def make_objective(name: str, overlapping: bool, outputs: int | None) -> Objective | None:
+    """An objective of its name and the channels of a network's output; None where it needs these and has none."""
+    if name in CHANNELS and outputs is None:
+        return None
+    values = {CHANNELS[name]: outputs} if name in CHANNELS else {}
+    return read_objective({"name": name} | values | ({"overlapping": True} if overlapping else {}))
 
 
 def recognise(config: Config, parts: Parts, metadata: Mapping[str, Any], chosen: str | None = None) -> Recognition:

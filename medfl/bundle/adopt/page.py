@@ -9,6 +9,7 @@ from medfl.bundle.adopt.adoption import Adoption
 from medfl.bundle.adopt.cases import Cases
 from medfl.bundle.adopt.objective import KINDS, Recognition
 from medfl.bundle.check.report import Report, visible
+from medfl.core.needs import MEANING, OF_OBJECTIVE, objective_lacks
 from medfl.hooks import MethodRecord
 
 WIDEST = 500
@@ -21,7 +22,7 @@ def page(adoption: Adoption, report: Report, methods: Sequence[MethodRecord]) ->
     Args:
         adoption: What was recognised.
         report: What a check says of the bundle.
-        methods: Those that fit.
+        methods: Those that are installed.
     """
     parts = [
         f"# {visible(report.title or adoption.root.resolve().name)} as a federation",
@@ -30,7 +31,7 @@ def page(adoption: Adoption, report: Report, methods: Sequence[MethodRecord]) ->
         *_objective(adoption.objective),
         *_site(adoption.cases),
         *_training(adoption),
-        *_methods(methods),
+        *_methods(adoption, methods),
         *_ignored(adoption),
         *_code(report),
         *_files(report),
@@ -72,6 +73,10 @@ def _site(cases: Cases) -> Iterator[str]:
         "dataset_dir": "The data sets find their cases themselves; a site's enter by `dataset_dir` alone, with the "
         "bundle's own split into training and validation.",
     }[cases.mode]
+    if cases.test:
+        yield f"The list that `evaluate` scores is another one, `{cases.test}`: the site's test cases."
+    elif cases.mode == "one_list":
+        yield "No list is for the test: `--val_fraction` and `--test_fraction` say how many cases are set aside."
     if cases.cuts:
         cuts = ", ".join(f"`{cut}` at `{id_}`" for id_, cut in cases.cuts)
         yield (
@@ -90,19 +95,43 @@ def _training(adoption: Adoption) -> Iterator[str]:
     parts = {name: id_ for name, id_ in adoption.parts.ids().items() if id_ is not None}
     yield "| part | id |\n| --- | --- |\n" + "\n".join(f"| {name} | `{visible(id_)}` |" for name, id_ in parts.items())
     amp = {True: "on", False: "off", None: "told only by running the bundle"}[adoption.amp]
-    yield f"Mixed precision in the bundle is {amp}."
+    yield f"Mixed precision in the bundle is {amp}. A run computes in float32 unless it is told `--precision bf16`."
+    if adoption.parts.lr_schedule:
+        yield (
+            f"The learning rate's schedule, `{visible(adoption.parts.lr_schedule)}`, takes a step after each round; "
+            "`--schedule off` leaves it out."
+        )
     files = [f"`configs/{name}`" for kind, name in adoption.files.items() if kind != "train"]
     if files:
         yield f"Beside `configs/{adoption.files['train']}` there is {' and '.join(files)}, for the model at the end."
 
 
-def _methods(methods: Sequence[MethodRecord]) -> Iterator[str]:
+def _methods(adoption: Adoption, methods: Sequence[MethodRecord]) -> Iterator[str]:
     yield "## Which methods fit"
-    yield (
-        "A method that needs what this task does not have, such as a class for each image, is refused by name before "
-        "anything is loaded. Installed are:"
-    )
-    yield _list(f"`{record.name}`: {record.summary}" for record in methods)
+    lacking = {record.name: _lacking(adoption, record) for record in methods}
+    depends = {record.name: sorted(record.needs - DECIDED) for record in methods if not lacking[record.name]}
+    yield "With their default settings these fit, whatever the network is:"
+    yield _list(f"`{record.name}`: {record.summary}" for record in methods if depends.get(record.name) == [])
+    yield "These need something of the network, which only building it tells; a run refuses them before it begins:"
+    yield _list(f"`{name}` needs {_meanings(needs)}" for name, needs in depends.items() if needs)
+    yield "These do not fit:"
+    yield _list(f"`{name}` needs {_meanings(needs)}" for name, needs in lacking.items() if needs)
+
+
+DECIDED = OF_OBJECTIVE | {"images_of_one_shape"}
+"""Needs of methods that the text of a bundle decides."""
+
+
+def _lacking(adoption: Adoption, record: MethodRecord) -> list[str]:
+    """What a method needs and a stock bundle with this objective has not."""
+    objective = adoption.objective.made
+    lacking = [] if objective is None else [n for n in OF_OBJECTIVE & record.needs if objective_lacks(n, objective)]
+    return sorted([*lacking, *({"images_of_one_shape"} & record.needs)])
+
+
+def _meanings(needs: Iterable[str]) -> str:
+    meanings = {str(need): text for need, text in MEANING.items()}
+    return "; ".join(f"`{need}` ({meanings[need]})" for need in needs)
 
 
 def _ignored(adoption: Adoption) -> Iterator[str]:

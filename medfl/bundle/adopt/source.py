@@ -77,8 +77,6 @@ class AdoptedSource:
         SettingsError: If a fraction can't be.
     """
 
-    stock = True
-
     def __init__(
         self, bundle: AdoptedBundle, objective: Objective, val_fraction: float = 0.2, test_fraction: float = 0.2
     ) -> None:
@@ -87,6 +85,11 @@ class AdoptedSource:
             raise SettingsError(f"expected fractions in [0, 1) with a sum below 1, got {fractions}.")
         self._bundle, self._objective, self._fractions = bundle, objective, (val_fraction, test_fraction)
         self._overlapping = bundle.adopted["objective"]["overlapping"]  # losses with a sigmoid take floating masks
+
+    @property
+    def weights(self) -> list[Path]:
+        """As `medfl.data.source.Source.weights`."""
+        return [Path(name) for name in self._bundle.adopted["weights"]]
 
     def cohort(
         self,

@@ -12,22 +12,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from medfl.bundle.adopt.bundle import AdoptedBundle
+from medfl.bundle.adopt.objective import make_objective
 from medfl.errors import SettingsError, check_choice
-from medfl.objectives import Objective, read_objective
+from medfl.objectives import Objective
 from medfl.task import Task
 from medfl.types import Meta
 
 NETWORK = "network"
 """The name of the one network that a bundle has."""
-
-CHANNELS = {
-    "multiclass": "num_classes",
-    "binary": "logits",
-    "multilabel": "num_labels",
-    "regression": "dimensions",
-    "segmentation": "channels",
-}
-"""Objective to its field for the channels of a network's output."""
 
 SCHEDULES = ("per_round", "off")
 """What is made of a bundle's schedule of the learning rate."""
@@ -40,16 +32,13 @@ def adopted_objective(bundle: AdoptedBundle) -> Objective:
         SettingsError: If nobody knows how many channels its network puts out.
     """
     facts = bundle.adopted["objective"]
-    name, outputs = facts["name"], facts["outputs"]
-    values: Meta = {"name": name}
-    if name in CHANNELS:
-        if outputs is None:
-            raise SettingsError(
-                f"the channels of the network's output can't be told from '{bundle.root}': expected a number at "
-                "'adopted#objective#outputs' of configs/federate.json. Write it there."
-            )
-        values[CHANNELS[name]] = outputs
-    return read_objective(values | ({"overlapping": True} if facts["overlapping"] else {}))
+    objective = make_objective(facts["name"], facts["overlapping"], facts["outputs"])
+    if objective is None:
+        raise SettingsError(
+            f"the channels of the network's output can't be told from '{bundle.root}': expected a number at "
+            "'adopted#objective#outputs' of configs/federate.json. Write it there."
+        )
+    return objective
 
 
 def adopted_task(

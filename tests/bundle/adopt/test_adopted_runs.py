@@ -13,6 +13,7 @@ import torch
 import zoo_shapes
 from damage import edit
 from fault_harness import Child
+from loopback import BUNDLE, Loopback, write_site_file
 from monai.bundle import ConfigParser
 from zoo_sites import SITES, make_sites
 
@@ -20,11 +21,17 @@ from medfl.bundle.adopt import adopt
 from medfl.bundle.adopt.bundle import AdoptedBundle
 from medfl.bundle.adopt.site import AdoptedSite
 from medfl.bundle.adopt.task import Schedule
+from medfl.bundle.client_algo import MedflAlgo
 from medfl.bundle.federation import read_federation
+from medfl.deploy.offer import make_offer
+from medfl.deploy.site_file import read_site_file
 from medfl.errors import DataError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.runs.simulation import simulate
 from medfl.utils.wire import digest
+
+WEIGHTS = {zoo_shapes.brain_tumours: "best.pt"}
+"""Where a shape of a bundle has its weights, if not by convention."""
 
 
 def read(folder, name="run", **options):
@@ -96,7 +103,9 @@ def test_each_shape_trains_and_is_scored_by_itself(shape, method, options, tmp_p
     assert {(site, split) for _, site, _, split in own} >= {("north", "val"), ("south", "val")}
     assert all(0 <= value <= 1 for value in own.values())
     for site in ("north", "south"):
-        taken = torch.load(tmp_path / "run" / "sites" / site / "models" / "model.pt", weights_only=True)
+        taken = torch.load(
+            tmp_path / "run" / "sites" / site / "models" / WEIGHTS.get(shape, "model.pt"), weights_only=True
+        )
         model = result.models[site].get("personal") or result.models[site]["global"]
         assert digest(taken) == digest(model.tensors)
 
@@ -120,6 +129,21 @@ def test_the_numbers_are_those_of_the_bundle_alone(tools):
         (printed,) = alone(tools / "stock", tools / "D" / site, weights).values()
         assert own[2, site, "global", "val"] == printed
         assert dice[2, site, "global", "val"] == pytest.approx(printed, abs=1e-6)
+
+
+def test_what_evaluate_scores_is_the_test(tmp_path):
+    """The bundle's `evaluate` has a list of its own, and weights of another name."""
+    adopted(zoo_shapes.brain_tumours, tmp_path, 1)
+    result = federate(tmp_path, rounds=1)
+    own = scores(tmp_path / "run", "bundle_val_mean_dice")
+    assert {split for _, _, _, split in own} == {"val", "test"}
+    key = "$monai.data.load_decathlon_datalist(@data_list_file_path, data_list_key='testing', base_dir=@dataset_dir)"
+    folder, weights = tmp_path / "D" / "north", result.models["north"]["global"].tensors
+    changes = {"validate#dataset#data": key, "data_list_file_path": str(folder / "datalist.json")}
+    (printed,) = alone(tmp_path / "stock", folder, weights, **changes).values()
+    assert own[1, "north", "global", "test"] == printed
+    taken = torch.load(tmp_path / "run" / "sites" / "north" / "models" / "best.pt", weights_only=True)
+    assert digest(taken) == digest(weights)
 
 
 def test_neither_workers_nor_loaders_nor_caches_change_a_bit(tools):
@@ -177,7 +201,8 @@ def test_a_site_takes_the_stock_bundle_home_and_its_inference_runs_unchanged(tmp
 
 def test_options_reach_every_site(tools):
     """The optimiser's rate and a transform's size are the run's; what nobody uses is refused."""
-    run = read(tools, **{"optimizer#lr": 0.5, "validate#evaluator#amp": False, "settings#batch_size": 3})
+    run = read(tools, **{"optimizer#lr": "$1 / 2", "loss#smooth_nr": 0.5, "settings#batch_size": 3})
+    assert run.task.loss.smooth_nr == 0.5
     assert run.task.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5
     sizes = {"train#preprocessing#transforms#2#spatial_size": [8, 8]}
     site = AdoptedSite(AdoptedBundle(tools / "out", sizes), tools / "D" / "north", "north")
@@ -251,3 +276,68 @@ def test_what_the_loop_has_no_place_for_is_refused(tools):
     run.public = "public"
     with pytest.raises(SettingsError, match="has no public data"):
         run.simulate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_between_machines_the_bits_are_the_same(method, tmp_path):
+    adopt(zoo_shapes.tools(tmp_path / "stock"), tmp_path / BUNDLE)
+    shutil.copytree(tmp_path / BUNDLE, tmp_path / "out")
+    make_sites(zoo_shapes.tools, tmp_path / "D")
+    places = {"server": None, "north": tmp_path / "D" / "north", "south": tmp_path / "D" / "south"}
+    files = {
+        name: read_site_file(write_site_file(tmp_path / name, name, tmp_path / BUNDLE, data, shared_test=False))
+        for name, data in places.items()
+    }
+    offer = make_offer(tmp_path / BUNDLE, {"rounds": 2, "method": method}, "one", ["north", "south"], 5)
+    folder, progress = Loopback(files).serve(offer)
+    assert progress.state == "finished"
+    here = federate(tmp_path, method=method)
+    for metric in ("dice", "bundle_val_mean_dice"):
+        assert scores(folder, metric) == scores(tmp_path / "run", metric)
+    for site in ("north", "south"):
+        home = files[site].state / "runs" / "one" / "bundle"
+        taken = torch.load(home / "models" / "model.pt", weights_only=True)
+        model = here.models[site].get("personal") or here.models[site]["global"]
+        assert digest(taken) == digest(model.tensors)
+        assert (home / "configs" / "train.json").read_bytes() == (tmp_path / "stock/configs/train.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_monais_client_interface_trains_an_adopted_site_with_the_runs_bits(tools):
+    """One round of fedavg over one site is that site's training."""
+    shutil.rmtree(tools / "D" / "south")
+    result = federate(tools, rounds=1)
+    algo = MedflAlgo(tools / "out", tools / "D", "north", send_weight_diff=False, device="cpu")
+    algo.initialize()
+    algo.train(algo.get_weights())
+    weights = algo.get_weights().weights
+    assert digest(weights) == digest(result.models["north"]["global"].tensors)
+    own = algo.evaluate(algo.get_weights()).metrics
+    assert own["bundle_val_mean_dice"] == scores(tools / "run", "bundle_val_mean_dice")[1, "north", "global", "val"]
+
+
+def test_the_page_says_which_methods_fit(tmp_path):
+    registry = load_plugins()
+    methods = [registry.methods[name] for name in sorted(registry.methods)]
+    adopt(zoo_shapes.spleen(tmp_path / "spleen"), tmp_path / "masks", methods=methods)
+    adopt(zoo_shapes.in_body(tmp_path / "frames"), tmp_path / "classes", methods=methods)
+    for out, misfits in (("masks", {"feddisco", "fedfed", "fedsdc"}), ("classes", {"fedfed", "fedtpf"})):
+        text = (tmp_path / out / "docs" / "federate.md").read_text()
+        fit, depends, misfit = text.split("## Which methods fit")[1].split("## What is left out")[0].split("\n\nThese ")
+        assert "- `fedavg`" in fit
+        assert "- `fedskd` needs `features`" in depends
+        assert all(f"- `{name}` needs" in misfit for name in misfits)
+        assert ("- `feddisco`" in fit) == (out == "classes")
+
+
+def test_monais_own_command_says_what_it_would_pass_over(tools, monkeypatch):
+    """It sets ids of the configuration that the run was read from, and not of those that the sites parse."""
+    program = str(tools / "monai" / "bundle" / "__main__.py")
+    monkeypatch.setattr("sys.argv", [program, "run", "--dataset_dir", "D", "--rounds", "1", "--optimizer#lr", "0.1"])
+    with pytest.raises(SystemExit):
+        read(tools).run()
+    monkeypatch.setattr("sys.argv", [program, "run", "--dataset_dir", "D", "--rounds", "1"])
+    read(tools, rounds=1).run()
+    changed = read(tools, overrides={"optimizer#lr": 0.5}).task
+    assert changed.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5
