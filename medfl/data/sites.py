@@ -25,7 +25,7 @@ from medfl.data.list_targets import check_goal, rows_and_targets
 from medfl.data.targets import STRUCTURES
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
-from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER
+from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER, Dataset
 
 POOLED = "pooled"
 """Name of the one participant that holds all sites' training data, for methods that pool."""
@@ -66,9 +66,9 @@ class SiteData:
     """
 
     name: str
-    train: ArrayDataset
-    val: ArrayDataset
-    test: ArrayDataset
+    train: Dataset
+    val: Dataset
+    test: Dataset
     digest: str
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ RUN = frozenset({"method", "method_args", *run_fields()}) - LOCAL
 """A run's method, and its settings that `medfl.settings.Remote` marks."""
 
 TASK = frozenset(
-    {"num_classes", "in_channels", "size", "spatial_dims", "mean", "std", "metrics", "network_name"}
+    {"num_classes", "in_channels", "size", "spatial_dims", "mean", "std", "metrics", "network_name", "schedule"}
 )  # fmt: skip
 """Ids of what is learned."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 from medfl.contract import Method, Model
@@ -34,6 +35,15 @@ Facts = Mapping[str, Sequence[str | None]]
 README = Path("docs", "README.md")
 """A bundle's docs."""
 
+WEIGHTS = Path("models", "model.pt")
+"""Where a bundle has its weights, by MONAI's convention."""
+
+NOT_TAKEN = {"models", "runs", ".git", ".cache"}
+"""Folders of a stock bundle that a site does not take home: other weights, and runs."""
+
+OVERLAY = {Path("configs", "federate.json"), Path("docs", "federate.md")}
+"""What ``medfl adopt`` added to a stock bundle."""
+
 LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
 
@@ -53,6 +63,8 @@ class Home:
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
         objective: What is learned, for the metadata; None for one of the `classes`.
+        stock: Where a bundle that somebody else wrote has its weights (`medfl.data.source.Source.weights`): a site
+            takes that home as it is, with its own there. None for a bundle of medfl.
     """
 
     bundle_root: Path
@@ -64,6 +76,7 @@ class Home:
     structures: Sequence[str] = ()
     facts: Mapping[str, Facts] = field(default_factory=dict)
     objective: Objective | None = None
+    stock: Sequence[Path] | None = None
 
     @property
     def outputs(self) -> list[str]:
@@ -150,6 +163,9 @@ def write_predictions(
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
     """Write a bundle, each of its files whole or not at all."""
+    if home.stock is not None:
+        _write_stock(target, home.bundle_root, home.stock, model, method)
+        return
     values = home.values | values | {"network_name": model.network}
     for path in _files(home.bundle_root):
         inside = path.relative_to(home.bundle_root)
@@ -159,9 +175,38 @@ def _write(target: Path, home: Home, model: Model, values: Meta, method: Method)
         if inside != README:
             write_atomic(target / inside, content)
     write_atomic(target / README, _introduction(home, model).encode())
+    _write_weights(target / WEIGHTS, model)
+
+
+def _write_stock(target: Path, root: Path, weights: Sequence[Path], model: Model, method: Method) -> None:
+    """Write a stock bundle byte by byte, without the overlay, and with the model in place of the weights it came with.
+
+    Only where the method's models have another network, configurations that define it say so.
+    """
+    for path in sorted(root.rglob("*")):
+        inside = path.relative_to(root)
+        if path.is_file() and inside.parts[0] not in NOT_TAKEN and inside not in OVERLAY:
+            content = path.read_bytes()
+            if inside.parent == Path("configs") and path.suffix in (".json", ".yaml", ".yml"):
+                content = _with_network(content, path.suffix == ".json", partial(method.network_config, model))
+            write_atomic(target / inside, content)
+    for place in weights:
+        _write_weights(target / place, model)
+
+
+def _with_network(content: bytes, is_json: bool, network_of: Callable[[Any], Any]) -> bytes:
+    """A configuration with another definition of its network, where that is another one; else as it is."""
+    config = json.loads(content) if is_json else yaml.safe_load(content)
+    definition = config.get("network_def") if isinstance(config, Mapping) else None
+    if definition is None or network_of(definition) == definition:
+        return content
+    return (json.dumps({**config, "network_def": network_of(definition)}, indent=4) + "\n").encode()  # also YAML
+
+
+def _write_weights(path: Path, model: Model) -> None:
     tensors = io.BytesIO()
     torch.save(model.tensors, tensors)
-    write_atomic(target / "models" / "model.pt", tensors.getbuffer())
+    write_atomic(path, tensors.getbuffer())
 
 
 def _files(root: Path) -> list[Path]:
