@@ -80,6 +80,11 @@ def medfl_report_sections() -> list[SectionRecord]:
     """Sections of `medfl.report`; 200 to 299 are left to methods."""
     return [
         SectionRecord("gains", "Who gains", "medfl.report.sections.gains:GainsSection", 0),
+        SectionRecord("masks", "Masks", "medfl.report.objectives.masks:MasksSection", 10),
+        SectionRecord("survival", "Survival", "medfl.report.objectives.survival:SurvivalSection", 20),
+        SectionRecord("agreement", "Agreement", "medfl.report.objectives.agreement:AgreementSection", 30),
+        SectionRecord("label_aucs", "Each finding", "medfl.report.objectives.label_aucs:LabelAucsSection", 40),
+        SectionRecord("calibration", "Calibration", "medfl.report.objectives.calibration:CalibrationSection", 50),
         SectionRecord("sweep", "One setting, several values", "medfl.report.sections.sweep:SweepSection", 100),
         SectionRecord("centres", "Which centres gain", "medfl.report.sections.centres:CentresSection", 110),
         SectionRecord("classes", "Which classes gain", "medfl.report.sections.classes:ClassesSection", 120),

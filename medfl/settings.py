@@ -134,6 +134,11 @@ class Settings(Strict):
     scored while the next one trains, so that one is over as well. More rounds don't continue a run that has ended
     so."""
 
+    pictures: bool = Field(False, exclude=True)
+    """Whether each site keeps pictures of the test cases whose masks it gets worst, with outlines of reference and
+    prediction, beside its own model; the report of the run shows them. It is a site's affair whether images of its
+    patients are shown: a server can't set it, so sites on other machines keep none. It changes no number of a run."""
+
     keep_rounds: Annotated[tuple[PositiveInt, ...], Remote] = ()
     """Rounds after which the server's model is kept, in ``kept/round-N.safetensors`` of the run folder, for attacks
     later: a file as large as the model for each of them. It changes no number of a run, and may be changed when that

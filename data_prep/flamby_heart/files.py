@@ -23,6 +23,9 @@ LEFT_OUT = (10, 11, 12)
 CATEGORIES = (2, 6)
 """Cells that are numbers of kinds: of chest pain, and of an electrocardiogram at rest."""
 
+NAMES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+"""What the UCI's description calls the cells that stay."""
+
 SEX = 1
 """The cell of the sex: 1 is male."""
 
@@ -81,18 +84,19 @@ def read_hospital(path: Path) -> Hospital:
     return Hospital(kept[:, :-1], (kept[:, -1] > 0).astype(np.int64), int((~complete).sum()))
 
 
-def features(hospitals: dict[str, Hospital]) -> dict[str, np.ndarray]:
+def features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.ndarray]]:
     """The features of each hospital's rows: the plain numbers, then a column for each kind but the first of a category.
 
     Kinds are those of all hospitals together, so that all have the same columns.
 
     Returns:
-        Hospital to (n, F), float64; with the real files F is 13.
+        Their names, and hospital to (n, F), float64; with the real files F is 13.
     """
-    plain = [cell for cell in range(CELLS - 1 - len(LEFT_OUT)) if cell not in CATEGORIES]
+    plain = [cell for cell in range(len(NAMES)) if cell not in CATEGORIES]
     everywhere = np.concatenate([hospital.numbers for hospital in hospitals.values()])
     kinds = [(cell, kind) for cell in CATEGORIES for kind in np.unique(everywhere[:, cell])[1:]]
-    return {
+    names = [NAMES[cell] for cell in plain] + [f"{NAMES[cell]}={kind:g}" for cell, kind in kinds]
+    return names, {
         name: np.column_stack(
             [hospital.numbers[:, plain], *(hospital.numbers[:, cell] == kind for cell, kind in kinds)]
         ).astype(np.float64)

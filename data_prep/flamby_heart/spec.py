@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist, Record, write_datalist
 from medfl.data.folders import written_whole
 from medfl.errors import DataError
@@ -22,7 +23,7 @@ from medfl.ingest.array_file import new_array
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import exclusions
 from medfl.ingest.options import Choose
-from medfl.ingest.spec import WholeSpec
+from medfl.ingest.spec import WholeSpec, folder_or_top
 from medfl.utils.text import Say
 from medfl_datasets.flamby_heart import RECORDS
 from medfl_datasets.flamby_heart.files import SEX, Hospital, features, find_files, read_hospital
@@ -69,8 +70,7 @@ class FlambyHeart(WholeSpec):
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
         """FLamby's name of the folder, the data set's, or the source folder itself."""
-        folders = [top / "fed_heart_disease", top / cls.dataset]
-        return {"source": next((folder for folder in folders if folder.is_dir()), top)}
+        return {"source": folder_or_top(top, "fed_heart_disease", cls.dataset)}
 
     def look(self) -> object:
         """The four files."""
@@ -89,16 +89,19 @@ class FlambyHeart(WholeSpec):
         for sentence in unlike:
             say(f"warning: {sentence}")
         say("note: the files do not say who a patient is: each row counts as a patient of its own")
-        vectors = np.concatenate(list(_scaled(features(hospitals), tests, self.scale).values())).astype(np.float32)
+        names, numbers = features(hospitals)
+        vectors = np.concatenate(list(_scaled(numbers, tests, self.scale).values())).astype(np.float32)
         datalist = Datalist(
             name="flamby_heart" if self.scale == "centre" else f"flamby_heart-{self.scale}",
             image_array=ARRAY,
             num_classes=2,
             labels={"0": "no heart disease", "1": "heart disease"},
+            objective={"name": "binary"},
             modality=RECORDS[0].modality,
             licence=RECORDS[0].licence,
             splits=_records(hospitals, tests),
             extra={
+                FEATURES: names,
                 "citation": CITATION,
                 "deviations": unlike,
                 "exclusions": exclusions({INCOMPLETE: sum(h.incomplete for h in hospitals.values())}),

@@ -32,6 +32,7 @@ class Patients:
 
     Attributes:
         names: As the table has them; they must not be written anywhere.
+        columns: Names of the features.
         features: (n, 39), float32.
         times: (n,), float64: days under observation, >= 0.
         events: (n,), int64: 1 where the patient died, 0 where the time is cut short.
@@ -41,6 +42,7 @@ class Patients:
     """
 
     names: list[str]
+    columns: list[str]
     features: np.ndarray
     times: np.ndarray
     events: np.ndarray
@@ -85,6 +87,7 @@ def read_patients(source: Path) -> Patients:
     places = [folds[names[place]] for place in kept]
     return Patients(
         [names[place] for place in kept],
+        table.columns[1:-2],
         numbers[:, :-2].astype(np.float32),
         times,
         events.astype(np.int64),

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist, Record, write_datalist
 from medfl.data.folders import written_whole
 from medfl.ingest.array_file import new_array
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import exclusions
 from medfl.ingest.labels import number_subjects
-from medfl.ingest.spec import WholeSpec
+from medfl.ingest.spec import WholeSpec, folder_or_top
 from medfl.utils.text import Say
 from medfl_datasets.flamby_tcga_brca import RECORDS
 from medfl_datasets.flamby_tcga_brca.files import REGIONS, Patients, find_files, read_patients
@@ -63,8 +64,7 @@ class FlambyTcgaBrca(WholeSpec):
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
         """FLamby's name of the folder, the data set's, or the source folder itself."""
-        folders = [top / "fed_tcga_brca", top / cls.dataset]
-        return {"source": next((folder for folder in folders if folder.is_dir()), top)}
+        return {"source": folder_or_top(top, "fed_tcga_brca", cls.dataset)}
 
     def look(self) -> object:
         """Both files."""
@@ -88,6 +88,7 @@ class FlambyTcgaBrca(WholeSpec):
             licence=RECORDS[0].licence,
             splits=_records(patients),
             extra={
+                FEATURES: patients.columns,
                 "citation": CITATION,
                 "deviations": unlike,
                 "exclusions": exclusions({NO_FOLD: patients.unused}),

@@ -23,7 +23,7 @@ from medfl.core.journal import Commit
 from medfl.core.site import Splits
 from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_global, load_sites
-from medfl.errors import DataError, StoreError
+from medfl.errors import DataError, SettingsError, StoreError
 from medfl.plugins import load_plugins
 from medfl.runs.folder import settings_in
 from medfl.runs.lifecycle import RunViewer
@@ -192,10 +192,11 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
     Raises:
         StoreError: If it holds no run or one without models, or its task can't be rebuilt.
         DataError: If its data have moved or changed.
-        SettingsError: If the device is not there.
+        SettingsError: If its cases are of no class, or the device is not there.
         PluginError: If its method can't be found.
     """
     record = read_run(folder)
+    _check_objective(record)
     where = pick_device(device)
     if not record.summary:
         raise StoreError(
@@ -225,6 +226,17 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
         server.test if server is not None and len(server.test) else None,
         first.classes,
     )
+
+
+def _check_objective(record: RunRecord) -> None:
+    """Refuse a run of which no attack can ask the probability of each class."""
+    objective = record.objective
+    if not objective.has_class_labels or objective.outputs != objective.classes:
+        raise SettingsError(
+            f"The run in '{record.folder}' learned the objective '{objective.name}'. Attacks need cases that are each "
+            "of one class, and networks that put out a number for each class: attack a run of the objective "
+            "'multiclass', or of 'binary' with 2 logits."
+        )
 
 
 def _find_data(record: RunRecord, data: Path | None) -> Path:

@@ -34,6 +34,9 @@ def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
         return objective.judged(outputs.float(), targets, [name]), objective.kept(targets)
 
     def compute(rows: torch.Tensor, targets: torch.Tensor) -> float:
+        rows = rows.unsqueeze(1) if rows.dim() == 1 else rows  # ignite drops an axis of one channel
+        if targets.dim() == 1 and not objective.has_class_labels:
+            targets = targets.unsqueeze(1)
         return objective.score(name, rows, targets)
 
     return EpochMetric(compute, output_transform=judged, check_compute_fn=False)

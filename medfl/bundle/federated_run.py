@@ -210,7 +210,7 @@ class FederatedRun:
         )
         first = data.first
         facts = {name: site.test_facts for name, site in data.sites.items()}
-        about = (first.shape, first.classes, first.source, first.modality, first.structures, facts)
+        about = (first.shape, first.classes, first.source, first.modality, first.structures, facts, self.task.objective)
         home = Home(self.bundle_root, self.site_values, *about)
         run.take_home = lambda result: export(result, run, home)
         return run

@@ -20,6 +20,9 @@ import torch
 from medfl.data.pooled import labels_in
 from medfl.errors import DataError
 
+FEATURES = "features"
+"""Key of a data list whose array holds vectors: the name of each of their numbers, in order."""
+
 RESIDENT_BYTES = 2 << 30
 """A split above this size stays in its file and is read batch by batch."""
 

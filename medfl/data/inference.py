@@ -1,4 +1,4 @@
-"""Images to predict, read exactly as ``medfl prep`` reads them for training."""
+"""Images, or rows of a table, to predict; images are read exactly as ``medfl prep`` reads them for training."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from medfl.data.datalists import FILE
 from medfl.data.readers.images import IMAGE_SUFFIXES, read_image
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.sites import load_site
+from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
 from medfl.objectives import Objective
 
@@ -75,8 +76,62 @@ def _is_image(path: Path) -> bool:
     return path.name.lower().endswith(IMAGE_SUFFIXES) and not path.name.startswith(".") and path.is_file()
 
 
+class TableRows:
+    """The rows of a table; targets are not known, and a row is called by its number in the file, where names are row 1.
+
+    Args:
+        path: A table as `medfl.data.table.read_table` takes it.
+        features: Names of the columns that the network takes, in their order; others are passed over. Empty takes all
+            columns as they come.
+        count: How many the network takes.
+        mean: As in training.
+        std: As in training.
+
+    Raises:
+        DataError: If a column is missing, there are more or fewer, or a cell holds no finite number.
+    """
+
+    def __init__(
+        self, path: Path, features: Sequence[str], count: int, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        table = read_table(path)
+        columns = list(features) or table.columns
+        table.require(columns)
+        if len(columns) != count:
+            raise DataError(f"expected {count} columns of numbers in {path}, got {len(columns)}. Leave out all others.")
+        self._numbers = table.numbers
+        self._data = ArrayDataset(_cells(table, columns), [0] * len(table.rows), range(len(table.rows)), mean, std)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        """A vector (F,), normalised, that knows its row."""
+        return {"image": MetaTensor(self._data[row]["image"], meta={"filename_or_obj": f"row {self._numbers[row]}"})}
+
+
+def _cells(table: Table, columns: Sequence[str]) -> np.ndarray:
+    """The numbers of some columns, (N, F), float32."""
+    cells = [[_number(row[column]) for column in columns] for row in table.rows]
+    vectors = np.array(cells, dtype=np.float32).reshape(len(cells), len(columns))
+    wrong = [table.numbers[place] for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))]
+    if wrong:
+        raise DataError(
+            f"expected finite numbers in {', '.join(columns)} of {table.path}, not so in {row_list(wrong)}. Fill them "
+            "in as in the data of the training, or leave these rows out."
+        )
+    return vectors
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
+
+
 class SiteImages:
-    """The test images of a site's data list; they are called by their rows.
+    """The test images, or vectors, of a site's data list; they are called by their rows.
 
     Args:
         folder: The site's folder.
@@ -133,3 +188,32 @@ def load_images(
         return SiteImages(folder, objective, mean, std)
     edges = [size] * spatial_dims if isinstance(size, int) else list(size)
     return ImageFiles(folder, edges, in_channels, mean, std, read)
+
+
+def load_rows(
+    dataset_dir: str | Path,
+    in_features: int,
+    objective: Objective,
+    features: Sequence[str] = (),
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+) -> TableRows | SiteImages:
+    """What the ``inference.json`` of a bundle for tables predicts.
+
+    Args:
+        dataset_dir: A table, or the folder of a site, whose test rows are then taken.
+        in_features: Numbers that the network takes.
+        objective: What is learned.
+        features: Their names, where they are known.
+        mean: As in training.
+        std: As in training.
+
+    Raises:
+        DataError: If there is neither, or nothing to predict.
+    """
+    place = Path(dataset_dir)
+    if place.is_file():
+        return TableRows(place, features, in_features, mean, std)
+    if (place / FILE).is_file():
+        return SiteImages(place, objective, mean, std)
+    raise DataError(f"expected a table (CSV) or the folder of a site at {place}, got neither. Give --dataset_dir.")

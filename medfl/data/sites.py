@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfl.data.arrays import ArrayDataset, array_digest, channels_of, open_array
+from medfl.data.arrays import FEATURES, ArrayDataset, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
 from medfl.data.list_targets import check_goal, rows_and_targets
 from medfl.data.targets import STRUCTURES
@@ -232,8 +232,9 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
 
     Args:
         dataset_dir: The folder that holds one folder for each site.
-        name: ``num_classes``, ``in_channels``, ``size`` (spatial edges), ``spatial_dims``, a field of the objective,
-            such as ``channels`` and ``spacing`` of a segmentation, or another entry of the list, such as ``window``.
+        name: ``num_classes``, ``in_channels`` (of vectors their numbers), ``size`` (spatial edges), ``spatial_dims``,
+            ``objective`` (as JSON), a field of the objective, such as ``channels`` and ``spacing`` of a segmentation,
+            or another entry of the list, such as ``window`` and `FEATURES`.
         otherwise: What the configuration has as long as the data can't be read; the run then refuses them, with the
             reason.
     """
@@ -244,7 +245,8 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
     except DataError:
         return otherwise
     facts = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
-    return {**datalist.extra, **datalist.goal.facts, **facts}.get(name, otherwise)
+    facts["objective"] = datalist.goal.facts
+    return {FEATURES: [], **datalist.extra, **datalist.goal.facts, **facts}.get(name, otherwise)
 
 
 def load_split(

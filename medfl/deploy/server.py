@@ -216,7 +216,8 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     accounts = carrier.install(outcome.published, outcome.step, outcome.round)
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
-    home = Home(opened.folder, built.site_values, opened.shape, classes, str(about.get("name", "")))
+    named = str(about.get("name", ""))
+    home = Home(opened.folder, built.site_values, opened.shape, classes, named, objective=opened.task.objective)
     export_global(writer.folder, home, outcome.models, opened.make_method())
     summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
     if known_accounts := {site: account for site, account in accounts.items() if account}:

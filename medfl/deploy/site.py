@@ -271,7 +271,7 @@ class SiteRun:
         if models:
             built = self._opened.built
             about = (data.shape, data.classes, data.source, data.modality, data.structures)
-            home = Home(self._opened.folder, built.site_values, *about)
+            home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective)
             model = export_site(self.folder / "bundle", home, self.name, models, method)
             says = (predictor_of(method, self.task, model), data.test, self.task, self.settings, data.test_facts)
             write_predictions(self.folder / "bundle", *says)

@@ -245,9 +245,9 @@ def folder_of(top: Path, name: str) -> Path:
     return top / name
 
 
-def folder_or_top(top: Path, name: str) -> Path:
-    """A folder in the source folder of a study, or that itself if there is none."""
-    return top / name if (top / name).is_dir() else top
+def folder_or_top(top: Path, *names: str) -> Path:
+    """The first of some folders that is in the source folder of a study, or that itself if none is."""
+    return next((top / name for name in names if (top / name).is_dir()), top)
 
 
 def folder_with(top: Path, name: str, file: str) -> Path:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from medfl.errors import SettingsError, did_you_mean
 from medfl.metrics.auc import auc
 from medfl.metrics.calibration import ece
 from medfl.metrics.confusion import accuracy, balanced_accuracy, confusion, f1, precision, recall, specificity
 from medfl.metrics.metric import Metric, of_confusion
 
-__all__ = ["LOWER_IS_BETTER", "METRICS", "UNBOUNDED", "Metric", "check_metrics", "confusion", "worst"]
+__all__ = ["LOWER_IS_BETTER", "METRICS", "UNBOUNDED", "Metric", "confusion", "worst"]
 
 METRICS: dict[str, Metric] = {
     "accuracy": of_confusion(accuracy),
@@ -54,14 +53,3 @@ def worst(metric: str, values: Iterable[float]) -> float:
     """
     defined = [value for value in values if not math.isnan(value)]
     return (max if metric in LOWER_IS_BETTER else min)(defined, default=math.nan)
-
-
-def check_metrics(names: Iterable[str]) -> None:
-    """Refuse a metric that does not exist.
-
-    Raises:
-        SettingsError: Naming the nearest known one.
-    """
-    for name in names:
-        if name not in METRICS:
-            raise SettingsError(f"Unknown metric '{name}'. {did_you_mean(name, METRICS)}")

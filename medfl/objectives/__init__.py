@@ -1,7 +1,7 @@
 """What is learned: a file for each kind of task, and nothing else in medfl asks which kind it is."""
 
 from medfl.objectives.binary import Binary
-from medfl.objectives.known import OBJECTIVES, read_objective
+from medfl.objectives.known import OBJECTIVES, check_metrics, read_objective
 from medfl.objectives.multiclass import Multiclass
 from medfl.objectives.multilabel import Multilabel
 from medfl.objectives.objective import Objective
@@ -18,5 +18,6 @@ __all__ = [
     "Regression",
     "Segmentation",
     "Survival",
+    "check_metrics",
     "read_objective",
 ]

@@ -35,6 +35,7 @@ class Binary(Multiclass):
 
     name: ClassVar[str] = "binary"
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "sensitivity", "specificity", "brier", "ece")
+    figures: ClassVar[tuple[str, ...]] = (*Multiclass.figures, "calibration")
 
     num_classes: int = field(default=2, init=False)
     logits: Literal[1, 2] = 1

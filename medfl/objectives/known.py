@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterable
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.objectives.binary import Binary
@@ -41,3 +43,17 @@ def read_objective(facts: Meta) -> Objective:
             f"expected {sorted(fields)} of the objective '{name}', at least {sorted(needed)}; got {sorted(values)}."
         )
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def check_metrics(names: Iterable[str]) -> None:
+    """Refuse a metric that no objective has; the number of a class or finding in it may be any.
+
+    Raises:
+        SettingsError: Naming the nearest known one.
+    """
+    kinds = (Multiclass(2), Binary(), Multilabel(1), Regression(), Survival(), Segmentation())
+    known = [name for kind in kinds for name in kind.scores]
+    forms = {re.sub(r"_\d+$", "_N", name) for name in known}
+    for name in names:
+        if re.sub(r"_\d+$", "_N", name) not in forms:
+            raise SettingsError(f"Unknown metric '{name}'. {did_you_mean(name, known)}")

@@ -30,6 +30,8 @@ class Multiclass(Objective):
 
     name: ClassVar[str] = "multiclass"
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "accuracy")
+    headline: ClassVar[tuple[str, ...]] = ("balanced_accuracy", "auc", "accuracy")
+    figures: ClassVar[tuple[str, ...]] = ("confusion", "reliability", "class_auc")
     target_type: ClassVar[torch.dtype] = torch.int64
     has_class_labels: ClassVar[bool] = True
     has_soft_targets: ClassVar[bool] = True

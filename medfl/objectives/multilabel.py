@@ -32,6 +32,8 @@ class Multilabel(Objective):
 
     name: ClassVar[str] = "multilabel"
     metrics: ClassVar[tuple[str, ...]] = ("macro_auc", "map")
+    headline: ClassVar[tuple[str, ...]] = metrics
+    figures: ClassVar[tuple[str, ...]] = ("label_auc",)
     target_type: ClassVar[torch.dtype] = torch.float32
     has_soft_targets: ClassVar[bool] = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,11 +14,12 @@ from torch import nn
 
 from medfl.errors import ContractError, SettingsError, did_you_mean
 from medfl.objectives.balance import weighted_loss
+from medfl.objectives.shown import Shown
 from medfl.types import Meta
 
 
 @dataclass(frozen=True)
-class Objective(ABC):
+class Objective(Shown):
     """What is learned: what a target is, what a network puts out for it, and how the two are compared.
 
     N is a number of cases: images, volumes, or rows of a table.
@@ -173,15 +174,6 @@ class Objective(ABC):
     def kept(self, targets: torch.Tensor) -> torch.Tensor:
         """What scores and tables need of targets beside `judged`, (N, ...); by default all of them."""
         return targets
-
-    @abstractmethod
-    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """The names of the K columns of `judged`, for tables."""
-
-    @property
-    def target_columns(self) -> tuple[str, ...]:
-        """The names of the columns of `kept` in tables."""
-        return ("label",)
 
     # ---- scores
 

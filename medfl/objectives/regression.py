@@ -33,6 +33,8 @@ class Regression(Objective):
 
     name: ClassVar[str] = "regression"
     metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2", "pearson")
+    headline: ClassVar[tuple[str, ...]] = ("mae", "r2")
+    figures: ClassVar[tuple[str, ...]] = ("agreement",)
     target_type: ClassVar[torch.dtype] = torch.float32
 
     dimensions: int = 1

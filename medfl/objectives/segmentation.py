@@ -45,6 +45,8 @@ class Segmentation(Objective):
 
     name: ClassVar[str] = "segmentation"
     metrics: ClassVar[tuple[str, ...]] = ("dice",)
+    headline: ClassVar[tuple[str, ...]] = ("dice", "hd95")
+    figures: ClassVar[tuple[str, ...]] = ("masks",)
     target_type: ClassVar[torch.dtype] = torch.int64
     has_soft_targets: ClassVar[bool] = True
     in_space: ClassVar[bool] = True
@@ -83,7 +85,16 @@ class Segmentation(Objective):
         size = len(self.labels)
         places = {name: slice(place * size, (place + 1) * size) for place, name in enumerate(_KINDS)}
         means = {name: partial(_mean, columns) for name, columns in places.items()}
-        return means | {f"dice_{label}": partial(_of_class, place) for place, label in enumerate(self.labels)}
+        return means | {f"dice_{label}": self.class_score("dice", label) for label in self.labels}
+
+    def class_score(self, kind: str, label: int) -> WeightedScore:
+        """The mean over cases of the score of a single class.
+
+        Args:
+            kind: ``dice``, ``hd95``, ``surface_dice`` or ``lesion_f1``.
+            label: One of `labels`.
+        """
+        return partial(_of_class, _KINDS.index(kind) * len(self.labels) + self.labels.index(label))
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
         """(1, *spatial), or (C, *spatial) where labels overlap."""
@@ -134,13 +145,16 @@ class Segmentation(Objective):
         return targets > 0 if self.overlapping else torch.stack([class_masks(case, self.channels) for case in targets])
 
     def judged(self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str]) -> torch.Tensor:
-        """Each case's scores by class, float64: Dice, and whatever else `metrics` need; NaN elsewhere."""
+        """Each case's scores by class, float64: Dice, what else `metrics` need, NaN elsewhere; then their sizes."""
         wanted = [kind for kind in _KINDS if kind in {"dice", *metrics}]
-        judged = torch.full((len(targets), len(_KINDS), len(self.labels)), torch.nan, dtype=torch.float64)
+        judged = torch.full((len(targets), len(_KINDS) + 1, len(self.labels)), torch.nan, dtype=torch.float64)
         pairs = zip(outputs, self.masks(outputs), self.references(targets), strict=True)
         for row, (case, ours, theirs) in enumerate(pairs):
-            for kind in wanted if not bool(case.isnan().any()) else ():  # a diverged model has no score
+            if bool(case.isnan().any()):
+                continue  # a diverged model has no score
+            for kind in wanted:
                 judged[row, _KINDS.index(kind)] = self._score(kind, ours, theirs)
+            judged[row, -1] = self._sizes(ours)
         return judged.flatten(1)
 
     def weighted_score(
@@ -157,17 +171,35 @@ class Segmentation(Objective):
         return dice(ours, theirs) if kind == "dice" else lesion_f1(ours, theirs)
 
     def kept(self, targets: torch.Tensor) -> torch.Tensor:
-        """Nothing: scores are in `judged`, and masks stay where they are; (N, 0)."""
-        return torch.empty(len(targets), 0)
+        """The size of each class in the masks, which stay where they are; (N, `labels`), float64, in `size_unit`."""
+        sizes = [self._sizes(masks) for masks in self.references(targets)]
+        return torch.stack(sizes) if sizes else torch.empty(0, len(self.labels), dtype=torch.float64)
+
+    def _sizes(self, masks: torch.Tensor) -> torch.Tensor:
+        return masks.flatten(1).sum(1).double().cpu() * math.prod(self.spacing or ())
+
+    @property
+    def size_unit(self) -> str:
+        """What sizes are in: mm², mm³, or voxels where nobody knows their spacing."""
+        return "voxels" if self.spacing is None else f"mm{'²' if len(self.spacing) == 2 else '³'}"
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """dice_1, dice_2, ..., hd95_1, ..."""
-        return tuple(f"{kind}_{label}" for kind in _KINDS for label in self.labels)
+        """dice_1, dice_2, ..., hd95_1, ..., predicted_1, ...: scores by class, and the size of what is predicted."""
+        return tuple(f"{kind}_{label}" for kind in (*_KINDS, "predicted") for label in self.labels)
 
     @property
     def target_columns(self) -> tuple[str, ...]:
         """None."""
         return ()
+
+    @property
+    def kept_columns(self) -> tuple[str, ...]:
+        """reference_1, reference_2, ...: the size of each class."""
+        return tuple(f"reference_{label}" for label in self.labels)
+
+    def gave_numbers(self, judged: torch.Tensor) -> bool:
+        """Whether every case has a Dice; distances may be undefined."""
+        return not bool(judged[:, : len(self.labels)].isnan().any())
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits whose probabilities are the mean of the members'."""

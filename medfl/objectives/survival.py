@@ -29,6 +29,8 @@ class Survival(Objective):
 
     name: ClassVar[str] = "survival"
     metrics: ClassVar[tuple[str, ...]] = ("c_index",)
+    headline: ClassVar[tuple[str, ...]] = metrics
+    figures: ClassVar[tuple[str, ...]] = ("kaplan_meier",)
     target_type: ClassVar[torch.dtype] = torch.float32
     per_case_loss: ClassVar[bool] = False
     smallest_batch: ClassVar[int] = 2

@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 
 from medfl.errors import SettingsError, StoreError, did_you_mean
-from medfl.metrics import LOWER_IS_BETTER, check_metrics, worst
+from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.objectives import check_metrics
 from medfl.report.formats import plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
 from medfl.report.scores import Baseline, baseline_of

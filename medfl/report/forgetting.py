@@ -11,7 +11,7 @@ from typing import get_args
 
 import pandas as pd
 
-from medfl.metrics import LOWER_IS_BETTER
+from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
 from medfl.metrics.forgetting import Mode, backward_transfer, consistency
 from medfl.report.groups import Group, repetitions
 from medfl.report.scores import key_metrics
@@ -54,7 +54,7 @@ def forgetting_metric(groups: Sequence[Group]) -> str | None:
 
     Larger is better in it; None if there is no such metric.
     """
-    names = [name for name in key_metrics(groups) if name not in LOWER_IS_BETTER]
+    names = [name for name in key_metrics(groups) if name not in LOWER_IS_BETTER | UNBOUNDED]
     return "accuracy" if "accuracy" in names else next(iter(names), None)
 
 

@@ -113,15 +113,49 @@ WORDS = {
     "recall": ("recall", "of the images of a class, the share that are recognised (sensitivity)"),
     "specificity": ("specificity", "of the images of other classes, the share that are not taken for the class"),
     "f1": ("F1", "harmonic mean of precision and recall"),
+    "sensitivity": ("sensitivity", "of the images with the finding, the share that are recognised (recall)"),
+    "brier": (
+        "Brier score",
+        "mean squared error of the probability of the finding; lower is better, 0.25 is saying 0.5",
+    ),
+    "macro_auc": ("mean AUC", "AUC of each finding over the images where it is labelled, as a mean over the findings"),
+    "map": ("mean average precision", "average precision of each finding, as a mean over the findings"),
+    "mae": ("mean absolute error", "how far a prediction is from the truth, in its unit; lower is better"),
+    "rmse": ("root mean squared error", "the same, in which large errors count more; lower is better"),
+    "r2": ("R²", "share of the truth's variance that is explained; 0 is guessing its mean, 1 is best"),
+    "pearson": ("Pearson's correlation", "how well predictions and truth lie on a line, from -1 to 1"),
+    "c_index": (
+        "C-index",
+        "how often, of two people, the one with the higher risk has the event first; 0.5 is guessing",
+    ),
+    "dice": (
+        "Dice",
+        "overlap of prediction and reference in a case, as a mean over its classes and then over the cases",
+    ),
+    "hd95": (
+        "HD95",
+        "95th percentile of the distance between both surfaces, as a mean over the cases; lower is better",
+    ),
+    "surface_dice": ("surface Dice", "share of both surfaces that is no farther from the other than a tolerance"),
+    "lesion_f1": ("lesion-wise F1", "F1 of single lesions, each of which is hit or missed"),
 }
 """Name of a metric to how it is called, and what it says."""
+
+PARTS = {"auc": "finding", "dice": "class"}
+"""Metric to what the number in the name of a part of it counts, as in ``dice_1``."""
 
 
 def metric_words(metric: str) -> str:
     """How a metric is called in a sentence."""
+    whole, _, number = metric.rpartition("_")
+    if whole in PARTS and number.isdigit():
+        return f"{WORDS[whole][0]} of {PARTS[whole]} {number}"
     return WORDS[metric][0] if metric in WORDS else metric
 
 
 def metric_meaning(metric: str) -> str:
     """What a metric says, as the rest of a sentence; empty for one that is not known here."""
+    whole, _, number = metric.rpartition("_")
+    if whole in PARTS and number.isdigit():
+        return f"the same of the {PARTS[whole]} alone"
     return WORDS[metric][1] if metric in WORDS else ""

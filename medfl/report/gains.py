@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED, worst
 from medfl.report.formats import known
 from medfl.report.groups import Group
 from medfl.report.predictions import Tested
-from medfl.report.statistics import Interval, mean_std, paired_bootstrap
+from medfl.report.statistics import Interval, mean_std
 from medfl.runs.records import RunRecord
 
 GAINS, LOSES, UNCLEAR = "gains", "loses", "no clear difference"
@@ -97,9 +97,9 @@ class Comparison:
 
     @property
     def reach(self) -> float:
-        """How far the picture must reach to both sides of 0: a round number, at most 1."""
+        """How far the picture must reach to both sides of 0: a round number, at most 1 for scores in [0, 1]."""
         ends = [abs(end) for row in (*self.rows, self.mean) for end in (row.low, row.high, row.difference) if end]
-        return min(1.0, _round_up(max(ends, default=0.1)))
+        return min(math.inf if self.metric in UNBOUNDED else 1.0, _round_up(max(ends, default=0.1)))
 
 
 def pair_up(alone: Group, other: Group) -> list[Pair]:
@@ -161,7 +161,7 @@ def _site(metric: str, site: str, pairs: Sequence[Pair], tested: Mapping[str, Se
     alone = mean_known(pair.alone.score(site, metric) for pair in pairs)
     other = mean_known(pair.other.score(site, metric) for pair in pairs)
     sets = [(tested[str(pair.alone.folder)].get(site), tested[str(pair.other.folder)].get(site)) for pair in pairs]
-    images = max((len(test_set.labels) for both in sets for test_set in both if test_set is not None), default=None)
+    images = max((len(test_set.rows) for both in sets for test_set in both if test_set is not None), default=None)
     if images is None and alone is None and other is None:
         return Gain(site, None, None, None, verdict="no test images")
     plain = None if alone is None or other is None else other - alone
@@ -185,9 +185,7 @@ def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[In
         return None, "no interval: other test images"
     if not (before.defined and after.defined):
         return None, "no interval: a model gives no numbers"
-    classes = before.probabilities.shape[1]
-    sides = after.probabilities, before.probabilities
-    interval = paired_bootstrap(metric, *sides, before.labels, classes, patients=before.patients)
+    interval = after.gain_over(before, metric)
     return interval, "" if interval else UNDEFINED
 
 

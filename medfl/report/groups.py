@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medfl.errors import SettingsError
+from medfl.objectives import Objective
 from medfl.runs.records import RunRecord, repetition
 from medfl.types import Meta
 
@@ -31,6 +32,11 @@ class Group:
     def method(self) -> str:
         """Name of the method."""
         return self.runs[0].method
+
+    @property
+    def objective(self) -> Objective:
+        """What was learned."""
+        return self.runs[0].objective
 
     @property
     def repetitions(self) -> str:

@@ -62,9 +62,9 @@ def _images(run: RunRecord) -> str:
         split: sum(sum(site.get(split, [])) for site in holdings["sites"].values())
         for split in ("training", "validation", "test")
     }
-    classes = count(len(holdings["classes"]), "class", "classes")
+    classes = f" of {count(len(holdings['classes']), 'class', 'classes')}" if run.objective.has_class_labels else ""
     return (
-        f" with {count(sum(totals.values()), 'image')} of {classes} "
+        f" with {count(sum(totals.values()), 'image')}{classes} "
         f"({number(totals['training'])} to train, {number(totals['validation'])} to validate, "
         f"{number(totals['test'])} to test)"
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 
+from medfl.data.pooled import joined
 from medfl.data.sites import PATIENT
 from medfl.errors import StoreError
-from medfl.objectives import read_objective
+from medfl.objectives import Objective
+from medfl.report.statistics import Interval, Score, bootstrap, paired_bootstrap
 from medfl.runs.records import PREDICTIONS, RunRecord
 from medfl.types import FACTS
 
@@ -21,32 +24,36 @@ class Tested:
 
     Attributes:
         rows: (N,), int64: place of each image in the test split.
-        labels: (N,), int64.
-        probabilities: (N, C), float64; NaN after a diverged training.
+        targets: As `Objective.kept` gives them: (N,), int64, for classes, else (N, T), float64.
+        judged: (N, K), float64: what the model says, as `Objective.judged` has it, such as probabilities; NaN after a
+            diverged training.
+        objective: What was learned.
         sex: Of the person of each image, as the data list has it, "" where it is not known; empty where none is.
         centre: Where each image was taken; the same.
         patients: (N,), int64: numbers that images of one patient share; None if each image counts as a patient.
     """
 
     rows: torch.Tensor
-    labels: torch.Tensor
-    probabilities: torch.Tensor
+    targets: torch.Tensor
+    judged: torch.Tensor
+    objective: Objective
     sex: tuple[str, ...] = ()
     centre: tuple[str, ...] = ()
     patients: torch.Tensor | None = None
 
     def same_images(self, other: Tested) -> bool:
-        """Whether both are about the same images with the same labels and classes."""
+        """Whether both are about the same images with the same targets, and models of the same kind."""
         return (
             torch.equal(self.rows, other.rows)
-            and torch.equal(self.labels, other.labels)
-            and self.probabilities.shape == other.probabilities.shape
+            and self.targets.shape == other.targets.shape
+            and torch.allclose(self.targets, other.targets, rtol=0, atol=0, equal_nan=True)
+            and self.judged.shape == other.judged.shape
         )
 
     @property
     def defined(self) -> bool:
-        """Whether there are images, and no NaN."""
-        return len(self.labels) > 0 and not bool(torch.isnan(self.probabilities).any())
+        """Whether there are images, and the model gave numbers for all of them."""
+        return len(self.rows) > 0 and self.objective.gave_numbers(self.judged)
 
     @property
     def correct(self) -> int:
@@ -56,19 +63,39 @@ class Tested:
     @property
     def right(self) -> torch.Tensor:
         """(N,), bool: whether the most probable class is the right one."""
-        return self.probabilities.argmax(dim=1) == self.labels
+        return self.judged.argmax(dim=1) == self.targets
 
     @property
     def patient_count(self) -> int | None:
         """How many patients there are; None where each image counts as one."""
         return None if self.patients is None else len(self.patients.unique())
 
+    def score(self, metric: str) -> float:
+        """A metric of the objective; NaN where it is not defined."""
+        return self.objective.score(metric, self.judged, self.targets)
+
+    def interval(self, score: str | Score) -> Interval | None:
+        """A score with its 95 % interval over the patients; None where it is not defined.
+
+        Args:
+            score: Name of a metric of the objective, or any other score.
+        """
+        return bootstrap(self._score(score), self.judged, self.targets, patients=self.patients)
+
+    def gain_over(self, other: Tested, metric: str) -> Interval | None:
+        """The difference self - other of a metric with its interval, of two models on the same images."""
+        score = self._score(metric)
+        return paired_bootstrap(score, self.judged, other.judged, self.targets, patients=self.patients)
+
+    def _score(self, score: str | Score) -> Score:
+        return partial(self.objective.weighted_score, score) if isinstance(score, str) else score
+
 
 def read_tested(run: RunRecord) -> dict[str, Tested]:
     """Site to its test set, for the sites that have one in the run folder.
 
-    Without any where cases are of no class, and unless the predictions are of the round that the scores are of: not
-    where a run that goes on has left those of an earlier end, nor where one diverged after rounds that were not scored.
+    Without any unless the predictions are of the round that the scores are of: not where a run that goes on has left
+    those of an earlier end, nor where one diverged after rounds that were not scored.
 
     Raises:
         StoreError: If a file of predictions can't be read.
@@ -76,12 +103,11 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
     test_sets: dict[str, Tested] = {}
     if not run.summary or run.summary["evaluated_round"] != run.summary["models_round"]:
         return test_sets
-    classes = classes_of(run)
-    for site in run.run["identity"]["sites"] if classes else ():
+    for site in run.run["identity"]["sites"]:
         try:
             table = run.predictions(site)
             if table is not None:
-                test_sets[site] = _tested(table, classes)
+                test_sets[site] = _tested(table, run.objective)
         except (ValueError, KeyError, OSError) as error:
             raise StoreError(
                 f"'{run.folder / 'sites' / site / PREDICTIONS}' can't be read: {error}. "
@@ -90,40 +116,47 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
     return test_sets
 
 
-def classes_of(run: RunRecord) -> int:
-    """How many classes the cases of a run are of; 0 where they are of none."""
-    task = run.run["identity"]["task"]
-    if "objective" not in task:
-        return int(task["num_classes"])
-    objective = read_objective(task["objective"])
-    return objective.classes if objective.has_class_labels else 0
-
-
-def _tested(table: pd.DataFrame, classes: int) -> Tested:
-    names = ["row", "label", *(f"p{number}" for number in range(classes))]
+def _tested(table: pd.DataFrame, objective: Objective) -> Tested:
+    kept, judged = list(objective.kept_columns), list(objective.columns(()))
+    names = ["row", *kept, *judged]
     if [name for name in table.columns if name not in (*FACTS, PATIENT)] != names:
         raise ValueError(f"expected the columns {', '.join(names)}, got {len(table.columns)} others")
-    labels = table["label"].to_numpy(dtype=np.int64)
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise ValueError(f"expected labels in [0, {classes})")
     sex, centre = (tuple(table[name].fillna("")) if name in table else () for name in FACTS)
     return Tested(
-        torch.from_numpy(table["row"].to_numpy(dtype=np.int64).copy()),
-        torch.from_numpy(labels.copy()),
-        torch.from_numpy(table[names[2:]].to_numpy(dtype=np.float64).copy()),
+        _integers(table, "row"),
+        _labels(table, objective.classes) if objective.has_class_labels else _numbers(table, kept),
+        _numbers(table, judged),
+        objective,
         sex,
         centre,
-        patients=torch.from_numpy(table[PATIENT].to_numpy(dtype=np.int64).copy()) if PATIENT in table else None,
+        patients=_integers(table, PATIENT) if PATIENT in table else None,
     )
 
 
+def _labels(table: pd.DataFrame, classes: int) -> torch.Tensor:
+    labels = _integers(table, "label")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(f"expected labels in [0, {classes})")
+    return labels
+
+
+def _integers(table: pd.DataFrame, column: str) -> torch.Tensor:
+    return torch.from_numpy(table[column].to_numpy(dtype=np.int64).copy())
+
+
+def _numbers(table: pd.DataFrame, columns: list[str]) -> torch.Tensor:
+    return torch.from_numpy(table[columns].to_numpy(dtype=np.float64).copy())
+
+
 def pooled(tested: dict[str, Tested]) -> Tested | None:
-    """The test sets of all sites as one, of each what its model says only; None unless some are without NaN."""
+    """The test sets of all sites as one, of each what its model says only; None unless some gave numbers."""
     parts = [test_set for _, test_set in sorted(tested.items()) if test_set.defined]
     if not parts:
         return None
     return Tested(
         torch.cat([test_set.rows for test_set in parts]),
-        torch.cat([test_set.labels for test_set in parts]),
-        torch.cat([test_set.probabilities for test_set in parts]),
+        torch.cat([test_set.targets for test_set in parts]),
+        torch.cat([test_set.judged for test_set in parts]),
+        parts[0].objective,
+        patients=joined([test_set.patients for test_set in parts], [len(test_set.rows) for test_set in parts]),
     )

@@ -77,6 +77,23 @@ def colour_layer(levels: np.ndarray) -> str:
     )
 
 
+def outline_layer(mask: np.ndarray, colour: str) -> str:
+    """The edge of a mask as SVG: a line between each cell of it and each neighbour that is not.
+
+    Args:
+        mask: Shape (rows, columns), of booleans.
+        colour: Of the line.
+    """
+    padded = np.pad(mask.astype(int), 1)
+    down, right = np.diff(padded, axis=0)[:, 1:-1], np.diff(padded, axis=1)[1:-1]
+    edges = [f"M{column} {row}h1" for row, column in zip(*np.nonzero(down), strict=True)]
+    edges += [f"M{column} {row}v1" for row, column in zip(*np.nonzero(right), strict=True)]
+    if not edges:
+        return ""
+    style = f'fill="none" stroke="{colour}" stroke-width="2" vector-effect="non-scaling-stroke"'
+    return f'<path {style} d="{"".join(edges)}"/>'
+
+
 def tile(shape: Sequence[int], layers: str, description: str) -> Markup:
     """A picture for a page.
 

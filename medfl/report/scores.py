@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from medfl.metrics import METRICS, confusion
+from medfl.metrics import confusion
 from medfl.metrics.calibration import BINS
 from medfl.report.figures import Reliability
 from medfl.report.gains import Sets, mean_known
 from medfl.report.groups import Group
-from medfl.report.predictions import Tested, classes_of, pooled
+from medfl.report.predictions import Tested, pooled
 from medfl.report.statistics import mean_std, wilson_over_patients
 from medfl.runs.records import RunRecord, repetition
 
@@ -84,7 +84,7 @@ def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]
         summaries = [run.summary.get("scores", {}) for run in group.runs]
         for model in sorted({model for scores in summaries for model in scores}):
             run_scores = [scores.get(model, {}).get(split, {}) for scores in summaries]
-            for metric in [name for name in METRICS if any(name in metrics for metrics in run_scores)]:
+            for metric in [name for name in group.objective.scores if any(name in scored for scored in run_scores)]:
                 values = [metrics.get(metric, {}) for metrics in run_scores]
                 row = [value_over([value.get(key) for value in values]) for key in COLUMNS]
                 table.setdefault(metric, []).append(ScoreRow(group.label, model, *row))
@@ -110,27 +110,25 @@ def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
 
 def class_names(run: RunRecord) -> list[str]:
     """Names of the classes; their numbers as long as the run is not over."""
-    number = classes_of(run)
-    return [str(name) for name in run.summary.get("holdings", {}).get("classes", range(number))]
+    return [str(name) for name in run.summary.get("holdings", {}).get("classes", run.objective.titles)]
 
 
 def confusion_of(name: str, tested: Tested) -> Confusion:
     """The confusion matrix of pooled test images."""
-    classes = tested.probabilities.shape[1]
-    counts = confusion(tested.probabilities, tested.labels, classes)
+    counts = confusion(tested.judged, tested.targets, tested.objective.classes)
     shares = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
     return Confusion(name, counts.tolist(), shares.tolist())
 
 
 def calibration_error(tested: Tested) -> float:
     """Expected calibration error of pooled test images."""
-    return METRICS["ece"](tested.probabilities, tested.labels, tested.probabilities.shape[1])
+    return tested.score("ece")
 
 
 def reliability_of(name: str, tested: Tested) -> Reliability:
     """The reliability curve of pooled test images, in the bins of `medfl.metrics.calibration`."""
-    sure, predicted = tested.probabilities.max(dim=1)
-    right = (predicted == tested.labels).double()
+    sure, predicted = tested.judged.max(dim=1)
+    right = (predicted == tested.targets).double()
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
     bins = torch.bucketize(sure, edges)
     counts = torch.bincount(bins, minlength=BINS).double()
@@ -154,12 +152,12 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[S
         value = mean_known(run.score(site, metric) for run in group.runs)
         first_set = tested[str(group.runs[0].folder)].get(site)
         sets = {run.data: test_set for run in group.runs if (test_set := tested[str(run.folder)].get(site)) is not None}
-        images = sum(len(test_set.labels) for test_set in sets.values()) if sets else None
+        images = sum(len(test_set.rows) for test_set in sets.values()) if sets else None
         ends: tuple[float | None, float | None] = (None, None)
         if first_set is not None and first_set.defined and metric == "accuracy" and len(group.runs) == 1:
             ends = wilson_over_patients(first_set.right, first_set.patients)
         named = any(test_set.patients is not None for test_set in sets.values())
-        patients = sum(test_set.patient_count or len(test_set.labels) for test_set in sets.values()) if named else None
+        patients = sum(test_set.patient_count or len(test_set.rows) for test_set in sets.values()) if named else None
         rows.append(SiteScore(site, images, value, *ends, patients))
     return rows
 
@@ -212,7 +210,7 @@ def short_folders(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def key_metrics(groups: Sequence[Group]) -> list[str]:
-    """The first metric of the task, then balanced accuracy, AUC and accuracy where all runs have them."""
+    """The first metric of the task, then those of the objective's `headline`, as far as all runs have them."""
     tasks = [[str(name) for name in run.run["identity"]["task"]["metrics"]] for group in groups for run in group.runs]
     shared = [name for name in tasks[0] if all(name in task for task in tasks)]
-    return [*shared[:1], *(name for name in ("balanced_accuracy", "auc", "accuracy") if name in shared[1:])]
+    return [*shared[:1], *(name for name in groups[0].objective.headline if name in shared[1:])]

@@ -50,6 +50,13 @@ class ReportData:
     baseline: Baseline = None
     folder: Path | None = None
 
+    def of(self, figure: str) -> Mapping[str, Mapping[str, Tested]]:
+        """The predictions of those runs whose objective has a figure (`Objective.figures`); none of the others."""
+        return {
+            str(run.folder): self.predictions[str(run.folder)] if figure in run.objective.figures else {}
+            for _, run in self.runs
+        }
+
 
 @dataclass(frozen=True)
 class Notice:

@@ -11,10 +11,12 @@ import pandas as pd
 
 from medfl.core.evaluation import Row
 from medfl.errors import StoreError
+from medfl.objectives import Multiclass, Objective, read_objective
 from medfl.types import FACTS, Meta
 
 PREDICTIONS = "predictions.csv"
-"""In a site's bundle: row of its test split, label, probability of each class (p0, p1, ...), sex, centre if known."""
+"""In a site's bundle, a line for each case of its test split: its row; the target, or what is kept of it
+(`Objective.kept_columns`); what the model says (`Objective.columns`); sex, centre, number of the patient if known."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class RunRecord:
     def method(self) -> str:
         """Name of the method."""
         return str(self.run["identity"]["method"])
+
+    @property
+    def objective(self) -> Objective:
+        """What was learned."""
+        task = self.run["identity"]["task"]
+        return read_objective(task["objective"]) if "objective" in task else Multiclass(int(task["num_classes"]))
 
     @property
     def seed(self) -> int:

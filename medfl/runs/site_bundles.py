@@ -18,8 +18,10 @@ from medfl.contract import Method, Model
 from medfl.core.evaluation import predictor_of
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
+from medfl.objectives import Objective
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
+from medfl.runs.worst_cases import keep_worst
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
@@ -50,6 +52,7 @@ class Home:
         structures: Names of what masks show, for the metadata; empty where the network draws none.
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
+        objective: What is learned, for the metadata; None for one of the `classes`.
     """
 
     bundle_root: Path
@@ -60,6 +63,17 @@ class Home:
     modality: str = ""
     structures: Sequence[str] = ()
     facts: Mapping[str, Facts] = field(default_factory=dict)
+    objective: Objective | None = None
+
+    @property
+    def outputs(self) -> list[str]:
+        """What each channel of a network's output is for: a class, a structure, or what the objective calls it."""
+        if self.structures:
+            return list(self.structures)
+        if self.objective is None or not self.objective.target_columns:
+            return list(self.classes)
+        names = self.classes if self.objective.has_class_labels else self.objective.columns(())
+        return list(names)[-self.objective.outputs :]  # one logit of two classes is for the second one
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -115,6 +129,8 @@ def write_predictions(
 ) -> None:
     """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
 
+    Pictures of the worst cases are beside it only if the settings ask for them (`medfl.runs.worst_cases`).
+
     Args:
         target: The bundle's folder.
         predictor: Of the model.
@@ -124,10 +140,12 @@ def write_predictions(
         facts: What is known of each of the images.
     """
     if len(test):
-        judged, targets = predict(predictor, test, task.objective, task.metrics, settings, task.device, task.inferer)
+        metrics = (*task.metrics, *task.objective.headline)
+        judged, targets = predict(predictor, test, task.objective, metrics, settings, task.device, task.inferer)
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
         write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
+        keep_worst(target, predictor, test, task, settings, judged)
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
@@ -184,21 +202,33 @@ def _named(home: Home) -> str:
     return f"{kind}: {'; '.join(names) or 'not stated'}"
 
 
+def _inputs(home: Home, channels: int, lengths: str) -> str:
+    if not lengths:
+        return f"{channels} numbers, as in the data that it was trained on"
+    how = "as inference.json makes them" if home.structures else "scaled to [0, 1], normalised as in inference.json"
+    return f"{channels} channels of {lengths}, {how}"
+
+
+def _targets(home: Home) -> str:
+    if home.structures:
+        return f"one of {len(home.structures)} structures in each voxel: {'; '.join(home.structures)}"
+    if home.objective is not None and home.objective.target_columns and not home.objective.has_class_labels:
+        return "; ".join(home.objective.target_columns)
+    return f"one of {len(home.classes)} classes: {'; '.join(home.classes)}"
+
+
 def _describe(metadata: Any, home: Home) -> None:
     """Make the metadata say what this network takes and gives, and which data it comes from."""
     names = home.structures or home.classes
     if home.shape and names:
         channels, *edges = home.shape
-        lengths, what = " x ".join(map(str, edges)), "structures in each voxel" if home.structures else "classes"
         metadata |= {
             "description": f"A network trained by a federation on '{home.data}'",
             "data_source": home.data or "not stated",
-            "image_classes": f"{channels} channels of {lengths}, scaled to [0, 1], normalised as in inference.json",
-            "label_classes": f"one of {len(names)} {what}: {'; '.join(names)}",
-            "pred_classes": f"one logit for each of the {len(names)} {what}",
+            "image_classes": _inputs(home, channels, " x ".join(map(str, edges))),
+            "label_classes": _targets(home),
+            "pred_classes": f"one output for each of: {'; '.join(home.outputs)}",
         }
-        if home.structures:
-            metadata["image_classes"] = f"{channels} channels of {lengths}, as inference.json makes them"
     formats = metadata.get("network_data_format", {})
     image = formats.get("inputs", {}).get("image")
     pred = formats.get("outputs", {}).get("pred")
@@ -209,9 +239,9 @@ def _describe(metadata: Any, home: Home) -> None:
             image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
             image["format"] = "magnitude"
     if pred is not None and names:
-        shape = list(home.shape[1:]) if home.structures else [len(names)]
-        numbered = {str(number): name for number, name in enumerate(names)}
-        pred |= {"num_channels": len(names), "spatial_shape": shape, "channel_def": numbered}
+        shape = list(home.shape[1:]) if home.structures else [len(home.outputs)]
+        numbered = {str(number): name for number, name in enumerate(home.outputs)}
+        pred |= {"num_channels": len(home.outputs), "spatial_shape": shape, "channel_def": numbered}
 
 
 def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:
@@ -219,9 +249,9 @@ def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", *task.objective.target_columns, *task.objective.columns(task.metrics), *known])
+    writer.writerow(["row", *task.objective.kept_columns, *task.objective.columns(task.metrics), *known])
     truths = targets.reshape(len(targets), -1).tolist()
-    for row, (target, values) in enumerate(zip(truths, judged.tolist(), strict=True)):
+    for row, numbers in enumerate(zip(truths, judged.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]
-        writer.writerow([row, *target, *(f"{value:.9g}" for value in values), *last])
+        writer.writerow([row, *(f"{value:.9g}" for part in numbers for value in part), *last])
     return text.getvalue()

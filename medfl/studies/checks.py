@@ -39,7 +39,7 @@ def check_rows(study: Study, registry: Registry) -> None:
     Raises:
         SettingsError: If a method, its settings or a setting of the run is unknown or not valid; naming the row.
     """
-    from medfl.metrics import check_metrics
+    from medfl.objectives import check_metrics
     from medfl.settings import Settings, read_settings
 
     check_metrics(study.metrics)

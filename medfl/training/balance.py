@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
+from medfl.objectives import Objective
 from medfl.objectives.balance import class_weights, sampling_weights
+from medfl.types import Dataset
 
 
 def bundle_weights(labels: torch.Tensor, num_classes: int, balance: str) -> torch.Tensor | None:
     """The class weights of a bundle's own loss: None unless asked for."""
     return class_weights(labels, num_classes) if balance == "loss" else None
+
+
+def bundle_loss(loss: nn.Module, objective: Objective, data: Dataset, balance: str, device: str) -> nn.Module:
+    """The loss of a bundle's own trainer, for any objective: with the weights of its classes only if asked for."""
+    if balance != "loss":
+        return loss
+    return objective.balanced_loss(loss, data.targets(torch.arange(len(data))), device)
 
 
 def bundle_sampler(labels: torch.Tensor, balance: str, seed: int) -> torch.utils.data.Sampler[int] | None:

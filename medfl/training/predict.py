@@ -11,7 +11,7 @@ from medfl.objectives import Objective
 from medfl.settings import Settings
 from medfl.training.batches import load
 from medfl.training.loop import autocast
-from medfl.types import Dataset, Targets, Visited
+from medfl.types import Dataset, Loaded, Targets, Visited
 
 EVALUATION_BATCH = 256
 """Images in a batch of evaluation; larger ones are not faster on a CPU."""
@@ -79,14 +79,48 @@ def predict(
     return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
 
 
+def look_at(
+    model: nn.Module,
+    data: Dataset,
+    rows: torch.Tensor,
+    settings: Settings,
+    device: str = "cpu",
+    inferer: Inferer | None = None,
+) -> Iterator[tuple[Loaded, torch.Tensor]]:
+    """Some cases one by one, each with what a model puts out for it, (1, C, ...), float32 on the CPU.
+
+    Args:
+        model: Put into evaluation mode.
+        data: The data set.
+        rows: Which cases, each in [0, n), shape (M,).
+        settings: For the precision.
+        device: Where `model` is.
+        inferer: As in `predict`.
+    """
+    return _applied(model, data, rows.split(1) if len(rows) else (), settings, device, inferer)
+
+
 def _outputs(
     model: nn.Module, data: Dataset, settings: Settings, device: str, batch: int, inferer: Inferer | None = None
 ) -> Iterator[tuple[torch.Tensor, Targets]]:
     """Outputs, float32, and targets on the CPU, batch by batch."""
-    model.eval()
     size = 1 if inferer is not None or isinstance(data, Visited) else batch
+    batches = torch.arange(len(data)).split(size) if len(data) else ()
+    for loaded, outputs in _applied(model, data, batches, settings, device, inferer):
+        yield outputs, loaded.targets
+
+
+def _applied(
+    model: nn.Module,
+    data: Dataset,
+    batches: Sequence[torch.Tensor],
+    settings: Settings,
+    device: str,
+    inferer: Inferer | None,
+) -> Iterator[tuple[Loaded, torch.Tensor]]:
+    model.eval()
     with torch.no_grad(), autocast(settings, device):
-        for loaded in load(data, torch.arange(len(data)).split(size) if len(data) else ()):
+        for loaded in load(data, batches):
             images = loaded.inputs.to(device)
             outputs = model(images) if inferer is None else inferer(images, model)
-            yield outputs.float().cpu(), loaded.targets
+            yield loaded, outputs.float().cpu()

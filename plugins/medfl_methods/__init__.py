@@ -51,6 +51,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="FedAvg with a proximal term that keeps sites near the server's model",
         ),
         MethodRecord(
+            name="cyclic",
+            target="medfl_methods.cyclic:Cyclic",
+            family="averaging",
+            paper="Chang et al., JAMIA 2018",
+            sends=UPDATES,
+            summary="one model goes from site to site, each trains it where the one before left off",
+        ),
+        MethodRecord(
             name="fedavgm",
             target="medfl_methods.fedavgm:FedAvgM",
             family="averaging",

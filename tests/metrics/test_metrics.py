@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from metric_cases import CASES, case, reference
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, roc_auc_score
 
-from medfl.errors import ContractError, SettingsError
-from medfl.metrics import LOWER_IS_BETTER, METRICS, check_metrics, confusion, worst
+from medfl.errors import ContractError
+from medfl.metrics import LOWER_IS_BETTER, METRICS, confusion, worst
 from medfl.metrics.auc import binary_auc
 
 BY_CLASS = ("precision", "recall", "f1", "specificity")
@@ -227,13 +227,6 @@ def test_what_does_not_fit_is_named(metric):
         metric(torch.rand(2, 4), torch.tensor([0, 1]), 3)
     with pytest.raises(ContractError, match=r"\[0, 3\), got \[0, 3\]"):
         metric(torch.rand(2, 3), torch.tensor([0, 3]), 3)
-
-
-def test_unknown_metrics_come_with_the_nearest():
-    check_metrics(METRICS)
-    check_metrics([])
-    with pytest.raises(SettingsError, match="'accurracy'.*Did you mean 'accuracy'"):
-        check_metrics(["auc", "accurracy"])
 
 
 def test_the_worst_value_knows_which_way_is_up():

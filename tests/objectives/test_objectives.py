@@ -21,6 +21,7 @@ from medfl.objectives import (
     Regression,
     Segmentation,
     Survival,
+    check_metrics,
     read_objective,
 )
 
@@ -64,7 +65,7 @@ def test_each_objective_keeps_its_own_rules(objective: Objective) -> None:
     judged = objective.judged(outputs.detach(), targets, names)
     assert judged.shape == (12, len(objective.columns(names)))
     kept = objective.kept(targets)
-    assert kept.reshape(12, -1).shape[1] == len(objective.target_columns)
+    assert kept.reshape(12, -1).shape[1] == len(objective.kept_columns)
     assert all(math.isfinite(objective.score(name, judged, kept)) for name in objective.metrics)
     strata = objective.strata(targets)
     assert (strata.shape, strata.dtype) == ((12,), torch.int64)
@@ -279,3 +280,17 @@ def test_the_list_of_objectives_is_whole() -> None:
         assert kind.name == name
         assert dataclasses.is_dataclass(kind)
         assert kind.__doc__ is not None
+
+
+def test_a_metric_that_no_objective_has_comes_with_the_nearest() -> None:
+    check_metrics([name for objective in EACH for name in objective.scores])
+    check_metrics(["auc_13", "dice_4"])
+    for wrong, near in (("accurracy", "accuracy"), ("hd_95", "hd95"), ("auc_one", "auc_0")):
+        with pytest.raises(SettingsError, match=f"'{wrong}'.*Did you mean '{near}'"):
+            check_metrics(["auc", wrong])
+
+
+@pytest.mark.parametrize("objective", EACH, ids=lambda objective: objective.name)
+def test_what_a_report_sets_side_by_side_are_scores(objective: Objective) -> None:
+    assert set(objective.headline) <= objective.scores.keys()
+    assert objective.figures

@@ -13,6 +13,7 @@ from make_runs import make_run
 from read_page import Page, render_section, words
 from sklearn.metrics import roc_auc_score
 
+from medfl.objectives import Multiclass
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.predictions import Tested as Answers
@@ -26,7 +27,7 @@ def fold(scores, labels, sex, classes=2):
     """A fold of two classes from the score of class 1, or of more from all scores."""
     values = torch.as_tensor(np.asarray(scores), dtype=torch.float64)
     probabilities = torch.stack([1 - values, values], dim=1) if classes == 2 else values
-    return Answers(torch.arange(len(labels)), torch.as_tensor(labels), probabilities, tuple(sex))
+    return Answers(torch.arange(len(labels)), torch.as_tensor(labels), probabilities, Multiclass(classes), tuple(sex))
 
 
 def sites(males, females):
@@ -75,7 +76,7 @@ def test_folds_whose_models_differ_in_scale_are_as_one():
     first = fold([0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1], ["male"] * 4)
     second = fold([0.91, 0.92, 0.93, 0.94], [0, 0, 1, 1], ["male"] * 4)
     assert site_by_sex("a", [first, second]).male.auc == 1.0
-    raw = [score for part in (first, second) for score in part.probabilities[:, 1]]
+    raw = [score for part in (first, second) for score in part.judged[:, 1]]
     assert roc_auc_score([0, 0, 1, 1] * 2, raw) == 0.75
 
 

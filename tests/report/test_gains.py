@@ -57,7 +57,7 @@ def test_differences_are_those_of_the_scores(tmp_path):
     wanted = []
     for row in comparison.rows:
         before, after = (read_tested(read_run(run))[row.name] for run in runs)
-        before_score, two = (balanced_accuracy_score(t.labels, t.probabilities.argmax(1)) for t in (before, after))
+        before_score, two = (balanced_accuracy_score(t.targets, t.judged.argmax(1)) for t in (before, after))
         assert row.alone == pytest.approx(before_score)
         assert row.other == pytest.approx(two)
         assert row.difference == pytest.approx(two - before_score)
@@ -74,7 +74,7 @@ def test_differences_are_those_of_the_scores(tmp_path):
 def test_more_is_a_gain_but_of_an_error(tmp_path, metric, verdict):
     """The other model is always right and always says one half: more accurate, and a larger calibration error."""
     runs = [make_run(tmp_path / name, name, metrics=(metric,), sites=["site-1"]) for name in ("local", "fedavg")]
-    labels = read_tested(read_run(runs[0]))["site-1"].labels
+    labels = read_tested(read_run(runs[0]))["site-1"].targets
     sure = torch.nn.functional.one_hot((labels + 1) % 3, 3).double()
     right = torch.full((40, 3), 0.25, dtype=torch.float64).scatter(1, labels[:, None], 0.5)
     wrong = sure if metric == "accuracy" else torch.nn.functional.one_hot(labels, 3).double()
@@ -108,7 +108,7 @@ def test_seeds_that_disagree_leave_it_open(tmp_path):
     runs = []
     for seed in range(3):
         pair = [make_run(tmp_path / f"{m}{seed}", m, seed, sites=["site-1"], images=100) for m in ("local", "fedavg")]
-        labels = read_tested(read_run(pair[0]))["site-1"].labels
+        labels = read_tested(read_run(pair[0]))["site-1"].targets
         right, wrong = (torch.nn.functional.one_hot((labels + k) % 3, 3).double() for k in (0, 1))
         nearly = right.clone()
         nearly[0] = wrong[0]

@@ -1,6 +1,7 @@
 """Intervals against scipy, closed forms, and how often they hold the truth."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ from hypothesis import strategies as some
 from scipy import stats
 
 from medfl.metrics import METRICS
+from medfl.objectives import Multiclass
 from medfl.report.statistics import ROUNDING, Interval, mean_std, paired_bootstrap, paired_t, wilson
+
+
+def bootstrap_by(name, a, b, labels, classes, **options):
+    """The interval of the difference in a metric of classes."""
+    return paired_bootstrap(partial(Multiclass(classes).weighted_score, name), a, b, labels, **options)
 
 
 def guesses(rng, n, right):
@@ -30,7 +37,7 @@ def model(rng, labels, right):
 @pytest.mark.parametrize("name", METRICS)
 def test_a_model_does_not_differ_from_itself(name):
     labels, probabilities = guesses(np.random.default_rng(0), 60, 0.7)
-    assert paired_bootstrap(name, probabilities, probabilities, labels, 2, resamples=50) == Interval(0.0, 0.0, 0.0)
+    assert bootstrap_by(name, probabilities, probabilities, labels, 2, resamples=50) == Interval(0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -38,8 +45,8 @@ def test_the_difference_is_that_of_the_metric_and_turns_its_sign(name):
     rng = np.random.default_rng(1)
     labels, a = guesses(rng, 300, 0.7)
     b = model(rng, labels, 0.6)
-    there = paired_bootstrap(name, a, b, labels, 2, resamples=300)
-    back = paired_bootstrap(name, b, a, labels, 2, resamples=300)
+    there = bootstrap_by(name, a, b, labels, 2, resamples=300)
+    back = bootstrap_by(name, b, a, labels, 2, resamples=300)
     assert there.difference == pytest.approx(METRICS[name](a, labels, 2) - METRICS[name](b, labels, 2), abs=1e-12)
     assert (back.difference, back.low, back.high) == pytest.approx((-there.difference, -there.high, -there.low))
     assert there.low < there.difference < there.high
@@ -49,7 +56,7 @@ def test_the_seed_decides_the_draws():
     rng = np.random.default_rng(2)
     labels, a = guesses(rng, 200, 0.7)
     b = model(rng, labels, 0.6)
-    first, again, other = (paired_bootstrap("auc", a, b, labels, 2, seed=seed, resamples=400) for seed in (0, 0, 1))
+    first, again, other = (bootstrap_by("auc", a, b, labels, 2, seed=seed, resamples=400) for seed in (0, 0, 1))
     assert first == again
     assert first.difference == other.difference
     assert (first.low, first.high) != (other.low, other.high)
@@ -62,7 +69,7 @@ def test_the_interval_of_accuracy_is_the_normal_one_for_many_images():
     b = model(rng, labels, 0.7)
     by_image = (a.argmax(1) == labels).double() - (b.argmax(1) == labels).double()
     error = float(by_image.std(correction=0)) / math.sqrt(3000)
-    interval = paired_bootstrap("accuracy", a, b, labels, 2, resamples=4000)
+    interval = bootstrap_by("accuracy", a, b, labels, 2, resamples=4000)
     assert interval.low == pytest.approx(interval.difference - 1.96 * error, abs=0.1 * error)
     assert interval.high == pytest.approx(interval.difference + 1.96 * error, abs=0.1 * error)
 
@@ -80,7 +87,7 @@ def test_the_interval_is_scipys_within_the_error_of_the_draws(name):
     theirs = stats.bootstrap(
         (np.arange(80),), difference, vectorized=False, method="percentile", n_resamples=1500, rng=rng
     ).confidence_interval
-    ours = paired_bootstrap(name, a, b, labels, 2)
+    ours = bootstrap_by(name, a, b, labels, 2)
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.02)
 
 
@@ -89,7 +96,7 @@ def test_the_number_of_threads_is_as_before():
     torch.set_num_threads(before + 1)
     try:
         labels, a = guesses(np.random.default_rng(0), 20, 0.8)
-        paired_bootstrap("accuracy", a, a, labels, 2, resamples=10)
+        bootstrap_by("accuracy", a, a, labels, 2, resamples=10)
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
@@ -99,7 +106,7 @@ def test_a_higher_level_is_a_wider_interval():
     rng = np.random.default_rng(4)
     labels, a = guesses(rng, 100, 0.8)
     b = model(rng, labels, 0.7)
-    narrow, wide = (paired_bootstrap("accuracy", a, b, labels, 2, level=level) for level in (0.5, 0.99))
+    narrow, wide = (bootstrap_by("accuracy", a, b, labels, 2, level=level) for level in (0.5, 0.99))
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
@@ -109,7 +116,7 @@ def test_pairing_cancels_what_is_hard_for_both():
     labels, a = guesses(rng, 1000, 0.7)
     b = a.clone()
     b[:10] = b[:10].flip(1)
-    interval = paired_bootstrap("accuracy", a, b, labels, 2)
+    interval = bootstrap_by("accuracy", a, b, labels, 2)
     alone = math.sqrt(2 * 0.7 * 0.3 / 1000) * 1.96
     assert (interval.high - interval.low) / 2 < alone / 4
 
@@ -119,7 +126,7 @@ def test_the_bootstrap_holds_the_truth_as_often_as_it_says():
     rng, held = np.random.default_rng(6), 0
     for trial in range(200):
         labels, a = guesses(rng, 120, 0.8)
-        interval = paired_bootstrap("accuracy", a, model(rng, labels, 0.7), labels, 2, seed=trial, resamples=400)
+        interval = bootstrap_by("accuracy", a, model(rng, labels, 0.7), labels, 2, seed=trial, resamples=400)
         held += interval.low <= 0.1 <= interval.high
     assert stats.binomtest(held, 200, 0.95).pvalue > 0.01
 
@@ -127,15 +134,15 @@ def test_the_bootstrap_holds_the_truth_as_often_as_it_says():
 def test_resamples_without_a_positive_are_left_out():
     labels = torch.tensor([0, 0, 0, 1])
     a, b = torch.tensor([0.1, 0.2, 0.3, 0.9]), torch.tensor([0.1, 0.2, 0.9, 0.3])
-    interval = paired_bootstrap("auc", *(torch.stack([1 - p, p], 1) for p in (a, b)), labels, 2)
+    interval = bootstrap_by("auc", *(torch.stack([1 - p, p], 1) for p in (a, b)), labels, 2)
     assert interval == Interval(pytest.approx(1 / 3), 0.0, pytest.approx(1.0))
 
 
 def test_what_is_not_defined_has_no_interval():
     labels, a = torch.zeros(4, dtype=torch.int64), torch.full((4, 2), 0.5)
-    assert paired_bootstrap("auc", a, a, labels, 2) is None
-    assert paired_bootstrap("accuracy", a, a * math.nan, labels, 2) is None
-    assert paired_bootstrap("accuracy", a[:0], a[:0], labels[:0], 2) is None
+    assert bootstrap_by("auc", a, a, labels, 2) is None
+    assert bootstrap_by("accuracy", a, a * math.nan, labels, 2) is None
+    assert bootstrap_by("accuracy", a[:0], a[:0], labels[:0], 2) is None
 
 
 # ---- shares

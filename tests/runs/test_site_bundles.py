@@ -116,7 +116,7 @@ def predictions(path: Path) -> torch.Tensor:
 def test_predictions_tell_the_sex_where_the_data_list_does(finished: Path) -> None:
     known, unknown = (read_tested(read_run(finished))[site] for site in ("site-02", "site-01"))
     assert known.sex[:4] == ("female", "", "male", "")
-    assert len(known.sex) == len(known.labels)
+    assert len(known.sex) == len(known.targets)
     assert unknown.sex == ()
     header = (finished / "sites/site-01/predictions.csv").read_text().splitlines()[0]
     assert header == "row,label,p0,p1,p2,p3", "no column where nothing is known"

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from markupsafe import Markup
 
 from medfl.data.pooled import joined
-from medfl.metrics import METRICS
+from medfl.objectives import Multiclass
 from medfl.report.comparable_runs import by_seed
 from medfl.report.curves import group_looks
 from medfl.report.figures import gains_figure, svg
@@ -115,30 +116,30 @@ def _answers(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Answers | Non
     if not parts:
         return None
     (ranks, labels), (others, _) = (pool_ranks(side) for side in zip(*parts, strict=True))
-    patients = joined([test_set.patients for test_set, _ in parts], [len(test_set.labels) for test_set, _ in parts])
+    patients = joined([test_set.patients for test_set, _ in parts], [len(test_set.rows) for test_set, _ in parts])
     return Answers(
         ranks, others, labels, tuple(name.strip() for test_set, _ in parts for name in test_set.centre), patients
     )
 
 
 def _usable(before: Tested, after: Tested) -> bool:
-    return before.defined and after.defined and before.same_images(after) and len(before.centre) == len(before.labels)
+    return before.defined and after.defined and before.same_images(after) and len(before.centre) == len(before.rows)
 
 
 def _centre(name: str, seeds: Sequence[Answers]) -> Gain | None:
     """The row of a centre; None unless its area is defined in every seed."""
     parts = [answers.of(name) for answers in seeds]
-    classes = seeds[0].before.shape[1]
+    objective = Multiclass(seeds[0].before.shape[1])
     sides = [
-        [known(METRICS[METRIC](before, labels, classes)) for before, _, labels, _ in parts],
-        [known(METRICS[METRIC](after, labels, classes)) for _, after, labels, _ in parts],
+        [known(objective.score(METRIC, before, labels)) for before, _, labels, _ in parts],
+        [known(objective.score(METRIC, after, labels)) for _, after, labels, _ in parts],
     ]
     if None in sides[0]:
         return None
     alone, other = map(mean_known, sides)
     images = max(len(part[2]) for part in parts)
     differences = [
-        paired_bootstrap(METRIC, after, before, labels, classes, patients=patients)
+        paired_bootstrap(partial(objective.weighted_score, METRIC), after, before, labels, patients=patients)
         for before, after, labels, patients in parts
         if _many(labels, patients)
     ]
@@ -171,7 +172,7 @@ class CentresSection(TemplateSection):
 
     def content(self, data: ReportData) -> Meta | None:
         """The comparison at each centre, where predictions tell it."""
-        centres = centres_section(data.groups, data.predictions, data.baseline)
+        centres = centres_section(data.groups, data.of("class_auc"), data.baseline)
         return {"centres": centres, "axes": Axis, "verdicts": VERDICTS} if centres else None
 
 

@@ -35,7 +35,7 @@ class ClassesSection(TemplateSection):
 
     def content(self, data: ReportData) -> Meta | None:
         """The comparison class by class, with three classes or more."""
-        classes = classes_section(data.groups, data.predictions, data.baseline)
+        classes = classes_section(data.groups, data.of("class_auc"), data.baseline)
         return {"classes": classes} if classes else None
 
 

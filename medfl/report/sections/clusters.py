@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from medfl.metrics import UNBOUNDED
 from medfl.report.curves import ends
 from medfl.report.figures import Curve, Look, curves_figure, looks, svg
 from medfl.report.formats import count, listed, metric_words, score
@@ -263,17 +264,18 @@ def _value(values: pd.Series[float]) -> Value:
 
 def _picture(group: Group, metric: str, split: str, styles: dict[str, Look], name: str) -> Meta:
     """Curves of a group's clusters over the rounds; without a picture where fewer than two were scored."""
-    curves = _curves(scores_by_cluster(group.runs, metric, split), list(styles))
+    curves = _curves(scores_by_cluster(group.runs, metric, split), list(styles), metric in UNBOUNDED)
     words, images = metric_words(metric), TESTS[split]
     if not curves:
         return {"svg": None, "caption": f"No curves of {group.label} on {images}: fewer than two rounds have scores."}
-    figure = curves_figure(curves, styles, words)
-    figure.axes[0].set_ylim(-0.02, 1.02)  # the same in all pictures, to compare them
+    figure = curves_figure(curves, styles, words, metric not in UNBOUNDED)
+    if metric not in UNBOUNDED:
+        figure.axes[0].set_ylim(-0.02, 1.02)  # the same in all pictures, to compare them
     text = f"{group.label}: {words} of each cluster on {images}."
     return {"svg": svg(figure, name, f"{text} {ends(curves)}"), "caption": text}
 
 
-def _curves(rows: pd.DataFrame, names: Sequence[str]) -> list[Curve]:
+def _curves(rows: pd.DataFrame, names: Sequence[str], unbounded: bool = False) -> list[Curve]:
     """Mean over a cluster's sites after each round, with one standard deviation to both sides."""
     curves = []
     for name in names:
@@ -281,7 +283,9 @@ def _curves(rows: pd.DataFrame, names: Sequence[str]) -> list[Curve]:
         if len(table) < 2:
             continue
         mean, spread = table["mean"], table["std"].fillna(0.0)
-        low, high = (mean - spread).clip(lower=0.0), (mean + spread).clip(upper=1.0)
+        low, high = mean - spread, mean + spread
+        if not unbounded:
+            low, high = low.clip(lower=0.0), high.clip(upper=1.0)
         band = (low.tolist(), high.tolist()) if len(names) <= BANDS else ((), ())
         curves.append(Curve(name, table.index.astype(int).tolist(), mean.tolist(), *band))
     return curves

@@ -22,7 +22,7 @@ class FairnessSection(TemplateSection):
 
     def content(self, data: ReportData) -> Meta | None:
         """The scores by sex, where predictions tell it."""
-        return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.predictions)) else None
+        return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.of("class_auc"))) else None
 
 
 def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:

@@ -115,8 +115,8 @@ def pool_ranks(folds: Sequence[Tested]) -> tuple[torch.Tensor, torch.Tensor]:
     Args:
         folds: At least one, each without NaN.
     """
-    ranks = torch.cat([rank_normalised(fold.probabilities) for fold in folds])
-    return ranks, torch.cat([fold.labels for fold in folds])
+    ranks = torch.cat([rank_normalised(fold.judged) for fold in folds])
+    return ranks, torch.cat([fold.targets for fold in folds])
 
 
 def site_by_sex(site: str, folds: Sequence[Tested]) -> SiteBySex:

@@ -75,7 +75,7 @@ def _scores(metric: str, site: str, pairs: Sequence[Pair]) -> Scores:
 def _images(site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> int | None:
     """Test images of a site in all folds; None if nobody counted them."""
     sizes = {
-        pair.other.data: len(test_set.labels)
+        pair.other.data: len(test_set.rows)
         for pair in pairs
         if (test_set := tested[str(pair.other.folder)].get(site)) is not None
     }

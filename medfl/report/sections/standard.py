@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 from markupsafe import Markup
 
+from medfl.metrics import UNBOUNDED
 from medfl.report.curves import (
     by_epoch,
     ends,
@@ -56,7 +57,9 @@ class ScoresSection(TemplateSection):
 
     def content(self, data: ReportData) -> Meta:
         """Tables, confusion matrices and reliability."""
-        return {"scores": scores(data.groups, data.predictions)}
+        groups = [group for group in data.groups if "confusion" in group.objective.figures]
+        drawn = _confusions(groups, pooled := pool(groups, data.predictions)) | _reliability(groups, pooled)
+        return {"scores": scores(data.groups) | drawn, "classes": bool(groups)}
 
 
 class CurvesSection(TemplateSection):
@@ -102,8 +105,8 @@ class SettingsSection(TemplateSection):
 # ---- scores
 
 
-def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
-    """All scores, confusion matrices and reliability."""
+def scores(groups: Sequence[Group]) -> Meta:
+    """All scores."""
     captions = {
         "test": "The global test set is one that the server holds.",
         "shared": "Here each site's personal model is scored on the server's test set, which all sites share.",
@@ -116,16 +119,18 @@ def scores(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
         for split, table in tables.items()
         if table
     ]
-    pooled = {group.label: test_set for group in groups if (test_set := pool_group(group, tested)) is not None}
     return {
         "sentences": [f"There are no {listed(missing)} scores." for missing in [_absent(tables)] if missing],
         "splits": splits,
         "several": several(groups),
         "public": any(row.public_test.mean is not None for rows in tables["test"].values() for row in rows),
         "metrics": sorted({metric for table in tables.values() for metric in table}),
-        **_confusions(groups, pooled),
-        **_reliability(groups, pooled),
     }
+
+
+def pool(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str, Tested]:
+    """Label of each group with predictions to its test images, of all sites and seeds."""
+    return {group.label: test_set for group in groups if (test_set := pool_group(group, tested)) is not None}
 
 
 def _absent(tables: Mapping[str, Any]) -> list[str]:
@@ -171,18 +176,29 @@ def curves(groups: Sequence[Group]) -> Meta:
     plans: list[tuple[str, list[Curve | None], str, bool]] = []
     for metric in key_metrics(groups):
         group_curves = [score_curve(group, metric, band) for group in groups]
-        plans.append((f"{metric_words(metric)}, mean of sites", group_curves, "on their test images", True))
+        plans.append(
+            (f"{metric_words(metric)}, mean of sites", group_curves, "on their test images", metric not in UNBOUNDED)
+        )
     styles |= {by_epoch(group.label): styles[group.label] for group in groups}
     for metric in key_metrics(groups)[:1]:
         group_curves = _at_server(groups, metric, GLOBAL)
-        plans.append((f"{metric_words(metric)}, global test", group_curves, "on the server's test images", True))
+        plans.append(
+            (
+                f"{metric_words(metric)}, global test",
+                group_curves,
+                "on the server's test images",
+                metric not in UNBOUNDED,
+            )
+        )
     for metric in public_metrics(groups):
         group_curves = _at_server(groups, metric, PUBLIC)
-        plans.append((f"{metric_words(metric)}, public test", group_curves, "on public test images", True))
+        plans.append(
+            (f"{metric_words(metric)}, public test", group_curves, "on public test images", metric not in UNBOUNDED)
+        )
     losses = [loss_curve(group, band) for group in groups]
     plans.append(("training loss", losses, "of the sites that trained in a round", False))
     pictures, sentences, labels = [], [], {group.label for group in groups}
-    for index, (label, curves_, what, unit) in enumerate(plans):
+    for index, (label, curves_, what, bounded) in enumerate(plans):
         drawn = [curve for curve in curves_ if curve is not None]
         if not drawn:
             sentences.append(f"No curve of {label}: fewer than two rounds have it.")
@@ -191,7 +207,7 @@ def curves(groups: Sequence[Group]) -> Meta:
         students = [curve for curve in drawn if curve.name not in labels]
         across = "round, or epoch of a student" if students else "round"
         phrases = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
-        figure = curves_figure(drawn, styles, label, unit, across)
+        figure = curves_figure(drawn, styles, label, bounded, across)
         picture = svg(figure, f"curve{index}", " ".join([text, *filter(None, phrases)]))
         pictures.append({"svg": picture, "caption": text})
     over = several(groups)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from medfl.metrics import UNBOUNDED
 from medfl.report.figures import Curve, curves_figure, looks, svg
 from medfl.report.formats import metric_words, score
 from medfl.report.groups import Group, several
@@ -81,7 +82,7 @@ def _sweep(method: str, groups: Sequence[Group], place: str) -> Meta | None:
         "setting": setting,
         "metric": metric_words(metric),
         "several": several(groups),
-        "picture": _picture(curves, f"{method}: {setting}", metric_words(metric), place),
+        "picture": _picture(curves, f"{method}: {setting}", metric, place),
     }
 
 
@@ -98,14 +99,15 @@ def _curve(name: str, points: Sequence[tuple[float, Value]]) -> Curve:
     return Curve(name, at.tolist(), mean.tolist(), (mean - spread).tolist(), (mean + spread).tolist())
 
 
-def _picture(curves: Sequence[Curve], across: str, label: str, place: str) -> Markup:
+def _picture(curves: Sequence[Curve], across: str, metric: str, place: str) -> Markup:
     """The curves over the values that were tried."""
+    label, unit = metric_words(metric), metric not in UNBOUNDED
     values = sorted({value for curve in curves for value in curve.rounds})
     crowded = values[-1] - values[0] > CROWDED * min(np.diff(values))
     places = {value: place if crowded else value for place, value in enumerate(values)}
     drawn = [replace(curve, rounds=[places[value] for value in curve.rounds]) for curve in curves]
     axis = f"{across} (not to scale)" if crowded else across
-    figure = curves_figure(drawn, looks([curve.name for curve in curves]), label, across=axis)
+    figure = curves_figure(drawn, looks([curve.name for curve in curves]), label, unit, axis)
     figure.axes[0].set_xticks(list(places.values()), [f"{value:g}" for value in values])
     points = "; ".join(
         f"{curve.name}: {', '.join(f'{score(y)} at {x:g}' for x, y in zip(curve.rounds, curve.middle, strict=True))}"

@@ -101,7 +101,8 @@ def test_features_are_the_same_at_all_hospitals(tmp_path):
     """A kind of chest pain that one hospital has is a column everywhere; the first kind has none."""
     release = write_release(tmp_path)
     hospitals = {name: read_hospital(release / f"processed.{name}.data") for name in HOSPITALS}
-    vectors = features(hospitals)
+    names, vectors = features(hospitals)
+    assert names[8:] == ["cp=2", "cp=3", "cp=4", "restecg=1", "restecg=2"]
     assert {rows.shape[1] for rows in vectors.values()} == {13}
     for name, hospital in hospitals.items():
         pains, hearts = vectors[name][:, 8:11], vectors[name][:, 11:]

@@ -1,0 +1,62 @@
+"""What tables and reports ask of an objective."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from medfl.errors import ContractError
+
+
+class Shown(ABC):
+    """How the cases of an objective stand in a file of predictions, and what a report makes of them."""
+
+    name: ClassVar[str]
+    """Of the objective."""
+
+    headline: ClassVar[tuple[str, ...]]
+    """Metrics that a report sets side by side, after the first one of the task, where a run has them."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+    """What a report draws from predictions: sections look for their own word."""
+
+    @abstractmethod
+    def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
+        """The names of the K columns of `Objective.judged`, for tables."""
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """The names of a target's numbers in tables; none for masks."""
+        return ("label",)
+
+    @property
+    def kept_columns(self) -> tuple[str, ...]:
+        """The names of the columns of `Objective.kept` in tables; by default those of targets."""
+        return self.target_columns
+
+    def gave_numbers(self, judged: torch.Tensor) -> bool:
+        """Whether a model gave a number for every case, as it does unless its training diverged.
+
+        Args:
+            judged: (N, K), from `Objective.judged`.
+        """
+        return not bool(torch.isnan(judged).any())
+
+    def masks(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What outputs take each voxel for: (N, L, *spatial), bool.
+
+        Raises:
+            ContractError: If cases have no masks.
+        """
+        raise ContractError(f"Expected an objective with masks, got '{self.name}'.")
+
+    def references(self, targets: torch.Tensor) -> torch.Tensor:
+        """Targets as masks: (N, L, *spatial), bool.
+
+        Raises:
+            ContractError: If cases have no masks.
+        """
+        raise ContractError(f"Expected an objective with masks, got '{self.name}'.")

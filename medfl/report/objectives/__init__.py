@@ -1,0 +1,1 @@
+"""Sections of the report that hang on what was learned: calibration, findings, numbers, survival, masks."""

@@ -1,0 +1,117 @@
+"""The section about numbers that are predicted: how far they are from the truth, and whether that hangs on their size.
+
+Source: Bland and Altman 1986, Statistical methods for assessing agreement between two methods of clinical measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from markupsafe import Markup
+
+from medfl.report.curves import group_looks
+from medfl.report.figures import svg
+from medfl.report.gains import Sets
+from medfl.report.groups import Group
+from medfl.report.objectives.drawing import DRAWN, scatter_figure
+from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
+from medfl.report.predictions import Tested
+from medfl.report.section import ReportData, TemplateSection
+from medfl.types import Meta
+
+PICTURED = 3
+"""With more numbers than this only the first ones are drawn."""
+
+WITHIN = 1.96
+"""Standard deviations to both sides that hold 95 % of normal differences."""
+
+
+class AgreementSection(TemplateSection):
+    """Predictions against the truth."""
+
+    template = "agreement.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Both pictures of each number, and errors with intervals."""
+        return agreement_section(data.groups, data.of("agreement"))
+
+
+def agreement_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+    """The section; None without predictions.
+
+    Args:
+        groups: Of the page.
+        tested: Run folder, as text, to its test sets, of runs about numbers.
+    """
+    groups = with_predictions(groups, tested)
+    pooled = {group.label: pool for group in groups if (pool := first_seed(group, tested)) is not None}
+    if not pooled:
+        return None
+    numbers = range(next(iter(pooled.values())).targets.shape[1])
+    return {
+        "numbers": [
+            {
+                "number": number,
+                "rows": [_row(group, tested, pooled[group.label], number) for group in groups if group.label in pooled],
+                "pictures": _pictures(groups, pooled, number) if number < PICTURED else [],
+            }
+            for number in numbers
+        ],
+        "pictured": PICTURED,
+        "seeds": any(len({run.seed for run in group.runs}) > 1 for group in groups),
+        "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
+        "over": resampled(groups, tested),
+    }
+
+
+def limits_of_agreement(differences: torch.Tensor) -> tuple[float, float, float]:
+    """Mean of some differences, and the limits that hold 95 % of them if they are normal: mean -+ 1.96 SD (ddof = 1).
+
+    Args:
+        differences: (N,), N >= 2; with one there are no limits, which are NaN.
+    """
+    mean = float(differences.mean())
+    spread = float(differences.std()) if len(differences) > 1 else float("nan")
+    return mean, mean - WITHIN * spread, mean + WITHIN * spread
+
+
+def _row(group: Group, tested: Mapping[str, Sets], pool: Tested, number: int) -> Meta:
+    mean, low, high = limits_of_agreement(pool.judged[:, number] - pool.targets[:, number])
+    return {
+        "label": group.label,
+        "cases": len(pool.rows),
+        "error": score_sites(group, tested, partial(_absolute, number)),
+        "bias": score_sites(group, tested, partial(_bias, number)),
+        "limits": (mean, low, high),
+    }
+
+
+def _absolute(number: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Mean absolute error of one of the numbers."""
+    return (judged[:, number] - targets[:, number]).abs() @ weights / weights.sum(0)
+
+
+def _bias(number: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Mean of prediction minus truth of one of the numbers."""
+    return (judged[:, number] - targets[:, number]) @ weights / weights.sum(0)
+
+
+def _pictures(groups: Sequence[Group], pooled: Mapping[str, Tested], number: int) -> list[Markup]:
+    looks = group_looks(groups)
+    pairs = {name: (_values(pool.targets, number), _values(pool.judged, number)) for name, pool in pooled.items()}
+    against = scatter_figure(pairs, looks, ("truth", "prediction"))
+    apart = {name: ((truth + guess) / 2, guess - truth) for name, (truth, guess) in pairs.items()}
+    limits = {name: limits_of_agreement(torch.from_numpy(gaps)) for name, (_, gaps) in apart.items()}
+    altman = scatter_figure(apart, looks, ("mean of prediction and truth", "prediction - truth"), limits)
+    means = "; ".join(f"{name}: {mean:.3g} [{low:.3g}, {high:.3g}]" for name, (mean, low, high) in limits.items())
+    return [
+        svg(against, f"against{number}", f"Predictions of number {number} against the truth."),
+        svg(altman, f"altman{number}", f"Differences of number {number} against the mean of both. {means}."),
+    ]
+
+
+def _values(table: torch.Tensor, number: int) -> np.ndarray:
+    return np.asarray(table[:, number].numpy())

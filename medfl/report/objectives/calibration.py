@@ -1,0 +1,112 @@
+"""The section about a finding that is there or not: whether its probability can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medfl.report.curves import group_looks
+from medfl.report.figures import svg
+from medfl.report.formats import score
+from medfl.report.gains import Sets
+from medfl.report.groups import Group
+from medfl.report.objectives.drawing import calibration_figure
+from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
+from medfl.report.predictions import Tested
+from medfl.report.section import ReportData, TemplateSection
+from medfl.report.statistics import wilson_over_patients
+from medfl.types import Meta
+
+BINS = 10
+"""Of equal width in [0, 1]."""
+
+METRICS = ("brier", "ece")
+"""What a model's probabilities are scored by."""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The images whose probability is in a range.
+
+    Attributes:
+        start: Its lower end; the upper one is 1 / `BINS` above.
+        images: Their number.
+        mean: Mean of their probabilities.
+        share: How many of them have the finding.
+        low: Lower end of the share's 95 % interval (Wilson), over patients where they are known.
+        high: Upper end.
+        weight: Share of all images.
+    """
+
+    start: float
+    images: int
+    mean: float
+    share: float
+    low: float
+    high: float
+    weight: float
+
+
+class CalibrationSection(TemplateSection):
+    """Whether probabilities can be believed."""
+
+    template = "calibration.html"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Calibration curves with their counts, Brier score and calibration error."""
+        return calibration_section(data.groups, data.of("calibration"))
+
+
+def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+    """The section; None without predictions.
+
+    Args:
+        groups: Of the page.
+        tested: Run folder, as text, to its test sets, of runs about a finding.
+    """
+    groups = with_predictions(groups, tested)
+    pooled = {group.label: pool for group in groups if (pool := first_seed(group, tested)) is not None}
+    if not pooled:
+        return None
+    curves = {label: calibration(pool) for label, pool in pooled.items()}
+    scores = {
+        group.label: {metric: score_sites(group, tested, metric) for metric in METRICS}
+        for group in groups
+        if group.label in pooled
+    }
+    means = "; ".join(
+        f"{label}: Brier score {score(mean.difference)}"
+        for label, by_metric in scores.items()
+        if (mean := by_metric["brier"].mean) is not None
+    )
+    return {
+        "curves": curves,
+        "scores": scores,
+        "metrics": METRICS,
+        "picture": svg(calibration_figure(curves, group_looks(groups)), "calibration", f"Calibration. {means}."),
+        "over": resampled(groups, tested),
+        "seeds": any(len({run.seed for run in group.runs}) > 1 for group in groups),
+        "width": 1 / BINS,
+    }
+
+
+def calibration(tested: Tested) -> list[Bin]:
+    """The bins that have images.
+
+    Args:
+        tested: With probabilities of absence and presence.
+    """
+    probabilities, present = tested.judged[:, 1].contiguous(), tested.targets == 1
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
+    places = torch.bucketize(probabilities, edges, right=True)
+    bins = []
+    for place in places.unique().tolist():
+        inside = places == place
+        patients = None if tested.patients is None else tested.patients[inside]
+        low, high = wilson_over_patients(present[inside], patients)
+        mean, share = float(probabilities[inside].mean()), float(present[inside].double().mean())
+        images = int(inside.sum())
+        bins.append(Bin(place / BINS, images, mean, share, low, high, images / len(places)))
+    return bins

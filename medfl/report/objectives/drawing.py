@@ -1,0 +1,116 @@
+"""Figures of the sections about one kind of task, each with axes at a fixed place, which is fast to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from medfl.report.figures import INK, LARGEST, STYLE, WIDTH, Look
+
+LEFT, BOTTOM, RIGHT = 0.68, 0.48, 0.12
+"""Inches around the axes."""
+
+DRAWN = 400
+"""Most marks of a method in a picture: more would make a large page and hide each other."""
+
+
+@contextmanager
+def plot(height: float, entries: int, labels: tuple[str, str]) -> Iterator[tuple[Figure, Axes]]:
+    """A figure of a picture's width with one pair of axes, and a legend above them.
+
+    Args:
+        height: Of axes and labels, in inches.
+        entries: Of the legend, two in a row.
+        labels: Of the horizontal and the vertical axis.
+    """
+    rows = 0.08 + 0.19 * np.ceil(entries / 2)
+    full = height + rows
+    place = (LEFT / WIDTH, BOTTOM / full, (WIDTH - LEFT - RIGHT) / WIDTH, (height - BOTTOM) / full)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, full), layout=None)
+        axes = figure.add_axes(place)
+        axes.set(xlabel=labels[0], ylabel=labels[1])
+        yield figure, axes
+        handles, names = axes.get_legend_handles_labels()
+        legend: Any = {"loc": "upper left", "ncols": 2, "handlelength": 2.2, "borderaxespad": 0.1, "markerscale": 2.0}
+        figure.legend(handles, names, bbox_to_anchor=(0.02, 1.0), **legend)
+
+
+def shown(count: int) -> np.ndarray:
+    """Places of at most `DRAWN` of so many marks, evenly over all of them."""
+    return np.unique(np.linspace(0, count - 1, min(count, DRAWN)).round().astype(int))
+
+
+def calibration_figure(curves: Mapping[str, Sequence[Any]], styles: Mapping[str, Look]) -> Figure:
+    """How often a finding is there where a model says so, with 95 % intervals; large marks stand for many images.
+
+    Args:
+        curves: Name of a method to its bins, each with mean, share, low, high and weight (its share of all images).
+        styles: Name to look.
+    """
+    with plot(3.4, len(curves), ("probability of the finding", "how often it is there")) as (figure, axes):
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        for name, bins in curves.items():
+            look = styles[name]
+            across = [one.mean for one in bins]
+            style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.2}
+            axes.plot(across, [one.share for one in bins], label=name, **style)
+            axes.vlines(across, [one.low for one in bins], [one.high for one in bins], look.colour, linewidth=0.8)
+            areas = [8 + LARGEST * one.weight for one in bins]
+            mark: Any = {"color": look.colour, "marker": look.marker, "linewidths": 0}
+            axes.scatter(across, [one.share for one in bins], areas, **mark)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    return figure
+
+
+def scatter_figure(
+    points: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    styles: Mapping[str, Look],
+    labels: tuple[str, str],
+    lines: Mapping[str, Sequence[float]] | None = None,
+) -> Figure:
+    """Marks of cases.
+
+    Args:
+        points: Name of a method to the two coordinates of its cases, (N,) each.
+        styles: Name to look.
+        labels: Of both axes.
+        lines: Name of a method to heights at which a level line is drawn, the first one full, others dashed; None
+            draws the diagonal in their place, on axes that are alike.
+    """
+    with plot(3.1, len(points), labels) as (figure, axes):
+        for name, (across, up) in points.items():
+            look, some = styles[name], shown(len(across))
+            mark: Any = {"color": look.colour, "marker": look.marker, "linewidths": 0, "alpha": 0.6}
+            axes.scatter(across[some], up[some], 9, label=name, **mark)
+            for place, level in enumerate((lines or {}).get(name, ())):
+                axes.axhline(level, color=look.colour, linewidth=1.2, linestyle=(0, (4, 2)) if place else "solid")
+        if lines is None:
+            ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
+            axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+            axes.set(xlim=ends, ylim=ends)
+        else:
+            axes.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    return figure
+
+
+def survival_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], styles: Mapping[str, Look]) -> Figure:
+    """Product-limit curves.
+
+    Args:
+        curves: Name of a risk group to instants, from 0, and the share that is without the event from each on.
+        styles: Name to look.
+    """
+    with plot(2.9, len(curves), ("time", "share without the event")) as (figure, axes):
+        for name, (times, shares) in curves.items():
+            look = styles[name]
+            style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.6}
+            axes.step(times, shares, where="post", label=name, **style)
+        axes.set(ylim=(-0.02, 1.02), xlim=(0, None))
+    return figure

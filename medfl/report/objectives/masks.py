@@ -1,0 +1,139 @@
+"""The section about masks: overlap and distance class by class, sizes, and the worst cases as pictures.
+
+Pictures are those that sites kept with their models (`medfl.runs.worst_cases`); where a site kept none, there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from medfl.objectives import Segmentation
+from medfl.report.curves import group_looks
+from medfl.report.figures import svg
+from medfl.report.formats import metric_words, score
+from medfl.report.gains import Sets
+from medfl.report.groups import Group
+from medfl.report.objectives.drawing import DRAWN, scatter_figure
+from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
+from medfl.report.predictions import Tested
+from medfl.report.rasters import grey_layer, outline_layer, shades, tile
+from medfl.report.section import ReportData, TemplateSection
+from medfl.runs.worst_cases import WorstCase, read_worst
+from medfl.types import Meta
+
+KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
+"""Scores of a case, of which those stand on the page that any case has."""
+
+REFERENCE, PREDICTION = "#00c2ff", "#ff7f0e"
+"""Light blue and orange, which stand out from grey, and which people with any colour vision tell apart."""
+
+
+class MasksSection(TemplateSection):
+    """Class by class, sizes, and the worst cases."""
+
+    template = "masks.html"
+    stylesheet = "masks.css"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """Scores of each class, sizes against sizes, and the pictures that sites kept."""
+        return masks_section(data.groups, data.of("masks"))
+
+
+def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+    """The section; None without predictions.
+
+    Args:
+        groups: Of the page.
+        tested: Run folder, as text, to its test sets, of runs about masks.
+    """
+    groups = with_predictions(groups, tested)
+    pooled = {group.label: pool for group in groups if (pool := first_seed(group, tested)) is not None}
+    if not pooled:
+        return None
+    objective = groups[0].objective
+    assert isinstance(objective, Segmentation)  # no other has this figure
+    return {
+        "kinds": [
+            {"kind": kind, "rows": [_row(groups, tested, pooled, objective, kind, label) for label in objective.labels]}
+            for kind in KINDS
+            if any(not pool.judged[:, _columns(objective, kind)].isnan().all() for pool in pooled.values())
+        ],
+        "labels": [group.label for group in groups if group.label in pooled],
+        "sites": sorted({site for group in groups for run in group.runs for site in tested[str(run.folder)]}),
+        "distance": "voxels" if objective.spacing is None else "millimetres",
+        "unit": objective.size_unit,
+        "sizes": [_sizes(groups, pooled, objective, place) for place in range(len(objective.labels))],
+        "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
+        "worst": _worst(groups),
+        "over": resampled(groups, tested),
+    }
+
+
+def _columns(objective: Segmentation, kind: str) -> list[int]:
+    names = objective.columns(())
+    return [names.index(f"{kind}_{label}") for label in objective.labels]
+
+
+def _row(
+    groups: Sequence[Group],
+    tested: Mapping[str, Sets],
+    pooled: Mapping[str, Tested],
+    objective: Segmentation,
+    kind: str,
+    label: int,
+) -> Meta:
+    """A class: scores by group, and in how many cases they are not defined."""
+    column = objective.columns(()).index(f"{kind}_{label}")
+    score_of_class = objective.class_score(kind, label)
+    return {
+        "label": label,
+        "scores": {g.label: score_sites(g, tested, score_of_class) for g in groups if g.label in pooled},
+        "undefined": {name: int(pool.judged[:, column].isnan().sum()) for name, pool in pooled.items()},
+        "cases": {name: len(pool.rows) for name, pool in pooled.items()},
+    }
+
+
+def _sizes(groups: Sequence[Group], pooled: Mapping[str, Tested], objective: Segmentation, place: int) -> Meta:
+    """Predicted against true sizes of a class."""
+    label = objective.labels[place]
+    column = objective.columns(()).index(f"predicted_{label}")
+    points = {
+        name: (np.asarray(pool.targets[:, place]), np.asarray(pool.judged[:, column])) for name, pool in pooled.items()
+    }
+    figure = scatter_figure(points, group_looks(groups), (f"reference, {objective.size_unit}", "prediction"))
+    means = "; ".join(f"{name}: {guess.mean():.4g} for {truth.mean():.4g}" for name, (truth, guess) in points.items())
+    text = f"Size of class {label}, predicted against true. Means: {means}."
+    return {"label": label, "svg": svg(figure, f"sizes{label}", text)}
+
+
+def _worst(groups: Sequence[Group]) -> list[Meta]:
+    """The pictures of each group's first run, by site."""
+    parts = []
+    for group in groups:
+        run = group.runs[0]
+        sites = {site: read_worst(run.folder / "sites" / site) for site in run.run["identity"]["sites"]}
+        pictures = [(site, _picture(group.label, site, case), case) for site, cases in sites.items() for case in cases]
+        if pictures:
+            parts.append({"label": group.label, "pictures": pictures})
+    return parts
+
+
+def _picture(label: str, site: str, case: WorstCase) -> Markup:
+    """An image with the outlines of its reference and its prediction."""
+    turned = case.slice is not None
+    planes = [_upright(np.asarray(case.image), turned)]
+    layers = [grey_layer(shades(planes[0]))]
+    for masks, colour in ((case.reference, REFERENCE), (case.prediction, PREDICTION)):
+        layers += [outline_layer(_upright(np.asarray(mask), turned), colour) for mask in masks]
+    text = (
+        f"{label}, {site}: image with outlines of reference and prediction, {metric_words('dice')} {score(case.dice)}."
+    )
+    return tile(planes[0].shape, "".join(layers), text)
+
+
+def _upright(plane: np.ndarray, turned: bool) -> np.ndarray:
+    """A slice of a volume with its second axis upwards, as in all pictures of volumes."""
+    return plane.T[::-1] if turned else plane

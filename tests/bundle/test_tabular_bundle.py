@@ -1,0 +1,236 @@
+"""The bundle for tables: every objective that a data list may name, a site's own bundle, and tables to predict."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.bundle import ConfigWorkflow, verify_net_in_out
+from monai.bundle import run as monai_run
+
+from medfl.data.datalists import Datalist, write_datalist
+from medfl.data.inference import load_rows
+from medfl.errors import DataError
+from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Survival
+from medfl.partition.iid import iid
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
+from medfl.workflow import FederatedWorkflow
+
+BUNDLE = Path(__file__).parents[2] / "bundles" / "tabular"
+NAMES = ["age", "grade", "size", "nodes"]
+VECTORS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+RISK = VECTORS @ np.array([1.0, -1.0, 0.5, 0.0])
+KINDS: dict[str, tuple[Objective, list[Any]]] = {
+    "binary": (Binary(), (RISK > 0).astype(int).tolist()),
+    "multiclass": (Multiclass(3), np.digitize(RISK, [-0.6, 0.6]).tolist()),
+    "multilabel": (Multilabel(2), [[float(row[0] > 0), None if row[2] > 1 else float(row[1] > 0)] for row in VECTORS]),
+    "regression": (Regression(2), np.stack([RISK, -RISK], 1).tolist()),
+    "survival": (
+        Survival(),
+        [[float(np.exp(-risk)), int(row[3] < 1)] for risk, row in zip(RISK, VECTORS, strict=True)],
+    ),
+}
+"""Objective to targets that follow from the vectors."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Data for an objective, and a run of two rounds."""
+
+    place: Path
+    objective: Objective
+
+    @property
+    def home(self) -> Path:
+        return self.place / "run" / "sites" / "site-01"
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {"bundle_root": str(self.home), "dataset_dir": str(self.place / "data")} | more
+
+    def predictions(self) -> np.ndarray:
+        """What the federation wrote beside the site's model, without row and target."""
+        with (self.home / "predictions.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        return np.array([[float(row[name]) for name in self.objective.columns(())] for row in rows])
+
+
+def cohort(folder: Path, kind: str) -> None:
+    """Two sites."""
+    objective, targets = KINDS[kind]
+    (folder / "pool").mkdir(parents=True)
+    np.save(folder / "pool" / "images.npy", VECTORS)
+    key = "label" if objective.has_class_labels else "target"
+    records = [{"image": row, "subject_id": f"s{row}", key: target} for row, target in enumerate(targets)]
+    facts, extra = objective.facts, {"features": NAMES}
+    write_datalist(
+        folder / "pool",
+        Datalist("made up", "images.npy", 2, splits={"training": records}, objective=facts, extra=extra),
+    )
+    plan = PartitionPlan("iid", 2, test_fraction=0.3, val_fraction=0.2, global_test="none")
+    partition(folder / "pool", folder / "data", plan, iid)
+
+
+def federate(place: Path, out: str, **options: Any) -> Path:
+    workflow = FederatedWorkflow(
+        [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")],
+        logging_file=False,
+        bundle_root=str(BUNDLE),
+        dataset_dir=str(place / "data"),
+        output_dir=str(place / out),
+        **({"rounds": 2, "epochs": 6, "batch_size": 8, "optimizer#lr": 0.1} | options),
+    )
+    workflow.initialize()
+    workflow.run()
+    return place / out
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    place = tmp_path_factory.mktemp(request.param)
+    cohort(place, request.param)
+    federate(place, "run")
+    return Made(place, KINDS[request.param][0])
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table whose columns stand in another order, beside ones that no network takes."""
+    path = tmp_path_factory.mktemp("table") / "patients.csv"
+    lines = [";".join(["id", *NAMES[::-1]])]
+    lines += [";".join([f"p{row}", *map(repr, map(float, VECTORS[row][::-1]))]) for row in range(5)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_it_learns_what_the_data_list_says(made: Made) -> None:
+    scores = json.loads((made.place / "run" / "summary.json").read_text())["scores"]["global"]["test"]
+    assert scores.keys() == set(made.objective.metrics)
+    key = scores[made.objective.metrics[0]]["mean"]
+    assert key < 1 if made.objective.name == "regression" else key > 0.6
+    settled = json.loads((made.home / "configs" / "train.json").read_text())
+    assert settled["goal"] == made.objective.facts
+    assert (settled["in_features"], settled["features"], settled["network_name"]) == (4, NAMES, "linear")
+
+
+def test_a_sites_metadata_fit_its_network(made: Made) -> None:
+    configs = made.home / "configs"
+    for config in ("train.json", "inference.json"):
+        verify_net_in_out(
+            "network_def", str(configs / "metadata.json"), config_file=str(configs / config), device="cpu"
+        )
+    described = json.loads((configs / "metadata.json").read_text())
+    assert described["image_classes"].startswith("4 numbers")
+    names = described["network_data_format"]["outputs"]["pred"]["channel_def"]
+    assert len(names) == made.objective.outputs
+    assert made.objective.name != "survival" or names == {"0": "risk"}
+
+
+def test_its_evaluation_gives_the_scores_of_the_federation(made: Made, tmp_path: Path) -> None:
+    configs = [str(made.home / "configs" / name) for name in ("train.json", "evaluate.json")]
+    monai_run(config_file=configs, **made.options(output_dir=str(tmp_path)))
+    scores = json.loads((made.place / "run" / "summary.json").read_text())["scores"]["global"]["test"]
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    evaluated = {name: float(value) for name, value in (line.split(",") for line in lines)}
+    for name in made.objective.metrics:
+        assert evaluated[name] == pytest.approx(scores[name]["sites"]["site-01"], abs=1e-6)
+
+
+def test_its_inference_on_the_sites_rows_gives_the_predictions_of_the_federation(made: Made, tmp_path: Path) -> None:
+    site = str(made.place / "data" / "site-01")
+    monai_run(
+        config_file=str(made.home / "configs" / "inference.json"),
+        **made.options(dataset_dir=site, output_dir=str(tmp_path)),
+    )
+    lines = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()]
+    assert [line[0] for line in lines] == [f"row {row}" for row in range(len(lines))]
+    np.testing.assert_allclose(np.array([line[1:] for line in lines], dtype=float), made.predictions(), atol=1e-6)
+
+
+def test_a_table_is_predicted_by_the_names_of_its_columns(made: Made, table: Path, tmp_path: Path) -> None:
+    monai_run(
+        config_file=str(made.home / "configs" / "inference.json"),
+        **made.options(dataset_dir=str(table), output_dir=str(tmp_path)),
+    )
+    lines = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()]
+    assert [line[0] for line in lines] == [f"row {row}" for row in range(2, 7)]
+    state = torch.load(made.home / "models" / "model.pt", weights_only=True)
+    outputs = torch.from_numpy(VECTORS[:5]) @ state["head.weight"].T + state["head.bias"]
+    expected = made.objective.predictions(outputs).numpy()
+    np.testing.assert_allclose(np.array([line[1:] for line in lines], dtype=float), expected, atol=1e-6)
+
+
+def test_workers_and_interruptions_change_no_bit(tmp_path: Path) -> None:
+    """A perceptron by Adam: one round and then a second, by two processes, are two rounds by one."""
+    cohort(tmp_path, "survival")
+    options = {"network_name": "mlp", "widths": [5], "optimizer#_target_": "torch.optim.Adam", "optimizer#lr": 0.01}
+    whole = federate(tmp_path, "whole", **options)
+    federate(tmp_path, "parts", rounds=1, workers=2, **options)
+    parts = federate(tmp_path, "parts", workers=2, **options)
+    for name in ("global", "sites/site-01", "sites/site-02"):
+        states = [torch.load(run / name / "models" / "model.pt", weights_only=True) for run in (whole, parts)]
+        assert states[0].keys() == states[1].keys() >= {"body.stage1.fc.weight", "head.bias"}
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    for site in ("site-01", "site-02"):
+        texts = [(run / "sites" / site / "predictions.csv").read_text() for run in (whole, parts)]
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kind", ["survival", "multiclass"])
+def test_one_site_trains_with_plain_monai(kind: str, tmp_path: Path) -> None:
+    cohort(tmp_path, kind)
+    copy = Path(shutil.copytree(BUNDLE, tmp_path / "bundle"))
+    configs, objective = copy / "configs", KINDS[kind][0]
+    flow = ConfigWorkflow(
+        str(configs / "train.json"),
+        str(configs / "metadata.json"),
+        logging_file=False,
+        workflow_type="train",
+        bundle_root=str(copy),
+        dataset_dir=str(tmp_path / "data"),
+        in_features=4,
+        goal=objective.facts,
+        max_epochs=2,
+        network_name="mlp",
+        balance="loss" if objective.has_class_labels else "none",
+    )
+    flow.initialize()
+    assert flow.check_properties() in (None, [])
+    flow.run()
+    for name in ("model.pt", "model_final.pt"):
+        state = torch.load(copy / "models" / name, weights_only=True)
+        assert state["head.weight"].shape == (objective.outputs, 32)
+    if objective.has_class_labels:
+        weight = flow.parser.get_parsed_content("site_loss").weight
+        counts = torch.bincount(flow.parser.get_parsed_content("train#dataset").class_labels, minlength=3)
+        assert torch.allclose(weight * counts, (weight * counts)[0].expand(3), rtol=1e-5)
+
+
+BAD = {
+    "a column is missing": ("age;grade;size\n1;2;3\n", NAMES, "expected the columns 'nodes' in .*, missing"),
+    "a word": ("age;grade;size;nodes\n1;2;3;4\n1;2;high;4\n", NAMES, "expected finite numbers in .*table row 3"),
+    "nothing in a cell": ("age;grade;size;nodes\n1;;3;4\n", NAMES, "expected finite numbers in .*table row 2"),
+    "infinity": ("age;grade;size;nodes\n1;inf;3;4\n", [], "expected finite numbers in .*table row 2"),
+    "more columns than the network takes": ("a;b;c;d;e\n1;2;3;4;5\n", [], "expected 4 columns of numbers in .*, got 5"),
+}
+
+
+@pytest.mark.parametrize(("text", "features", "message"), BAD.values(), ids=BAD.keys())
+def test_a_wrong_table_is_refused(text: str, features: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(DataError, match=message) as error:
+        load_rows(tmp_path / "table.csv", 4, Survival(), features)
+    assert "high" not in str(error.value)
+
+
+def test_what_is_neither_a_table_nor_a_site_is_refused(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match="expected a table .* or the folder of a site at .*, got neither"):
+            load_rows(place, 4, Survival())

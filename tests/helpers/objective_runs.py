@@ -1,0 +1,66 @@
+"""Small run folders of objectives beside several classes, with the files of a real run, from a tiny federation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from medfl.core.site import Splits
+from medfl.objectives import Objective
+from medfl.plugins import load_plugins
+from medfl.runs.simulation import Run, simulate
+from medfl.runs.site_bundles import Home, export
+from medfl.settings import Settings
+from medfl.testing.cohort import make_data
+from medfl.testing.tasks import make_task_of, told_as
+
+
+def run_objective(
+    folder: Path,
+    objective: Objective,
+    method: str = "fedavg",
+    rounds: int = 2,
+    tests: int = 24,
+    metrics: Sequence[str] = (),
+    patients: int = 0,
+    pictures: bool = False,
+) -> Path:
+    """Train and score, and write what sites take home.
+
+    Args:
+        folder: The run folder.
+        objective: One of `medfl.testing.tasks.FURTHER`.
+        method: Its name.
+        rounds: How many.
+        tests: Test cases of each site.
+        metrics: Of the task; empty for those of the objective.
+        patients: Images of one patient in a row at the first site; 0 where nobody knows.
+        pictures: As in the settings.
+    """
+    task = make_task_of(objective)
+    task = replace(task, metrics=tuple(metrics) or task.metrics)
+    sites = {name: _site(name, size, tests, objective) for name, size in (("north", 40), ("south", 24), ("west", 16))}
+    if patients:
+        sites["north"].test.patients = torch.arange(tests) // patients
+    registry = load_plugins()
+    run = Run(
+        method=method,
+        make_method=lambda: registry.make_method(method, {}),
+        task=task,
+        settings=Settings(rounds=rounds, batch_size=8, pictures=pictures),
+        sites=sites,
+        folder=folder,
+        classes=objective.titles,
+        record={"settings": {}, "data": {"name": "tiny", "sites": {}}, "plugins": {}},
+    )
+    run.take_home = lambda result: export(result, run, Home(folder / "no bundle"))
+    simulate(run)
+    return folder
+
+
+def _site(name: str, size: int, tests: int, objective: Objective) -> Splits:
+    parts = ((size, name), (4, f"{name}/val"), (tests, f"{name}/test"))
+    return Splits(*(told_as(make_data(cases, key), objective) for cases, key in parts))

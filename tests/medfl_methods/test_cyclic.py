@@ -1,0 +1,69 @@
+"""Cyclic weight transfer: the model is handed on within a round, in an order that is drawn anew, past who is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quadratic_toys import quadratic
+
+from medfl.plugins import load_plugins
+from medfl.runs.simulation import Result
+from medfl.testing.cohort import Case, bits, make_sites, states
+from medfl.utils.wire import tensors_equal
+from medfl_methods.cyclic import Cyclic
+
+REGISTRY = load_plugins()
+NAMES = ("site-1", "site-2", "site-3")
+
+
+def run(folder: Path, args: dict[str, Any] | None = None, name: str = "cyclic", **options: Any) -> Result:
+    return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 1, "evaluate_every": 9} | options))
+
+
+def visits(folder: Path, args: dict[str, Any] | None = None, away: Sequence[str] = (), **options: Any) -> list[str]:
+    """The sites in the order in which the model is sent to them."""
+    order: list[str] = []
+
+    def absent(site: str, step: int) -> bool:
+        order.append(site)
+        return site in away
+
+    run(folder, args, absent=absent, **options)
+    return order
+
+
+def test_in_a_fixed_order_each_site_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    """In closed form: on (w - c)^2 / 2 five steps of length 0.1 leave 0.9^5 of the distance to c = 0, 1, 4 in turn."""
+    w, kept = 0.0, 0.9**5
+    for centre in (0.0, 1.0, 4.0) * 3:
+        w = centre + kept * (w - centre)
+    assert quadratic(tmp_path, lambda: Cyclic(order="fixed"), 3) == pytest.approx(w, abs=1e-6)
+
+
+def test_with_one_site_it_is_fedavg(tmp_path: Path) -> None:
+    alone = make_sites({"site-1": 11})
+    one, two = (run(tmp_path / name, name=name, sites=alone, rounds=3) for name in ("cyclic", "fedavg"))
+    for ours, theirs in zip(bits(one).values(), bits(two).values(), strict=True):
+        assert tensors_equal(ours, theirs)
+
+
+def test_each_site_is_visited_once_a_round_in_an_order_drawn_anew(tmp_path: Path) -> None:
+    order = visits(tmp_path / "random", rounds=6)
+    rounds = [tuple(order[start : start + 3]) for start in range(0, 18, 3)]
+    assert len(order) == 18
+    assert all(sorted(names) == list(NAMES) for names in rounds)
+    assert len(set(rounds)) > 1
+    assert visits(tmp_path / "fixed", {"order": "fixed"}, rounds=2) == [*NAMES, *NAMES]
+    assert len(visits(tmp_path / "share", rounds=2, fraction=0.67)) == 4
+
+
+def test_who_is_absent_is_passed_over(tmp_path: Path) -> None:
+    """Where only the first site answers, the model is as that one left it; the others were asked."""
+    assert visits(tmp_path / "away", {"order": "fixed"}, away=NAMES[1:]) == list(NAMES)
+    alone = run(tmp_path / "alone", sites={"site-1": make_sites()["site-1"]})
+    away = states(tmp_path / "away")["server"]
+    assert all(torch.equal(away[name], tensor) for name, tensor in alone.outcome.models["global"].tensors.items())
