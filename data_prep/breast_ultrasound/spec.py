@@ -76,8 +76,8 @@ class BreastUltrasound(ImageSpec):
         missing: dict[int, str] = {}
         for place, (image, mask) in enumerate(zip(files.images, files.masks, strict=True)):
             if not masked and pathologies[place] == NORMAL:
-                missing[place] = NO_LESION
-            elif image is None:
+                continue
+            if image is None:
                 missing[place] = NO_IMAGE
             elif masked and mask is None:
                 missing[place] = NO_MASK
@@ -95,14 +95,13 @@ class BreastUltrasound(ImageSpec):
             cells=lambda place: (files.table.numbers[place],),
             columns=("table_row",),
             missing=missing,
-            unlisted=frozenset({NO_LESION}),
             release=files,
         )
 
     def incomplete(self, outcome: Outcome) -> str:
         """Which rows of the table can't be read."""
-        wrong = {place: reason for place, reason in outcome.reasons.items() if reason != NO_LESION}
-        return rows_to_mend(wrong, outcome.choice.count(), outcome.choice.release.table.numbers.__getitem__)
+        choice = outcome.choice
+        return rows_to_mend(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """The data list of what was read."""
@@ -114,12 +113,13 @@ class BreastUltrasound(ImageSpec):
             known = {column: rows[place][column] for column in FACTS}
             label = {} if self.target == "mask" else {"label": PATHOLOGIES.index(known.pop("pathology"))}
             records.append({**label, "subject_id": subject, **known, **facts})
+        normal = 0 if self.target == "mask" else release.table.column("pathology").count(NORMAL)
         made = self.make_datalist(
             STRATA if self.target == "mask" else PATHOLOGIES,
             RECORDS[0].modality,
             records,
             [release.splits[place] for place in outcome.kept],
-            exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
+            exclusions=exclusions({NO_LESION: normal, **Counter(outcome.reasons.values())}),
         )
         if self.target == "pathology":
             return made
