@@ -213,9 +213,8 @@ def site_data(
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
-    named = tuple(datalist.extra.get(STRUCTURES, ()))
-    about = (classes, shape, datalist.name, datalist.modality, named, facts, files)
-    return SiteData(folder.name, *splits, digest, *about)
+    named: tuple[str, ...] = tuple(datalist.extra.get(STRUCTURES, ()))
+    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, named, facts, files)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:

@@ -217,8 +217,8 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
     about_data = (opened.shape, classes, str(about.get("name", "")))
-    kind = {"objective": opened.task.objective, "stock": built.source.weights}
-    home = Home(opened.folder, built.site_values, *about_data, **kind)
+    stock = built.source.weights
+    home = Home(opened.folder, built.site_values, *about_data, objective=opened.task.objective, stock=stock)
     export_global(writer.folder, home, outcome.models, opened.make_method())
     summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
     if known_accounts := {site: account for site, account in accounts.items() if account}:

@@ -270,8 +270,8 @@ class SiteRun:
         if models:
             built = self._opened.built
             about = (data.shape, data.classes, data.source, data.modality, data.structures)
-            kind = {"objective": self.task.objective, "stock": built.source.weights}
-            home = Home(self._opened.folder, built.site_values, *about, **kind)
+            stock = built.source.weights
+            home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective, stock=stock)
             model = export_site(self.folder / "bundle", home, self.name, models, method)
             says = (predictor_of(method, self.task, model), data.test, self.task, self.settings, data.test_facts)
             write_predictions(self.folder / "bundle", *says)
