@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -18,6 +19,29 @@ LEFT, BOTTOM, RIGHT = 0.68, 0.48, 0.12
 
 DRAWN = 400
 """Most marks of a method in a picture: more would make a large page and hide each other."""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The images whose probability is in a range.
+
+    Attributes:
+        start: Its lower end; the upper one is a tenth above.
+        images: Their number.
+        mean: Mean of their probabilities.
+        share: How many of them have the finding.
+        low: Lower end of the share's 95 % interval (Wilson), over patients where they are known.
+        high: Upper end.
+        weight: Share of all images.
+    """
+
+    start: float
+    images: int
+    mean: float
+    share: float
+    low: float
+    high: float
+    weight: float
 
 
 @contextmanager
@@ -47,7 +71,7 @@ def shown(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, DRAWN)).round().astype(int))
 
 
-def calibration_figure(curves: Mapping[str, Sequence[Any]], styles: Mapping[str, Look]) -> Figure:
+def calibration_figure(curves: Mapping[str, Sequence[Bin]], styles: Mapping[str, Look]) -> Figure:
     """How often a finding is there where a model says so, with 95 % intervals; large marks stand for many images.
 
     Args:
@@ -58,13 +82,13 @@ def calibration_figure(curves: Mapping[str, Sequence[Any]], styles: Mapping[str,
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         for name, bins in curves.items():
             look = styles[name]
-            across = [one.mean for one in bins]
+            across = [each.mean for each in bins]
             style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.2}
-            axes.plot(across, [one.share for one in bins], label=name, **style)
-            axes.vlines(across, [one.low for one in bins], [one.high for one in bins], look.colour, linewidth=0.8)
-            areas = [8 + LARGEST * one.weight for one in bins]
+            axes.plot(across, [each.share for each in bins], label=name, **style)
+            axes.vlines(across, [each.low for each in bins], [each.high for each in bins], look.colour, linewidth=0.8)
+            areas = [8 + LARGEST * each.weight for each in bins]
             mark: Any = {"color": look.colour, "marker": look.marker, "linewidths": 0}
-            axes.scatter(across, [one.share for one in bins], areas, **mark)
+            axes.scatter(across, [each.share for each in bins], areas, **mark)
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     return figure
 
