@@ -1,21 +1,15 @@
-"""Figures of the sections about one kind of task, each with axes at a fixed place, which is fast to draw."""
+"""Figures of the sections about one kind of task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from medfl.report.figures import INK, LARGEST, STYLE, WIDTH, Look
-
-LEFT, BOTTOM, RIGHT = 0.68, 0.48, 0.12
-"""Inches around the axes."""
+from medfl.report.figures import INK, LARGEST, Look, place_axes
 
 DRAWN = 400
 """Most marks of a method in a picture: more would make a large page and hide each other."""
@@ -44,28 +38,6 @@ class Bin:
     weight: float
 
 
-@contextmanager
-def plot(height: float, entries: int, labels: tuple[str, str]) -> Iterator[tuple[Figure, Axes]]:
-    """A figure of a picture's width with one pair of axes, and a legend above them.
-
-    Args:
-        height: Of axes and labels, in inches.
-        entries: Of the legend, two in a row.
-        labels: Of the horizontal and the vertical axis.
-    """
-    rows = 0.08 + 0.19 * np.ceil(entries / 2)
-    full = height + rows
-    place = (LEFT / WIDTH, BOTTOM / full, (WIDTH - LEFT - RIGHT) / WIDTH, (height - BOTTOM) / full)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, full), layout=None)
-        axes = figure.add_axes(place)
-        axes.set(xlabel=labels[0], ylabel=labels[1])
-        yield figure, axes
-        handles, names = axes.get_legend_handles_labels()
-        legend: Any = {"loc": "upper left", "ncols": 2, "handlelength": 2.2, "borderaxespad": 0.1, "markerscale": 2.0}
-        figure.legend(handles, names, bbox_to_anchor=(0.02, 1.0), **legend)
-
-
 def shown(count: int) -> np.ndarray:
     """Places of at most `DRAWN` of so many marks, evenly over all of them."""
     return np.unique(np.linspace(0, count - 1, min(count, DRAWN)).round().astype(int))
@@ -78,7 +50,8 @@ def calibration_figure(curves: Mapping[str, Sequence[Bin]], styles: Mapping[str,
         curves: Name of a method to its bins, each with mean, share, low, high and weight (its share of all images).
         styles: Name to look.
     """
-    with plot(3.4, len(curves), ("probability of the finding", "how often it is there")) as (figure, axes):
+    with place_axes(3.4, len(curves)) as (figure, axes):
+        axes.set(xlabel="probability of the finding", ylabel="how often it is there")
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         for name, bins in curves.items():
             look = styles[name]
@@ -108,7 +81,8 @@ def scatter_figure(
         lines: Name of a method to heights at which a level line is drawn, the first one full, others dashed; None
             draws the diagonal in their place, on axes that are alike.
     """
-    with plot(3.1, len(points), labels) as (figure, axes):
+    with place_axes(3.1, len(points)) as (figure, axes):
+        axes.set(xlabel=labels[0], ylabel=labels[1])
         for name, (across, up) in points.items():
             look, some = styles[name], shown(len(across))
             mark: Any = {"color": look.colour, "marker": look.marker, "linewidths": 0, "alpha": 0.6}
@@ -131,7 +105,8 @@ def survival_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], styles:
         curves: Name of a risk group to instants, from 0, and the share that is without the event from each on.
         styles: Name to look.
     """
-    with plot(2.9, len(curves), ("time", "share without the event")) as (figure, axes):
+    with place_axes(2.9, len(curves)) as (figure, axes):
+        axes.set(xlabel="time", ylabel="share without the event")
         for name, (times, shares) in curves.items():
             look = styles[name]
             style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.6}
