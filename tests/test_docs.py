@@ -169,6 +169,7 @@ def _logging_restored():
         logger.setLevel(level)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_logging_restored")
 def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from medfl.data.readers.volumes import CENTRE_MM, SPAN_MM
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, file_name
 from medfl_datasets.abide.tables import FILE, GOOD
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 from medfl_datasets.bloodcells.acevedo import FOLDERS
 from medfl_datasets.bloodcells.matek import CODES, FILE
 

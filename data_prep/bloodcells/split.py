@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 
 SAME = "a byte-identical copy of another image of its class"
 """Why an image is left out."""

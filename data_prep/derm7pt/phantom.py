@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 from medfl_datasets.derm7pt.splits import INDEX_FILES
 from medfl_datasets.derm7pt.tables import DOUBLED, GROUPS, HEADER
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_heart.files import CELLS, HOSPITALS
 
 ROWS = {"cleveland": 40, "hungarian": 30, "switzerland": 12, "va": 20}

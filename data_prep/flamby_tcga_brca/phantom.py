@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_tcga_brca.files import FEATURES, SPLIT, TABLE
 
 ROWS = (20, 12, 12, 10, 10, 8)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from medfl.testing.phantoms import draw_cells, draw_stain
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 
 FLAG = "phantommnist"
 """Name of the data set; its file is ``phantommnist.npz``."""

@@ -30,8 +30,8 @@ from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.options import Choose, HeightWidth
 from medfl.ingest.spec import ImageSpec
-from medfl.partition.holdouts import holdout
-from medfl.utils.rng import seed_of
+from medfl.partition.shares import holdout
+from medfl.utils.seeds import seed_of
 from medfl.utils.text import Say
 from medfl_datasets.mias import RECORDS
 from medfl_datasets.mias.choice import NO_FILE, Chosen, choose

@@ -218,6 +218,7 @@ class RemoteCarrier:
         results: dict[str, Any] = {}
 
         def take(site: str, blob: bytes) -> None:
+            """Read a site's answer, or note in `missing` why it can't be."""
             with self._lock:
                 try:
                     result = read(site, opened(blob, messages[site].kind, self._limits))

@@ -83,10 +83,12 @@ def check_plan(
             f"The privacy unit 'sample' needs a loss of each single case, and that of the objective "
             f"'{task.objective.name}' compares cases with each other. Choose the unit 'site'."
         )
-    check_needs(name, method, task, {network: task.build(network) for network in used}, others or {})
-    networks = [method.task_of(task).build(network) for network in used]
-    _warn_of_limits(name, method, networks)
-    return networks
+    networks = {network: task.build(network) for network in used}
+    check_needs(name, method, task, networks, others or {})
+    own = method.task_of(task)
+    trained = list(networks.values()) if own is task else [own.build(network) for network in used]
+    _warn_of_limits(name, method, trained)
+    return trained
 
 
 def check_shared_test(settings: Settings, has_test: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 
 HEAD = ("file", "diagnosis", "patient", "hospital", "part", "sex")
 """Columns of the table."""

@@ -17,7 +17,7 @@ from medfl.partition.schemes import Scheme, check_column, deal
 from medfl.partition.units import column_of, find_units, majority, strata_of
 from medfl.partition.writing import Notes, not_distributed
 from medfl.types import GLOBAL, PUBLIC
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 from medfl.utils.text import names_and_more
 
 if TYPE_CHECKING:

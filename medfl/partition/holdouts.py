@@ -13,54 +13,13 @@ from medfl.data.datalists import Record, subjects_of
 from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.schemes import Scheme, deal
+from medfl.partition.shares import holdout
 from medfl.partition.units import column_of, find_units, majority
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 from medfl.utils.text import names_and_more
 
 if TYPE_CHECKING:
     from medfl.partition.plan import PartitionPlan
-
-
-def holdout(
-    labels: np.ndarray,
-    fraction: float,
-    rng: np.random.Generator,
-    keep: int = 1,
-    strata: np.ndarray | None = None,
-) -> np.ndarray:
-    """Choose a stratified share of units.
-
-    Each class gives its share, rounded down; the classes with the largest remainders give one more (ties by chance)
-    until the total is `fraction` of all, rounded to the nearest. What a class gives is shared out alike among its
-    strata.
-
-    Args:
-        labels: Label of each unit, shape (n,).
-        fraction: Share to choose, in [0, 1).
-        rng: Source of randomness.
-        keep: Units that must remain, where there are that many.
-        strata: What else to stratify by, a number for each unit, shape (n,); None means nothing.
-
-    Returns:
-        Mask of the chosen units, shape (n,), bool.
-    """
-    total = max(0, min(math.floor(len(labels) * fraction + 0.5), len(labels) - keep))
-    chosen = np.zeros(len(labels), dtype=bool)
-    chosen[_choose(np.arange(len(labels)), total, rng, *([labels] if strata is None else [labels, strata]))] = True
-    return chosen
-
-
-def _choose(members: np.ndarray, total: int, rng: np.random.Generator, *keys: np.ndarray) -> np.ndarray:
-    """Choose `total` members, in shares by the first key, within each of its values by the second, and so on."""
-    if not keys:
-        return rng.permutation(members)[:total]
-    _, inverse, sizes = np.unique(keys[0][members], return_inverse=True, return_counts=True)
-    exact = sizes * (total / max(len(members), 1))
-    take = np.floor(exact + 1e-9).astype(np.int64)
-    order = np.lexsort((rng.random(len(sizes)), -np.round(exact - take, 9)))
-    take[order[: total - take.sum()]] += 1
-    parts = [_choose(members[inverse == number], count, rng, *keys[1:]) for number, count in enumerate(take.tolist())]
-    return np.concatenate([members[:0], *parts])
 
 
 def fold_of(

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from medfl.data.sites import name_problem
 from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
 from medfl.partition.plan import numbered
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 
 if TYPE_CHECKING:
     from medfl.partition.plan import PartitionPlan

@@ -19,7 +19,7 @@ from medfl.partition.holdouts import local_splits
 from medfl.partition.plan import PartitionPlan
 from medfl.partition.writing import Pool, write_sites
 from medfl.types import GLOBAL
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 
 GLOBAL_PER_CLASS = 25
 """Images of each class in the server's test set."""

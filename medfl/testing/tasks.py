@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,9 +15,6 @@ from medfl.data.pooled import TensorData, labels_of
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
-
-FURTHER: tuple[Objective, ...] = (Binary(), Multilabel(CLASSES), Regression(2), Survival(), Segmentation(2))
-"""Objectives beside several classes, with which the tiny federation can be run."""
 
 
 class SmallUNet(nn.Module):
@@ -41,14 +39,60 @@ class SmallUNet(nn.Module):
         return outputs
 
 
+def _sick(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (labels > 0).long()
+
+
+def _findings(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    findings = nn.functional.one_hot(labels, CLASSES).float()
+    findings[torch.arange(len(labels)) % 4 == 3, 0] = torch.nan  # nobody looked for it
+    return findings
+
+
+def _values(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.stack([labels.float(), images.flatten(1).mean(1)], dim=1)
+
+
+def _times(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    events = torch.arange(len(labels)) % 3 > 0
+    return torch.stack([4.0 - labels + images.flatten(1).mean(1).sigmoid(), events.float()], dim=1)
+
+
+def _bright(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (images > 0.5).long()
+
+
+class _Example(NamedTuple):
+    """An objective, its targets of images (n, 1, 6, 6) and their classes (n,), and what learns it in a few steps."""
+
+    objective: Objective
+    targets: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    network: type[nn.Module] = SmallNet
+    lr: float = 0.1
+
+
+_EXAMPLES = {
+    example.objective.name: example
+    for example in (
+        _Example(Binary(), _sick),
+        _Example(Multilabel(CLASSES), _findings),
+        # squared errors and a Cox loss have no bound on their gradients
+        _Example(Regression(2), _values, lr=0.01),
+        _Example(Survival(), _times, lr=0.01),
+        _Example(Segmentation(2), _bright, SmallUNet),
+    )
+}
+
+FURTHER = tuple(example.objective for example in _EXAMPLES.values())
+"""Objectives beside several classes, with which the tiny federation can be run."""
+
+
 def make_task_of(objective: Objective) -> Task:
     """The tiny task with an objective, its default loss and metrics, and networks as in `make_task`."""
-    in_space = isinstance(objective, Segmentation)
-    kind = partial(SmallUNet, objective.outputs) if in_space else partial(SmallNet, outputs=objective.outputs)
+    example = _EXAMPLES[objective.name]
+    kind = partial(example.network, outputs=objective.outputs)
     networks = {"norm": kind, "plain": partial(kind, norm=False), "wide": partial(kind, width=9)}
-    # a Cox loss and squared errors have no bound on their gradients
-    slow = isinstance(objective, Regression | Survival)
-    optimizer = partial(torch.optim.SGD, lr=0.01 if slow else 0.1, momentum=0.9)
+    optimizer = partial(torch.optim.SGD, lr=example.lr, momentum=0.9)
     task = make_task(loss=objective.default_loss())
     return replace(task, networks=networks, objective=objective, metrics=(), optimizer=optimizer)
 
@@ -58,22 +102,9 @@ def told_as(data: TensorData, objective: Objective) -> TensorData:
 
     Args:
         data: From `make_data`.
-        objective: One of `FURTHER`.
+        objective: Of the kind of one of `FURTHER`.
     """
-    labels, images = labels_of(data), data.images
-    place = torch.arange(len(data))
-    brightness = images.flatten(1).mean(1)
-    if isinstance(objective, Binary):
-        return TensorData(images, (labels > 0).long())
-    if isinstance(objective, Multilabel):
-        findings = nn.functional.one_hot(labels, CLASSES).float()
-        findings[place % 4 == 3, 0] = torch.nan
-        return TensorData(images, findings)
-    if isinstance(objective, Regression):
-        return TensorData(images, torch.stack([labels.float(), brightness], dim=1))
-    if isinstance(objective, Survival):
-        return TensorData(images, torch.stack([4.0 - labels + brightness.sigmoid(), (place % 3 > 0).float()], dim=1))
-    return TensorData(images, (images > 0.5).long())
+    return TensorData(data.images, _EXAMPLES[objective.name].targets(data.images, labels_of(data)))
 
 
 def make_sites_of(objective: Objective, sizes: Mapping[str, int]) -> dict[str, Splits]:

@@ -17,18 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-
-def seed_of(*key: str | int) -> int:
-    """A 63-bit seed for a key; a different key gives an unrelated seed.
-
-    Args:
-        key: Strings and integers, for example ``(seed, "site-02", 3, "batches")``.
-
-    Returns:
-        An integer in [0, 2**63).
-    """
-    digest = hashlib.sha256(json.dumps(key).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+from medfl.utils.seeds import seed_of
 
 
 def make_generator(*key: str | int) -> torch.Generator:

@@ -41,7 +41,8 @@ from medfl.training.batches import load
 from medfl.training.loop import Batch, train
 from medfl.training.predict import predict
 from medfl.types import Visited
-from medfl.utils.rng import make_generator, seed_of
+from medfl.utils.rng import make_generator
+from medfl.utils.seeds import seed_of
 
 BATCHES = [[0, 1], [2, 3], [3, 0], []]
 

@@ -7,8 +7,9 @@ import pytest
 
 from medfl.data.datalists import Record, make_records
 from medfl.errors import SettingsError
-from medfl.partition.holdouts import class_balanced, fold_of, holdout, local_splits, per_class
+from medfl.partition.holdouts import class_balanced, fold_of, local_splits, per_class
 from medfl.partition.plan import PartitionPlan
+from medfl.partition.shares import holdout
 
 
 def grouped(patients: int, seed: int = 0) -> list[Record]:

@@ -18,10 +18,11 @@ from medfl.cli.main import app
 from medfl.data.datalists import Record, read_datalist
 from medfl.errors import DataError, SettingsError
 from medfl.partition.by_site import by_site
-from medfl.partition.holdouts import holdout, local_splits
+from medfl.partition.holdouts import local_splits
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.partition.shares import holdout
 from medfl.partition.units import strata_of
 from medfl.studies.checks import difference
 from medfl_datasets.abide.tables import FILE, read_phenotypes

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from medfl.utils.rng import SecretStream, make_generator, pinned, seed_of
+from medfl.utils.rng import SecretStream, make_generator, pinned
+from medfl.utils.seeds import seed_of
 
 SECRET = b"a secret of sixteen or more bytes"
 N = 400_000

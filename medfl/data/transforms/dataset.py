@@ -24,7 +24,7 @@ from medfl.data.transforms.loading import Check, Collate, Loading, Sample, Visit
 from medfl.data.transforms.packing import Packed
 from medfl.errors import DataError, SettingsError
 from medfl.types import Dataset, Loaded, Targets
-from medfl.utils.rng import seed_of
+from medfl.utils.seeds import seed_of
 
 CacheKind = Literal["memory", "disk", "none"]
 """Where the beginnings of cases are kept."""

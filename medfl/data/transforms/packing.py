@@ -41,6 +41,7 @@ def packed(item: Any, case: Mapping[str, Any], where: str) -> Packed:
         return name
 
     def form(value: Any) -> Any:
+        """How a value is told: its kind, and its content or the name of its tensor."""
         if isinstance(value, str | int | float | Path) and id(value) in own:
             return {"case": own[id(value)]}
         if isinstance(value, enum.Enum):
@@ -83,6 +84,7 @@ def unpacked(content: Packed, case: Mapping[str, Any], copy: bool) -> Any:
         return tensors[name].clone() if copy else tensors[name]
 
     def item(form: Any) -> Any:
+        """The value of which a form tells."""
         if "value" in form:
             return form["value"]
         if "image" in form:

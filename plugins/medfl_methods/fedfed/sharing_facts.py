@@ -54,7 +54,7 @@ def poor_generator(errors: Mapping[str, Sequence[float]]) -> str:
         return ""
     return (
         f"The generator rebuilds images worse than the mean of a site's images does, which takes no network: its mean "
-        f"squared error is {rebuilt:.4f}, that of the mean image {usual:.4f}. So the part that is kept back holds "
+        f"squared error is {rebuilt:#.4g}, that of the mean image {usual:#.4g}. So the part that is kept back holds "
         "little of an image. Train it longer: raise 'distil_rounds', 'distil_epochs' or 'distil_steps'."
     )
 

@@ -13,7 +13,8 @@ from medfl.data.pooled import labels_of
 from medfl.methods.local_training import cpu_state
 from medfl.training.predict import logits
 from medfl.types import Tensors
-from medfl.utils.rng import make_generator, seed_of
+from medfl.utils.rng import make_generator
+from medfl.utils.seeds import seed_of
 from medfl_methods.pfedcdp.explanations import Explained, explain
 from medfl_methods.pfedcdp.refinement import Refinement, Views, as_weights, refine, teacher_values
 from medfl_methods.pfedcdp.server_classifier import weighing_rows
