@@ -69,4 +69,4 @@ class WatchedVisits(Watched):
 
 def watched(images: Dataset, stopped: Callable[[], bool], site: str) -> Watched:
     """Images that count their batches and give none once `stopped` says so."""
-    return (WatchedVisits if isinstance(images, Visited) else Watched)(images, stopped, site)
+    return WatchedVisits(images, stopped, site) if isinstance(images, Visited) else Watched(images, stopped, site)

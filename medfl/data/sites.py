@@ -272,7 +272,9 @@ def load_split(
     if split not in SPLITS:
         raise DataError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
     data = load_sites(dataset_dir, objective, mean, std, [site])[site]
-    return dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
+    chosen = dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
+    assert isinstance(chosen, ArrayDataset)
+    return chosen
 
 
 def _dataset(

@@ -15,6 +15,17 @@ IMPORTS = ["$import glob", "$import os", "$import json"]
 DEVICE = "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')"
 
 
+FORMAT = {
+    "format": "magnitude",
+    "spatial_shape": ["*", "*"],
+    "dtype": "float32",
+    "value_range": [0, 1],
+    "is_patch_data": False,
+    "channel_def": {"0": "what the channel holds"},
+}
+"""Of the network's inputs and outputs, for the metadata."""
+
+
 def write_bundle(root: Path, configs: dict[str, Config], channels: int, suffix: str = ".json") -> Path:
     """Write a bundle's folder.
 
@@ -43,7 +54,11 @@ def write_bundle(root: Path, configs: dict[str, Config], channels: int, suffix: 
         "description": "A made-up bundle",
         "authors": "nobody",
         "copyright": "nobody",
-        "network_data_format": {"outputs": {"pred": {"num_channels": channels}}},
+        "changelog": {"0.1.0": "made up"},
+        "network_data_format": {
+            "inputs": {"image": FORMAT | {"type": "image", "num_channels": 1}},
+            "outputs": {"pred": FORMAT | {"type": "image", "num_channels": channels}},
+        },
     }
     (root / "configs" / "metadata.json").write_text(json.dumps(metadata, indent=4))
     (root / "docs" / "README.md").write_text("# A made-up bundle\n")

@@ -63,7 +63,7 @@ class AdoptedSite:
         cases, ids = self._cases, self.bundle.ids
         if cases["mode"] == "dataset_dir":
             validation = self._of_dataset(ids["val_dataset"]) if ids["val_dataset"] else None
-            return Lists(self._of_dataset(ids["train_dataset"], needed=True), validation, None)
+            return Lists(self._of_dataset(str(ids["train_dataset"]), needed=True), validation, None)
         train = self._list(cases["train_list"], needed=True)
         validation = self._list(cases["validation_list"]) if cases["validation_list"] else None
         test = self._list(cases["test_list"], EVALUATE) if cases["test_list"] else None

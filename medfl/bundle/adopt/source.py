@@ -26,10 +26,13 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.objectives import Objective
 from medfl.partition.case_list import SUBJECTS
 from medfl.settings import Execution
-from medfl.types import GLOBAL, NO_SITES, Dataset
+from medfl.types import GLOBAL, NO_SITES, Dataset, Meta
 
 INPUTS, TARGETS = "image", "label"
 """Keys of what a network takes and of what it learns, by MONAI's convention."""
+
+KINDS = {"training": None, "validation": TRAIN, "test": EVALUATE}
+"""Split to the configuration whose evaluator scores it."""
 
 CACHE = ".medfl_cache"
 """The folder of a cache on disk in a site's folder."""
@@ -123,15 +126,12 @@ class AdoptedSource:
         """As `medfl.data.source.Source.site`."""
         self._bundle.initialize()
         site = AdoptedSite(self._bundle, folder, folder.name)
-        parts, splits = site.parts(), self._splits(site)
-        where = f"site '{site.site}'"
+        parts = site.parts()
         transforms = {
             "training": parts.train_preprocessing,
             "validation": parts.val_preprocessing,
             "test": site.preprocessing(EVALUATE),
         }
-        kinds = {"training": None, "validation": TRAIN, "test": EVALUATE}
-        scored = self._bundle.ids["evaluator"] is not None
         options = {
             "collate": site.collate() or list_data_collate,
             "cache": execution.cache,
@@ -140,26 +140,28 @@ class AdoptedSource:
             "target_type": torch.float32 if self._overlapping else self._objective.target_type,
             "check": self._objective.check_targets,
         }
-        data: dict[str, Dataset] = {}
-        for split, rows in splits.items():
-            if rows:
-                kind = kinds[split] if scored else None
-                place = f"{where}, split '{split}'"
-                part = AdoptedSplit(
-                    site, rows, kind, transforms[split] or [], patients=_patients(rows), where=place, **options
-                )
-                part.class_labels = self._class_labels(part)
-                data[split] = part
-            else:
-                data[split] = Empty()
-        digests = [part.digest if isinstance(part, TransformDataset) else "" for part in data.values()]
+        splits = self._splits(site)
+        train, val, test = (self._split(site, name, splits[name], transforms[name], options) for name in splits)
+        digests = [part.digest if isinstance(part, TransformDataset) else "" for part in (train, val, test)]
         return SiteData(
             folder.name,
-            *data.values(),
+            train,
+            val,
+            test,
             digest=hashlib.sha256(json.dumps(digests).encode()).hexdigest(),
             classes=self._objective.titles,
             source=self._bundle.root.name,
         )
+
+    def _split(self, site: AdoptedSite, name: str, rows: list[Row], transform: Any, options: Meta) -> Dataset:
+        """One split of a site."""
+        if not rows:
+            return Empty()
+        kind = KINDS[name] if self._bundle.ids["evaluator"] is not None else None
+        where = f"site '{site.site}', split '{name}'"
+        part = AdoptedSplit(site, rows, kind, transform or [], patients=_patients(rows), where=where, **options)
+        part.class_labels = self._class_labels(part)
+        return part
 
     def check_leaks(
         self, folder: Path, names: Sequence[str], public: str | None = None, allow: Sequence[str] = ()
@@ -239,7 +241,7 @@ def deal(rows: Sequence[Row], val_fraction: float, test_fraction: float) -> tupl
 
 
 def _subject(row: Row) -> str | None:
-    return next((text for key in SUBJECTS if (text := entry_text(row, key))), None)
+    return next((text for key in SUBJECTS if (text := entry_text(dict(row), key))), None)
 
 
 def _image_digest(row: Row) -> str:

@@ -72,7 +72,7 @@ def adopted_task(
     return Task(
         networks={NETWORK: parts.network},
         network=NETWORK,
-        loss=parts.loss if _is_plain(parts.loss) else AdoptedLoss(parts.loss),
+        loss=_as_module(parts.loss),
         optimizer=parts.optimizer,
         objective=objective,
         metrics=tuple(metrics),
@@ -81,9 +81,11 @@ def adopted_task(
     )
 
 
-def _is_plain(loss: Callable[..., torch.Tensor]) -> bool:
-    """Whether a loss has no tensors of its own, which would have to be where its inputs are."""
-    return isinstance(loss, nn.Module) and not loss.state_dict() and not list(loss.buffers())
+def _as_module(loss: Callable[..., torch.Tensor]) -> nn.Module:
+    """A loss as it is, if it is a module without tensors of its own, which would have to be where its inputs are."""
+    if isinstance(loss, nn.Module) and not list(loss.parameters()) and not list(loss.buffers()):
+        return loss
+    return AdoptedLoss(loss)
 
 
 def _is_default(prepare_batch: Callable[..., Any]) -> bool:

@@ -149,7 +149,7 @@ def test_a_site_has_a_list_of_its_own_in_place_of_the_bundles(tmp_path):
     bundle = zoo_shapes.brain_tumours(tmp_path / "brats")
     adopt(bundle, tmp_path / "out")
     case = {"image": ["a_0.nii.gz", "a_1.nii.gz"], "label": "a_seg.nii.gz"}
-    put(tmp_path, "north/datalist.json", json.dumps({"training": [case], "validation": [case, case]}))
+    put(tmp_path, "north/datalist.json", json.dumps({"training": [case], "validation": [case, case], "testing": []}))
     site = AdoptedSite(AdoptedBundle(tmp_path / "out"), tmp_path / "north", "north")
     train, validation, _ = site.lists()
     assert (len(train), len(validation)) == (1, 2)
