@@ -22,9 +22,10 @@ from medfl.plugins import Registry, load_plugins
 from medfl.report.page import write_report
 from medfl.runs.console import end, round_progress, show_log, show_scores
 from medfl.runs.device_profiles import place_sites
+from medfl.runs.home import Home
 from medfl.runs.provenance import bundle_values, run_record
 from medfl.runs.simulation import Result, Run, simulate
-from medfl.runs.site_bundles import Home, export
+from medfl.runs.site_bundles import export
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device

@@ -28,9 +28,10 @@ from medfl.deploy.site_file import SiteFile
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
 from medfl.runs.folder import begun_settings
+from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.provenance import bundle_values, run_record
-from medfl.runs.site_bundles import Home, export_global
+from medfl.runs.site_bundles import export_global
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
 
 logger = logging.getLogger(__name__)

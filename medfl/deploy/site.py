@@ -23,8 +23,9 @@ from medfl.deploy.policy import check_counts, tellable, told
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
+from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
-from medfl.runs.site_bundles import Home, export_site, write_predictions
+from medfl.runs.site_bundles import export_site, write_predictions
 from medfl.runs.summary import COSTS
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
 from medfl.utils import wire
