@@ -17,8 +17,10 @@ from medfl.errors import SettingsError
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.report.compare import compare, to_markdown
 from medfl.report.gains import GAINS, LOSES, Comparison, Gain, gain_row
+from medfl.report.groups import group_runs
 from medfl.report.objectives.agreement import limits_of_agreement
 from medfl.report.objectives.calibration import calibration
+from medfl.report.objectives.masks import masks_section
 from medfl.report.objectives.survival import at_risk, product_limit, risk_groups
 from medfl.report.page import write_report
 from medfl.report.predictions import Tested as Answers
@@ -36,6 +38,8 @@ KINDS: dict[str, Objective] = {
     "masks": Segmentation(2),
 }
 """Id of a section to the objective that has it."""
+
+NAN = math.nan
 
 Made = Callable[[str], list[Path]]
 
@@ -85,7 +89,7 @@ def test_risks_are_split_at_each_site() -> None:
     """The second site's risks are all above the first's: split together, groups would be the sites."""
     targets = [[1.0, 1.0], [2.0, 0.0], [3.0, 1.0], [4.0, 1.0]]
     sets = [answers(targets, [[shift - time] for time, _ in targets], Survival()) for shift in (0.0, 100.0)]
-    sets.append(answers(targets, [[math.nan]] * 4, Survival()))
+    sets.append(answers(targets, [[NAN]] * 4, Survival()))
     (late, _), (early, events) = risk_groups(sets)
     assert sorted(late) == [3, 3, 4, 4]
     assert sorted(early) == [1, 1, 2, 2]
@@ -230,6 +234,20 @@ def test_a_page_shows_what_its_objective_has(made: Made, section: str, tmp_path:
         assert "images of patients" in page.sections["masks"]
     if section == "label_aucs":
         assert [row[1] for row in rows] == ["27", "36", "36"]
+
+
+def test_cases_without_a_distance_are_left_out_and_counted(made: Made) -> None:
+    """A class that is in one mask only has no distance: the mean is that of the others."""
+    run = read_run(made("masks")[1])
+    test_set = read_tested(run)["south"]
+    column = run.objective.columns(()).index("hd95_1")
+    test_set.judged[:, column] = torch.tensor([float(number) for number in range(11)] + [NAN])
+    content = masks_section(group_runs([run]), {str(run.folder): {"south": test_set}})
+    assert content is not None
+    (row,) = next(table["rows"] for table in content["kinds"] if table["kind"] == "hd95")
+    assert (row["undefined"], row["cases"]) == ({"fedavg": 1}, {"fedavg": 12})
+    assert row["scores"]["fedavg"].mean.difference == pytest.approx(5)
+    assert [table["kind"] for table in content["kinds"]] == ["dice", "hd95"], "what no case has stands nowhere"
 
 
 # ---- pictures of the worst cases
