@@ -75,8 +75,8 @@ def test_the_plan_is_flambys(name: str, release: Path, tmp_path: Path) -> None:
         assert runs[row]["method"] == row
         assert (runs[row]["rounds"], runs[row]["steps"], runs[row]["optimizer#lr"]) == (rounds, 100, rate)
         assert "optimizer#_target_" not in runs[row], "SGD, as the bundle has it"
-        given = {key.partition("#")[2]: value for key, value in runs[row].items() if key.startswith("method_args#")}
-        assert given == args
+        settings = {key.partition("#")[2]: value for key, value in runs[row].items() if key.startswith("method_args#")}
+        assert settings == args
     for row in ("pooled", "local"):
         alone = {key: runs[row][key] for key in ("rounds", "steps", "epochs", "optimizer#_target_", "optimizer#lr")}
         assert list(alone.values()) == [1, None, epochs, "torch.optim.Adam", lr]
