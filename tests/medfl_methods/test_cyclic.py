@@ -46,8 +46,8 @@ def test_in_a_fixed_order_each_site_goes_on_from_the_one_before(tmp_path: Path) 
 
 def test_with_one_site_it_is_fedavg(tmp_path: Path) -> None:
     alone = make_sites({"site-1": 11})
-    one, two = (run(tmp_path / name, name=name, sites=alone, rounds=3) for name in ("cyclic", "fedavg"))
-    for ours, theirs in zip(bits(one).values(), bits(two).values(), strict=True):
+    runs = [run(tmp_path / name, name=name, sites=alone, rounds=3) for name in ("cyclic", "fedavg")]
+    for ours, theirs in zip(*(bits(result).values() for result in runs), strict=True):
         assert tensors_equal(ours, theirs)
 
 

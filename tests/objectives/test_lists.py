@@ -134,6 +134,9 @@ BAD: dict[str, tuple[Objective, Any, str]] = {
     "two for one": (Regression(1), [1.0, 2.0], "expected 1 numbers in 'target' of record 1 .*, got 2 of them"),
     "unknown": (Regression(1), [None], "expected finite numbers"),
     "a time of zero": (Survival(), [0.0, 1], "a finite time > 0"),
+    "a negative time": (Survival(), [-3.0, 1], "a finite time > 0"),
+    "an event that is neither": (Survival(), [3.0, 2], "1 for an event or 0 for none"),
+    "a label that there is no class for": (Binary(), 2, r"labels in 0\.\.1"),
     "an unknown time": (Survival(), [None, 1], "a finite time > 0"),
     "no finding labelled": (Multilabel(2), [None, None], "at least one finding that is labelled"),
     "two findings of one": (Multilabel(2), [2, 0], "0, 1 or NaN"),
@@ -142,7 +145,7 @@ BAD: dict[str, tuple[Objective, Any, str]] = {
 
 @pytest.mark.parametrize(("objective", "target", "message"), BAD.values(), ids=BAD.keys())
 def test_a_wrong_target_is_named(tmp_path: Path, objective: Objective, target: Any, message: str) -> None:
-    good = {"regression": 1.0, "survival": [1.0, 1], "multilabel": [0, 1]}[objective.name]
+    good = {"regression": 1.0, "survival": [1.0, 1], "multilabel": [0, 1], "binary": 1}[objective.name]
     source = pool(tmp_path / "pool", objective, [good, target])
     with pytest.raises(DataError, match=message):
         load_site(source, objective, (0.0,), (1.0,))
