@@ -16,7 +16,7 @@ from medfl.bundle.federation import read_federation
 from medfl.contract import Method
 from medfl.core.carrier import MethodFactory
 from medfl.deploy.offer import Here, Offer, describe_bundle, differences
-from medfl.deploy.overrides import check_overrides
+from medfl.deploy.overrides import FACTS, check_overrides
 from medfl.deploy.policy import check_run, tightened
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import RefusedError, SettingsError
@@ -28,10 +28,6 @@ from medfl.training.loop import pick_device
 from medfl.types import Meta
 
 logger = logging.getLogger(__name__)
-
-
-FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
-"""Ids that a bundle reads from a data set at hand; across machines the offer says them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +97,10 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
 
 def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
     """The run as this participant's own bundle describes it. `FACTS` are the offer's: nobody's data decide them."""
-    lacking = sorted(set(FACTS) - set(overrides))
+    needed = [name for name in FACTS if name in bundle_values(folder)]
+    lacking = sorted(set(needed) - set(overrides))
     if lacking:
-        raise RefusedError(f"Expected the offer to say {', '.join(FACTS)}; it lacks {', '.join(lacking)}.")
+        raise RefusedError(f"Expected the offer to say {', '.join(needed)}; it lacks {', '.join(lacking)}.")
     own: Meta = {"bundle_root": str(folder), "dataset_dir": str(data or folder / "no-data"), "device": site_file.device}
     if data is None and "regions" in bundle_values(folder):
         own["regions"] = None  # they lie beside the data; only sites reckon with them

@@ -25,6 +25,7 @@ from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_site
 from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import bundle_hash, bundle_version, method_version
+from medfl.deploy.overrides import FACTS
 from medfl.deploy.policy import check_counts, promise
 from medfl.deploy.site_file import SECRET, SiteBundle, SiteFile, read_site_file
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
@@ -33,9 +34,6 @@ from medfl.plugins import load_plugins
 from medfl.training.loop import pick_device
 from medfl.types import GLOBAL, NO_SITES, PUBLIC, Meta
 from medfl.utils.files import write_atomic
-
-FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
-"""Ids of a bundle that its data decide; a run names those that are not the bundle's own."""
 
 
 @dataclass(frozen=True)

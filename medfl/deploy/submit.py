@@ -8,7 +8,7 @@ from pathlib import Path
 from monai.bundle import ConfigParser
 
 from medfl.deploy.offer import make_offer
-from medfl.deploy.offered_bundle import FACTS
+from medfl.deploy.overrides import FACTS
 from medfl.deploy.session import Submission
 from medfl.errors import SettingsError
 from medfl.runs.setting_ids import bare_name
@@ -46,9 +46,8 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     values = {bare_name(name): value for name, value in options.items()}
     if not values.get("kit"):
         raise SettingsError("carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).")
-    facts = {
-        name: parser.get_parsed_content(name) for name in FACTS
-    }  # of the data at hand, if any, or the bundle's own
+    # of the data at hand, if any, or the bundle's own
+    facts = {name: parser.get_parsed_content(name) for name in FACTS if name in parser}
     sent = facts | {name: value for name, value in values.items() if name not in HERE}
     out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
     sites, timeout = values.get("sites") or (), int(values.get("answer_timeout") or OPTIONS["answer_timeout"])
