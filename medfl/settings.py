@@ -199,6 +199,18 @@ class Execution(Strict):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu`` or ``cuda:N``."""
 
+    cache: Literal["memory", "disk", "none"] = "memory"
+    """Where cases of an adopted bundle are kept as they are before its first random transform: in ``memory``, on
+    ``disk``, or nowhere. It changes no number."""
+
+    cache_dir: Path | None = None
+    """Folder of the cache on disk; it holds images, so it needs the care that theirs has. None takes ``.medfl_cache``
+    in each site's folder."""
+
+    loaders: int = Field(0, ge=0)
+    """Processes that load cases of an adopted bundle ahead of training; with 0, and with several workers, the process
+    that trains loads. It changes no number."""
+
 
 def run_fields() -> dict[str, FieldInfo]:
     """All fields of `Settings` and `Execution`, by name."""

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.objectives import Objective
-from medfl.types import Tensors
+from medfl.types import Meta, Tensors
 from medfl.utils.rng import pinned
 
 if TYPE_CHECKING:
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from medfl.training.predict import Inferer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Schedule(Protocol):
+    """The learning rate of each round as a share of the optimiser's.
+
+    Attributes:
+        facts: What makes two schedules the same; JSON.
+    """
+
+    facts: Meta
+
+    def __call__(self, round_: int) -> float:
+        """The share in a round, counted from 1; >= 0."""
+        ...
 
 
 def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
@@ -101,6 +115,7 @@ class Task:
         weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
         scale: Shape and normalisation of the images; None where nobody said. For methods that generate images.
         inferer: Applies a model to a case in evaluation, such as MONAI's `SlidingWindowInferer`; None applies it whole.
+        schedule: The learning rate of each round as a share of the optimiser's; None keeps that.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -116,6 +131,7 @@ class Task:
     weights: Pretrained | None = None
     scale: Scale | None = None
     inferer: Inferer | None = field(default=None, compare=False)
+    schedule: Schedule | None = field(default=None, compare=False)
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
@@ -161,15 +177,17 @@ class Task:
         return replace(self, loss=self.objective.balanced_loss(self.loss, targets, self.device))
 
     def in_round(self, round_: int, lr_decay: float) -> Task:
-        """The task as it is in a round: learning rates are those of the optimiser times ``lr_decay ** (round_ - 1)``.
+        """The task as it is in a round.
+
+        Learning rates are those of the optimiser times ``lr_decay ** (round_ - 1)``, times the schedule's share.
 
         Args:
             round_: Counted from 1.
             lr_decay: In (0, 1]; 1 leaves the task as it is.
         """
-        if lr_decay == 1:
+        if lr_decay == 1 and self.schedule is None:
             return self
-        factor = lr_decay ** max(round_ - 1, 0)
+        factor = lr_decay ** max(round_ - 1, 0) * (1.0 if self.schedule is None else self.schedule(round_))
 
         def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             optimizer = self.optimizer(parameters)

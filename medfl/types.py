@@ -84,6 +84,20 @@ class Visited(Dataset, Protocol):
         ...
 
 
+@runtime_checkable
+class Judged(Dataset, Protocol):
+    """A data set of a bundle that scores models itself."""
+
+    def judge(self, model: torch.nn.Module, device: str) -> dict[str, float]:
+        """Name to value of the bundle's own metrics over all cases.
+
+        Args:
+            model: On `device`; put into evaluation mode.
+            device: As torch names it.
+        """
+        ...
+
+
 GLOBAL = "global"
 """The folder of the test set that the server holds; no site may have this name."""
 

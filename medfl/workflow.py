@@ -9,12 +9,12 @@ from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
 from monai.bundle.workflows import ConfigWorkflow
 
-from medfl.bundle.option_checks import check_ids, check_options
+from medfl.bundle.federation import with_own_errors
+from medfl.bundle.option_checks import apply_options, check_ids, check_options
 from medfl.deploy.session import Submission, submit
 from medfl.deploy.submit import OPTIONS, read_submission
 from medfl.errors import MedflError, SettingsError
 from medfl.runs.console import end, show_log
-from medfl.runs.setting_ids import to_ids
 from medfl.types import Meta
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class FederatedWorkflow(ConfigWorkflow):
             check_options(self.parser, overrides, {*tracked, *OPTIONS})
         except SettingsError as error:
             end(f"error: {error}", 2)
-        self.parser.update(pairs=to_ids({"given_by": "command line"} | overrides, self.parser.get()))
+        apply_options(self.parser, {"given_by": "command line"} | overrides)
         if settings:
             self.patch_bundle_tracking(self.parser, settings)
         if overrides.get("carrier") == "flare":
@@ -73,7 +73,7 @@ class FederatedWorkflow(ConfigWorkflow):
         """Run the federation here, or submit it."""
         submission = self._submission
         if submission is None:
-            return super().run()
+            return _ended(lambda: with_own_errors(super(FederatedWorkflow, self).run))
         show_log()
         return _ended(lambda: submit(submission))
 

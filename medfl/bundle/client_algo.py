@@ -6,16 +6,16 @@ import copy
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from monai.fl.client import ClientAlgo
 from monai.fl.utils.constants import ExtraItems, FlStatistics, ModelType, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfl.bundle.client_side import Side, open_side
+from medfl.bundle.watched import Watched, watched
 from medfl.contract import Order, State
 from medfl.core.evaluation import score
 from medfl.data.datalists import SPLITS
@@ -35,10 +35,6 @@ SPLIT = "medfl_split"
 
 class CallError(MedflError):
     """Calls of `MedflAlgo` came in an order that makes no sense; who drives it can mend that."""
-
-
-class AbortedError(MedflError):
-    """A training or an evaluation was stopped by `MedflAlgo.abort`; nothing of it is kept."""
 
 
 class MedflAlgo(ClientAlgo):
@@ -211,7 +207,7 @@ class MedflAlgo(ClientAlgo):
         """The images of the call that begins now; an abort that came before it is over."""
         self._stop = stop = threading.Event()
         signal = (extra or {}).get(ExtraItems.ABORT)
-        return Watched(images, lambda: stop.is_set() or bool(getattr(signal, "triggered", False)), self.site)
+        return watched(images, lambda: stop.is_set() or bool(getattr(signal, "triggered", False)), self.site)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,28 +228,6 @@ class Progress:
     state: State = dataclasses.field(default_factory=State)
     sent: Sent | None = None
     trained: bool = False
-
-
-class Watched:
-    """Images that count their batches and give none once a call is aborted."""
-
-    def __init__(self, images: Dataset, stopped: Callable[[], bool], site: str) -> None:
-        self._images, self._stopped, self._site = images, stopped, site
-        self.class_labels, self.targets, self.batches = images.class_labels, images.targets, 0
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `medfl.types.Dataset.batch`.
-
-        Raises:
-            AbortedError: If the call was aborted.
-        """
-        if self._stopped():
-            raise AbortedError(f"Site '{self._site}' was told to abort, after {self.batches} batches. Nothing is kept.")
-        self.batches += 1
-        return self._images.batch(rows)
 
 
 def weights_of(data: object, site: str) -> object:

@@ -15,10 +15,9 @@ from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.federation import read_federation
 from medfl.contract import Site, State
 from medfl.core.filters import Filters
-from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import all_targets
-from medfl.data.sites import SiteData, load_sites
+from medfl.data.pooled import countable
+from medfl.data.sites import SiteData
 from medfl.errors import RefusedError, SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
@@ -130,17 +129,17 @@ def open_side(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     _check_possible(run, settings)
     method = load_plugins(files=run.plugins, disabled=run.disabled).make_method(METHOD, run.method_args)
     run.task.objective.check_metrics(run.task.metrics)
-    data = load_sites(run.dataset_dir, run.task.objective, run.mean, run.std, [site])[site]
+    data = run.source.cohort(run.dataset_dir, execution, [site]).sites[site]
     for name in check_unchanged(run.dataset_dir, [data], run.allow_changes):
         logger.warning("'%s' changed after `medfl partition`.", name)
-    for leak in check_leaks(run.dataset_dir, [site], run.public, run.allow_leaks):
+    for leak in run.source.check_leaks(run.dataset_dir, [site], run.public, run.allow_leaks):
         logger.warning("%s", leak)
     torch.set_num_threads(execution.threads)
     scale = Scale(data.shape, run.mean, run.std)
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
-    task = task.weighted(all_targets(data.train)) if settings.balance == "loss" else task
+    task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
     filters = Filters(method.sends, method.sends_meta, settings, settings.rounds)
     return Side(site, method, task, settings, data, filters, {name: start[name] for name in shared})
 

@@ -14,18 +14,18 @@ from medfl.bundle.handlers import read_tracking, warn_of_handlers
 from medfl.bundle.option_checks import check_passed_over
 from medfl.core.evaluation import Row
 from medfl.core.site import Splits
-from medfl.data.cohort import load_cohort
 from medfl.data.label_map import LabelMap
-from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged, drawn_fold
+from medfl.data.source import Arrays, Source
 from medfl.errors import MedflError, SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
 from medfl.report.page import write_report
 from medfl.runs.console import end, round_progress, show_log, show_scores
 from medfl.runs.device_profiles import place_sites
+from medfl.runs.home import Home
 from medfl.runs.provenance import bundle_values, run_record
 from medfl.runs.simulation import Result, Run, simulate
-from medfl.runs.site_bundles import Home, export
+from medfl.runs.site_bundles import export
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
@@ -67,6 +67,7 @@ class FederatedRun:
         given_by: Who gave the settings that differ from the bundle's, for the record.
         tracked_config: Where MONAI wrote the executed configuration, if its ``--tracking`` is on.
         site_values: Values of the run that go into the configurations of the bundles that sites take home.
+        source: Reads the sites' folders; None reads lists over arrays, normalised by `mean` and `std`.
         carrier: ``local``; across machines (``flare``) `medfl.workflow.FederatedWorkflow` submits a run and nothing of
             this class runs here.
         settings: Name to value, for all that is not a default of `medfl.settings.Settings` and
@@ -94,12 +95,14 @@ class FederatedRun:
         given_by: str = "command line",
         tracked_config: str | bool | None = None,
         site_values: Meta | None = None,
+        source: Source | None = None,
         carrier: str = "local",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.task, self.method, self.method_args = task, method, dict(method_args or {})
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
+        self.source = source or Arrays(task.objective, self.mean, self.std)
         self.plugins, self.disabled = list(plugins), list(disabled_plugins)
         self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
         self.label_map, self.capability = label_map, capability
@@ -164,14 +167,12 @@ class FederatedRun:
         device = pick_device(execution.device, execution.workers)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
-        data = load_cohort(
-            self.dataset_dir, self.task.objective, self.mean, self.std, self.sites, self.public, self.label_map
-        )
+        data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
         placed = place_sites(list(data.sites), self.capability, settings.seed)
         by_machine = {name: spot.network for name, spot in placed.items()}
         settings = settings.model_copy(update={"networks_by_site": by_machine | settings.networks_by_site})
-        leaks = check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
+        leaks = self.source.check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
         record = run_record(
             self.task,
             bundle,
@@ -211,7 +212,7 @@ class FederatedRun:
         first = data.first
         facts = {name: site.test_facts for name, site in data.sites.items()}
         about = (first.shape, first.classes, first.source, first.modality, first.structures, facts, self.task.objective)
-        home = Home(self.bundle_root, self.site_values, *about)
+        home = Home(self.bundle_root, self.site_values, *about, stock=self.source.weights)
         run.take_home = lambda result: export(result, run, home)
         return run
 

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from monai.bundle import ConfigParser
 
 from medfl.bundle.federated_run import FederatedRun
-from medfl.bundle.option_checks import check_options
-from medfl.errors import SettingsError
-from medfl.runs.setting_ids import to_ids
+from medfl.bundle.option_checks import apply_options, check_options
+from medfl.errors import MedflError, SettingsError
+from medfl.runs.provenance import run_files
 from medfl.types import Meta
+
+T = TypeVar("T")
+
+
+def with_own_errors(build: Callable[[], T]) -> T:
+    """What a call gives; an error of medfl's within MONAI's own about a component comes out as it is.
+
+    Raises:
+        MedflError: If a component raised it.
+    """
+    try:
+        return build()
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, MedflError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def read_federation(root: Path, values: Meta) -> FederatedRun:
@@ -23,15 +44,12 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     Raises:
         SettingsError: If it is no bundle that medfl can run, or an id means nothing to it.
     """
-    files = [root / "configs" / name for name in ("train.json", "federate.json")]
-    for file in files:
-        if not file.is_file():
-            raise SettingsError(f"'{root}' is no bundle of medfl: expected the file '{file}'.")
+    files = run_files(root)
     parser = ConfigParser()
     parser.read_config([str(file) for file in files])
     check_options(parser, values)
-    parser.update(pairs=to_ids(values, parser.get()))
-    run = parser.get_parsed_content("federation")
+    apply_options(parser, values)
+    run = with_own_errors(lambda: parser.get_parsed_content("federation"))
     if not isinstance(run, FederatedRun):
         raise SettingsError(
             f"expected the id 'federation' of '{files[1]}' to be a medfl.bundle.federated_run.FederatedRun, got "

@@ -16,13 +16,33 @@ from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.runs.setting_ids import SETTINGS, bare_name, values_in
+from medfl.runs.setting_ids import SETTINGS, bare_name, to_ids, values_in
 from medfl.settings import run_fields
 from medfl.types import Meta
 from medfl.utils.dotted import texts
 
 RUN_IDS = ("imports", "initialize", "run", "finalize")
 """What MONAI evaluates of a configuration when it runs it; all else it builds only where something refers to it."""
+
+ADOPTED, OVERRIDES = "adopted", "overrides"
+"""Ids that a stock bundle has once it is adopted: what was recognised of it, and what options change of it."""
+
+MONAI_OPTIONS = (
+    "args_file",
+    "bundle_root",
+    "config_file",
+    "dataset_dir",
+    "meta_file",
+    "logging_file",
+    "tracking",
+    "workflow_name",
+    "workflow_type",
+    "properties_path",
+    "init_id",
+    "run_id",
+    "final_id",
+)
+"""Options of MONAI's own command, and the two places, which hold for every site of an adopted bundle."""
 
 FEDERATION = {
     "loss": "what a site minimises, from outputs and targets",
@@ -46,7 +66,8 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
     Raises:
         SettingsError: With one line for each such option, and the known ones.
     """
-    used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere, *values_in(parser.get())}
+    begin = [*RUN_IDS, *_at_sites(parser)]
+    used = {*used_ids(parser, begin), *begin, *elsewhere, *values_in(parser.get())}
     problems = []
     for name in map(bare_name, options):
         if problem := _problem(parser, name):
@@ -62,6 +83,23 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
         raise SettingsError("\n  ".join(problems))
 
 
+def apply_options(parser: ConfigParser, options: Meta) -> None:
+    """Put options into a configuration; where it parses that of a stock bundle anew for each site, into that, too.
+
+    Args:
+        parser: With the configuration files read.
+        options: Id or setting to value.
+    """
+    ids = to_ids(options, parser.get())
+    parser.update(pairs=ids)
+    if ADOPTED in parser:
+        before = parser.get(OVERRIDES) or {}
+        text = json.dumps((json.loads(before) if isinstance(before, str) else before) | ids, default=str)
+        for letter in "#@%$":  # that mean something to MONAI, and only shall at a site
+            text = text.replace(letter, f"\\u{ord(letter):04x}")
+        parser[OVERRIDES] = text
+
+
 def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
     """Refuse a setting by its bare name where MONAI's own command would pass it over without a word.
 
@@ -75,7 +113,15 @@ def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
     if not command or Path(command[0]).parts[-3:] != ("monai", "bundle", "__main__.py"):
         return
     names = [word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")]
-    ids = {name for path in configs for name in json.loads(path.read_text(encoding="utf-8"))}
+    contents = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in configs}
+    ids, overlay = {name for content in contents.values() for name in content}, contents.get("federate.json", {})
+    if ADOPTED in overlay:
+        lost = [name for name in names if name.replace("::", "#").partition("#")[0] not in {*overlay, *MONAI_OPTIONS}]
+        if lost:
+            raise SettingsError(
+                f"MONAI's own command tells the sites of an adopted bundle nothing of {', '.join(lost)}. Give it as "
+                "--overrides \"{'ID': value}\", or use medfl run."
+            )
     settings = [name for name in names if name.partition("#")[0] in run_fields() and name.partition("#")[0] not in ids]
     if settings:
         lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)
@@ -98,6 +144,13 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
         used |= new
         rest += new
     return used
+
+
+def _at_sites(parser: ConfigParser) -> list[str]:
+    """The top-level ids of a stock bundle that its sites build."""
+    adopted = parser.get(ADOPTED, {})
+    ids = [*adopted.get("parts", {}).values(), *(adopted.get("cases", {}).get(key) for key in ("train", "validation"))]
+    return [id_.partition("#")[0] for id_ in ids if id_ is not None]
 
 
 def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]], where: str) -> None:

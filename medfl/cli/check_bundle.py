@@ -36,11 +36,13 @@ def command(
 
 def lines(report: Report) -> list[str]:
     """A report for reading; characters that a terminal would not show are written out, so that none can hide."""
+    from medfl.bundle.check.report import visible
+
     shown = [f"{report.title or 'bundle'}: {report.root}", ""]
     for title, sentences in (("Errors", report.errors), ("Warnings", report.warnings), ("Notes", report.notes)):
         shown += [f"{title}: {len(sentences) or 'none'}", *(f"  {sentence}" for sentence in sentences), ""]
     shown += [*_by_package(report), "", *_by_file(report), *_files(report)]
-    return [_visible(line) for line in shown]
+    return [visible(line) for line in shown]
 
 
 def _by_package(report: Report) -> list[str]:
@@ -73,7 +75,3 @@ def _by_file(report: Report) -> list[str]:
 def _files(report: Report) -> list[str]:
     shown = [f"Files with code or weights: {len(report.files) or 'none'}"]
     return shown + [f"  {file.path}: {file.text}" for file in report.files]
-
-
-def _visible(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

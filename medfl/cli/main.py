@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "attack": ("medfl.cli.attack:app", "Measure what a finished run gives away."),
     "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
     "site": ("medfl.cli.site:app", "Check a site's own file before it connects."),
+    "adopt": ("medfl.cli.adopt:command", "Make a federation's bundle of a stock MONAI bundle."),
     "check-bundle": ("medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."),
     "docs": ("medfl.cli.docs:command", "Write a page for each method."),
     "new-dataset": ("medfl.cli.new_dataset:command", "Write a plugin file for a new data set, and its test."),

@@ -36,8 +36,16 @@ _BELONGS = {
 }
 
 
+OF_A_LIST = {"pool", "out", "scheme", "sites", "seed", "column", "alpha", "min_size", "k", "share", "option"}
+"""Options that a list of cases takes; a bundle's sites hold out their own test and validation cases."""
+
+
 def command(
-    pool: Annotated[Path, typer.Argument(help="The pooled data set, as written by `medfl prep`.")],
+    context: typer.Context,
+    pool: Annotated[
+        Path,
+        typer.Argument(help="The pooled data set, as written by `medfl prep`, or a bundle's list of cases (JSON)."),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     scheme: Annotated[str, typer.Option(help="How to split; see `medfl list partitions`.")] = "iid",
     sites: Annotated[int | None, typer.Option(min=1, help=f"Number of sites; {SITES} unless a column tells.")] = None,
@@ -86,22 +94,30 @@ def command(
 ) -> None:
     """Split the training images of a pooled data set among sites. No image is copied.
 
-    Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together.
+    Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together. Of a
+    bundle's own list of cases (a Decathlon's dataset.json) each site gets a list of that name and links to its files.
     """
+    from medfl.partition.case_list import partition_cases
     from medfl.partition.partition import partition
     from medfl.partition.plan import PartitionPlan
     from medfl.report.sections.holdings import draw_partition
 
     function = load(plugin, no_plugin).partition(scheme)
+    options = _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or [])
+    number = SITES if sites is None and column is None else sites
+    if pool.is_file():
+        _check_of_list(context)
+        _show_cases(partition_cases(pool, out, PartitionPlan(scheme, number, seed, options, column=column), function))
+        return
     policies = {"test": test, "global_test": global_test, "public": public}
     details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
     details |= {"public_test_fraction": public_test_fraction, "duplicates": duplicates}
     details |= {"allow_leaks": tuple(allow_leak) if allow_leak else None}
     plan = PartitionPlan(
         scheme,
-        SITES if sites is None and column is None else sites,
+        number,
         seed,
-        _options({"alpha": alpha, "min_size": min_size, "k": k, "share": share}, option or []),
+        options,
         val_fraction=val_fraction,
         stratify=tuple(stratify or ()),
         column=column,
@@ -113,6 +129,27 @@ def command(
     _show(written)
     _tell(out)
     typer.echo(f"Who holds what: {picture}")
+
+
+def _check_of_list(context: typer.Context) -> None:
+    """Refuse options that belong to pooled data sets.
+
+    Raises:
+        SettingsError: Naming them.
+    """
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    named = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+    others = sorted(named - OF_A_LIST - {"plugin", "no_plugin"})
+    if others:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise SettingsError(
+            f"{flags}: expected the folder of a pooled data set with it; a list of cases is only dealt."
+        )
+
+
+def _show_cases(counts: Mapping[str, Mapping[str, int]]) -> None:
+    for site, sections in counts.items():
+        typer.echo(f"{site}: " + ", ".join(f"{count} {section}" for section, count in sections.items()))
 
 
 def counts_table(lists: Mapping[str, Datalist]) -> Table:

@@ -89,10 +89,9 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
         SettingsError: If it is no bundle.
     """
     root = find_bundle(bundle)
-    configs = [root / "configs" / name for name in ("train.json", "federate.json")]
-    for config in configs:
-        if not config.is_file():
-            raise SettingsError(f"'{root}' is no bundle that medfl can run: expected the file '{config}'.")
+    from medfl.runs.provenance import run_files
+
+    configs = run_files(root)
     from medfl.workflow import FederatedWorkflow
 
     logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own

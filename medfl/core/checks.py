@@ -13,7 +13,7 @@ from medfl.core.encoding import check_filters
 from medfl.core.filters import check_method
 from medfl.core.needs import check_needs
 from medfl.core.site import Splits
-from medfl.data.pooled import all_targets
+from medfl.data.pooled import countable
 from medfl.data.sites import name_problem
 from medfl.errors import DataError, SettingsError
 from medfl.networks.norms import has_batch_norm
@@ -162,7 +162,7 @@ def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
     if empty:
         logger.warning("Without training data, never asked to train: %s.", ", ".join(empty))
     held = {name: data.train for name, data in sorted(sites.items()) if len(data.train)}
-    mute = [name for name, train in held.items() if not objective.teaches(all_targets(train))]
+    mute = [name for name, train in held.items() if not objective.teaches(countable(train, objective))]
     if len(mute) == len(held):
         raise DataError(
             f"No site can train: the training targets of {mute} teach nothing, such as survival times without any "

@@ -16,7 +16,7 @@ from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset
+from medfl.types import Dataset, Judged
 
 
 class Row(NamedTuple):
@@ -60,11 +60,12 @@ def predictor_of(method: Method, task: Task, model: Model) -> nn.Module:
 
 
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
-    """The task's metrics of a model on a data set; empty for an empty one."""
+    """The task's metrics of a model on a data set, and those of its bundle itself; empty for an empty one."""
     if not len(data):
         return {}
     rows, targets = predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer)
-    return {name: task.objective.score(name, rows, targets) for name in task.metrics}
+    scores = {name: task.objective.score(name, rows, targets) for name in task.metrics}
+    return scores | (data.judge(model, task.device) if isinstance(data, Judged) else {})
 
 
 @dataclass(frozen=True)

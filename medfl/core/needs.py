@@ -9,6 +9,7 @@ from torch import nn
 from medfl.contract import Method, Need
 from medfl.errors import SettingsError
 from medfl.networks.parts import features_of, head_names
+from medfl.objectives import Objective
 from medfl.task import Task
 
 MEANING: dict[Need, str] = {
@@ -23,6 +24,23 @@ MEANING: dict[Need, str] = {
 """Need to when a task has what is needed."""
 
 
+OF_OBJECTIVE = frozenset({"class_labels", "class_logits", "soft_targets"})
+"""Needs that the objective alone decides."""
+
+UNLIKE = "the transforms of a stock bundle say what shape and scale its images have"
+"""Why cases of an adopted bundle do not count as images of one shape."""
+
+
+def objective_lacks(need: str, objective: Objective) -> str | None:
+    """What an objective lacks of a need of `OF_OBJECTIVE`, in words; None if it has it."""
+    has = {
+        "class_labels": objective.has_class_labels,
+        "class_logits": objective.has_class_labels and objective.outputs == objective.classes,
+        "soft_targets": objective.has_soft_targets,
+    }
+    return None if has[need] else f"the objective '{objective.name}' has none"
+
+
 def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | None:
     """What a task lacks, in words; None if it has what is needed.
 
@@ -31,17 +49,12 @@ def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | No
         task: The learning problem.
         networks: Those in use, by name.
     """
-    objective = task.objective
-    of_objective = {
-        "class_labels": objective.has_class_labels,
-        "class_logits": objective.has_class_labels and objective.outputs == objective.classes,
-        "soft_targets": objective.has_soft_targets,
-    }
-    if need in of_objective:
-        return None if of_objective[need] else f"the objective '{objective.name}' has none"
+    if need in OF_OBJECTIVE:
+        return objective_lacks(need, task.objective)
     if need == "images_of_one_shape":
-        vectors = task.scale is not None and len(task.scale.shape) < 3
-        return "the cases are vectors" if vectors else None
+        if task.scale is None or len(task.scale.shape) >= 3:
+            return None
+        return "the cases are vectors" if task.scale.shape else UNLIKE
     for name, network in networks.items():
         try:
             if need == "head":

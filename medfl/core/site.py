@@ -23,7 +23,7 @@ from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
 from medfl.core.store import KEEP, Inbox, Record, Steps, Store, copied
-from medfl.data.pooled import all_targets
+from medfl.data.pooled import countable
 from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import fingerprint, open_account
 from medfl.privacy.secret_site import SecretSite, secret_run_id
@@ -85,7 +85,7 @@ class SiteRunner:
         self._withheld, self._peers = frozenset(withheld), peers
         self._scored = [split for split in SCORED if split in scored]
         self.name, self.data, self.settings = name, data, settings
-        self.task = task.weighted(all_targets(data.train)) if settings.balance == "loss" else task
+        self.task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
         self.run_id, self._post = run_id, post
         self.secret = secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._hides_images = settings.privacy is not None and settings.privacy.unit == "sample" and len(data.train) > 0
@@ -108,16 +108,16 @@ class SiteRunner:
 
     def describe(self) -> Meta:
         """What this site tells about itself: ``trainable``, ``validates``, and what the run's `describe` lists."""
-        train = self.data.train
+        train, objective = self.data.train, self.task.objective
         facts: Meta = {
-            "trainable": self.task.objective.teaches(all_targets(train)),
+            "trainable": objective.teaches(countable(train, objective)),
             "validates": len(self.data.val) > 0,
         }
         if self.settings.privacy is None:
             if "size" in self.settings.describe:
                 facts["size"] = len(train)
             if "label_counts" in self.settings.describe:
-                facts["label_counts"] = self.task.objective.counts(all_targets(train))
+                facts["label_counts"] = objective.counts(countable(train, objective))
         return facts
 
     def step(

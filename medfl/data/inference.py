@@ -144,7 +144,9 @@ class SiteImages:
     """
 
     def __init__(self, folder: Path, objective: Objective, mean: Sequence[float], std: Sequence[float]) -> None:
-        self._data = load_site(folder, objective, mean, std).test
+        data = load_site(folder, objective, mean, std).test
+        assert isinstance(data, ArrayDataset)
+        self._data = data
         if not len(self._data):
             raise DataError(f"expected test images in the data list of {folder}, there are none.")
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset
 
 from medfl.errors import ContractError
+from medfl.objectives import Objective
 from medfl.types import Dataset
 
 T = TypeVar("T")
@@ -70,6 +71,14 @@ def labels_of(data: Dataset) -> torch.Tensor:
 def all_targets(data: Dataset) -> torch.Tensor:
     """The targets of all cases of a data set, (n, ...)."""
     return data.targets(torch.arange(len(data)))
+
+
+def countable(data: Dataset, objective: Objective) -> torch.Tensor:
+    """The targets of all cases for what counts them (`Objective.counts`, `Objective.teaches`), (n, ...).
+
+    Masks say nothing that is counted, may be of unlike shapes, and are large: of them it is (n, 0).
+    """
+    return torch.empty(len(data), 0) if objective.in_space else all_targets(data)
 
 
 def patients_of(data: Dataset) -> torch.Tensor | None:

@@ -25,7 +25,7 @@ from medfl.data.list_targets import check_goal, rows_and_targets
 from medfl.data.targets import STRUCTURES
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
-from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER
+from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER, Dataset
 
 POOLED = "pooled"
 """Name of the one participant that holds all sites' training data, for methods that pool."""
@@ -66,9 +66,9 @@ class SiteData:
     """
 
     name: str
-    train: ArrayDataset
-    val: ArrayDataset
-    test: ArrayDataset
+    train: Dataset
+    val: Dataset
+    test: Dataset
     digest: str
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
@@ -213,9 +213,8 @@ def site_data(
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
-    named = tuple(datalist.extra.get(STRUCTURES, ()))
-    about = (classes, shape, datalist.name, datalist.modality, named, facts, files)
-    return SiteData(folder.name, *splits, digest, *about)
+    named: tuple[str, ...] = tuple(datalist.extra.get(STRUCTURES, ()))
+    return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, named, facts, files)
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:
@@ -273,7 +272,9 @@ def load_split(
     if split not in SPLITS:
         raise DataError(f"unknown split '{split}'. {did_you_mean(split, SPLITS)}")
     data = load_sites(dataset_dir, objective, mean, std, [site])[site]
-    return dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
+    chosen = dict(zip(SPLITS, (data.train, data.val, data.test), strict=True))[split]
+    assert isinstance(chosen, ArrayDataset)
+    return chosen
 
 
 def _dataset(

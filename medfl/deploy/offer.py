@@ -229,23 +229,25 @@ def bundle_version(root: Path) -> str:
 
 
 def bundle_hash(root: Path) -> str:
-    """SHA-256 over names and bytes of ``configs/*.json``, in the order of their names; 64 hexadecimal digits.
+    """SHA-256 over names and bytes of a bundle's configurations and its Python code; 64 hexadecimal digits.
 
-    A file that was changed, renamed, added or removed changes it; subfolders do not count.
+    A file that was changed, renamed, added or removed changes it; subfolders of ``configs`` do not count.
 
     Raises:
         SettingsError: If there is no such file, or one can't be read.
     """
-    files = sorted((root / "configs").glob("*.json"), key=lambda path: path.name)
+    configs = [path for path in (root / "configs").glob("*") if path.suffix in (".json", ".yaml", ".yml")]
+    files = {path.name: path for path in sorted(configs, key=lambda path: path.name)}
     if not files:
         raise SettingsError(f"Expected a bundle with files configs/*.json in '{root}'; there are none.")
+    files |= {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
     total = hashlib.sha256()
-    for path in files:
+    for name, path in files.items():
         try:
             content = path.read_bytes()
         except OSError as error:
             raise SettingsError(f"Could not read '{path}': {error.strerror}. Permit reading it.") from None
-        for part in (path.name.encode(), content):
+        for part in (name.encode(), content):
             total.update(len(part).to_bytes(8, "big") + part)
     return total.hexdigest()
 

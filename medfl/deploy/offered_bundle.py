@@ -11,23 +11,38 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.federation import read_federation
+from medfl.bundle.option_checks import ADOPTED, check_ids
 from medfl.contract import Method
 from medfl.core.carrier import MethodFactory
-from medfl.deploy.offer import Here, Offer, describe_bundle, differences
+from medfl.data.sites import SiteData
+from medfl.data.source import Arrays, Source
+from medfl.deploy.offer import Here, Offer, bundle_hash, bundle_version, describe_bundle, differences
 from medfl.deploy.overrides import FACTS, check_overrides
 from medfl.deploy.policy import check_run, tightened
-from medfl.deploy.site_file import SiteFile
-from medfl.errors import RefusedError, SettingsError
+from medfl.deploy.site_file import SiteBundle, SiteFile
+from medfl.errors import RefusedError, SettingsError, did_you_mean
+from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
-from medfl.runs.provenance import bundle_values
+from medfl.runs.provenance import bundle_values, run_files
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import Meta
 
 logger = logging.getLogger(__name__)
+
+
+def facts_of(bundle: Meta) -> tuple[str, ...]:
+    """Those of `FACTS` that an offer of a bundle says; of a stock bundle that was adopted none.
+
+    Args:
+        bundle: What its files say (`medfl.runs.provenance.bundle_values`).
+    """
+    return () if ADOPTED in bundle else tuple(name for name in FACTS if name in bundle)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +112,13 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
 
 def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
     """The run as this participant's own bundle describes it. `FACTS` are the offer's: nobody's data decide them."""
-    needed = [name for name in FACTS if name in bundle_values(folder)]
+    bundle = bundle_values(folder)
+    needed = facts_of(bundle)
     lacking = sorted(set(needed) - set(overrides))
     if lacking:
         raise RefusedError(f"Expected the offer to say {', '.join(needed)}; it lacks {', '.join(lacking)}.")
     own: Meta = {"bundle_root": str(folder), "dataset_dir": str(data or folder / "no-data"), "device": site_file.device}
-    if data is None and "regions" in bundle_values(folder):
+    if data is None and "regions" in bundle:
         own["regions"] = None  # they lie beside the data; only sites reckon with them
     try:
         return read_federation(folder, overrides | own)
@@ -111,7 +127,83 @@ def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None
 
 
 def _shape(values: Meta) -> tuple[int, ...]:
-    """Channels and edges of an image, from the values that the bundles of all sites get."""
+    """Channels and edges of an image, from the values that the bundles of all sites get; empty where nobody says."""
+    if "size" not in values:
+        return ()
     size: Any = values["size"]
     edges = [size] * int(values["spatial_dims"]) if isinstance(size, int) else size
     return (int(values["in_channels"]), *map(int, edges))
+
+
+# ---- checks before anything connects
+
+
+def configuration(bundle: SiteBundle) -> str:
+    """Read the configurations; nothing is evaluated."""
+    from monai.bundle.properties import TrainProperties
+
+    properties: Any = TrainProperties
+    check_ids(_parser(bundle, bundle.folder / "no-data"), properties, f"of '{bundle.folder}'")
+    return f"version {bundle_version(bundle.folder)}, hash {bundle_hash(bundle.folder)}, in '{bundle.folder}'"
+
+
+def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
+    from monai.bundle import ConfigParser
+
+    parser = ConfigParser()
+    parser.read_config([str(path) for path in run_files(bundle.folder)])
+    parser.update(pairs={"bundle_root": str(bundle.folder), "dataset_dir": str(dataset_dir), "device": "cpu"})
+    return parser
+
+
+def facts_in(bundle: SiteBundle, dataset_dir: Path) -> Meta:
+    """What the bundle says of its images, as it follows from the data in a folder."""
+    parser = _parser(bundle, dataset_dir)
+    return {name: parser.get_parsed_content(name) for name in facts_of(bundle_values(bundle.folder)) if name in parser}
+
+
+def source_of(bundle: SiteBundle, dataset_dir: Path) -> tuple[Source, Objective]:
+    """What reads the folders of sites, and what is learned."""
+    parser = _parser(bundle, dataset_dir)
+    objective: Objective = parser.get_parsed_content("objective")
+    return parser.get_parsed_content("source") if "source" in parser else Arrays(objective), objective
+
+
+def to_give(bundle: SiteBundle, facts: Meta) -> str:
+    """What a run must name, since the bundle's own numbers are for other data."""
+    own = facts_in(bundle, bundle.folder / "no-data")
+    words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
+    words += [f"size {facts['size']}"] if facts and _edges(facts) != _edges(own) else []
+    return f"; a run on these data must give {', '.join(words)}" if words else ""
+
+
+def _edges(facts: Meta) -> list[int]:
+    """Spatial edges of an image."""
+    size, dimensions = facts["size"], int(facts["spatial_dims"])
+    return [size] * dimensions if isinstance(size, int) else [int(edge) for edge in size]
+
+
+def forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str:
+    """Build what a run builds, and pass one black image through the network."""
+    parser = _parser(bundle, dataset_dir)
+    if ADOPTED in parser:  # what its network takes, its own transforms say
+        task = parser.get_parsed_content("task")
+        return f"'{task.network}' has {sum(parameter.numel() for parameter in task.build().parameters()):,} parameters"
+    networks, name = parser.get_parsed_content("networks"), bundle.network or parser.get_parsed_content("network_name")
+    if data is not None:  # without any a task may lack what it takes from them, such as an atlas
+        networks = parser.get_parsed_content("task").networks
+    if name not in networks:
+        raise SettingsError(f"unknown network '{name}'. {did_you_mean(str(name), networks)}")
+    facts = facts_in(bundle, dataset_dir)
+    shape = data.shape if data is not None else (int(facts["in_channels"]), *_edges(facts))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = networks[name]().eval()
+        outputs = model(torch.zeros(1, *shape))
+    expected = (1, *parser.get_parsed_content("objective").output_shape(shape))
+    if tuple(outputs.shape) != expected or not bool(torch.isfinite(outputs).all()):
+        raise SettingsError(
+            f"expected finite outputs of shape {expected} of the network '{name}', got {tuple(outputs.shape)}; correct "
+            "the bundle"
+        )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite outputs"

@@ -29,7 +29,7 @@ RUN = frozenset({"method", "method_args", *run_fields()}) - LOCAL
 FACTS = ("num_classes", "in_channels", "size", "spatial_dims", "channels", "spacing", "window")
 """Ids that a bundle, if it has them, reads from a data set at hand; across machines the offer says them."""
 
-TASK = frozenset({*FACTS, "mean", "std", "metrics", "network_name"})
+TASK = frozenset({*FACTS, "mean", "std", "metrics", "network_name", "schedule"})
 """Ids of what is learned."""
 
 PARTS = ("optimizer", "networks", "loss")

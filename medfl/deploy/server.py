@@ -21,16 +21,17 @@ from medfl.core.journal import Outcome
 from medfl.core.server import ServerLoop
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
-from medfl.data.sites import SiteData, load_global, load_site
+from medfl.data.sites import SiteData, load_site
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
 from medfl.runs.folder import begun_settings
+from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.provenance import bundle_values, run_record
-from medfl.runs.site_bundles import Home, export_global
+from medfl.runs.site_bundles import export_global
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
 
 logger = logging.getLogger(__name__)
@@ -216,8 +217,9 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     accounts = carrier.install(outcome.published, outcome.step, outcome.round)
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
-    named = str(about.get("name", ""))
-    home = Home(opened.folder, built.site_values, opened.shape, classes, named, objective=opened.task.objective)
+    about_data = (opened.shape, classes, str(about.get("name", "")))
+    stock = built.source.weights
+    home = Home(opened.folder, built.site_values, *about_data, objective=opened.task.objective, stock=stock)
     export_global(writer.folder, home, outcome.models, opened.make_method())
     summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
     if known_accounts := {site: account for site, account in accounts.items() if account}:
@@ -231,7 +233,7 @@ class _ServerData:
     def __init__(self, opened: OfferedRun, site_file: SiteFile) -> None:
         self._opened, self._entry = opened, site_file.bundle(opened.offer.bundle)
         folder, built = self._entry.data, opened.built
-        self.test = None if folder is None else load_global(folder, opened.task.objective, built.mean, built.std)
+        self.test = None if folder is None else built.source.shared_test(folder, opened.execution)
         self.has_public = folder is not None and (folder / PUBLIC).is_dir()
         self.public: SiteData | None = None
         self._check(self.test)

@@ -15,17 +15,17 @@ from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
 from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import Inbox
-from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import all_targets
-from medfl.data.sites import SiteData, load_global, load_site
+from medfl.data.pooled import countable
+from medfl.data.sites import SiteData
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.deploy.policy import check_counts, tellable, told
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
+from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
-from medfl.runs.site_bundles import Home, export_site, write_predictions
+from medfl.runs.site_bundles import export_site, write_predictions
 from medfl.runs.summary import COSTS
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
 from medfl.utils import wire
@@ -55,7 +55,7 @@ class SiteRun:
         self._opened, self._file, self._send = opened, site_file, send
         self.name, self.settings, self.task = site_file.site, opened.settings, opened.task
         self.folder = site_file.state / "runs" / opened.offer.run
-        self._reading = (self.task.objective, opened.built.mean, opened.built.std)
+        self._source = opened.built.source
         entry = site_file.bundle(opened.offer.bundle)
         if entry.data is None:
             raise RefusedError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
@@ -85,15 +85,15 @@ class SiteRun:
             raise RefusedError(f"The run names networks {unknown}; the bundle has {sorted(self.task.networks)}.")
 
     def _load(self, folder: Path) -> SiteData:
-        check_leaks(folder.parent, [folder.name])
-        data = load_site(folder, *self._reading)
+        self._source.check_leaks(folder.parent, [folder.name])
+        data = self._source.site(folder, self._opened.execution)
         check_targets(self.task.objective, {self.name: Splits(data.train, data.val, data.test)}, {})
         self._check_shape(data)
         return data
 
     def _shared_test(self, folder: Path, allow_changes: Sequence[str]) -> Dataset | None:
         """The test set that all sites share, beside this site's data; None where its scores may not leave."""
-        data = load_global(folder.parent, *self._reading)
+        data = self._source.shared_test(folder.parent, self._opened.execution)
         if data is None or not len(data.test):
             raise RefusedError(
                 f"The run wants '{self.name}' to score its model on a test set that all sites share: expected a folder "
@@ -132,7 +132,7 @@ class SiteRun:
 
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
-        counts = self.task.objective.counts(all_targets(self._data.train))
+        counts = self.task.objective.counts(countable(self._data.train, self.task.objective))
         facts = told(self._file, self.host.describe(), counts)
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
@@ -271,7 +271,8 @@ class SiteRun:
         if models:
             built = self._opened.built
             about = (data.shape, data.classes, data.source, data.modality, data.structures)
-            home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective)
+            stock = built.source.weights
+            home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective, stock=stock)
             model = export_site(self.folder / "bundle", home, self.name, models, method)
             says = (predictor_of(method, self.task, model), data.test, self.task, self.settings, data.test_facts)
             write_predictions(self.folder / "bundle", *says)

@@ -14,25 +14,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from medfl.bundle.option_checks import check_ids
-from medfl.data.leaks import check_leaks
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import all_targets
-from medfl.data.sites import SiteData, load_site
+from medfl.data.pooled import countable
+from medfl.data.sites import SiteData
 from medfl.deploy.kit_check import check_kit
-from medfl.deploy.offer import bundle_hash, bundle_version, method_version
-from medfl.deploy.overrides import FACTS
+from medfl.deploy.offer import method_version
+from medfl.deploy.offered_bundle import configuration, facts_in, forward, source_of, to_give
 from medfl.deploy.policy import check_counts, promise
 from medfl.deploy.site_file import SECRET, SiteBundle, SiteFile, read_site_file
-from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
+from medfl.errors import DataError, MedflError, SettingsError
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
+from medfl.settings import Execution
 from medfl.training.loop import pick_device
-from medfl.types import GLOBAL, NO_SITES, PUBLIC, Meta
+from medfl.types import GLOBAL, NO_SITES, PUBLIC
 from medfl.utils.files import write_atomic
 
 
@@ -166,21 +164,21 @@ def _privacy(file: SiteFile) -> str:
 def _bundle(file: SiteFile, name: str) -> Iterator[Line]:
     """The checks of one bundle. Those of its data need its configuration."""
     title = f"bundle '{name}'"
-    configured = _line(title, lambda: _configuration(file.bundle(name)))
+    configured = _line(title, lambda: configuration(file.bundle(name)))
     yield configured
     if not configured.ok:
         return
     bundle = file.bundle(name)
     if bundle.data is None:
-        yield _line(f"{title}, network", lambda: _forward(bundle, None, bundle.folder / "no-data"))
+        yield _line(f"{title}, network", lambda: forward(bundle, None, bundle.folder / "no-data"))
         return
     with _dataset(file, bundle.data) as folder:
         shown = (str(folder if file.is_server else folder / file.site), str(bundle.data))
         parts: list[SiteData] = []
         yield _line(f"{title}, data", lambda: _data(file, bundle, folder, parts), shown)
         if parts:
-            yield _line(f"{title}, network", lambda: _forward(bundle, parts[0], folder), shown)
-            yield _line(f"{title}, leaks", lambda: _leaks(file, folder), shown)
+            yield _line(f"{title}, network", lambda: forward(bundle, parts[0], folder), shown)
+            yield _line(f"{title}, leaks", lambda: _leaks(file, bundle, folder), shown)
 
 
 @contextmanager
@@ -198,33 +196,6 @@ def _dataset(file: SiteFile, data: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _configuration(bundle: SiteBundle) -> str:
-    """Read the configurations; nothing is evaluated."""
-    from monai.bundle.properties import TrainProperties
-
-    properties: Any = TrainProperties
-    check_ids(_parser(bundle, bundle.folder / "no-data"), properties, f"of '{bundle.folder}'")
-    return f"version {bundle_version(bundle.folder)}, hash {bundle_hash(bundle.folder)}, in '{bundle.folder}'"
-
-
-def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
-    from monai.bundle import ConfigParser
-
-    parser = ConfigParser()
-    files = [bundle.folder / "configs" / name for name in ("train.json", "federate.json")]
-    if missing := [path.name for path in files if not path.is_file()]:
-        raise SettingsError(f"expected {missing[0]} in '{bundle.folder / 'configs'}': no federation can run without it")
-    parser.read_config([str(path) for path in files])
-    parser.update(pairs={"bundle_root": str(bundle.folder), "dataset_dir": str(dataset_dir), "device": "cpu"})
-    return parser
-
-
-def _facts(bundle: SiteBundle, dataset_dir: Path) -> Meta:
-    """What the bundle says of its images, as it follows from the data in a folder."""
-    parser = _parser(bundle, dataset_dir)
-    return {name: parser.get_parsed_content(name) for name in FACTS if name in parser}
-
-
 def _data(file: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData]) -> str:
     """Load all data; they go to `parts`."""
     names = [name for name in (NO_SITES if file.is_server else (file.site, GLOBAL)) if (folder / name).is_symlink()]
@@ -232,15 +203,15 @@ def _data(file: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData
         raise DataError(f"expected {' or '.join(NO_SITES)} in '{bundle.data}'; leave 'data' out if there is neither")
     if file.shared_test and GLOBAL not in names:
         raise DataError(f"shared_test is true: expected a folder '{GLOBAL}' beside the data, as the server has it")
-    facts = _facts(bundle, folder)
-    objective = _parser(bundle, folder).get_parsed_content("objective")
-    parts += [load_site(folder / name, objective, (0.5,), (0.5,)) for name in names]
+    facts = facts_in(bundle, folder)
+    source, objective = source_of(bundle, folder)
+    parts += [source.site(folder / name, Execution()) for name in names]
     places = [(folder / name).readlink() for name in names]  # as a run reads them
-    own = [load_site(place, objective, (0.5,), (0.5,)) for place in places]
+    own = [source.site(place, Execution()) for place in places]
     check_unchanged(places[0].parent, own, bundle.allow_changes)
     if not file.is_server:
         check_counts(file, len(parts[0].train))
-    return "; ".join(_told(file, part, objective) for part in parts) + _to_give(bundle, facts)
+    return "; ".join(_told(file, part, objective) for part in parts) + to_give(bundle, facts)
 
 
 def _told(file: SiteFile, part: SiteData, objective: Objective) -> str:
@@ -249,50 +220,14 @@ def _told(file: SiteFile, part: SiteData, objective: Objective) -> str:
 
     sizes = ((part.train, "training"), (part.val, "validation"), (part.test, "test"))
     splits = ", ".join(f"{count(len(data))} {name}" for data, name in sizes)
-    numbers = zip(part.classes, objective.counts(all_targets(part.train)), strict=True)
+    numbers = zip(part.classes, objective.counts(countable(part.train, objective)), strict=True)
     classes = ", ".join(f"{name}: {count(number)}" for name, number in numbers)
-    shape = " x ".join(map(str, part.shape))
+    shape = " x ".join(map(str, part.shape)) or "unlike sizes"
     return f"{part.name}: {splits} images of {shape}; {len(part.classes)} classes, for training {classes}"
 
 
-def _to_give(bundle: SiteBundle, facts: Meta) -> str:
-    """What a run must name, since the bundle's own numbers are for other data."""
-    own = _facts(bundle, bundle.folder / "no-data")
-    words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
-    words += [f"size {facts['size']}"] if _edges(facts) != _edges(own) else []
-    return f"; a run on these data must give {', '.join(words)}" if words else ""
-
-
-def _edges(facts: Meta) -> list[int]:
-    """Spatial edges of an image."""
-    size, dimensions = facts["size"], int(facts["spatial_dims"])
-    return [size] * dimensions if isinstance(size, int) else [int(edge) for edge in size]
-
-
-def _forward(bundle: SiteBundle, data: SiteData | None, dataset_dir: Path) -> str:
-    """Build what a run builds, and pass one black image through the network."""
-    parser = _parser(bundle, dataset_dir)
-    networks, name = parser.get_parsed_content("networks"), bundle.network or parser.get_parsed_content("network_name")
-    if data is not None:  # without any a task may lack what it takes from them, such as an atlas
-        networks = parser.get_parsed_content("task").networks
-    if name not in networks:
-        raise SettingsError(f"unknown network '{name}'. {did_you_mean(str(name), networks)}")
-    facts = _facts(bundle, dataset_dir)
-    shape = data.shape if data is not None else (int(facts["in_channels"]), *_edges(facts))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = networks[name]().eval()
-        outputs = model(torch.zeros(1, *shape))
-    expected = (1, *parser.get_parsed_content("objective").output_shape(shape))
-    if tuple(outputs.shape) != expected or not bool(torch.isfinite(outputs).all()):
-        raise SettingsError(
-            f"expected finite outputs of shape {expected} of the network '{name}', got {tuple(outputs.shape)}; correct "
-            "the bundle"
-        )
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return f"'{name}' has {count:,} parameters and maps an image to {expected[1]} finite outputs"
-
-
-def _leaks(file: SiteFile, folder: Path) -> str:
+def _leaks(file: SiteFile, bundle: SiteBundle, folder: Path) -> str:
     public = PUBLIC if file.is_server and (folder / PUBLIC).is_dir() else None
-    check_leaks(folder, [] if file.is_server else [file.site], public)
+    source, _ = source_of(bundle, folder)
+    source.check_leaks(folder, [] if file.is_server else [file.site], public)
     return "its splits share no patient and no image"

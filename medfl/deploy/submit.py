@@ -8,9 +8,10 @@ from pathlib import Path
 from monai.bundle import ConfigParser
 
 from medfl.deploy.offer import make_offer
-from medfl.deploy.overrides import FACTS
+from medfl.deploy.offered_bundle import facts_of
 from medfl.deploy.session import Submission
 from medfl.errors import SettingsError
+from medfl.runs.provenance import bundle_values, run_files
 from medfl.runs.setting_ids import bare_name
 from medfl.types import Meta
 
@@ -20,9 +21,6 @@ wait for the sites' answers in a step."""
 
 HERE = frozenset({"carrier", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", *OPTIONS})
 """Options that are for this machine, or have a place of their own in the offer."""
-
-FILES = ("train.json", "federate.json")
-"""The configuration files of a run. Others don't travel."""
 
 
 def read_submission(parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Submission:
@@ -38,18 +36,20 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
         RefusedError: If an option is one that the sites would refuse.
     """
     names = [Path(file).name for file in ([files] if isinstance(files, str) else files)]
-    if names != list(FILES):
+    root = Path(str(parser["bundle_root"]))
+    own = [path.name for path in run_files(root)]
+    if names != own:
         raise SettingsError(
-            f"carrier 'flare' takes the bundle's own files {list(FILES)}, got {names}: the sites have their own copies "
-            "of the bundle. Give what differs as options."
+            f"carrier 'flare' takes the bundle's own files {own}, got {names}: the sites have their own copies of the "
+            "bundle. Give what differs as options."
         )
     values = {bare_name(name): value for name, value in options.items()}
     if not values.get("kit"):
         raise SettingsError("carrier 'flare' needs --kit, the folder of your startup kit (`medfl federate provision`).")
     # of the data at hand, if any, or the bundle's own
-    facts = {name: parser.get_parsed_content(name) for name in FACTS if name in parser}
+    facts = {name: parser.get_parsed_content(name) for name in facts_of(bundle_values(root))}
     sent = facts | {name: value for name, value in values.items() if name not in HERE}
     out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
     sites, timeout = values.get("sites") or (), int(values.get("answer_timeout") or OPTIONS["answer_timeout"])
-    offer = make_offer(Path(str(parser["bundle_root"])), sent, out.name, sites, timeout)
+    offer = make_offer(root, sent, out.name, sites, timeout)
     return Submission(offer, Path(str(values["kit"])).absolute(), out)

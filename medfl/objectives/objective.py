@@ -41,7 +41,8 @@ class Objective(Shown):
     """Whether outputs are probabilities of alternatives (`alternatives`), which a model can learn from another."""
 
     in_space: ClassVar[bool] = False
-    """Whether a target lies in the space of its image, so that both must be turned and moved together."""
+    """Whether a target lies in the space of its image: both are turned and moved together, and those of two cases may
+    be of unlike shapes."""
 
     per_case_loss: ClassVar[bool] = True
     """Whether the loss of a batch is a mean of losses of its cases, so that a case has a gradient of its own."""

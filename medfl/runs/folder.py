@@ -154,10 +154,11 @@ def run_id_of(named: Meta) -> str:
 
 
 def _inputs(task: Task) -> Meta:
-    """What a task does with its images before a network sees them, and the file that the network starts from."""
+    """What a task does with its images before a network sees them, what the network starts from, the schedule."""
     changes = {"augmentation": task.augmentation, "views": task.views}
     inputs: Meta = {name: change.facts for name, change in changes.items() if change is not None}
     inputs |= {} if task.weights is None else {"weights": task.weights.sha256}
+    inputs |= {} if task.schedule is None else {"schedule": task.schedule.facts}
     return inputs | ({} if task.regions is None else {"regions": wire.digest({"regions": task.regions})[:16]})
 
 

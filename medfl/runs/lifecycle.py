@@ -87,7 +87,7 @@ class RunWriter:
         Raises:
             StoreError: If the folder holds another run, a cleaned one, or one of more rounds.
         """
-        how = self.execution.model_dump() | {"device": self.task.device, **execution}
+        how = self.execution.model_dump(mode="json") | {"device": self.task.device, **execution}
         claim(self.folder, self.identity, self.settings, how, record)
 
     def begin(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 from medfl.contract import Method
@@ -23,19 +24,38 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "maximize", "capturable", "diffe
 """Options of torch's optimisers that are of no interest to a reader."""
 
 
-def bundle_values(bundle_root: Path) -> Meta:
-    """What the files of a bundle say: the ids of train.json and federate.json, the second winning.
+def run_files(bundle_root: Path) -> list[Path]:
+    """The configurations of a run over a bundle: its ``train``, in JSON or YAML, and its ``federate.json``.
 
     Raises:
-        SettingsError: If one is no JSON object.
+        SettingsError: If one is not there.
+    """
+    files = _config_files(bundle_root)
+    for file in files:
+        if not file.is_file():
+            raise SettingsError(f"'{bundle_root}' is no bundle that medfl can run: expected the file '{file}'.")
+    return files
+
+
+def _config_files(bundle_root: Path) -> list[Path]:
+    folder = bundle_root / "configs"
+    train = [path for suffix in (".json", ".yaml", ".yml") if (path := folder / f"train{suffix}").is_file()]
+    return [*(train[:1] or [folder / "train.json"]), folder / "federate.json"]
+
+
+def bundle_values(bundle_root: Path) -> Meta:
+    """What the files of a bundle say: the ids of its ``train`` and its ``federate.json``, the second winning.
+
+    Raises:
+        SettingsError: If one holds no object.
     """
     values: Meta = {}
-    for name in ("train.json", "federate.json"):
-        path = bundle_root / "configs" / name
+    for path in filter(Path.is_file, _config_files(bundle_root)):
+        text = path.read_text(encoding="utf-8")
         try:
-            values |= json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except (ValueError, TypeError) as error:
-            raise SettingsError(f"expected a JSON object in '{path}': {error}. Correct the file.") from None
+            values |= json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        except (ValueError, TypeError, yaml.YAMLError) as error:
+            raise SettingsError(f"expected an object in '{path}': {error}. Correct the file.") from None
     return values
 
 
@@ -60,7 +80,7 @@ def run_record(
         method: The method.
         method_args: Its settings as given.
     """
-    run = settings.model_dump(mode="json") | execution.model_dump()
+    run = settings.model_dump(mode="json") | execution.model_dump(mode="json")
     facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
     facts |= {} if task.weights is None else {"weights": task.weights.path.name}
     optimizer, described = _optimizer(task, bundle.get("optimizer", {}))

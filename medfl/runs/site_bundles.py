@@ -6,19 +6,19 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.core.evaluation import predictor_of
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
-from medfl.objectives import Objective
+from medfl.runs.home import Facts, Home, describe, named
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
 from medfl.runs.worst_cases import keep_worst
@@ -28,52 +28,20 @@ from medfl.training.predict import predict
 from medfl.types import Dataset, Meta
 from medfl.utils.files import write_atomic
 
-Facts = Mapping[str, Sequence[str | None]]
-"""Name of a fact to what is known of each image."""
-
 README = Path("docs", "README.md")
 """A bundle's docs."""
 
+WEIGHTS = Path("models", "model.pt")
+"""Where a bundle has its weights, by MONAI's convention."""
+
+NOT_TAKEN = {"models", "runs", ".git", ".cache"}
+"""Folders of a stock bundle that a site does not take home: other weights, and runs."""
+
+OVERLAY = {Path("configs", "federate.json"), Path("docs", "federate.md")}
+"""What ``medfl adopt`` added to a stock bundle."""
+
 LEFT_OUT = {"federate.json"}
 """Configurations that make no sense for one site alone."""
-
-
-@dataclass(frozen=True)
-class Home:
-    """What the bundles that sites take home are made from.
-
-    Attributes:
-        bundle_root: The bundle of the run; its configurations, docs and licence are copied.
-        values: Values of the run for ids of the configurations, such as ``num_classes``: they replace the bundle's.
-        shape: Of an image, (channels, *spatial), for the metadata.
-        classes: Names of the classes, for the metadata.
-        data: Name of the data set, for the metadata.
-        modality: How the images were taken, for the metadata.
-        structures: Names of what masks show, for the metadata; empty where the network draws none.
-        facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
-            `PREDICTIONS`.
-        objective: What is learned, for the metadata; None for one of the `classes`.
-    """
-
-    bundle_root: Path
-    values: Meta = field(default_factory=dict)
-    shape: Sequence[int] = ()
-    classes: Sequence[str] = ()
-    data: str = ""
-    modality: str = ""
-    structures: Sequence[str] = ()
-    facts: Mapping[str, Facts] = field(default_factory=dict)
-    objective: Objective | None = None
-
-    @property
-    def outputs(self) -> list[str]:
-        """What each channel of a network's output is for: a class, a structure, or what the objective calls it."""
-        if self.structures:
-            return list(self.structures)
-        if self.objective is None or not self.objective.target_columns:
-            return list(self.classes)
-        names = self.classes if self.objective.has_class_labels else self.objective.columns(())
-        return list(names)[-self.objective.outputs :]  # one logit of two classes is for the second one
 
 
 def export(result: Result, run: Run, home: Home) -> list[Path]:
@@ -150,6 +118,9 @@ def write_predictions(
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:
     """Write a bundle, each of its files whole or not at all."""
+    if home.stock is not None:
+        _write_stock(target, home.bundle_root, home.stock, model, method)
+        return
     values = home.values | values | {"network_name": model.network}
     for path in _files(home.bundle_root):
         inside = path.relative_to(home.bundle_root)
@@ -159,9 +130,38 @@ def _write(target: Path, home: Home, model: Model, values: Meta, method: Method)
         if inside != README:
             write_atomic(target / inside, content)
     write_atomic(target / README, _introduction(home, model).encode())
+    _write_weights(target / WEIGHTS, model)
+
+
+def _write_stock(target: Path, root: Path, weights: Sequence[Path], model: Model, method: Method) -> None:
+    """Write a stock bundle byte by byte, without the overlay, and with the model in place of the weights it came with.
+
+    Only where the method's models have another network, configurations that define it say so.
+    """
+    for path in sorted(root.rglob("*")):
+        inside = path.relative_to(root)
+        if path.is_file() and inside.parts[0] not in NOT_TAKEN and inside not in OVERLAY:
+            content = path.read_bytes()
+            if inside.parent == Path("configs") and path.suffix in (".json", ".yaml", ".yml"):
+                content = _with_network(content, path.suffix == ".json", partial(method.network_config, model))
+            write_atomic(target / inside, content)
+    for place in weights:
+        _write_weights(target / place, model)
+
+
+def _with_network(content: bytes, is_json: bool, network_of: Callable[[Any], Any]) -> bytes:
+    """A configuration with another definition of its network, where that is another one; else as it is."""
+    config = json.loads(content) if is_json else yaml.safe_load(content)
+    definition = config.get("network_def") if isinstance(config, Mapping) else None
+    if definition is None or network_of(definition) == definition:
+        return content
+    return (json.dumps({**config, "network_def": network_of(definition)}, indent=4) + "\n").encode()  # also YAML
+
+
+def _write_weights(path: Path, model: Model) -> None:
     tensors = io.BytesIO()
     torch.save(model.tensors, tensors)
-    write_atomic(target / "models" / "model.pt", tensors.getbuffer())
+    write_atomic(path, tensors.getbuffer())
 
 
 def _files(root: Path) -> list[Path]:
@@ -176,7 +176,7 @@ def _introduction(home: Home, model: Model) -> str:
     rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     return (
         f"# A network '{model.network}' trained by a federation\n\n"
-        f"Data: {home.data or 'not stated'}. {_named(home)}. Network, classes and "
+        f"Data: {home.data or 'not stated'}. {named(home)}. Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
         " Research only: not a medical device.\n\nWhat follows is about the bundle from which it was made.\n\n" + rest
     )
@@ -189,59 +189,12 @@ def _settled(config: bytes, name: str, home: Home, values: Meta, network_of: Cal
     """
     content = json.loads(config)
     if name == "metadata.json":
-        _describe(content, home)
+        describe(content, home)
     else:
         content |= {key: value for key, value in values.items() if key in content}
         if "network_def" in content:
             content["network_def"] = network_of(content["network_def"])
     return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
-
-
-def _named(home: Home) -> str:
-    kind, names = ("Structures", home.structures) if home.structures else ("Classes", home.classes)
-    return f"{kind}: {'; '.join(names) or 'not stated'}"
-
-
-def _inputs(home: Home, channels: int, lengths: str) -> str:
-    if not lengths:
-        return f"{channels} numbers, as in the data that it was trained on"
-    how = "as inference.json makes them" if home.structures else "scaled to [0, 1], normalised as in inference.json"
-    return f"{channels} channels of {lengths}, {how}"
-
-
-def _targets(home: Home) -> str:
-    if home.structures:
-        return f"one of {len(home.structures)} structures in each voxel: {'; '.join(home.structures)}"
-    if home.objective is not None and home.objective.target_columns and not home.objective.has_class_labels:
-        return "; ".join(home.objective.target_columns)
-    return f"one of {len(home.classes)} classes: {'; '.join(home.classes)}"
-
-
-def _describe(metadata: Any, home: Home) -> None:
-    """Make the metadata say what this network takes and gives, and which data it comes from."""
-    names = home.structures or home.classes
-    if home.shape and names:
-        channels, *edges = home.shape
-        metadata |= {
-            "description": f"A network trained by a federation on '{home.data}'",
-            "data_source": home.data or "not stated",
-            "image_classes": _inputs(home, channels, " x ".join(map(str, edges))),
-            "label_classes": _targets(home),
-            "pred_classes": f"one output for each of: {'; '.join(home.outputs)}",
-        }
-    formats = metadata.get("network_data_format", {})
-    image = formats.get("inputs", {}).get("image")
-    pred = formats.get("outputs", {}).get("pred")
-    if image is not None and home.shape:
-        channels, *size = home.shape
-        image |= {"num_channels": channels, "spatial_shape": list(size), "modality": home.modality or "not stated"}
-        if len(image.get("channel_def", {})) != channels:
-            image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
-            image["format"] = "magnitude"
-    if pred is not None and names:
-        shape = list(home.shape[1:]) if home.structures else [len(home.outputs)]
-        numbered = {str(number): name for number, name in enumerate(home.outputs)}
-        pred |= {"num_channels": len(home.outputs), "spatial_shape": shape, "channel_def": numbered}
 
 
 def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from medfl.core.journal import FINISHED, Outcome
-from medfl.data.pooled import all_targets
+from medfl.data.pooled import countable
 from medfl.metrics import worst
 from medfl.objectives import Objective
 from medfl.runs.records import read_metrics
@@ -95,7 +95,7 @@ def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str],
     return {
         "classes": list(classes),
         "sites": {
-            site: {split: objective.counts(all_targets(data)) for split, data in splits.items()}
+            site: {split: objective.counts(countable(data, objective)) for split, data in splits.items()}
             for site, splits in sorted(sites.items())
         },
     }

@@ -112,8 +112,8 @@ def small(planes: torch.Tensor) -> torch.Tensor:
     Returns:
         (L, h, w), uint8: 0 to 255 for an image, 0 or 1 for masks.
     """
-    size = [min(edge, SIDE) for edge in planes.shape[1:]]
-    values = adaptive_avg_pool2d(planes.float(), size)
+    height, width = (min(edge, SIDE) for edge in planes.shape[1:])
+    values = adaptive_avg_pool2d(planes.float(), (height, width))
     if planes.dtype == torch.bool:
         return (values >= 0.5).to(torch.uint8)
     low, high = values.min(), values.max()

@@ -16,7 +16,8 @@ from monai.fl.client import ClientAlgo, MonaiAlgo
 from monai.fl.utils.constants import ExtraItems, FlStatistics, ModelType, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfl.bundle.client_algo import ROUND, SPLIT, AbortedError, CallError, MedflAlgo
+from medfl.bundle.client_algo import ROUND, SPLIT, CallError, MedflAlgo
+from medfl.bundle.watched import AbortedError
 from medfl.core.site import Splits
 from medfl.data.sites import load_sites
 from medfl.errors import RefusedError, SettingsError

@@ -123,7 +123,7 @@ def test_what_can_not_be_done_is_refused_at_the_start(files: Files, changes: dic
 def test_a_leak_or_a_missing_folder_is_refused(files: Files, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Did you mean 'site-01'"):
         MedflAlgo(files.bundle, files.cohort, "site-1").initialize()
-    with pytest.raises(SettingsError, match="no bundle of medfl"):
+    with pytest.raises(SettingsError, match="no bundle that medfl can run"):
         MedflAlgo(tmp_path, files.cohort, "site-01").initialize()
     leaky = Path(shutil.copytree(files.cohort, tmp_path / "leaky"))
     edit(leaky / "site-01" / "datalist.json", lambda lists: {"test": lists["test"] + lists["training"][:1]})

@@ -11,8 +11,9 @@ import torch
 from medfl.core.site import Splits
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
+from medfl.runs.home import Home
 from medfl.runs.simulation import Run, simulate
-from medfl.runs.site_bundles import Home, export
+from medfl.runs.site_bundles import export
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data
 from medfl.testing.tasks import make_task_of, told_as

@@ -19,7 +19,8 @@ from medfl.methods.local_training import LocalTraining
 from medfl.methods.trainings import Budget, Training
 from medfl.networks.parts import mlp, with_head
 from medfl.plugins import load_plugins
-from medfl.runs.site_bundles import Home, export_global
+from medfl.runs.home import Home
+from medfl.runs.site_bundles import export_global
 from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, bits, make_site, make_sites, make_task, scores
 from medfl.types import MODEL, SERVER

@@ -17,7 +17,9 @@ from medfl.report.page import write_report
 from medfl.report.section import Notice
 
 ORDER = {
-    **{"gains": "Who gains", "sweep": "One setting, several values", "centres": "Which centres gain"},
+    **{"gains": "Who gains", "masks": "Masks", "survival": "Survival", "agreement": "Agreement"},
+    **{"label_aucs": "Each finding", "calibration": "Calibration"},
+    **{"sweep": "One setting, several values", "centres": "Which centres gain"},
     **{"classes": "Which classes gain", "matrix": "Every model at every site", "fairness": "By sex"},
     **{"clusters": "Clusters", "teachers": "Teachers of the student", "heads": "Who held which head"},
     **{"looks": "What the teachers look at", "sharing": "What was shared", "privacy": "Privacy"},

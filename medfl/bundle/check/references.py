@@ -56,17 +56,29 @@ def missing_properties(kind: str, config: Mapping[str, Any], root: Path) -> list
         config: Its content.
         root: The bundle.
     """
+    try:
+        parser = merged([config], {})
+    except ValueError:  # reported with the references
+        return []
+    fill_macros(parser, root, [])
+    return [id_ for id_, _ in required_properties(kind) if id_ not in parser]
+
+
+def required_properties(kind: str) -> list[tuple[str, str]]:
+    """The ids that MONAI requires of a workflow, each with what it is.
+
+    Args:
+        kind: ``train`` or ``inference``.
+    """
     from monai.bundle.properties import InferProperties, TrainProperties
     from monai.utils import BundleProperty, BundlePropertyConfig
 
     properties = {"train": TrainProperties, "inference": InferProperties}[kind]
-    try:
-        parser = _parser([config], {})
-    except ValueError:  # reported with the references
-        return []
-    _fill_macros(parser, root, [])
-    ids = [str(entry[BundlePropertyConfig.ID]) for entry in properties.values() if entry[BundleProperty.REQUIRED]]
-    return [id_.replace("::", "#") for id_ in ids if id_ not in parser]
+    return [
+        (str(entry[BundlePropertyConfig.ID]).replace("::", "#"), str(entry[BundleProperty.DESC]).strip(" ."))
+        for entry in properties.values()
+        if entry[BundleProperty.REQUIRED]
+    ]
 
 
 def _ways(name: str, configs: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -84,8 +96,8 @@ def _missing(contents: Sequence[Mapping[str, Any]], metadata: Any, root: Path) -
     """What does not resolve, a phrase each."""
     problems: list[str] = []
     try:
-        parser = _parser(contents, metadata)
-        _fill_macros(parser, root, problems)
+        parser = merged(contents, metadata)
+        fill_macros(parser, root, problems)
     except RecursionError:
         return ["its macros (%) nest too deep"]
     except ValueError as error:
@@ -93,7 +105,7 @@ def _missing(contents: Sequence[Mapping[str, Any]], metadata: Any, root: Path) -
     return problems + _unresolved(parser)
 
 
-def _parser(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParser:
+def merged(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParser:
     """MONAI's parser over merged contents, before anything is parsed.
 
     Raises:
@@ -114,7 +126,7 @@ def _parser(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParse
     return parser
 
 
-def _fill_macros(parser: ConfigParser, root: Path, problems: list[str]) -> None:
+def fill_macros(parser: ConfigParser, root: Path, problems: list[str]) -> None:
     """Put in place of each macro the text that it pulls in, from this configuration or from a file of the bundle."""
     size = 0
     for place, value in list(walk(parser.get())):

@@ -33,6 +33,10 @@ UNCHANGING = 0
 """The stream of `TransformDataset.batch`, which gives the same samples each time."""
 
 
+SMALL = 64
+"""Numbers in a target above which it is not kept: a mask."""
+
+
 class TransformDataset:
     """Cases of one split of one site, each made by transforms whenever it is visited; it fulfils `medfl.types.Visited`.
 
@@ -92,6 +96,7 @@ class TransformDataset:
         check_cases(cases, (inputs, *keys), chain.loaded, where)
         disk = None if cache_dir is None else DiskCache(cache_dir)
         self._loading = Loading(cases, chain, inputs, keys, collate, where, target_type, check, disk)
+        self._targets: dict[int, torch.Tensor] = {}
         self._memory = MemoryCache() if cache == "memory" else None
         self._cache, self._cache_dir, self._loaders = cache, cache_dir, loaders
         self.inputs, self.target_keys = inputs, keys
@@ -121,7 +126,9 @@ class TransformDataset:
         return loaded.inputs, loaded.targets
 
     def targets(self, rows: torch.Tensor) -> Targets:
-        """Targets (B, ...) of the given rows as in `batch`; nothing is loaded where the list itself has them.
+        """Targets (B, ...) of the given rows as in `batch`.
+
+        Nothing is loaded where the list itself has them; small ones (`SMALL`) are loaded once and kept.
 
         Args:
             rows: As for `batch`.
@@ -130,10 +137,21 @@ class TransformDataset:
             DataError: As `batch`.
         """
         chain, keys = self._loading.chain, self._loading.targets
-        if not len(rows) or any(chain.touches(key) for key in keys):
+        if not len(rows):
             return self.batch(rows)[1]
+        if any(chain.touches(key) for key in keys):
+            return self._kept_targets(rows)
         cases = [self._loading.cases[row] for row in rows.tolist()]
         return plain_targets({key: self._loading.target([case[key] for case in cases]) for key in keys})
+
+    def _kept_targets(self, rows: torch.Tensor) -> Targets:
+        wanted = rows.tolist()
+        if not all(row in self._targets for row in wanted):
+            targets = self.batch(rows)[1]
+            if not isinstance(targets, torch.Tensor) or len(targets) != len(rows) or targets[0].numel() > SMALL:
+                return targets
+            self._targets |= {row: target.clone() for row, target in zip(wanted, targets, strict=True)}
+        return torch.stack([self._targets[row] for row in wanted])
 
     def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
         """Each batch in turn, as `medfl.types.Visited` says.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +11,7 @@ from medfl.report.figures import svg
 from medfl.report.formats import score
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
-from medfl.report.objectives.drawing import calibration_figure
+from medfl.report.objectives.drawing import Bin, calibration_figure
 from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
 from medfl.report.predictions import Tested
 from medfl.report.section import ReportData, TemplateSection
@@ -24,29 +23,6 @@ BINS = 10
 
 METRICS = ("brier", "ece")
 """What a model's probabilities are scored by."""
-
-
-@dataclass(frozen=True)
-class Bin:
-    """The images whose probability is in a range.
-
-    Attributes:
-        start: Its lower end; the upper one is 1 / `BINS` above.
-        images: Their number.
-        mean: Mean of their probabilities.
-        share: How many of them have the finding.
-        low: Lower end of the share's 95 % interval (Wilson), over patients where they are known.
-        high: Upper end.
-        weight: Share of all images.
-    """
-
-    start: float
-    images: int
-    mean: float
-    share: float
-    low: float
-    high: float
-    weight: float
 
 
 class CalibrationSection(TemplateSection):

@@ -1,45 +1,41 @@
-"""Figures of the sections about one kind of task, each with axes at a fixed place, which is fast to draw."""
+"""Figures of the sections about one kind of task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from medfl.report.figures import INK, LARGEST, STYLE, WIDTH, Look
-
-LEFT, BOTTOM, RIGHT = 0.68, 0.48, 0.12
-"""Inches around the axes."""
+from medfl.report.figures import INK, LARGEST, Look, place_axes
 
 DRAWN = 400
 """Most marks of a method in a picture: more would make a large page and hide each other."""
 
 
-@contextmanager
-def plot(height: float, entries: int, labels: tuple[str, str]) -> Iterator[tuple[Figure, Axes]]:
-    """A figure of a picture's width with one pair of axes, and a legend above them.
+@dataclass(frozen=True)
+class Bin:
+    """The images whose probability is in a range.
 
-    Args:
-        height: Of axes and labels, in inches.
-        entries: Of the legend, two in a row.
-        labels: Of the horizontal and the vertical axis.
+    Attributes:
+        start: Its lower end; the upper one is a tenth above.
+        images: Their number.
+        mean: Mean of their probabilities.
+        share: How many of them have the finding.
+        low: Lower end of the share's 95 % interval (Wilson), over patients where they are known.
+        high: Upper end.
+        weight: Share of all images.
     """
-    rows = 0.08 + 0.19 * np.ceil(entries / 2)
-    full = height + rows
-    place = (LEFT / WIDTH, BOTTOM / full, (WIDTH - LEFT - RIGHT) / WIDTH, (height - BOTTOM) / full)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, full), layout=None)
-        axes = figure.add_axes(place)
-        axes.set(xlabel=labels[0], ylabel=labels[1])
-        yield figure, axes
-        handles, names = axes.get_legend_handles_labels()
-        legend: Any = {"loc": "upper left", "ncols": 2, "handlelength": 2.2, "borderaxespad": 0.1, "markerscale": 2.0}
-        figure.legend(handles, names, bbox_to_anchor=(0.02, 1.0), **legend)
+
+    start: float
+    images: int
+    mean: float
+    share: float
+    low: float
+    high: float
+    weight: float
 
 
 def shown(count: int) -> np.ndarray:
@@ -47,24 +43,25 @@ def shown(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, DRAWN)).round().astype(int))
 
 
-def calibration_figure(curves: Mapping[str, Sequence[Any]], styles: Mapping[str, Look]) -> Figure:
+def calibration_figure(curves: Mapping[str, Sequence[Bin]], styles: Mapping[str, Look]) -> Figure:
     """How often a finding is there where a model says so, with 95 % intervals; large marks stand for many images.
 
     Args:
         curves: Name of a method to its bins, each with mean, share, low, high and weight (its share of all images).
         styles: Name to look.
     """
-    with plot(3.4, len(curves), ("probability of the finding", "how often it is there")) as (figure, axes):
+    with place_axes(3.4, len(curves)) as (figure, axes):
+        axes.set(xlabel="probability of the finding", ylabel="how often it is there")
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         for name, bins in curves.items():
             look = styles[name]
-            across = [one.mean for one in bins]
+            across = [each.mean for each in bins]
             style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.2}
-            axes.plot(across, [one.share for one in bins], label=name, **style)
-            axes.vlines(across, [one.low for one in bins], [one.high for one in bins], look.colour, linewidth=0.8)
-            areas = [8 + LARGEST * one.weight for one in bins]
+            axes.plot(across, [each.share for each in bins], label=name, **style)
+            axes.vlines(across, [each.low for each in bins], [each.high for each in bins], look.colour, linewidth=0.8)
+            areas = [8 + LARGEST * each.weight for each in bins]
             mark: Any = {"color": look.colour, "marker": look.marker, "linewidths": 0}
-            axes.scatter(across, [one.share for one in bins], areas, **mark)
+            axes.scatter(across, [each.share for each in bins], areas, **mark)
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     return figure
 
@@ -84,7 +81,8 @@ def scatter_figure(
         lines: Name of a method to heights at which a level line is drawn, the first one full, others dashed; None
             draws the diagonal in their place, on axes that are alike.
     """
-    with plot(3.1, len(points), labels) as (figure, axes):
+    with place_axes(3.1, len(points)) as (figure, axes):
+        axes.set(xlabel=labels[0], ylabel=labels[1])
         for name, (across, up) in points.items():
             look, some = styles[name], shown(len(across))
             mark: Any = {"color": look.colour, "marker": look.marker, "linewidths": 0, "alpha": 0.6}
@@ -107,7 +105,8 @@ def survival_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], styles:
         curves: Name of a risk group to instants, from 0, and the share that is without the event from each on.
         styles: Name to look.
     """
-    with plot(2.9, len(curves), ("time", "share without the event")) as (figure, axes):
+    with place_axes(2.9, len(curves)) as (figure, axes):
+        axes.set(xlabel="time", ylabel="share without the event")
         for name, (times, shares) in curves.items():
             look = styles[name]
             style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.6}

@@ -1,0 +1,141 @@
+"""A stock MONAI bundle as a site of a federation: read as text, recognised, and copied with an overlay and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medfl.bundle.adopt.adoption import OVERLAY, PAGE, Adoption
+from medfl.bundle.adopt.cases import read_cases, with_test
+from medfl.bundle.adopt.config import Config, read_file, read_files
+from medfl.bundle.adopt.copying import check_places, copy
+from medfl.bundle.adopt.ignored import read_ignored
+from medfl.bundle.adopt.objective import recognise
+from medfl.bundle.adopt.page import page
+from medfl.bundle.adopt.parts import amp_of, problems_of, read_parts
+from medfl.bundle.adopt.weights import weights_of
+from medfl.bundle.check import METADATA, check_bundle
+from medfl.bundle.check.reading import read_config
+from medfl.bundle.check.references import check_references
+from medfl.errors import SettingsError
+from medfl.hooks import MethodRecord
+from medfl.utils.files import write_json
+
+__all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
+
+
+WORKFLOWS: tuple[str, ...] = ("train", "validate", "evaluate", "inference")
+"""Stems of the configurations that are read, the one that trains first."""
+
+
+def read_bundle(root: Path, objective: str | None = None) -> Adoption:
+    """Read a bundle as text, and recognise what a federation needs of it. Nothing of the bundle is run or imported.
+
+    Args:
+        root: The bundle.
+        objective: One of `medfl.bundle.adopt.objective.KINDS` in place of the one that would be recognised.
+
+    Raises:
+        SettingsError: If it is no bundle with a training configuration that can be read, or if no federation can be
+            made of it, with all reasons that are known.
+    """
+    if not (root / "configs").is_dir():
+        raise SettingsError(f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.")
+    names = read_files(root)
+    if "federate" in names:
+        raise SettingsError(
+            f"'{root}' has a 'configs/{names['federate']}' already: it is a federation's bundle. Run it with medfl run."
+        )
+    if "train" not in names:
+        present = ", ".join(sorted(name for stem, name in names.items() if stem != "metadata")) or "none"
+        raise SettingsError(
+            f"'{root}' has no training configuration: expected 'configs/train.json', '.yaml' or '.yml'; there are: "
+            f"{present}. Where a file of another name trains the one network that is meant, copy it to that name."
+        )
+    described, _ = read_config(root / METADATA)  # what is wrong with it, the check of the bundle says
+    metadata = described if isinstance(described, Mapping) else {}
+    files = {stem: names[stem] for stem in WORKFLOWS if stem in names}
+    contents = {stem: read_file(root, name) for stem, name in files.items()}
+    others: dict[str, Any] = {
+        name: read_config(root / "configs" / name)[0] for stem, name in names.items() if stem not in files
+    }
+    try:
+        config = Config([contents["train"]], metadata, root)
+        over = [contents[stem] for stem in ("train", "evaluate") if stem in contents]
+        dangling, _ = check_references({names["train"]: contents["train"]}, metadata, root)
+        return _recognised(root, config, Config(over, metadata, root), dangling, files, metadata, others, objective)
+    except RecursionError:
+        raise SettingsError(f"'{root / 'configs' / names['train']}' is nested too deep to be read.") from None
+    except SettingsError as error:
+        raise SettingsError(f"the bundle '{root}' can't be adopted, by 'configs/{names['train']}': {error}") from None
+
+
+def _recognised(
+    root: Path,
+    config: Config,
+    evaluate: Config,
+    dangling: Sequence[str],
+    files: dict[str, str],
+    metadata: Mapping[str, Any],
+    others: Mapping[str, Any],
+    objective: str | None,
+) -> Adoption:
+    problems = [*problems_of(config), *dangling]
+    if problems:
+        raise SettingsError("\n  ".join(["", *problems]) if len(problems) > 1 else problems[0])
+    parts = read_parts(config)
+    cases = with_test(read_cases(config, parts), config, evaluate, parts)
+    recognition = recognise(config, parts, metadata, objective)
+    taken = {name for name in ("adopted", "method", "method_args", "rounds", "settings") if name in config}
+    if taken:
+        raise SettingsError(
+            f"it has ids of its own that a federation needs: {', '.join(sorted(taken))}. Rename them, and what refers "
+            "to them."
+        )
+    ignored = read_ignored(config, parts, others)
+    batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
+    return Adoption(
+        root,
+        files,
+        recognition,
+        parts,
+        cases,
+        amp_of(config, parts),
+        ignored,
+        "seed" in config,
+        batch_size,
+        weights_of([read_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]),
+    )
+
+
+def adopt(root: Path, out: Path, objective: str | None = None, methods: Sequence[MethodRecord] = ()) -> Adoption:
+    """Make a federation's bundle of a stock MONAI bundle: a copy with `OVERLAY` and `PAGE`.
+
+    Weights and code are copied and not loaded. The copy is there whole or not at all.
+
+    Args:
+        root: The bundle.
+        out: Where the copy is to be: an empty folder, or none yet.
+        objective: One of `medfl.bundle.adopt.objective.KINDS`, where it is not to be recognised.
+        methods: Methods that the page lists.
+
+    Returns:
+        What was read and recognised.
+
+    Raises:
+        SettingsError: If the bundle can't be adopted, saying why, where, and what to do.
+        DataError: If `out` is not free.
+    """
+    if (root / "configs").is_dir():
+        check_places(root, out)
+    adoption = read_bundle(root, objective)
+    report = check_bundle(root)
+
+    def complete(folder: Path) -> None:
+        write_json(folder / OVERLAY, adoption.overlay())
+        (folder / PAGE).parent.mkdir(exist_ok=True)
+        (folder / PAGE).write_text(page(adoption, report, methods), encoding="utf-8")
+
+    copy(root, out, complete)
+    return adoption

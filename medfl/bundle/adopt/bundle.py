@@ -1,0 +1,187 @@
+"""An adopted bundle as it runs: its configuration with a site's folder in it, and what is built of that.
+
+Here the bundle's code runs, where it was reviewed. Only the ids that are needed are parsed; not the trainer and the
+data sets, which read images when they are built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.bundle import ConfigParser
+from torch import nn
+
+from medfl.bundle.adopt.adoption import OVERLAY
+from medfl.bundle.check import METADATA
+from medfl.errors import SettingsError
+from medfl.task import OptimizerFactory, optimizer_factory
+from medfl.types import Meta
+from medfl.utils.rng import pinned
+
+TRAIN, EVALUATE = "train", "evaluate"
+"""Kinds of configurations, as ``adopted#files`` names them."""
+
+
+@dataclass(frozen=True)
+class SiteParts:
+    """What a site trains with, as the bundle's configuration builds it.
+
+    Attributes:
+        network: Makes a new network on the CPU, with whatever tensors its constructor draws.
+        loss: Maps outputs and targets to a scalar.
+        optimizer: Makes an optimiser like the bundle's for other parameters.
+        amp: Whether the bundle trains in mixed precision.
+        train_inferer: Applies a network in training; None calls it.
+        val_inferer: Applies a network in validation; None calls it.
+        train_preprocessing: From a row to a training sample, or several; None takes rows as they are.
+        val_preprocessing: From a row to a validation sample.
+        prepare_batch: Makes inputs and targets of a batch; None is MONAI's, keys image and label.
+    """
+
+    network: Callable[[], nn.Module]
+    loss: Callable[..., torch.Tensor]
+    optimizer: OptimizerFactory
+    amp: bool
+    train_inferer: Callable[..., Any] | None
+    val_inferer: Callable[..., Any] | None
+    train_preprocessing: Callable[..., Any] | None
+    val_preprocessing: Callable[..., Any] | None
+    prepare_batch: Callable[..., Any] | None
+
+
+class AdoptedBundle:
+    """A bundle that ``medfl adopt`` made, reviewed: its code runs here.
+
+    Args:
+        root: The adopted bundle.
+        overrides: Id of its configurations to value, as of the command line, or the same in JSON; ids of the overlay
+            are passed over.
+
+    Raises:
+        SettingsError: If the bundle was not adopted, or an id that it names is not there.
+    """
+
+    def __init__(self, root: str | Path, overrides: Meta | str | None = None) -> None:
+        self.root = Path(root).resolve()
+        path = self.root / OVERLAY
+        overlay = ConfigParser.load_config_file(str(path)) if path.is_file() else {}
+        if "adopted" not in overlay:
+            raise SettingsError(f"'{root}' is no adopted bundle: expected '{OVERLAY}' with 'adopted' (medfl adopt).")
+        self.adopted: Meta = overlay["adopted"]
+        self.ids: dict[str, str | None] = self.adopted["parts"]
+        self._overlay = overlay
+        values: Meta = json.loads(overrides) if isinstance(overrides, str) else (overrides or {})
+        plain = {id_.replace("::", "#"): value for id_, value in values.items()}
+        self._overrides = {id_: value for id_, value in plain.items() if id_.split("#")[0] not in overlay}
+        files = self.adopted["files"]
+        kinds = {TRAIN: [TRAIN], EVALUATE: [TRAIN, EVALUATE] if EVALUATE in files else [TRAIN]}
+        self._contents = {
+            kind: ConfigParser.load_config_files([str(self.root / files[each]) for each in read])
+            for kind, read in kinds.items()
+        }
+        self._initialized = False
+        if str(self.root) not in sys.path:  # for processes that load cases
+            sys.path.append(str(self.root))
+        parser = self.parser()
+        missing = [id_ for id_ in self.ids.values() if id_ is not None and id_ not in parser]
+        if missing:
+            raise SettingsError(f"'{root}' lacks ids that '{OVERLAY}' names: {', '.join(missing)}. Adopt it again.")
+
+    def initialize(self) -> None:
+        """Run the bundle's ``initialize``, once in a process; torch's, NumPy's, Python's generators stay as they are.
+
+        Raises:
+            SettingsError: If the bundle's code fails.
+        """
+        if not self._initialized and "initialize" in self.parser():
+            with pinned(0, "initialize"):
+                self.build(self.parser(), "initialize")
+        self._initialized = True
+
+    def parser(self, folder: Path | None = None, device: str = "cpu", kind: str = TRAIN) -> ConfigParser:
+        """The bundle's configuration with a site's folder in it, nothing of it parsed yet.
+
+        Args:
+            folder: In place of the bundle's ``dataset_dir``; None leaves that.
+            device: Where networks are, as torch names it.
+            kind: `TRAIN`, or `EVALUATE`, which lies over it where the bundle has it.
+        """
+        parser = ConfigParser(config=copy.deepcopy(self._contents[kind]))
+        if (self.root / METADATA).is_file():
+            parser.read_meta(str(self.root / METADATA))
+        for id_, value in self._overrides.items():
+            parser[id_] = copy.deepcopy(value)
+        cases = self.adopted["cases"]
+        for id_ in filter(None, (cases[f"{name}_list"] for name in ("train", "validation", "test"))):
+            if id_ in self._overlay:
+                parser[id_] = self._overlay[id_]
+        parser["bundle_root"], parser["device"] = str(self.root), torch.device(device)
+        if folder is not None:
+            parser["dataset_dir"] = str(folder)
+            for id_, path in cases["list_files"].items():
+                parser[id_] = str(folder / Path(path).name)
+        return parser
+
+    def build(self, parser: ConfigParser, id_: str | None) -> Any:
+        """What an id stands for; None for no id.
+
+        Raises:
+            SettingsError: If the bundle's code fails.
+        """
+        if id_ is None:
+            return None
+        try:
+            with self.importable():
+                return parser.get_parsed_content(id_)
+        except Exception as error:  # whatever the bundle's code raises
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise SettingsError(f"'{id_}' of the bundle can't be built: {type(cause).__name__}: {cause}") from error
+
+    def parts(self, folder: Path | None = None) -> SiteParts:
+        """Build the parts of a training.
+
+        Args:
+            folder: Of a site, for what depends on ``dataset_dir``.
+
+        Raises:
+            SettingsError: If the bundle's code fails, or its optimiser has several groups of parameters.
+        """
+        parser = self.parser(folder)
+        built = {name: self.build(parser, self.ids[name]) for name in _BUILT}
+        return SiteParts(
+            network=lambda: self.build(self.parser(folder), self.ids["network"]),
+            optimizer=optimizer_factory(built.pop("optimizer")),
+            amp=bool(built.pop("amp")),
+            **built,
+        )
+
+    @contextlib.contextmanager
+    def importable(self) -> Iterator[None]:
+        """Let the bundle's own modules be imported, as they are where MONAI runs it from its folder."""
+        sys.path.insert(0, str(self.root))
+        try:
+            yield
+        finally:
+            sys.path.remove(str(self.root))
+
+
+_BUILT = (
+    "loss",
+    "optimizer",
+    "amp",
+    "train_inferer",
+    "val_inferer",
+    "train_preprocessing",
+    "val_preprocessing",
+    "prepare_batch",
+)

@@ -1,0 +1,220 @@
+"""What a bundle's trainer is made of, and what about it no federation can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from medfl.bundle.adopt.config import Config, base_name, is_expression
+from medfl.bundle.check.references import required_properties
+
+TRAINER, EVALUATOR = "SupervisedTrainer", "SupervisedEvaluator"
+
+TRAINER_PARTS = {
+    "network": "the network that it trains",
+    "optimizer": "its optimiser",
+    "loss_function": "its loss",
+    "train_data_loader": "its data loader",
+}
+"""Arguments of the trainer without which nothing can be trained, and what they are."""
+
+OPTIMIZERS = ("torch.optim", "monai.optimizers")
+"""Packages of optimisers."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where in the configuration each part of a site's training stands; None where there is no such part.
+
+    Attributes:
+        trainer: MONAI's trainer.
+        network: The definition of the network, on no device yet.
+        loss: The loss.
+        optimizer: The optimiser, with a network's parameters.
+        optimizer_params: What the optimiser is given as parameters.
+        amp: Whether training is in mixed precision.
+        prepare_batch: The function that makes inputs and targets of a batch; None is MONAI's, keys image and label.
+        lr_schedule: The scheduler of the learning rate.
+        train_dataset: The training data set.
+        train_dataloader: The loader of its batches.
+        train_inferer: How the network is applied in training.
+        train_preprocessing: The transforms of a training case.
+        train_postprocessing: The transforms of an output in training.
+        train_key_metric: The key metric in training.
+        train_handlers: The trainer's handlers.
+        evaluator: MONAI's evaluator, None where the bundle does not validate.
+        val_dataset: The validation data set.
+        val_dataloader: The loader of its batches.
+        val_inferer: How the network is applied in validation.
+        val_preprocessing: The transforms of a validation case.
+        val_postprocessing: The transforms of an output in validation.
+        val_key_metric: The key metric in validation.
+        val_additional_metrics: Further metrics in validation.
+        val_handlers: The evaluator's handlers.
+    """
+
+    trainer: str = "train#trainer"
+    network: str = ""
+    loss: str = ""
+    optimizer: str = ""
+    optimizer_params: str | None = None
+    amp: str | None = None
+    prepare_batch: str | None = None
+    lr_schedule: str | None = None
+    train_dataset: str = ""
+    train_dataloader: str | None = None
+    train_inferer: str | None = None
+    train_preprocessing: str | None = None
+    train_postprocessing: str | None = None
+    train_key_metric: str | None = None
+    train_handlers: str | None = None
+    evaluator: str | None = None
+    val_dataset: str | None = None
+    val_dataloader: str | None = None
+    val_inferer: str | None = None
+    val_preprocessing: str | None = None
+    val_postprocessing: str | None = None
+    val_key_metric: str | None = None
+    val_additional_metrics: str | None = None
+    val_handlers: str | None = None
+
+    def ids(self) -> dict[str, str | None]:
+        """Name of each part to its id."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def problems_of(config: Config) -> list[str]:
+    """Why no federation can be made of a training configuration, a sentence each."""
+    problems = []
+    required = required_properties("train")
+    missing = [f"{id_} ({description})" for id_, description in required if config.follow(id_) not in config]
+    trainer = config.value("train#trainer")
+    for id_, engine in (("train#trainer", TRAINER), ("validate#evaluator", EVALUATOR)):
+        if config.value(id_) is not None:
+            problems += _problems_of_engine(config, id_, engine)
+    if isinstance(trainer, Mapping):
+        missing += [
+            f"train#trainer#{name} ({what})" for name, what in TRAINER_PARTS.items() if trainer.get(name) is None
+        ]
+        if trainer.get("iteration_update") is not None:
+            problems.append(
+                "'train#trainer#iteration_update' puts a step of its own in place of the trainer's: expected none, for "
+                "medfl trains in its own loop, with the method's terms in the loss. Put what differs into the loss, "
+                "the inferer or 'prepare_batch'."
+            )
+        problems += _several(config, trainer)
+    if missing:
+        problems.insert(
+            0,
+            f"{len(missing)} ids are missing: {', '.join(missing)}. Add them; a value that stands elsewhere may be "
+            "named by a reference, as '@other#id'.",
+        )
+    return problems
+
+
+def read_parts(config: Config) -> Parts:
+    """The parts of a configuration of which `problems_of` finds none."""
+    trainer = config.follow("train#trainer")
+    evaluator = config.child("validate", "evaluator") if "validate" in config else None
+    optimizer = config.follow(f"{trainer}#optimizer")
+    parts: dict[str, str | None] = {
+        "trainer": trainer,
+        "network": _network(config),
+        "loss": config.follow(f"{trainer}#loss_function"),
+        "optimizer": optimizer,
+        "optimizer_params": config.child(optimizer, "params"),
+        "amp": config.child(trainer, "amp"),
+        "prepare_batch": config.child(trainer, "prepare_batch"),
+        "evaluator": evaluator,
+    }
+    for side, engine, names in (
+        ("train", trainer, ("train_data_loader", "key_train_metric", "train_handlers")),
+        ("val", evaluator, ("val_data_loader", "key_val_metric", "val_handlers")),
+    ):
+        if engine is None:
+            continue
+        top = "train" if side == "train" else "validate"
+        loader = config.child(engine, names[0])
+        dataset = config.child(loader, "dataset") if loader else None
+        dataset = dataset or config.child(top, "dataset")
+        parts |= {
+            f"{side}_dataloader": loader,
+            f"{side}_dataset": dataset,
+            f"{side}_inferer": config.child(engine, "inferer"),
+            f"{side}_preprocessing": config.child(dataset, "transform") if dataset else None,
+            f"{side}_postprocessing": config.child(engine, "postprocessing"),
+            f"{side}_key_metric": config.child(engine, names[1]),
+            f"{side}_handlers": config.child(engine, names[2]),
+        }
+    if evaluator is not None:
+        parts["val_additional_metrics"] = config.child(evaluator, "additional_metrics")
+    for handlers in filter(None, (parts["train_handlers"], parts.get("val_handlers"))):
+        for id_, handler in config.components(handlers):
+            if base_name(str(handler["_target_"])) == "LrScheduleHandler":
+                parts["lr_schedule"] = config.child(id_, "lr_scheduler")
+    return Parts(**parts)  # type: ignore[arg-type]
+
+
+def _network(config: Config) -> str | None:
+    """The id of the network's definition: MONAI's ``network_def``, or the component that the trainer's is made of."""
+    if "network_def" in config:
+        return config.follow("network_def")
+    id_ = config.follow("train#trainer#network")
+    if config.target(id_):
+        return id_
+    definitions = [config.follow(ref) for ref in config.references(id_) if config.target(ref)]
+    return definitions[0] if len(definitions) == 1 else None
+
+
+def _problems_of_engine(config: Config, id_: str, expected: str) -> list[str]:
+    """Why an engine is not MONAI's own."""
+    target = config.target(id_)
+    own = {expected, *(f"monai.engines.{module}{expected}" for module in ("", "trainer.", "evaluator."))}
+    if target in own:
+        return []
+    value = config.value(id_)
+    written = target or (value if isinstance(value, str) else f"a {type(value).__name__}")
+    return [
+        f"'{id_}' is '{written}': expected MONAI's {expected}. An engine of its own does what medfl can't know: its "
+        f"steps would be left out. Write the task for {expected}, or run the bundle alone."
+    ]
+
+
+def _several(config: Config, trainer: Mapping[str, Any]) -> list[str]:
+    """What stands for several networks or several optimisers."""
+    problems = []
+    for name in ("network", "optimizer"):
+        value = config.value(f"train#trainer#{name}")
+        if isinstance(value, list) or (isinstance(value, Mapping) and "_target_" not in value):
+            problems.append(f"'train#trainer#{name}' holds {len(value)} of them")
+    if trainer.get("network") is not None and "network_def" not in config and _network(config) is None:
+        problems.append(
+            "the network's definition can't be told from 'train#trainer#network'; name the component 'network_def'"
+        )
+    used = config.targets(config.reach("train#trainer"))
+    optimizers = sorted(id_ for id_, target in used.items() if _is_optimizer(target))
+    if len(optimizers) > 1:
+        problems.append(f"the trainer uses {len(optimizers)} optimisers: {', '.join(optimizers)}")
+    if not problems:
+        return []
+    return [
+        f"{'; '.join(problems)}: expected one network and one optimiser. A federation trains and shares one network; "
+        "train the others elsewhere, and load their weights in the network's constructor."
+    ]
+
+
+def _is_optimizer(target: str) -> bool:
+    """Whether a target is an optimiser of torch or MONAI."""
+    import torch
+    from monai import optimizers
+
+    kinds = {**vars(torch.optim), **vars(optimizers)}
+    kind = kinds.get(base_name(target)) if "." not in target or target.startswith(OPTIMIZERS) else None
+    return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+
+
+def amp_of(config: Config, parts: Parts) -> bool | None:
+    """Whether the bundle trains in mixed precision; None where only running tells."""
+    value = config.get(parts.amp) if parts.amp else False
+    return None if is_expression(value) or not isinstance(value, bool | int) else bool(value)

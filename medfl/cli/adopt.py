@@ -1,0 +1,48 @@
+"""``medfl adopt``: a stock MONAI bundle as a site of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfl.cli.plugin_options import Disabled, PluginFiles, load
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the copy is to be: an empty folder, or none yet.")],
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="What is learned, where it is not to be recognised: multiclass, binary, multilabel, regression, "
+            "survival, segmentation or overlapping_segmentation.",
+            show_default="recognised",
+        ),
+    ] = None,
+    plugin: PluginFiles = None,
+    no_plugin: Disabled = None,
+) -> None:
+    """Copy a stock MONAI bundle, and add what a federation over it needs.
+
+    The bundle is read as text: nothing in it is imported, instantiated, evaluated or loaded. What can't be told, or
+    can't be done in a federation, is refused by name.
+    """
+    from medfl.bundle.adopt import OVERLAY, PAGE, adopt
+    from medfl.bundle.check.report import visible
+
+    registry = load(plugin, no_plugin)
+    adoption = adopt(bundle, out, objective, [registry.methods[name] for name in sorted(registry.methods)])
+    learned = adoption.objective
+    typer.echo(f"objective: {learned.kind}{' (given)' if learned.chosen else ''}")
+    for sign in learned.signs:
+        typer.echo(f"  {visible(sign.text)}{'' if learned.kind in sign.kinds else ': speaks against it'}")
+    enter = " and ".join(filter(None, (adoption.cases.train, adoption.cases.validation))) or "dataset_dir"
+    typer.echo(f"a site's cases enter at: {visible(enter)}")
+    for pattern in adoption.cases.needs:
+        typer.echo(f"  its folder holds {visible(pattern)}")
+    typer.echo(f"left out: {len(adoption.ignored)} parts, see the page")
+    typer.echo(f"wrote {out / OVERLAY}\nwrote {out / PAGE}")
+    typer.echo(f"Next: read the page, and check the code: medfl check-bundle {out}")
+    typer.echo(f"Then: medfl run {out} --dataset-dir D --method fedavg, with a folder in D for each site")

@@ -1,0 +1,343 @@
+"""Adopted bundles in federations: methods that fit train them, on any number of workers, and sites take them home."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+import zoo_shapes
+from damage import edit
+from fault_harness import Child
+from loopback import BUNDLE, Loopback, write_site_file
+from monai.bundle import ConfigParser
+from zoo_sites import SITES, make_sites
+
+from medfl.bundle.adopt import adopt
+from medfl.bundle.adopt.bundle import AdoptedBundle
+from medfl.bundle.adopt.site import AdoptedSite
+from medfl.bundle.adopt.task import Schedule
+from medfl.bundle.client_algo import MedflAlgo
+from medfl.bundle.federation import read_federation
+from medfl.deploy.offer import make_offer
+from medfl.deploy.site_file import read_site_file
+from medfl.errors import DataError, SettingsError
+from medfl.plugins import load_plugins
+from medfl.runs.simulation import simulate
+from medfl.utils.wire import digest
+
+WEIGHTS = {zoo_shapes.brain_tumours: "best.pt"}
+"""Where a shape of a bundle has its weights, if not by convention."""
+
+
+def read(folder, name="run", **options):
+    """The federation of an adopted bundle ``out`` over the sites ``D`` in a folder."""
+    places = {"bundle_root": str(folder / "out"), "dataset_dir": str(folder / "D"), "output_dir": str(folder / name)}
+    return read_federation(folder / "out", {"rounds": 2, "device": "cpu"} | places | options)
+
+
+def federate(folder, name="run", **options):
+    return read(folder, name, **options).simulate()
+
+
+def adopted(shape, folder, count=3):
+    """A bundle of a shape, adopted, and two sites for it."""
+    adopt(shape(folder / "stock"), folder / "out")
+    make_sites(shape, folder / "D", count)
+    return folder
+
+
+def bits(result):
+    """A digest of every model of a run."""
+    return {
+        (site, kind): digest(model.tensors) for site, models in result.models.items() for kind, model in models.items()
+    }
+
+
+def scores(folder, metric):
+    """(round, site, model, split) to value of a metric."""
+    with open(folder / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == metric]
+    return {(int(row["round"]), row["site"], row["model"], row["split"]): float(row["value"]) for row in rows}
+
+
+def alone(bundle, folder, weights, **changes):
+    """What the stock bundle's own evaluator says of weights, as MONAI builds it."""
+    parser = ConfigParser()
+    parser.read_config(str(bundle / "configs" / "train.json"))
+    parser["dataset_dir"], parser["device"] = str(folder), torch.device("cpu")
+    parser["validate#handlers"], parser["validate#dataloader#num_workers"] = None, 0
+    for id_, value in changes.items():
+        parser[id_] = value
+    network = parser.get_parsed_content("network")
+    network.load_state_dict(weights)
+    evaluator = parser.get_parsed_content("validate#evaluator")
+    evaluator.run()
+    return evaluator.state.metrics
+
+
+@pytest.fixture
+def tools(tmp_path):
+    return adopted(zoo_shapes.tools, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "method", "options"),
+    [
+        (zoo_shapes.spleen, "fedbn", {}),
+        (zoo_shapes.tools, "ditto", {}),
+        (zoo_shapes.brain_tumours, "fedprox", {}),
+        (zoo_shapes.in_body, "fedkper", {}),
+        (zoo_shapes.hippocampus, "fedavg", {"rounds": 1}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_each_shape_trains_and_is_scored_by_itself(shape, method, options, tmp_path):
+    result = federate(adopted(shape, tmp_path, 5 if shape is zoo_shapes.hippocampus else 3), method=method, **options)
+    assert result.outcome.status == "finished"
+    own = scores(tmp_path / "run", f"bundle_{'val_auc' if shape is zoo_shapes.in_body else 'val_mean_dice'}")
+    assert {(site, split) for _, site, _, split in own} >= {("north", "val"), ("south", "val")}
+    assert all(0 <= value <= 1 for value in own.values())
+    for site in ("north", "south"):
+        taken = torch.load(
+            tmp_path / "run" / "sites" / site / "models" / WEIGHTS.get(shape, "model.pt"), weights_only=True
+        )
+        model = result.models[site].get("personal") or result.models[site]["global"]
+        assert digest(taken) == digest(model.tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedprox", "ditto", "fedbn", "fedkper", "local", "centralized", "fedadam"]
+)
+@pytest.mark.parametrize("shape", SITES, ids=lambda shape: shape.__name__)
+def test_every_method_trains_every_shape(shape, method, tmp_path):
+    result = federate(adopted(shape, tmp_path, 5), method=method)
+    assert result.outcome.status == "finished"
+
+
+def test_the_numbers_are_those_of_the_bundle_alone(tools):
+    """For each site and the global model, exactly: what the stock bundle prints for the site's folder."""
+    result = federate(tools)
+    own, dice = scores(tools / "run", "bundle_val_mean_dice"), scores(tools / "run", "dice")
+    weights = result.models["north"]["global"].tensors
+    for site in ("north", "south"):
+        (printed,) = alone(tools / "stock", tools / "D" / site, weights).values()
+        assert own[2, site, "global", "val"] == printed
+        assert dice[2, site, "global", "val"] == pytest.approx(printed, abs=1e-6)
+
+
+def test_what_evaluate_scores_is_the_test(tmp_path):
+    """The bundle's `evaluate` has a list of its own, and weights of another name."""
+    adopted(zoo_shapes.brain_tumours, tmp_path, 1)
+    result = federate(tmp_path, rounds=1)
+    own = scores(tmp_path / "run", "bundle_val_mean_dice")
+    assert {split for _, _, _, split in own} == {"val", "test"}
+    key = "$monai.data.load_decathlon_datalist(@data_list_file_path, data_list_key='testing', base_dir=@dataset_dir)"
+    folder, weights = tmp_path / "D" / "north", result.models["north"]["global"].tensors
+    changes = {"validate#dataset#data": key, "data_list_file_path": str(folder / "datalist.json")}
+    (printed,) = alone(tmp_path / "stock", folder, weights, **changes).values()
+    assert own[1, "north", "global", "test"] == printed
+    taken = torch.load(tmp_path / "run" / "sites" / "north" / "models" / "best.pt", weights_only=True)
+    assert digest(taken) == digest(weights)
+
+
+def test_neither_workers_nor_loaders_nor_caches_change_a_bit(tools):
+    first = federate(tools)
+    for number, options in enumerate(({"workers": 2, "cache": "none"}, {"loaders": 2, "cache": "disk"})):
+        other = federate(tools, f"other{number}", **options)
+        assert bits(other) == bits(first)
+        for metric in ("dice", "bundle_val_mean_dice", "loss"):
+            assert scores(tools / f"other{number}", metric) == scores(tools / "run", metric)
+    assert list((tools / "D" / "north" / ".medfl_cache").glob("*/*.safetensors"))
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(tools):
+    whole = federate(tools)
+
+    def killed():
+        run = read(tools, "killed")._prepare(load_plugins())
+        run.on_round = lambda round_, rows: os.kill(os.getpid(), signal.SIGKILL)
+        simulate(run)
+
+    Child(killed).end()
+    assert not (tools / "killed" / "summary.json").exists()
+    again = federate(tools, "killed")
+    assert bits(again) == bits(whole)
+    assert scores(tools / "killed", "dice") == scores(tools / "run", "dice")
+
+
+def test_a_change_of_a_sites_files_is_another_run(tools):
+    federate(tools, rounds=1)
+    masks = tools / "D" / "north" / "train" / "masks"
+    shutil.copy(masks / "0.png", masks / "1.png")
+    with pytest.raises(Exception, match=r"data was .* now"):
+        federate(tools)
+
+
+def test_a_site_takes_the_stock_bundle_home_and_its_inference_runs_unchanged(tmp_path):
+    adopted(zoo_shapes.spleen, tmp_path)
+    result = federate(tmp_path, rounds=1)
+    home, stock = tmp_path / "run" / "sites" / "north", tmp_path / "stock"
+    for path in stock.rglob("*"):
+        if path.is_file():
+            assert (home / path.relative_to(stock)).read_bytes() == path.read_bytes()
+    assert not (home / "configs" / "federate.json").exists()
+    parser = ConfigParser()
+    parser.read_config(str(home / "configs" / "inference.json"))
+    parser["bundle_root"], parser["dataset_dir"] = str(home), str(tmp_path / "D" / "north")
+    evaluator = parser.get_parsed_content("evaluator")
+    evaluator.run()
+    (pred,) = [item["pred"] for item in evaluator.state.output]
+    assert pred.shape == (2, *evaluator.state.output[0]["image"].shape[1:])
+    loaded = parser.get_parsed_content("network").state_dict()
+    weights = result.models["north"]["global"].tensors
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+
+
+def test_options_reach_every_site(tools):
+    """The optimiser's rate and a transform's size are the run's; what nobody uses is refused."""
+    run = read(tools, **{"optimizer#lr": "$1 / 2", "loss#smooth_nr": 0.5, "settings#batch_size": 3})
+    assert run.task.loss.smooth_nr == 0.5
+    assert run.task.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5
+    sizes = {"train#preprocessing#transforms#2#spatial_size": [8, 8]}
+    site = AdoptedSite(AdoptedBundle(tools / "out", sizes), tools / "D" / "north", "north")
+    rows = site.lists().train
+    assert site.parts().train_preprocessing(rows[0])["image"].shape == (3, 8, 8)
+    with pytest.raises(SettingsError, match="unknown option '--optimizer#lrr'"):
+        read(tools, **{"optimizer#lrr": 0.5})
+
+
+def test_the_schedule_takes_a_step_a_round(tmp_path):
+    """The bundle's: a cosine over 300 steps, lr (1 + cos(pi t / 300)) / 2."""
+    adopted(zoo_shapes.brain_tumours, tmp_path)
+    shares = Schedule(AdoptedBundle(tmp_path / "out"))
+    expected = [0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 300)).item()) for step in range(301)]
+    assert [shares(round_) for round_ in (301, 1, 2, 151)] == pytest.approx(
+        [expected[k] for k in (300, 0, 1, 150)], abs=1e-6
+    )
+    scheduled, constant = read(tmp_path).task, read(tmp_path, schedule="off").task
+    rates = [
+        task.in_round(151, 1.0).optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"]
+        for task in (scheduled, constant)
+    ]
+    assert rates == pytest.approx([0.00005, 0.0001])
+    with pytest.raises(SettingsError, match="unknown schedule 'restart'"):
+        read(tmp_path, schedule="restart")
+
+
+def test_a_method_that_needs_more_than_the_task_has_is_refused(tools):
+    with pytest.raises(SettingsError, match="needs 'class_labels'.*'segmentation' lacks"):
+        federate(tools, method="feddisco")
+    with pytest.raises(SettingsError, match="needs 'features'.*has no `feature_layers`"):
+        federate(tools, method="fedskd")
+
+
+def test_the_same_case_at_two_sites_is_refused_or_allowed_by_name(tools):
+    for part in ("inputs", "masks"):
+        place = tools / "D" / "south" / "val" / part
+        shutil.copy(tools / "D" / "north" / "train" / part / "0.png", place / "9.png")
+    with pytest.raises(DataError, match="1 identical image in both north/training and south/validation"):
+        federate(tools)
+    federate(tools, allow_leaks=["pixels"], rounds=1)
+    assert "identical image" in json.loads((tools / "run" / "summary.json").read_text())["leaks"][0]
+
+
+def test_a_folder_that_lacks_what_the_bundle_reads_is_refused(tools):
+    shutil.rmtree(tools / "D" / "south" / "val" / "masks")
+    with pytest.raises(DataError, match=r"site 'south' lacks what the bundle reads: expected val/masks/\*.png"):
+        federate(tools)
+
+
+def test_a_transform_that_returns_nothing_is_named_by_row(tools):
+    def change(config):
+        config["train"]["preprocessing"]["transforms"].append({"_target_": "Lambda", "func": "$lambda item: None"})
+
+    edit(tools / "out", "train.json", change)
+    with pytest.raises(DataError, match="row 0 of site 'north', split 'training'"):
+        federate(tools)
+
+
+def test_what_the_loop_has_no_place_for_is_refused(tools):
+    train = json.loads((tools / "out" / "configs" / "train.json").read_text())
+    edit(
+        tools / "out",
+        "train.json",
+        lambda c: c["train"]["inferer"].update(_target_="SlidingWindowInferer", roi_size=[8, 8]),
+    )
+    with pytest.raises(SettingsError, match="trains through a SlidingWindowInferer: expected SimpleInferer"):
+        read(tools)
+    (tools / "out" / "configs" / "train.json").write_text(json.dumps(train))
+    run = read(tools)
+    run.public = "public"
+    with pytest.raises(SettingsError, match="has no public data"):
+        run.simulate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_between_machines_the_bits_are_the_same(method, tmp_path):
+    adopt(zoo_shapes.tools(tmp_path / "stock"), tmp_path / BUNDLE)
+    shutil.copytree(tmp_path / BUNDLE, tmp_path / "out")
+    make_sites(zoo_shapes.tools, tmp_path / "D")
+    places = {"server": None, "north": tmp_path / "D" / "north", "south": tmp_path / "D" / "south"}
+    files = {
+        name: read_site_file(write_site_file(tmp_path / name, name, tmp_path / BUNDLE, data, shared_test=False))
+        for name, data in places.items()
+    }
+    offer = make_offer(tmp_path / BUNDLE, {"rounds": 2, "method": method}, "one", ["north", "south"], 5)
+    folder, progress = Loopback(files).serve(offer)
+    assert progress.state == "finished"
+    here = federate(tmp_path, method=method)
+    for metric in ("dice", "bundle_val_mean_dice"):
+        assert scores(folder, metric) == scores(tmp_path / "run", metric)
+    for site in ("north", "south"):
+        home = files[site].state / "runs" / "one" / "bundle"
+        taken = torch.load(home / "models" / "model.pt", weights_only=True)
+        model = here.models[site].get("personal") or here.models[site]["global"]
+        assert digest(taken) == digest(model.tensors)
+        assert (home / "configs" / "train.json").read_bytes() == (tmp_path / "stock/configs/train.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_monais_client_interface_trains_an_adopted_site_with_the_runs_bits(tools):
+    """One round of fedavg over one site is that site's training."""
+    shutil.rmtree(tools / "D" / "south")
+    result = federate(tools, rounds=1)
+    algo = MedflAlgo(tools / "out", tools / "D", "north", send_weight_diff=False, device="cpu")
+    algo.initialize()
+    algo.train(algo.get_weights())
+    weights = algo.get_weights().weights
+    assert digest(weights) == digest(result.models["north"]["global"].tensors)
+    own = algo.evaluate(algo.get_weights()).metrics
+    assert own["bundle_val_mean_dice"] == scores(tools / "run", "bundle_val_mean_dice")[1, "north", "global", "val"]
+
+
+def test_the_page_says_which_methods_fit(tmp_path):
+    registry = load_plugins()
+    methods = [registry.methods[name] for name in sorted(registry.methods)]
+    adopt(zoo_shapes.spleen(tmp_path / "spleen"), tmp_path / "masks", methods=methods)
+    adopt(zoo_shapes.in_body(tmp_path / "frames"), tmp_path / "classes", methods=methods)
+    for out, misfits in (("masks", {"feddisco", "fedfed", "fedsdc"}), ("classes", {"fedfed", "fedtpf"})):
+        text = (tmp_path / out / "docs" / "federate.md").read_text()
+        fit, depends, misfit = text.split("## Which methods fit")[1].split("## What is left out")[0].split("\n\nThese ")
+        assert "- `fedavg`" in fit
+        assert "- `fedskd` needs `features`" in depends
+        assert all(f"- `{name}` needs" in misfit for name in misfits)
+        assert ("- `feddisco`" in fit) == (out == "classes")
+
+
+def test_monais_own_command_says_what_it_would_pass_over(tools, monkeypatch):
+    """It sets ids of the configuration that the run was read from, and not of those that the sites parse."""
+    program = str(tools / "monai" / "bundle" / "__main__.py")
+    monkeypatch.setattr("sys.argv", [program, "run", "--dataset_dir", "D", "--rounds", "1", "--optimizer#lr", "0.1"])
+    with pytest.raises(SystemExit):
+        read(tools).run()
+    monkeypatch.setattr("sys.argv", [program, "run", "--dataset_dir", "D", "--rounds", "1"])
+    read(tools, rounds=1).run()
+    changed = read(tools, overrides={"optimizer#lr": 0.5}).task
+    assert changed.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5

@@ -1,0 +1,214 @@
+"""An adopted bundle at a site: only what is needed is built, of the site's own folder, and scores are the bundle's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+import zoo_shapes
+from damage import edit, put
+from monai.bundle import ConfigParser
+from monai.inferers import SimpleInferer, SlidingWindowInferer
+from monai.utils import set_determinism
+from PIL import Image
+
+from medfl.bundle.adopt import OVERLAY, adopt
+from medfl.bundle.adopt.bundle import AdoptedBundle
+from medfl.bundle.adopt.site import AdoptedSite
+from medfl.errors import DataError, SettingsError
+
+
+def volumes(folder, count):
+    """Made-up volumes with a ball in each, in a folder as the bundle expects it."""
+    rng = np.random.default_rng(count)
+    for part in ("imagesTr", "labelsTr"):
+        (folder / part).mkdir(parents=True)
+    for case in range(count):
+        mask = np.zeros((24, 24, 20), np.uint8)
+        mask[6:16, 6:16, 5:14] = 1
+        image = (mask * 100 + rng.normal(0, 10, mask.shape)).astype(np.float32)
+        for part, array in (("imagesTr", image), ("labelsTr", mask)):
+            nibabel.save(nibabel.Nifti1Image(array, np.diag([1.5, 1.5, 2.0, 1.0])), folder / part / f"c{case}.nii.gz")
+    return folder
+
+
+def pictures(folder, count):
+    """Made-up colour pictures with a square each, for training and validation."""
+    rng = np.random.default_rng(count)
+    for side in ("train", "val"):
+        for part in ("inputs", "masks"):
+            (folder / side / part).mkdir(parents=True)
+        for case in range(count):
+            mask = np.zeros((16, 16), np.uint8)
+            mask[4 : 8 + case, 5:12] = 1
+            image = rng.integers(0, 60, (16, 16, 3), np.uint8) + 150 * mask[..., None]
+            Image.fromarray(image.astype(np.uint8)).save(folder / side / "inputs" / f"{case}.png")
+            Image.fromarray(mask).save(folder / side / "masks" / f"{case}.png")
+    return folder
+
+
+def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
+    """The bundle keeps nine for validation: alone over this folder it would train on none."""
+    adopt(spleen, tmp_path / "out")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 8), "north")
+    train, validation, _ = site.lists()
+    assert validation is None
+    names = [f"c{case}.nii.gz" for case in range(8)]
+    assert [row["image"] for row in train] == [str(tmp_path / "north" / "imagesTr" / name) for name in names]
+    assert [row["label"] for row in train] == [str(tmp_path / "north" / "labelsTr" / name) for name in names]
+
+
+def test_the_parts_are_the_bundles(spleen, tmp_path):
+    adopt(spleen, tmp_path / "out")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 2), "north")
+    parts = site.parts()
+    assert isinstance(parts.train_inferer, SimpleInferer)
+    assert isinstance(parts.val_inferer, SlidingWindowInferer)
+    assert (parts.amp, parts.prepare_batch) == (True, None)
+    torch.manual_seed(0)
+    first = parts.network()
+    torch.manual_seed(0)
+    second = parts.network()
+    assert first is not second
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    optimizer = parts.optimizer(first.parameters())
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.param_groups[0]["lr"] == 0.0001
+    rows, *_ = site.lists()
+    patches = parts.train_preprocessing(rows[0])
+    assert [tuple(patch["image"].shape) for patch in patches] == [(1, 16, 16, 16)] * 4
+    case = parts.val_preprocessing(rows[0])
+    outputs = parts.val_inferer(case["image"][None], first)
+    assert outputs.shape == (1, 2, *case["image"].shape[1:])
+    loss = parts.loss(outputs, case["label"][None])
+    assert torch.isfinite(loss)
+
+
+def test_neither_trainer_nor_data_sets_are_built(spleen, tmp_path):
+    marker = tmp_path / "ran"
+    text = f"$open({str(marker)!r}, 'w') and 4"
+
+    def change(config):
+        config["train"]["trainer"]["max_epochs"] = text
+        config["train"]["dataset"]["num_workers"] = text
+        config["run"] = config["initialize"] = [text]
+
+    edit(spleen, "train.json", change)
+    adopt(spleen, tmp_path / "out")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 2), "north")
+    site.lists()
+    site.parts()
+    assert not marker.exists()
+
+
+def test_what_a_bundle_does_first_leaves_the_generators(spleen, tmp_path):
+    edit(spleen, "train.json", lambda c: c["initialize"].append("$os.environ.__setitem__('MADE_UP_BUNDLE', '1')"))
+    adopt(spleen, tmp_path / "out")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north")
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    try:
+        site.bundle.initialize()
+        assert os.environ.pop("MADE_UP_BUNDLE") == "1"
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.random.get_state()[1].tolist() == before[1]
+        assert random.getstate() == before[2]
+    finally:
+        set_determinism(None)
+        torch.set_rng_state(before[0])
+
+
+def test_scores_are_those_that_the_bundle_prints_alone(tmp_path):
+    bundle = zoo_shapes.tools(tmp_path / "tools")
+    adopt(bundle, tmp_path / "out")
+    folder = pictures(tmp_path / "north", 3)
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
+    train, validation, _ = site.lists()
+    assert (len(train), len(validation)) == (3, 3)
+    torch.manual_seed(1)
+    network = site.parts().network()
+    scores = site.score(network, validation)
+
+    parser = ConfigParser()  # the bundle alone, as MONAI runs it
+    parser.read_config(str(bundle / "configs" / "train.json"))
+    parser["dataset_dir"], parser["device"] = str(folder), torch.device("cpu")
+    parser["validate#handlers"], parser["validate#dataloader#num_workers"] = None, 0
+    parser.get_parsed_content("network").load_state_dict(network.state_dict())
+    alone = parser.get_parsed_content("validate#evaluator")
+    alone.run()
+    assert scores == alone.state.metrics
+    assert 0 <= scores["val_mean_dice"] <= 1
+
+
+def test_a_site_has_a_list_of_its_own_in_place_of_the_bundles(tmp_path):
+    bundle = zoo_shapes.brain_tumours(tmp_path / "brats")
+    adopt(bundle, tmp_path / "out")
+    case = {"image": ["a_0.nii.gz", "a_1.nii.gz"], "label": "a_seg.nii.gz"}
+    put(tmp_path, "north/datalist.json", json.dumps({"training": [case], "validation": [case, case], "testing": []}))
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), tmp_path / "north", "north")
+    train, validation, _ = site.lists()
+    assert (len(train), len(validation)) == (1, 2)
+    assert [str(name) for name in train[0]["image"]] == [str(tmp_path / "north" / f"a_{n}.nii.gz") for n in (0, 1)]
+
+
+def test_text_of_a_sites_list_is_never_evaluated(tmp_path, in_body):
+    marker = tmp_path / "ran"
+    adopt(in_body, tmp_path / "out")
+    rows = [{"image": f"$open({str(marker)!r}, 'w')", "label": f"$open({str(marker)!r}, 'w')"}]
+    for name in ("train_samples.json", "val_samples.json"):
+        put(tmp_path, f"north/{name}", json.dumps(rows))
+    train, *_ = AdoptedSite(AdoptedBundle(tmp_path / "out"), tmp_path / "north", "north").lists()
+    assert train[0]["label"] == rows[0]["label"]
+    assert not marker.exists()
+
+
+def test_a_site_that_lacks_what_the_bundle_reads_is_refused(spleen, tmp_path):
+    adopt(spleen, tmp_path / "out")
+    folder = volumes(tmp_path / "north", 1)
+    shutil.rmtree(folder / "labelsTr")
+    with pytest.raises(DataError, match=r"'north' lacks what the bundle reads: expected labelsTr/\*.nii.gz"):
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
+
+
+def test_a_list_that_can_not_be_made_names_no_file(tmp_path, in_body):
+    adopt(in_body, tmp_path / "out")
+    for name in ("train_samples.json", "val_samples.json"):
+        put(tmp_path, f"north/{name}", '[{"image": "Jane_Doe.png"}]')
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), tmp_path / "north", "north")
+    with pytest.raises(DataError, match="'train#dataset#data' can't be made of its folder") as error:
+        site.lists()
+    assert "Jane" not in str(error.value)
+    put(tmp_path, "north/train_samples.json", "[]")
+    with pytest.raises(DataError, match="'north' has no cases: 'train#dataset#data' is an empty list"):
+        site.lists()
+
+
+def test_what_was_not_adopted_or_changed_since_is_refused(spleen, tmp_path):
+    folder = volumes(tmp_path / "north", 1)
+    with pytest.raises(SettingsError, match="is no adopted bundle"):
+        AdoptedSite(AdoptedBundle(spleen), folder, "north")
+    adopt(spleen, tmp_path / "out")
+    edit(tmp_path / "out", "train.json", lambda c: c.pop("loss"))
+    with pytest.raises(SettingsError, match="lacks ids that 'configs/federate.json' names: loss"):
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
+    assert (tmp_path / "out" / OVERLAY).is_file()
+
+
+def test_an_optimiser_with_groups_of_parameters_is_refused(spleen, tmp_path):
+    groups = "$[{'params': [p], 'lr': 0.1 * n} for n, p in enumerate(@network.parameters())]"
+    edit(spleen, "train.json", lambda c: c["optimizer"].update(params=groups))
+    adopt(spleen, tmp_path / "out")
+    with pytest.raises(SettingsError, match="one parameter group"):
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north").parts()
+
+
+def test_code_of_the_bundle_that_fails_is_named(spleen, tmp_path):
+    edit(spleen, "train.json", lambda c: c["loss"].update(no_such_argument=1))
+    adopt(spleen, tmp_path / "out")
+    with pytest.raises(SettingsError, match="'loss' of the bundle can't be built"):
+        AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north").parts()
