@@ -21,7 +21,7 @@ from medfl.core.carrier import MethodFactory
 from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
 from medfl.deploy.offer import Here, Offer, bundle_hash, bundle_version, describe_bundle, differences
-from medfl.deploy.overrides import check_overrides
+from medfl.deploy.overrides import FACTS, check_overrides
 from medfl.deploy.policy import check_run, tightened
 from medfl.deploy.site_file import SiteBundle, SiteFile
 from medfl.errors import RefusedError, SettingsError, did_you_mean
@@ -36,17 +36,13 @@ from medfl.types import Meta
 logger = logging.getLogger(__name__)
 
 
-FACTS = ("num_classes", "in_channels", "size", "spatial_dims")
-"""Ids that a bundle reads from a data set at hand; across machines the offer says them."""
-
-
 def facts_of(bundle: Meta) -> tuple[str, ...]:
-    """Those of `FACTS` that an offer of a bundle says: a stock bundle that was adopted has none of them.
+    """Those of `FACTS` that an offer of a bundle says; of a stock bundle that was adopted none.
 
     Args:
         bundle: What its files say (`medfl.runs.provenance.bundle_values`).
     """
-    return () if ADOPTED in bundle else FACTS
+    return () if ADOPTED in bundle else tuple(name for name in FACTS if name in bundle)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +113,10 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
 def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
     """The run as this participant's own bundle describes it. `FACTS` are the offer's: nobody's data decide them."""
     bundle = bundle_values(folder)
-    lacking = sorted(set(facts_of(bundle)) - set(overrides))
+    needed = facts_of(bundle)
+    lacking = sorted(set(needed) - set(overrides))
     if lacking:
-        raise RefusedError(f"Expected the offer to say {', '.join(FACTS)}; it lacks {', '.join(lacking)}.")
+        raise RefusedError(f"Expected the offer to say {', '.join(needed)}; it lacks {', '.join(lacking)}.")
     own: Meta = {"bundle_root": str(folder), "dataset_dir": str(data or folder / "no-data"), "device": site_file.device}
     if data is None and "regions" in bundle:
         own["regions"] = None  # they lie beside the data; only sites reckon with them

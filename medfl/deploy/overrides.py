@@ -26,9 +26,10 @@ LOCAL = local_fields(run_fields())
 RUN = frozenset({"method", "method_args", *run_fields()}) - LOCAL
 """A run's method, and its settings that `medfl.settings.Remote` marks."""
 
-TASK = frozenset(
-    {"num_classes", "in_channels", "size", "spatial_dims", "mean", "std", "metrics", "network_name", "schedule"}
-)  # fmt: skip
+FACTS = ("num_classes", "in_channels", "size", "spatial_dims", "channels", "spacing", "window")
+"""Ids that a bundle, if it has them, reads from a data set at hand; across machines the offer says them."""
+
+TASK = frozenset({*FACTS, "mean", "std", "metrics", "network_name", "schedule"})
 """Ids of what is learned."""
 
 PARTS = ("optimizer", "networks", "loss")
