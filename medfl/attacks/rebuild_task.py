@@ -57,8 +57,8 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
         raise StoreError(f"expected a configuration in '{bundles[0] / CONFIG}': {error}. Put the file back.") from None
     if "task" not in parser:
         raise StoreError(
-            f"The run in '{record.folder}' trained a stock bundle that was adopted, and no attack knows the scale of its "
-            "images: expected a run of one of medfl's own bundles. Attack such a run."
+            f"The run in '{record.folder}' trained a stock bundle that was adopted, and no attack knows the scale of "
+            "its images: expected a run of one of medfl's own bundles. Attack such a run."
         )
     own = {"bundle_root": str(bundles[0]), "dataset_dir": str(data_folder), "device": "cpu"}
     parser.update(pairs=own | {"class_weights": None, "network": "@network_def"})
