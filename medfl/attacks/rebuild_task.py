@@ -42,7 +42,7 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
         data_folder: Where its data are now.
 
     Raises:
-        StoreError: If the run has no bundle, or its configuration is damaged.
+        StoreError: If the run has no bundle or an adopted one, or its configuration is damaged.
     """
     bundles = homes(record)
     if not bundles:
@@ -55,6 +55,11 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
         parser.read_config(str(bundles[0] / CONFIG))
     except (ValueError, OSError) as error:
         raise StoreError(f"expected a configuration in '{bundles[0] / CONFIG}': {error}. Put the file back.") from None
+    if "task" not in parser:
+        raise StoreError(
+            f"The run in '{record.folder}' trained a stock bundle that was adopted, and no attack knows the scale of "
+            "its images: expected a run of one of medfl's own bundles. Attack such a run."
+        )
     own = {"bundle_root": str(bundles[0]), "dataset_dir": str(data_folder), "device": "cpu"}
     parser.update(pairs=own | {"class_weights": None, "network": "@network_def"})
     return parser, bundles[0]

@@ -17,6 +17,7 @@ from loopback import BUNDLE, Loopback, write_site_file
 from monai.bundle import ConfigParser
 from zoo_sites import SITES, make_sites
 
+from medfl.attacks.open_run import open_run
 from medfl.bundle.adopt import adopt
 from medfl.bundle.adopt.bundle import AdoptedBundle
 from medfl.bundle.adopt.site import AdoptedSite
@@ -25,7 +26,7 @@ from medfl.bundle.client_algo import MedflAlgo
 from medfl.bundle.federation import read_federation
 from medfl.deploy.offer import make_offer
 from medfl.deploy.site_file import read_site_file
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, SettingsError, StoreError
 from medfl.plugins import load_plugins
 from medfl.runs.simulation import simulate
 from medfl.utils.wire import digest
@@ -147,9 +148,9 @@ def test_what_evaluate_scores_is_the_test(tmp_path):
 
 
 def test_neither_workers_nor_loaders_nor_caches_change_a_bit(tools):
-    first = federate(tools)
+    first = federate(tools, rounds=1)
     for number, options in enumerate(({"workers": 2, "cache": "none"}, {"loaders": 2, "cache": "disk"})):
-        other = federate(tools, f"other{number}", **options)
+        other = federate(tools, f"other{number}", rounds=1, **options)
         assert bits(other) == bits(first)
         for metric in ("dice", "bundle_val_mean_dice", "loss"):
             assert scores(tools / f"other{number}", metric) == scores(tools / "run", metric)
@@ -173,9 +174,11 @@ def test_a_killed_run_goes_on_with_the_same_bits(tools):
 
 def test_a_change_of_a_sites_files_is_another_run(tools):
     federate(tools, rounds=1)
+    with pytest.raises(StoreError, match="a stock bundle that was adopted"):
+        open_run(tools / "run")
     masks = tools / "D" / "north" / "train" / "masks"
     shutil.copy(masks / "0.png", masks / "1.png")
-    with pytest.raises(Exception, match=r"data was .* now"):
+    with pytest.raises(StoreError, match=r"data was .* now"):
         federate(tools)
 
 
