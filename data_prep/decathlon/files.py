@@ -179,13 +179,17 @@ def grid_of(case: Case, channels: int) -> Grid:
         DataError: If a file is missing or damaged, has another number of channels, or the mask lies on another grid.
     """
     import nibabel
+    from nibabel.spatialimages import SpatialImage
 
     heads = []
     for path, what in ((case.image, "image"), (case.mask, "mask")):
         if not path.is_file():
             raise DataError(f"there is no file of the {what}")
         with decoding():
-            heads.append(nibabel.load(path))
+            head = nibabel.load(path)
+        if not isinstance(head, SpatialImage):
+            raise DataError(f"the file of the {what} is no volume")
+        heads.append(head)
     image, mask = heads
     axes = image.shape[:3]
     if len(axes) < 3 or np.prod(image.shape) > MOST_VOXELS * channels or min(axes) < 1:
