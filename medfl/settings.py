@@ -134,11 +134,6 @@ class Settings(Strict):
     scored while the next one trains, so that one is over as well. More rounds don't continue a run that has ended
     so."""
 
-    pictures: bool = Field(False, exclude=True)
-    """Whether each site keeps pictures of the test cases whose masks it gets worst, with outlines of reference and
-    prediction, beside its own model; the report of the run shows them. It is a site's affair whether images of its
-    patients are shown: a server can't set it, so sites on other machines keep none. It changes no number of a run."""
-
     keep_rounds: Annotated[tuple[PositiveInt, ...], Remote] = ()
     """Rounds after which the server's model is kept, in ``kept/round-N.safetensors`` of the run folder, for attacks
     later: a file as large as the model for each of them. It changes no number of a run, and may be changed when that
@@ -210,6 +205,11 @@ class Execution(Strict):
     loaders: int = Field(0, ge=0)
     """Processes that load cases of an adopted bundle ahead of training; with 0, and with several workers, the process
     that trains loads. It changes no number."""
+
+    pictures: bool = False
+    """Whether each site keeps pictures of the test cases whose masks it gets worst, with outlines of reference and
+    prediction, beside its own model; the report of the run shows them. It is a site's affair whether images of its
+    patients are shown: no server can set it, and sites on other machines keep none. It changes no number."""
 
 
 def run_fields() -> dict[str, FieldInfo]:

@@ -64,7 +64,8 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
             model = export_site(target, home, site, models, method)
             predictor = predictor_of(method, run.task, model)
-            write_predictions(target, predictor, run.sites[site].test, run.task, run.settings, facts)
+            test, pictures = run.sites[site].test, run.execution.pictures
+            write_predictions(target, predictor, test, run.task, run.settings, facts, pictures)
             written.append(target)
     return written + export_global(run.folder, home, result.outcome.models, method)
 
@@ -93,11 +94,15 @@ def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model]
 
 
 def write_predictions(
-    target: Path, predictor: nn.Module, test: Dataset, task: Task, settings: Settings, facts: Facts
+    target: Path,
+    predictor: nn.Module,
+    test: Dataset,
+    task: Task,
+    settings: Settings,
+    facts: Facts,
+    pictures: bool = False,
 ) -> None:
     """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
-
-    Pictures of the worst cases are beside it only if the settings ask for them (`medfl.runs.worst_cases`).
 
     Args:
         target: The bundle's folder.
@@ -106,6 +111,7 @@ def write_predictions(
         task: The learning problem.
         settings: The run's.
         facts: What is known of each of the images.
+        pictures: Whether pictures of the worst cases are to be beside it (`medfl.runs.worst_cases`).
     """
     if len(test):
         metrics = (*task.metrics, *task.objective.headline)
@@ -113,7 +119,7 @@ def write_predictions(
         patients = patients_of(test)
         known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
         write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
-        keep_worst(target, predictor, test, task, settings, judged)
+        keep_worst(target, predictor, test, task, settings, judged, pictures)
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:

@@ -56,9 +56,15 @@ class WorstCase:
 
 
 def keep_worst(
-    target: Path, predictor: nn.Module, test: Dataset, task: Task, settings: Settings, judged: torch.Tensor
+    target: Path,
+    predictor: nn.Module,
+    test: Dataset,
+    task: Task,
+    settings: Settings,
+    judged: torch.Tensor,
+    wanted: bool,
 ) -> None:
-    """Write `FILE` beside a site's bundle, or remove it where the settings don't ask for pictures.
+    """Write `FILE` beside a site's bundle, or remove what an earlier run left there if it is not wanted.
 
     Args:
         target: The bundle's folder.
@@ -67,8 +73,9 @@ def keep_worst(
         task: The learning problem.
         settings: The run's.
         judged: What the model says of them, (n, K), as `Objective.judged` has it.
+        wanted: Whether there should be pictures.
     """
-    if not settings.pictures or FIGURE not in task.objective.figures or not task.objective.gave_numbers(judged):
+    if not wanted or FIGURE not in task.objective.figures or not task.objective.gave_numbers(judged):
         (target / FILE).unlink(missing_ok=True)
         return
     columns = [place for place, name in enumerate(task.objective.columns(())) if name.startswith("dice_")]

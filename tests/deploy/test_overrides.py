@@ -135,9 +135,7 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
         "patience", "keep_rounds", "min_replies", "moments", "global_test", "shared_test", "balance", "norm_sync",
         "norm_bound", "networks_by_site", "describe", "privacy", "compression", "precision",
     }  # fmt: skip
-    own = {"pictures"}
-    assert set(Settings.model_fields) - own == RUN - {"method", "method_args"} == reviewed
-    assert own <= OWN, "whether images of its patients are shown is each site's affair"
+    assert set(Settings.model_fields) == RUN - {"method", "method_args"} == reviewed
     assert set(Execution.model_fields) <= OWN
     assert local_fields(Privacy.model_fields) == {"ledger", "total_epsilon"}
     assert not local_fields(Compression.model_fields)

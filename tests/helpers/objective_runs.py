@@ -14,7 +14,7 @@ from medfl.plugins import load_plugins
 from medfl.runs.home import Home
 from medfl.runs.simulation import Run, simulate
 from medfl.runs.site_bundles import export
-from medfl.settings import Settings
+from medfl.settings import Execution, Settings
 from medfl.testing.cohort import make_data
 from medfl.testing.tasks import make_task_of, told_as
 
@@ -51,7 +51,8 @@ def run_objective(
         method=method,
         make_method=lambda: registry.make_method(method, {}),
         task=task,
-        settings=Settings(rounds=rounds, batch_size=8, pictures=pictures),
+        settings=Settings(rounds=rounds, batch_size=8),
+        execution=Execution(pictures=pictures),
         sites=sites,
         folder=folder,
         classes=objective.titles,
