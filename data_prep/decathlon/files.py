@@ -180,7 +180,7 @@ def grid_of(case: Case, channels: int) -> Grid:
     """
     import nibabel
 
-    heads = []
+    heads: list[Any] = []
     for path, what in ((case.image, "image"), (case.mask, "mask")):
         if not path.is_file():
             raise DataError(f"there is no file of the {what}")
