@@ -181,7 +181,7 @@ def grid_of(case: Case, channels: int) -> Grid:
     import nibabel
     from nibabel.spatialimages import SpatialImage
 
-    heads = []
+    heads: list[Any] = []
     for path, what in ((case.image, "image"), (case.mask, "mask")):
         if not path.is_file():
             raise DataError(f"there is no file of the {what}")

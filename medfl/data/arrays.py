@@ -77,6 +77,47 @@ def channels_of(shape: Sequence[int]) -> int | None:
     )
 
 
+class ArrayRows:
+    """Some rows of a shared array: gathered once into one block of memory, or left in the file where they are large.
+
+    Args:
+        source: The array, (N, ...).
+        index: The rows, each in it, shape (n,).
+    """
+
+    def __init__(self, source: np.ndarray, index: np.ndarray) -> None:
+        self._source, self._index = source, index
+        nbytes = len(index) * int(np.prod(source.shape[1:])) * source.dtype.itemsize
+        self._block = torch.from_numpy(source[index]) if nbytes <= RESIDENT_BYTES else None
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """A new tensor (B, ...) of rows in [0, n), shape (B,)."""
+        if self._block is not None:
+            return self._block.index_select(0, rows)
+        return torch.from_numpy(np.ascontiguousarray(self._source[self._index[rows.numpy()]]))
+
+
+class ArrayMasks(ArrayRows):
+    """Masks of some rows, each in the shape that an objective wants.
+
+    Args:
+        source: The array, (N, ...), uint8.
+        index: As in `ArrayRows`.
+        shape: Of a mask.
+    """
+
+    def __init__(self, source: np.ndarray, index: np.ndarray, shape: Sequence[int]) -> None:
+        super().__init__(source, index)
+        self._shape = tuple(shape)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """A new tensor (B, *shape) of rows in [0, n), shape (B,)."""
+        return super().gather(rows).reshape(len(rows), *self._shape)
+
+
 class ArrayDataset:
     """Images and targets of one split of one site; it fulfils `medfl.types.Dataset`.
 
@@ -86,7 +127,8 @@ class ArrayDataset:
 
     Args:
         images: The shared array; see `channels_of` for its shapes. uint8, uint16 or floating.
-        targets: The target of each row of the split, shape (n, ...); integers of shape (n,) are class labels.
+        targets: The target of each row of the split, shape (n, ...); integers of shape (n,) are class labels. Masks
+            may stay in a file of their own.
         rows: The split's rows in `images`, shape (n,).
         mean: One number, or one for each channel.
         std: One number, or one for each channel, > 0.
@@ -101,7 +143,7 @@ class ArrayDataset:
     def __init__(
         self,
         images: np.ndarray,
-        targets: torch.Tensor | np.ndarray | Sequence[int],
+        targets: torch.Tensor | np.ndarray | Sequence[int] | ArrayMasks,
         rows: np.ndarray | Sequence[int],
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.5,),
@@ -109,19 +151,21 @@ class ArrayDataset:
         target_type: torch.dtype = torch.int64,
     ) -> None:
         index = np.asarray(rows, dtype=np.int64).reshape(-1)
-        held = targets.clone() if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
-        self._targets = held.to(target_type) if held.dim() == 1 else held  # masks stay small
         self._target_type = target_type
-        self.class_labels = labels_in(self._targets)
+        self._targets: torch.Tensor | ArrayMasks
+        if isinstance(targets, ArrayMasks):
+            self._targets, self.class_labels = targets, None
+        else:
+            held = targets.clone() if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
+            self._targets = held.to(target_type)
+            self.class_labels = labels_in(self._targets)
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
         _check(images, index, len(self._targets))
         self._channels = channels_of(images.shape)
         check_finite(images, index)
         self._scale, self._shift = _affine(images, self._channels, mean, std)
         self._pixels = int(np.prod(images.shape[1:]))
-        nbytes = len(index) * self._pixels * images.dtype.itemsize
-        self._source, self._index = images, index
-        self._block = torch.from_numpy(images[index]) if nbytes <= RESIDENT_BYTES else None
+        self._images = ArrayRows(images, index)
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -132,7 +176,7 @@ class ArrayDataset:
         Args:
             rows: Positions within this split, each in [0, len(self)), shape (B,), int64.
         """
-        raw = self._gather(rows)
+        raw = self._images.gather(rows)
         flat = raw.view(len(raw), self._pixels).to(torch.float32, copy=True)
         images = flat.mul_(self._scale).add_(self._shift).view(raw.shape)
         if images.dim() == 2:
@@ -142,7 +186,9 @@ class ArrayDataset:
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
         """The targets (B, ...) of rows as in `batch`; no image is read."""
-        return self._targets[rows].to(self._target_type)
+        held = self._targets
+        chosen = held.gather(rows) if isinstance(held, ArrayMasks) else held[rows]
+        return chosen.to(self._target_type)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         """One image (C, *spatial) and its target, as MONAI's loaders want them."""
@@ -150,11 +196,6 @@ class ArrayDataset:
             raise IndexError(f"row {row} is outside this split of {len(self)} images")
         images, targets = self.batch(torch.tensor([row % len(self)]))
         return {"image": images[0], "label": targets[0]}
-
-    def _gather(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._block is not None:
-            return self._block.index_select(0, rows)
-        return torch.from_numpy(np.ascontiguousarray(self._source[self._index[rows.numpy()]]))
 
 
 def check_finite(images: np.ndarray, rows: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from medfl.data.arrays import CHUNK_BYTES, ArrayMasks
 from medfl.data.datalists import Datalist
 from medfl.data.targets import STRUCTURES, integers, record_targets
 from medfl.errors import DataError
@@ -20,7 +21,7 @@ def rows_and_targets(
     objective: Objective,
     shape: Sequence[int],
     masks: np.ndarray | None = None,
-) -> tuple[np.ndarray, torch.Tensor]:
+) -> tuple[np.ndarray, torch.Tensor | ArrayMasks]:
     """Rows and targets of a split.
 
     Args:
@@ -32,7 +33,7 @@ def rows_and_targets(
         masks: The array of masks, (N, ...), with as many numbers in a row as a target has; None without any.
 
     Returns:
-        (n,), int64, and (n, *target shape); masks are uint8.
+        (n,), int64, and (n, *target shape); of masks, uint8, where they are.
 
     Raises:
         DataError: If a record is wrong, or masks are missing or of another size.
@@ -53,8 +54,10 @@ def rows_and_targets(
             f"expected masks of type uint8 and shape {list(target)} for each image at {place}, got an array "
             f"{list(masks.shape)} of {masks.dtype}. Write the masks again, a row for each image."
         )
-    chosen = torch.from_numpy(masks[rows]).reshape(len(rows), *target)
-    objective.check_targets(chosen, place)
+    chosen = ArrayMasks(masks, rows, target)
+    step = max(1, CHUNK_BYTES // max(1, masks[:1].nbytes))
+    for some in torch.arange(len(rows)).split(step) if len(rows) else ():
+        objective.check_targets(chosen.gather(some), place, int(some[0]))
     return rows, chosen
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfl.data.arrays import FEATURES, ArrayDataset, array_digest, channels_of, open_array
+from medfl.data.arrays import FEATURES, ArrayDataset, ArrayMasks, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
 from medfl.data.list_targets import check_goal, rows_and_targets
 from medfl.data.targets import STRUCTURES
@@ -280,7 +280,7 @@ def load_split(
 def _dataset(
     images: np.ndarray,
     rows: np.ndarray,
-    targets: torch.Tensor,
+    targets: torch.Tensor | ArrayMasks,
     objective: Objective,
     mean: Sequence[float],
     std: Sequence[float],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medfl.data import arrays
-from medfl.data.arrays import ArrayDataset, array_digest, open_array
+from medfl.data.arrays import ArrayDataset, ArrayMasks, array_digest, open_array
 from medfl.errors import DataError
 from medfl.types import Dataset
 
@@ -81,6 +81,18 @@ def test_a_split_that_is_too_large_to_keep_gives_the_same_numbers(monkeypatch, o
     read = ArrayDataset(images, range(4), [8, 1, 0, 2])
     rows = torch.tensor([3, 0])
     assert torch.equal(kept.batch(rows)[0], read.batch(rows)[0])
+
+
+def test_masks_are_read_like_images_and_stay_in_a_file_where_they_are_large(monkeypatch):
+    images, masks = random_images(9, 5, 6), random_images(9, 5, 6) % 3
+    index, rows = np.array([8, 1, 0, 2]), torch.tensor([3, 0])
+    kept = ArrayDataset(images, ArrayMasks(masks, index, (1, 5, 6)), index)
+    monkeypatch.setattr(arrays, "RESIDENT_BYTES", 10)
+    read = ArrayDataset(images, ArrayMasks(masks, index, (1, 5, 6)), index)
+    for data in (kept, read):
+        assert torch.equal(data.batch(rows)[1], torch.from_numpy(masks[[2, 8]])[:, None].long())
+        assert data.class_labels is None
+        assert len(data) == 4
 
 
 @pytest.mark.parametrize(
