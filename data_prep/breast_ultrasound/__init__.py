@@ -8,8 +8,8 @@ RECORDS = [
         "medfl_datasets.breast_ultrasound.spec:BreastUltrasound",
         modality="breast ultrasound",
         licence="BrEaST: CC BY 4.0; BUS-BRA: free to use and distribute, cite the paper and keep the notice",
-        summary="BUS-BRA and BrEaST, brought into one folder of images, masks and a table: ultrasound of breast "
-        "lesions from five sources. Nothing is downloaded.",
+        summary="BUS-BRA and BrEaST in one folder: masks, or benign and malignant, at five sources. Nothing is "
+        "downloaded.",
         phantom="medfl_datasets.breast_ultrasound.phantom:write_release",
     ),
 ]

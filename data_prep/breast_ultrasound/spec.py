@@ -44,9 +44,9 @@ NO_LESION = "the image is normal: it has no lesion to be benign or malignant"
 
 
 class BreastUltrasound(ImageSpec):
-    """Breast ultrasound (BUS-BRA and BrEaST in one folder): masks of lesions, or benign and malignant, at five sources.
+    """BUS-BRA and BrEaST in one folder: masks, or benign and malignant, at five sources. Nothing is downloaded.
 
-    Nothing is downloaded. The splits are those of the table, by patient. The aspect ratio is not kept.
+    The splits are those of the table, by patient. The aspect ratio is not kept.
     """
 
     dataset = "breast_ultrasound"

@@ -8,8 +8,8 @@ RECORDS = [
         "medfl_datasets.decathlon.spec:Decathlon",
         modality="CT or MRI",
         licence="as its dataset.json says; CC BY-SA 4.0 for the ten tasks",
-        summary="A task of the Medical Segmentation Decathlon, or a folder of its layout: NIfTI volumes, masks and a "
-        "dataset.json. Nothing is downloaded.",
+        summary="A task of the Medical Segmentation Decathlon: volumes with masks in one orientation. Nothing is "
+        "downloaded.",
         phantom="medfl_datasets.decathlon.phantom:write_release",
         phantom_options={"size": "16x16x16"},
     ),

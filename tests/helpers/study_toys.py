@@ -63,7 +63,7 @@ def write_run(folder: Path, options: dict[str, Any], status: str) -> None:
         "settings": {"seed": options["seed"]},
         "sites": list(sites),
         "data": str(options["dataset-dir"]),
-        "task": {"metrics": options["metrics"], "optimizer": "SGD{}"},
+        "task": {"metrics": options["metrics"], "optimizer": "SGD{}", "num_classes": 2},
     }
     folder.mkdir(parents=True, exist_ok=True)
     run = {"identity": identity, "rounds": options["rounds"], "settings": {}, "execution": {}, "versions": {}}

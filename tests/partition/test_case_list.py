@@ -10,6 +10,7 @@ import zoo_shapes
 from damage import put
 
 from medfl.bundle.adopt import adopt
+from medfl.bundle.adopt.bundle import AdoptedBundle
 from medfl.bundle.adopt.site import AdoptedSite
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
@@ -128,7 +129,8 @@ def test_the_command_deals_a_list_and_the_bundle_reads_it(tmp_path, capsys):
         main(["partition", str(source), "--out", str(tmp_path / "sites"), "--sites", "2"])
     assert not end.value.code
     assert "site-01: " in capsys.readouterr().out
-    rows = [AdoptedSite(tmp_path / "adopted", tmp_path / "sites" / f"site-0{n}", "s").lists()[0] for n in (1, 2)]
+    bundle = AdoptedBundle(tmp_path / "adopted")
+    rows = [AdoptedSite(bundle, tmp_path / "sites" / f"site-0{n}", "s").lists()[0] for n in (1, 2)]
     assert sum(map(len, rows)) == 12
     with pytest.raises(SystemExit) as end:
         main(["partition", str(source), "--out", str(tmp_path / "more"), "--val-fraction", "0.2", "--sites", "2"])

@@ -174,12 +174,18 @@ def test_a_killed_run_goes_on_with_the_same_bits(tools):
 
 def test_a_change_of_a_sites_files_is_another_run(tools):
     federate(tools, rounds=1)
-    with pytest.raises(StoreError, match="a stock bundle that was adopted"):
+    with pytest.raises(SettingsError, match="learned the objective 'segmentation'. Attacks need"):
         open_run(tools / "run")
     masks = tools / "D" / "north" / "train" / "masks"
     shutil.copy(masks / "0.png", masks / "1.png")
     with pytest.raises(StoreError, match=r"data was .* now"):
         federate(tools)
+
+
+def test_no_attack_knows_the_images_of_an_adopted_bundle(tmp_path):
+    federate(adopted(zoo_shapes.in_body, tmp_path), rounds=1)
+    with pytest.raises(StoreError, match="a stock bundle that was adopted"):
+        open_run(tmp_path / "run")
 
 
 def test_a_site_takes_the_stock_bundle_home_and_its_inference_runs_unchanged(tmp_path):
