@@ -31,8 +31,8 @@ TRAIN, EVALUATE = "train", "evaluate"
 
 
 @dataclass(frozen=True)
-class SiteParts:
-    """What a site trains with, as the bundle's configuration builds it.
+class TrainingParts:
+    """What all sites train with, as the bundle's configuration builds it.
 
     Attributes:
         network: Makes a new network on the CPU, with whatever tensors its constructor draws.
@@ -41,8 +41,6 @@ class SiteParts:
         amp: Whether the bundle trains in mixed precision.
         train_inferer: Applies a network in training; None calls it.
         val_inferer: Applies a network in validation; None calls it.
-        train_preprocessing: From a row to a training sample, or several; None takes rows as they are.
-        val_preprocessing: From a row to a validation sample.
         prepare_batch: Makes inputs and targets of a batch; None is MONAI's, keys image and label.
     """
 
@@ -52,8 +50,6 @@ class SiteParts:
     amp: bool
     train_inferer: Callable[..., Any] | None
     val_inferer: Callable[..., Any] | None
-    train_preprocessing: Callable[..., Any] | None
-    val_preprocessing: Callable[..., Any] | None
     prepare_batch: Callable[..., Any] | None
 
 
@@ -147,19 +143,16 @@ class AdoptedBundle:
                 cause = cause.__cause__
             raise SettingsError(f"'{id_}' of the bundle can't be built: {type(cause).__name__}: {cause}") from error
 
-    def parts(self, folder: Path | None = None) -> SiteParts:
-        """Build the parts of a training.
-
-        Args:
-            folder: Of a site, for what depends on ``dataset_dir``.
+    def parts(self) -> TrainingParts:
+        """Build the parts of a training; a site's transforms are its own (`medfl.bundle.adopt.site.AdoptedSite`).
 
         Raises:
             SettingsError: If the bundle's code fails, or its optimiser has several groups of parameters.
         """
-        parser = self.parser(folder)
+        parser = self.parser()
         built = {name: self.build(parser, self.ids[name]) for name in _BUILT}
-        return SiteParts(
-            network=lambda: self.build(self.parser(folder), self.ids["network"]),
+        return TrainingParts(
+            network=lambda: self.build(self.parser(), self.ids["network"]),
             optimizer=optimizer_factory(built.pop("optimizer")),
             amp=bool(built.pop("amp")),
             **built,
@@ -181,7 +174,5 @@ _BUILT = (
     "amp",
     "train_inferer",
     "val_inferer",
-    "train_preprocessing",
-    "val_preprocessing",
     "prepare_batch",
 )

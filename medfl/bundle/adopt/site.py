@@ -14,7 +14,7 @@ from monai.data import Dataset
 from monai.transforms import Compose
 from torch import nn
 
-from medfl.bundle.adopt.bundle import EVALUATE, TRAIN, AdoptedBundle, SiteParts
+from medfl.bundle.adopt.bundle import EVALUATE, TRAIN, AdoptedBundle
 from medfl.bundle.adopt.cases import check_folder
 from medfl.errors import DataError, SettingsError
 from medfl.utils.rng import pinned
@@ -69,13 +69,9 @@ class AdoptedSite:
         test = self._list(cases["test_list"], EVALUATE) if cases["test_list"] else None
         return Lists(train, validation, test)
 
-    def parts(self) -> SiteParts:
-        """Build the parts of the site's training.
-
-        Raises:
-            SettingsError: If the bundle's code fails, or its optimiser has several groups of parameters.
-        """
-        return self.bundle.parts(self._folder)
+    def train_preprocessing(self) -> Any:
+        """The transforms of a training case; None where there are none."""
+        return self.bundle.build(self.bundle.parser(self._folder), self.bundle.ids["train_preprocessing"])
 
     def preprocessing(self, kind: str = TRAIN) -> Any:
         """The transforms of a validation case, or with `EVALUATE` of a test case; None where there are none."""

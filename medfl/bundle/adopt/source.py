@@ -126,10 +126,9 @@ class AdoptedSource:
         """As `medfl.data.source.Source.site`."""
         self._bundle.initialize()
         site = AdoptedSite(self._bundle, folder, folder.name)
-        parts = site.parts()
         transforms = {
-            "training": parts.train_preprocessing,
-            "validation": parts.val_preprocessing,
+            "training": site.train_preprocessing(),
+            "validation": site.preprocessing(TRAIN),
             "test": site.preprocessing(EVALUATE),
         }
         options = {

@@ -17,7 +17,7 @@ from medfl.report.figures import svg
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.objectives.drawing import DRAWN, scatter_figure
-from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
+from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
 from medfl.report.predictions import Tested
 from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta
@@ -47,7 +47,7 @@ def agreement_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Me
         tested: Run folder, as text, to its test sets, of runs about numbers.
     """
     groups = with_predictions(groups, tested)
-    pooled = {group.label: pool for group in groups if (pool := first_seed(group, tested)) is not None}
+    pooled = first_seed(groups, tested)
     if not pooled:
         return None
     numbers = range(next(iter(pooled.values())).targets.shape[1])
@@ -61,7 +61,7 @@ def agreement_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Me
             for number in numbers
         ],
         "pictured": PICTURED,
-        "seeds": any(len({run.seed for run in group.runs}) > 1 for group in groups),
+        "seeds": several_seeds(groups),
         "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
         "over": resampled(groups, tested),
     }

@@ -12,7 +12,7 @@ from medfl.report.formats import score
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.objectives.drawing import Bin, calibration_figure
-from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
+from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
 from medfl.report.predictions import Tested
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.statistics import wilson_over_patients
@@ -43,7 +43,7 @@ def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> 
         tested: Run folder, as text, to its test sets, of runs about a finding.
     """
     groups = with_predictions(groups, tested)
-    pooled = {group.label: pool for group in groups if (pool := first_seed(group, tested)) is not None}
+    pooled = first_seed(groups, tested)
     if not pooled:
         return None
     curves = {label: calibration(pool) for label, pool in pooled.items()}
@@ -63,7 +63,7 @@ def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> 
         "metrics": METRICS,
         "picture": svg(calibration_figure(curves, group_looks(groups)), "calibration", f"Calibration. {means}."),
         "over": resampled(groups, tested),
-        "seeds": any(len({run.seed for run in group.runs}) > 1 for group in groups),
+        "seeds": several_seeds(groups),
         "width": 1 / BINS,
     }
 

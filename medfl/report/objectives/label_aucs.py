@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
-from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
+from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
 from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta
 
@@ -29,7 +29,7 @@ def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> M
         tested: Run folder, as text, to its test sets, of runs about several findings.
     """
     groups = with_predictions(groups, tested)
-    pool = next((pool for group in groups if (pool := first_seed(group, tested)) is not None), None)
+    pool = next(iter(first_seed(groups, tested).values()), None)
     if pool is None:
         return None
     rows = []
@@ -41,7 +41,7 @@ def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> M
     return {
         "rows": rows,
         "labels": [group.label for group in groups],
-        "sites": sorted({site for group in groups for run in group.runs for site in tested[str(run.folder)]}),
+        "sites": sites_of(groups, tested),
         "images": len(pool.targets),
         "over": resampled(groups, tested),
     }

@@ -17,7 +17,7 @@ from medfl.report.formats import metric_words, score
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.objectives.drawing import DRAWN, scatter_figure
-from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, with_predictions
+from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
 from medfl.report.predictions import Tested
 from medfl.report.rasters import grey_layer, outline_layer, shades, tile
 from medfl.report.section import ReportData, TemplateSection
@@ -50,7 +50,7 @@ def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta |
         tested: Run folder, as text, to its test sets, of runs about masks.
     """
     groups = with_predictions(groups, tested)
-    pooled = {group.label: pool for group in groups if (pool := first_seed(group, tested)) is not None}
+    pooled = first_seed(groups, tested)
     if not pooled:
         return None
     objective = groups[0].objective
@@ -62,7 +62,7 @@ def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta |
             if any(not pool.judged[:, _columns(objective, kind)].isnan().all() for pool in pooled.values())
         ],
         "labels": [group.label for group in groups if group.label in pooled],
-        "sites": sorted({site for group in groups for run in group.runs for site in tested[str(run.folder)]}),
+        "sites": sites_of(groups, tested),
         "distance": "voxels" if objective.spacing is None else "millimetres",
         "unit": objective.size_unit,
         "sizes": [_sizes(groups, pooled, objective, place) for place in range(len(objective.labels))],

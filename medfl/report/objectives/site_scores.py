@@ -49,7 +49,6 @@ def score_sites(group: Group, tested: Mapping[str, Sets], score: str | Score, to
         score: Name of a metric of the objective, or any other score.
         together: Whether it is wanted of all sites' cases together, too.
     """
-    sites = sorted({site for run in group.runs for site in tested[str(run.folder)]})
     by_site = {
         site: _over_runs(
             [
@@ -58,7 +57,7 @@ def score_sites(group: Group, tested: Mapping[str, Sets], score: str | Score, to
                 if (test_set := tested[str(run.folder)].get(site)) is not None
             ]
         )
-        for site in sites
+        for site in sites_of([group], tested)
     }
     defined = [interval for interval in by_site.values() if interval is not None]
     pools = [pool_group(Group(group.label, tuple(runs)), tested) for runs in by_seed(group).values() if together]
@@ -88,10 +87,26 @@ def with_predictions(groups: Sequence[Group], tested: Mapping[str, Sets]) -> lis
     return [group for group in cut if group.runs]
 
 
-def first_seed(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
-    """The test images of all sites in all folds of a group's first seed, so that everyone is there once."""
-    runs = next(iter(by_seed(group).values()))
-    return pool_group(Group(group.label, tuple(runs)), tested)
+def first_seed(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str, Tested]:
+    """Group label to the test images of all sites in all folds of the group's first seed: everyone is there once.
+
+    Groups whose models can't be pooled, or without predictions, are left out.
+    """
+    pools = {
+        group.label: pool_group(Group(group.label, tuple(next(iter(by_seed(group).values())))), tested)
+        for group in groups
+    }
+    return {label: pool for label, pool in pools.items() if pool is not None}
+
+
+def sites_of(groups: Sequence[Group], tested: Mapping[str, Sets]) -> list[str]:
+    """Names of the sites that have predictions in any of the groups' runs."""
+    return sorted({site for group in groups for run in group.runs for site in tested[str(run.folder)]})
+
+
+def several_seeds(groups: Sequence[Group]) -> bool:
+    """Whether any of the groups has runs of more than one seed, of which pictures show the first."""
+    return any(len({run.seed for run in group.runs}) > 1 for group in groups)
 
 
 def resampled(groups: Sequence[Group], tested: Mapping[str, Sets]) -> str:

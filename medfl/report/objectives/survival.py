@@ -15,7 +15,7 @@ from medfl.report.figures import looks, svg
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
 from medfl.report.objectives.drawing import survival_figure
-from medfl.report.objectives.site_scores import resampled, score_sites, with_predictions
+from medfl.report.objectives.site_scores import resampled, score_sites, several_seeds, sites_of, with_predictions
 from medfl.report.predictions import Tested
 from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta
@@ -48,13 +48,12 @@ def survival_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Met
     if not groups:
         return None
     scores = {group.label: score_sites(group, tested, "c_index", together=True) for group in groups}
-    seeds = any(len({run.seed for run in group.runs}) > 1 for group in groups)
     return {
         "scores": scores,
-        "sites": sorted({site for scored in scores.values() for site in scored.by_site}),
+        "sites": sites_of(groups, tested),
         "pictures": [_drawn(group, tested, place) for place, group in enumerate(groups)],
         "over": resampled(groups, tested),
-        "seeds": seeds,
+        "seeds": several_seeds(groups),
     }
 
 

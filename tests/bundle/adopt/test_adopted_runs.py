@@ -113,7 +113,7 @@ def test_each_shape_trains_and_is_scored_by_itself(shape, method, options, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedprox", "ditto", "fedbn", "fedkper", "local", "centralized", "fedadam"]
+    "method", ["fedavg", "fedprox", "ditto", "fedbn", "scaffold", "local", "centralized", "fedadam"]
 )
 @pytest.mark.parametrize("shape", SITES, ids=lambda shape: shape.__name__)
 def test_every_method_trains_every_shape(shape, method, tmp_path):
@@ -216,7 +216,7 @@ def test_options_reach_every_site(tools):
     sizes = {"train#preprocessing#transforms#2#spatial_size": [8, 8]}
     site = AdoptedSite(AdoptedBundle(tools / "out", sizes), tools / "D" / "north", "north")
     rows = site.lists().train
-    assert site.parts().train_preprocessing(rows[0])["image"].shape == (3, 8, 8)
+    assert site.train_preprocessing()(rows[0])["image"].shape == (3, 8, 8)
     with pytest.raises(SettingsError, match="unknown option '--optimizer#lrr'"):
         read(tools, **{"optimizer#lrr": 0.5})
 

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 
-import nibabel
 import numpy as np
 import pytest
 import torch
@@ -16,41 +15,12 @@ from damage import edit, put
 from monai.bundle import ConfigParser
 from monai.inferers import SimpleInferer, SlidingWindowInferer
 from monai.utils import set_determinism
-from PIL import Image
+from zoo_sites import pictures, volumes
 
 from medfl.bundle.adopt import OVERLAY, adopt
 from medfl.bundle.adopt.bundle import AdoptedBundle
 from medfl.bundle.adopt.site import AdoptedSite
 from medfl.errors import DataError, SettingsError
-
-
-def volumes(folder, count):
-    """Made-up volumes with a ball in each, in a folder as the bundle expects it."""
-    rng = np.random.default_rng(count)
-    for part in ("imagesTr", "labelsTr"):
-        (folder / part).mkdir(parents=True)
-    for case in range(count):
-        mask = np.zeros((24, 24, 20), np.uint8)
-        mask[6:16, 6:16, 5:14] = 1
-        image = (mask * 100 + rng.normal(0, 10, mask.shape)).astype(np.float32)
-        for part, array in (("imagesTr", image), ("labelsTr", mask)):
-            nibabel.save(nibabel.Nifti1Image(array, np.diag([1.5, 1.5, 2.0, 1.0])), folder / part / f"c{case}.nii.gz")
-    return folder
-
-
-def pictures(folder, count):
-    """Made-up colour pictures with a square each, for training and validation."""
-    rng = np.random.default_rng(count)
-    for side in ("train", "val"):
-        for part in ("inputs", "masks"):
-            (folder / side / part).mkdir(parents=True)
-        for case in range(count):
-            mask = np.zeros((16, 16), np.uint8)
-            mask[4 : 8 + case, 5:12] = 1
-            image = rng.integers(0, 60, (16, 16, 3), np.uint8) + 150 * mask[..., None]
-            Image.fromarray(image.astype(np.uint8)).save(folder / side / "inputs" / f"{case}.png")
-            Image.fromarray(mask).save(folder / side / "masks" / f"{case}.png")
-    return folder
 
 
 def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
@@ -67,7 +37,7 @@ def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
 def test_the_parts_are_the_bundles(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
     site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 2), "north")
-    parts = site.parts()
+    parts = site.bundle.parts()
     assert isinstance(parts.train_inferer, SimpleInferer)
     assert isinstance(parts.val_inferer, SlidingWindowInferer)
     assert (parts.amp, parts.prepare_batch) == (True, None)
@@ -81,9 +51,9 @@ def test_the_parts_are_the_bundles(spleen, tmp_path):
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.param_groups[0]["lr"] == 0.0001
     rows, *_ = site.lists()
-    patches = parts.train_preprocessing(rows[0])
+    patches = site.train_preprocessing()(rows[0])
     assert [tuple(patch["image"].shape) for patch in patches] == [(1, 16, 16, 16)] * 4
-    case = parts.val_preprocessing(rows[0])
+    case = site.preprocessing()(rows[0])
     outputs = parts.val_inferer(case["image"][None], first)
     assert outputs.shape == (1, 2, *case["image"].shape[1:])
     loss = parts.loss(outputs, case["label"][None])
@@ -103,7 +73,9 @@ def test_neither_trainer_nor_data_sets_are_built(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
     site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 2), "north")
     site.lists()
-    site.parts()
+    site.train_preprocessing()
+    site.preprocessing()
+    site.bundle.parts()
     assert not marker.exists()
 
 
@@ -131,7 +103,7 @@ def test_scores_are_those_that_the_bundle_prints_alone(tmp_path):
     train, validation, _ = site.lists()
     assert (len(train), len(validation)) == (3, 3)
     torch.manual_seed(1)
-    network = site.parts().network()
+    network = site.bundle.parts().network()
     scores = site.score(network, validation)
 
     parser = ConfigParser()  # the bundle alone, as MONAI runs it
@@ -204,11 +176,11 @@ def test_an_optimiser_with_groups_of_parameters_is_refused(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["optimizer"].update(params=groups))
     adopt(spleen, tmp_path / "out")
     with pytest.raises(SettingsError, match="one parameter group"):
-        AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north").parts()
+        AdoptedBundle(tmp_path / "out").parts()
 
 
 def test_code_of_the_bundle_that_fails_is_named(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["loss"].update(no_such_argument=1))
     adopt(spleen, tmp_path / "out")
     with pytest.raises(SettingsError, match="'loss' of the bundle can't be built"):
-        AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 1), "north").parts()
+        AdoptedBundle(tmp_path / "out").parts()
