@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 QUICK = {
     "--rounds 5": "--rounds 1 --settings#steps 1",
     "--rounds 3": "--rounds 1 --settings#steps 1",
-    "breastmnist pneumoniamnist adrenalmnist3d": "breastmnist adrenalmnist3d",
+    "breastmnist pneumoniamnist adrenalmnist3d": "adrenalmnist3d",
 }
-"""Fewer rounds, and a data set fewer in a loop over them: the commands are the same."""
+"""Fewer rounds, and of a loop over data sets the volumes: the commands are the same."""
 
-KEPT = 10
+KEPT = 25
 """One image in so many is in the files that the commands read."""
 
 
@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     shutil.copytree(ROOT / "bundles", folder / "bundles", ignore=shutil.ignore_patterns("models", "runs", "eval"))
     (folder / "downloads").mkdir()
-    for flag in ("bloodmnist", "breastmnist", "pneumoniamnist", "adrenalmnist3d"):
+    for flag in ("bloodmnist", "adrenalmnist3d"):
         with np.load(Path(os.environ["MEDFL_DATA"]) / "medmnist" / f"{flag}.npz") as whole:
             np.savez(folder / "downloads" / f"{flag}.npz", **{name: whole[name][::KEPT] for name in whole})
     return folder
@@ -78,7 +78,7 @@ def test_the_readme_commands_run(place: Path, commands: Path, number: int) -> No
 
 
 def test_the_readme_leads_to_what_it_says(place: Path) -> None:
-    for run, sites in {"fedavg": 20, "fedprox": 20, "local": 20, "breastmnist": 4, "adrenalmnist3d": 4}.items():
+    for run, sites in {"fedavg": 20, "fedprox": 20, "local": 20, "adrenalmnist3d": 4}.items():
         folder = place / "runs" / run
         assert {"metrics.csv", "summary.json", "run.json", "report.html"} <= {path.name for path in folder.iterdir()}
         assert len(list((folder / "sites").glob("site-*/models/model.pt"))) == sites

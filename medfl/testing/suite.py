@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ CHECKS: dict[str, Callable[[Case], None]] = {}
 """Name to check, in the order in which they run."""
 
 
-def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[str, Any] | None = None) -> None:
+def check_method(
+    name: str,
+    *,
+    plugins: Sequence[str | Path] = (),
+    args: dict[str, Any] | None = None,
+    checks: Collection[str] | None = None,
+) -> None:
     """Run every check on a method and report all failures.
 
     GPUs that the process has not used yet are hidden from it: the checks train before they fork processes, which torch
@@ -29,10 +35,15 @@ def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[st
         name: The method, as in ``medfl list methods``.
         plugins: Plugin files to load first.
         args: Settings of the method; its defaults otherwise.
+        checks: Names of those to run, as in `CHECKS`; all otherwise.
 
     Raises:
+        ValueError: If there is no check of that name.
         AssertionError: Naming each promise that is not kept, and how that showed.
     """
+    unknown = set(checks or ()) - set(CHECKS)
+    if unknown:
+        raise ValueError(f"unknown checks {sorted(unknown)}, there are {sorted(CHECKS)}")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     registry = load_plugins(files=list(plugins))
     logger = logging.getLogger("medfl")
@@ -43,9 +54,9 @@ def check_method(name: str, *, plugins: Sequence[str | Path] = (), args: dict[st
         with folders(1) as (home,):
             home.mkdir()
             case = Case(registry, name, args or {}, home=home)
-            for title, check in CHECKS.items():
+            for title in (title for title in CHECKS if checks is None or title in checks):
                 try:
-                    check(case)
+                    CHECKS[title](case)
                 except Exception as error:  # every failure is reported below, none is lost
                     failures.append(f"{title}: {type(error).__name__}: {error}")
     finally:

@@ -48,6 +48,8 @@ def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
 
 METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtpf", "pfedcdp"]
 """One of each way to use a carrier; fedkper and fedsdc run in `flare`."""
+SLOW = ("local", "fedcross", "fedtpf")
+"""Those that use it in no way that the others don't."""
 MORE = {
     "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
     "fedper": {"rounds": 3, "best_round": True, "seed": 5, "shared_test": True},
@@ -63,7 +65,9 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(method, marks=[pytest.mark.slow] if method in SLOW else []) for method in METHODS]
+)
 def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method: str) -> None:
     compare(place, tmp_path, method, **{"method": method} | MORE.get(method, {}))
 

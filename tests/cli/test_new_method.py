@@ -59,6 +59,7 @@ def test_a_plugin_file_and_its_test_are_written(new_method, tmp_path):
     assert dict(registry.methods["my_prox2"].sends) == dict(method.sends)
 
 
+@pytest.mark.slow  # README's commands do the same
 def test_the_written_method_keeps_the_contract(new_method, tmp_path):
     assert new_method("my_prox", "--out", tmp_path)[0] == 0
     (test,) = written_tests(tmp_path / "test_my_prox.py")

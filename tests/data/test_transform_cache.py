@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -123,32 +120,26 @@ def test_a_damaged_file_is_made_anew(cases: list[dict[str, Any]], tmp_path: Path
     assert calls() == 0
 
 
-KILLED = """
-import sys, os, torch
-sys.path[:0] = {path!r}
-import medfl.utils.files as files
-from pathlib import Path
-from volumes import make_data, visit
-import json
-cases = json.loads({cases!r})
-replace = os.replace
-def slow(*args):
-    print("writing", flush=True)
-    import time; time.sleep(60)
-os.replace = slow
-visit(make_data(cases, cache="disk", cache_dir=Path({folder!r})), [[0, 1]])
-"""
+def write_half(cases: list[dict[str, Any]], folder: Path, writing: Any) -> None:
+    """Fill a cache in a process that stops where its first file is whole but not yet in its place."""
+
+    def stop(*paths: object) -> None:
+        writing.set()
+        time.sleep(60)
+
+    os.replace = stop
+    visit(make_data(cases, cache="disk", cache_dir=folder), [[0, 1]])
 
 
 def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(cases: list[dict[str, Any]], tmp_path: Path):
     folder = tmp_path / "cache"
-    script = KILLED.format(path=sys.path, cases=json.dumps(cases), folder=str(folder))
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "writing\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    fork = multiprocessing.get_context("fork")
+    writing = fork.Event()
+    process = fork.Process(target=write_half, args=(cases, folder, writing))
+    process.start()
+    assert writing.wait(60)
+    process.kill()
+    process.join()
     left = list(folder.rglob(".*.tmp"))
     assert len(left) == 1
     data = make_data(cases, cache="disk", cache_dir=folder)

@@ -45,12 +45,14 @@ def failing(case: Any, folder: Path, number: int, code: int, workers: int) -> st
     return Child(work).end()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_disk_full_from_any_write_on(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("workers", "stride"), [(1, 8), *(pytest.param(workers, 3 * workers, marks=pytest.mark.slow) for workers in (1, 2))]
+)
+def test_disk_full_from_any_write_on(workers: int, stride: int, tmp_path: Path) -> None:
     case = Toy(Ring)
     run(case, tmp_path / "whole")
     wanted = snapshot(tmp_path / "whole")
-    for number in range(1, 1000, 3 * workers):
+    for number in range(1, 1000, stride):
         folder = tmp_path / str(number)
         how = failing(case, folder, number, errno.ENOSPC, workers)
         if how == "done":

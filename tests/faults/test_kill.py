@@ -76,9 +76,11 @@ def copied_at_each(stride: int, case: Any, folder: Path, **settings: Any) -> lis
     return calls.read_text().splitlines()
 
 
-@pytest.mark.parametrize(("name", "stride"), [("fedavg", 1), ("ring", 2)])
+@pytest.mark.parametrize(
+    ("name", "stride"), [("fedavg", 2), ("ring", 3), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CASES)]
+)
 def test_killed_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_path: Path) -> None:
-    """Five calls write a file, so a stride of two comes by each of them in turn."""
+    """Five calls write a file, so a stride of two or three comes by each of them in turn."""
     case = CASES[name]()
     run(case, tmp_path / "whole")
     wanted = snapshot(tmp_path / "whole")
@@ -106,12 +108,14 @@ def test_killed_while_the_best_round_is_sought(tmp_path: Path) -> None:
         assert digests(result) == models, f"killed at call {call}"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_killed_with_two_workers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "stride"), [("ring", 16), *(pytest.param(name, 7, marks=pytest.mark.slow) for name in CASES)]
+)
+def test_killed_with_two_workers(name: str, stride: int, tmp_path: Path) -> None:
     case = CASES[name]()
     run(case, tmp_path / "whole")
     wanted = snapshot(tmp_path / "whole")
-    for number in range(7, 200, 9):
+    for number in range(7, 200, stride):
         folder = tmp_path / str(number)
         how, where = killed_at(case, folder, number, workers=2)
         if how == "done":

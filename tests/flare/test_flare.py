@@ -34,7 +34,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedkper": {},
     "fedsdc": {},
 }
-"""Beside fedavg; slow, for each run has four processes that import torch and MONAI."""
+"""Beside fedavg; slow, for each run has four processes that import torch and MONAI. Faults, silence and refusals are
+tested without them, too (tests/carriers)."""
 SILENCE = 60
 """Seconds to wait for a site that never answers; the others answer sooner, also where the cores are busy."""
 
@@ -81,27 +82,25 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 @pytest.fixture(scope="module")
 def begun(running: Federation) -> Iterator[Begun]:
-    """Runs in which no participant dies, at the same time."""
+    """The run that `make test` has, too."""
     runs = Begun()
-    runs.begin_silent(running, "goes-on", min_replies=2)
     runs.begin(running, "fedavg", method="fedavg")
-    runs.wait(running)
-    running.write_files(site_01={"privacy": PRIVACY | {"epsilon": 8.0}})
-    runs.begin(running, "loose", network_name="large", rounds=1, steps=1, privacy=PRIVACY | {"clip": 0.5})
     yield runs
     runs.end()
 
 
 @pytest.fixture(scope="module")
 def further(running: Federation) -> Iterator[Begun]:
-    """Further ones, which take longer."""
-    running.write_files()
+    """Further ones, in which no participant dies, at the same time."""
     runs = Begun()
+    runs.begin_silent(running, "goes-on", min_replies=2)
     runs.begin_silent(running, "ends", min_replies=3)
     for name, more in METHODS.items():
         runs.begin(running, name, method=name, **more)
     runs.begin(running, "unlike", bundle="other", method="fedprox", rounds=1)
     runs.wait(running)
+    running.write_files(site_01={"privacy": PRIVACY | {"epsilon": 8.0}})
+    runs.begin(running, "loose", network_name="large", rounds=1, steps=1, privacy=PRIVACY | {"clip": 0.5})
     yield runs
     runs.end()
 
@@ -159,12 +158,9 @@ def end_without_the_silent_site(running: Federation, runs: Begun, run: str) -> t
     return summary, wrong
 
 
-def test_a_refusal_says_why_and_the_others_go_on(running: Federation, begun: Begun) -> None:
-    refuse_with_a_reason(running, begun, "loose")
-
-
-def test_a_site_that_never_answers_is_named_and_the_others_go_on(running: Federation, begun: Begun) -> None:
-    summary, wrong = end_without_the_silent_site(running, begun, "goes-on")
+@pytest.mark.slow
+def test_a_site_that_never_answers_is_named_and_the_others_go_on(running: Federation, further: Begun) -> None:
+    summary, wrong = end_without_the_silent_site(running, further, "goes-on")
     assert (wrong, summary["status"], summary["rounds"]) == ("", "finished", 1)
 
 
@@ -175,8 +171,9 @@ def test_further_methods_end_with_the_bits_of_one_machine(running: Federation, f
 
 
 @pytest.mark.slow
-def test_a_site_with_another_bundle_refuses(running: Federation, further: Begun) -> None:
-    refuse_with_a_reason(running, further, "unlike")
+@pytest.mark.parametrize("run", ["unlike", "loose"])
+def test_a_refusal_says_why_and_the_others_go_on(running: Federation, further: Begun, run: str) -> None:
+    refuse_with_a_reason(running, further, run)
 
 
 @pytest.mark.slow

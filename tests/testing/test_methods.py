@@ -17,10 +17,32 @@ SHORTER = {
 }
 """Settings that spare time and leave out no part of a method."""
 
+LONG = ("fedcross", "fedcross_star", "fedfed", "fedskd", "fedtpf", "pfedcdp")
+SAMPLE = (
+    "metadata_is_complete",
+    "it_resumes_at_every_step",
+    "further_objectives_are_refused_or_work",
+    "only_what_is_declared_leaves",
+    "states_survive_the_disk",
+    "unlike_networks_are_refused_or_work",
+)
+"""Methods that take long, and the checks of them that `make test` has; `make test-all` has all."""
+
 
 @pytest.mark.parametrize("name", sorted(load_plugins().methods))
 def test_the_contract_is_kept(name):
+    check_method(name, args=SHORTER.get(name), checks=SAMPLE if name in LONG else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_the_whole_contract_is_kept_by_methods_that_take_long(name):
     check_method(name, args=SHORTER.get(name))
+
+
+def test_an_unknown_check_is_named():
+    with pytest.raises(ValueError, match=r"unknown checks \['it_remembers'\], there are \['a_dishonest"):
+        check_method("fedavg", checks=["it_remembers"])
 
 
 HEAD = """

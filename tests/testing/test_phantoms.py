@@ -36,6 +36,7 @@ def test_sites_differ_in_stain_and_class_balance(tmp_path):
     assert len({tuple(count) for count in counts}) == 4, f"class balance is alike: {counts}"
 
 
+@pytest.mark.slow
 def test_a_small_network_learns_the_cells_in_a_few_epochs(tmp_path):
     make_cohort(tmp_path / "a", classes=4)
     data = [site.train for site in load_sites(tmp_path / "a", Multiclass(4)).values()]
