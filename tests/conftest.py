@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -35,9 +35,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is never garbage, and nobody looks for it there: `medfl.utils.imports` says what that costs."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """As in a run. Two threads only wait for each other on small tensors where other processes compute, too."""
+    import torch  # not above: pytest_collection_finish
+
     torch.set_num_threads(1)
 
 

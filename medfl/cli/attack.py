@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from medfl.utils.imports import quick_imports
 from medfl.utils.progress import progress_bar
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -85,9 +86,10 @@ def membership(
     ] = None,
 ) -> None:
     """Tell training images from others by the answers of a model: by the loss, and by a shadow network."""
-    from medfl.attacks.membership.attack import NAME, MembershipOptions, plain_line, run_membership
-    from medfl.attacks.open_run import open_run
-    from medfl.runs.attack_results import results_path
+    with quick_imports():
+        from medfl.attacks.membership.attack import NAME, MembershipOptions, plain_line, run_membership
+        from medfl.attacks.open_run import open_run
+        from medfl.runs.attack_results import results_path
 
     options = MembershipOptions(
         targets=targets.value if targets else None,
@@ -118,9 +120,10 @@ def inversion(
     data: Data = None,
 ) -> None:
     """Reconstruct training images from what the run shared, from updates, and from the model."""
-    from medfl.attacks.inversion.attack import InversionOptions, run_inversion
-    from medfl.attacks.open_run import open_run
-    from medfl.runs.attack_results import results_path
+    with quick_imports():
+        from medfl.attacks.inversion.attack import InversionOptions, run_inversion
+        from medfl.attacks.open_run import open_run
+        from medfl.runs.attack_results import results_path
 
     options = InversionOptions(
         against=against.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed

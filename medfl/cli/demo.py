@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from medfl.utils.imports import quick_imports
+
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the data, the runs and the report.")] = Path("demo"),
@@ -18,6 +20,7 @@ def command(
 
     Then the same for 3-D brain maps of four regions with unlike networks, in fewer rounds.
     """
-    from medfl.demo import demo
+    with quick_imports():
+        from medfl.demo import demo
 
     demo(out, rounds, images, seed)

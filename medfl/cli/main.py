@@ -21,6 +21,7 @@ import typer.main
 
 import medfl
 from medfl.errors import MedflError
+from medfl.utils.imports import quick_imports
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles."),
@@ -85,7 +86,8 @@ def real_command(name: str | None, target: str) -> Any:
         target: ``module:attribute`` of a function or a `typer.Typer`.
     """
     module, _, attribute = target.partition(":")
-    command = getattr(importlib.import_module(module), attribute)
+    with quick_imports():
+        command = getattr(importlib.import_module(module), attribute)
     if not isinstance(command, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, help=_help(command))(command)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
+from medfl.utils.imports import quick_imports
 
 
 def command(
@@ -31,10 +32,11 @@ def command(
     The page needs nothing else: mail it, print it, open it years later. A section that a plugin
     file brings is on it if the file is named here, too.
     """
-    import torch
+    with quick_imports():
+        import torch
 
-    from medfl.report.page import write_report
-    from medfl.runs.console import show_log
+        from medfl.report.page import write_report
+        from medfl.runs.console import show_log
 
     show_log()
     registry = load(plugin, no_plugin)

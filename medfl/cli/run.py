@@ -16,6 +16,7 @@ from medfl.bundle.files import find_bundle
 from medfl.errors import SettingsError
 from medfl.settings import local_fields, model_of, run_fields
 from medfl.utils.field_words import default_of, flow, type_of
+from medfl.utils.imports import quick_imports
 
 HEAD = """\
 # Settings of a run
@@ -92,7 +93,8 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
     from medfl.runs.provenance import run_files
 
     configs = run_files(root)
-    from medfl.workflow import FederatedWorkflow
+    with quick_imports():
+        from medfl.workflow import FederatedWorkflow
 
     logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
     workflow = FederatedWorkflow(

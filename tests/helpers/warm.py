@@ -117,10 +117,11 @@ def carry_out(job: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
+        gc.disable()
         for heavy in HEAVY:
             importlib.import_module(heavy)
     assert not [module for module in sys.modules if module.startswith("medfl")]
-    gc.collect()
     gc.freeze()  # a fork that ends, or collects, need not look at what was imported before
+    gc.enable()
     if (request := serve(sys.argv[1])) is not None:
         carry_out(request)
