@@ -17,6 +17,9 @@ ROUNDS_OF_MACROS = 10
 PLAIN_REFERENCE = re.compile(r"\$?\s*@((?:\w|::)+)\s*")
 """A value that is another one and nothing else; both ``@loss`` and ``$@loss`` are."""
 
+COMMON_KEY = re.compile(r"\$\s*monai\.utils\.(?:enums\.)?CommonKeys\.(\w+)\s*")
+"""MONAI's constants for keys of a case; each is its name in small letters, as ``image``."""
+
 
 _NOTHING = object()
 
@@ -155,7 +158,8 @@ class Config:
         value = self.value(id_)
         if isinstance(value, list):
             return [self.literal(f"{self.follow(id_)}#{index}") for index in range(len(value))]
-        return value
+        key = COMMON_KEY.fullmatch(value) if isinstance(value, str) else None
+        return key.group(1).lower() if key else value
 
     def _at(self, id_: str) -> Any:
         """What stands at an id, or `_NOTHING`. MONAI's own search looks for the nearest name wherever there is none."""

@@ -64,7 +64,7 @@ def _site(cases: Cases) -> Iterator[str]:
         files = ", ".join(f"`{visible(path)}` (`{id_}`)" for id_, path in cases.list_files.items())
         yield (
             f"The bundle lists its cases in a file of its own: {files}. A site has one of its own, of the same name in "
-            "its folder, which stands in its place."
+            f"its folder, which stands in its place.{' Paths in it begin at that folder.' if cases.relative else ''}"
         )
     yield {
         "one_list": "Training and validation cases are one list in the bundle; the site's splits deal it out. They "
