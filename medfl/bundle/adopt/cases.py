@@ -70,8 +70,8 @@ def read_cases(config: Config, parts: Parts) -> Cases:
         if not _is_of_site(config, id_):
             raise SettingsError(
                 f"'{id_}' does not depend on '{DATASET_DIR}', so that every site would read the same cases: expected a "
-                f"list of files below @{DATASET_DIR}, or one that is read from a file in the bundle, which a site then has a "
-                f"file of its own in place of. Write its paths so, for example as @{DATASET_DIR} + '/images'."
+                f"list of files below @{DATASET_DIR}, or one read from a file of the bundle (a site has one of its own "
+                f"then). Write its paths so, for example as @{DATASET_DIR} + '/images'."
             )
     patterns = [path for id_ in used for path in paths(config, id_)]
     if train is None:

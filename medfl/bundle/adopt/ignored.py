@@ -94,7 +94,13 @@ def read_ignored(config: Config, parts: Parts, others: Mapping[str, Any]) -> lis
         parts: Its parts.
         others: File name to content of the bundle's further configurations.
     """
-    return [*_handlers(config, parts), *_trainer(config, parts), *_loader(config, parts), *_sequences(config), *_launchers(others)]
+    return [
+        *_handlers(config, parts),
+        *_trainer(config, parts),
+        *_loader(config, parts),
+        *_sequences(config),
+        *_launchers(others),
+    ]
 
 
 def _handlers(config: Config, parts: Parts) -> Iterator[Ignored]:

@@ -95,11 +95,16 @@ def _training(adoption: Adoption) -> Iterator[str]:
     parts = {name: id_ for name, id_ in adoption.parts.ids().items() if id_ is not None}
     yield "| part | id |\n| --- | --- |\n" + "\n".join(f"| {name} | `{visible(id_)}` |" for name, id_ in parts.items())
     amp = {True: "on", False: "off", None: "told only by running the bundle"}[adoption.amp]
-    yield f"Mixed precision in the bundle is {amp}. A run computes in float32 unless it is told `--precision bf16`."
+    yield f"Mixed precision in the bundle is {amp}. " + (
+        "A run does as MONAI does: on a GPU it computes in mixed precision, with bfloat16, and on a CPU in float32. "
+        "`--precision fp32` or `bf16` is for any device."
+        if adoption.amp
+        else "A run computes in float32 unless it is told `--precision amp` (on a GPU) or `bf16`."
+    )
     if adoption.parts.lr_schedule:
         yield (
             f"The learning rate's schedule, `{visible(adoption.parts.lr_schedule)}`, takes a step after each round; "
-            "`--schedule off` leaves it out."
+            "`--schedule restart` begins it anew in each round, with a step after each epoch, and `off` leaves it out."
         )
     files = [f"`configs/{name}`" for kind, name in adoption.files.items() if kind != "train"]
     if files:

@@ -26,8 +26,8 @@ TOLD_BY_TRAINER = ("train#dataset", "train#inferer")
 """What MONAI requires under ids of their own, and a trainer at the top has by its loader, or need not have."""
 
 LACKS_DATASET_DIR = (
-    " A site's folder enters as 'dataset_dir': where another id is the folder of the cases, put '@dataset_dir' there, and "
-    "its value under 'dataset_dir'."
+    " A site's folder enters as 'dataset_dir': where another id is the folder of the cases, put '@dataset_dir' there, "
+    "and its value under 'dataset_dir'."
 )
 
 OPTIMIZERS = ("torch.optim", "monai.optimizers")
@@ -116,9 +116,9 @@ def problems_of(config: Config) -> list[str]:
         ]
         if trainer.get("iteration_update") is not None:
             problems.append(
-                f"'{id_of_trainer}#iteration_update' puts a step of its own in place of the trainer's: expected none, for "
-                "medfl trains in its own loop, with the method's terms in the loss. Put what differs into the loss, "
-                "the inferer or 'prepare_batch'."
+                f"'{id_of_trainer}#iteration_update' puts a step of its own in place of the trainer's: expected none, "
+                "for medfl trains in its own loop, with the method's terms in the loss. Put what differs into the "
+                "loss."
             )
         problems += _several(config, id_of_trainer, trainer)
     if missing:
