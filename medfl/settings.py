@@ -154,8 +154,9 @@ class Settings(Strict):
     inverse of its share of the site's training images; ``sampling`` draws the images of each class equally often, with
     replacement."""
 
-    precision: Annotated[Literal["fp32", "bf16"], Remote] = "fp32"
-    """``fp32``, or ``bf16`` for autocast."""
+    precision: Annotated[Literal["fp32", "bf16", "amp"], Remote] = "fp32"
+    """``fp32``; ``bf16`` for autocast to bfloat16; ``amp`` for that on a GPU and ``fp32`` on a CPU, as MONAI's engines
+    with ``amp`` compute in float32 there (on a GPU they take float16 and scale the loss)."""
 
     networks_by_site: Annotated[dict[str, str], Remote] = {}
     """Site to name of its network, where it is not the task's default."""

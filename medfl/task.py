@@ -25,17 +25,42 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Schedule(Protocol):
-    """The learning rate of each round as a share of the optimiser's.
+    """The learning rate as a share of the optimiser's, round by round, or anew in each round epoch by epoch.
 
     Attributes:
+        restarts: Whether it counts the epochs of each training, and not rounds.
         facts: What makes two schedules the same; JSON.
     """
 
+    restarts: bool
     facts: Meta
 
-    def __call__(self, round_: int) -> float:
-        """The share in a round, counted from 1; >= 0."""
+    def __call__(self, number: int) -> float:
+        """The share in a round or, if it `restarts`, in an epoch; both are counted from 1; >= 0."""
         ...
+
+
+class EpochRates:
+    """The learning rates of a round's optimisers under a schedule that restarts.
+
+    Args:
+        schedule: What they follow.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._followers: list[tuple[torch.optim.Optimizer, list[float]]] = []
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimiser's learning rates follow the schedule, as shares of what they are now."""
+        self._followers.append((optimizer, [float(group["lr"]) for group in optimizer.param_groups]))
+
+    def __call__(self, epoch: int) -> None:
+        """An epoch of a training begins, counted from 1."""
+        share = self._schedule(epoch)
+        for optimizer, rates in self._followers:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * share
 
 
 def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
@@ -115,7 +140,9 @@ class Task:
         weights: Initial tensors for the body of `network`, from a file; None draws them. Other networks draw theirs.
         scale: Shape and normalisation of the images; None where nobody said. For methods that generate images.
         inferer: Applies a model to a case in evaluation, such as MONAI's `SlidingWindowInferer`; None applies it whole.
-        schedule: The learning rate of each round as a share of the optimiser's; None keeps that.
+        schedule: The learning rate of each round, or of each epoch in a round, as a share of the optimiser's; None
+            keeps that.
+        epoch_rates: Called as each epoch of a training begins; None outside a round, and where nothing follows epochs.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -132,6 +159,7 @@ class Task:
     scale: Scale | None = None
     inferer: Inferer | None = field(default=None, compare=False)
     schedule: Schedule | None = field(default=None, compare=False)
+    epoch_rates: EpochRates | None = field(default=None, compare=False)
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
@@ -179,7 +207,8 @@ class Task:
     def in_round(self, round_: int, lr_decay: float) -> Task:
         """The task as it is in a round.
 
-        Learning rates are those of the optimiser times ``lr_decay ** (round_ - 1)``, times the schedule's share.
+        Learning rates are those of the optimiser times ``lr_decay ** (round_ - 1)``, times the schedule's share: of the
+        round or, if the schedule restarts, of each epoch of a training in it.
 
         Args:
             round_: Counted from 1.
@@ -187,15 +216,19 @@ class Task:
         """
         if lr_decay == 1 and self.schedule is None:
             return self
-        factor = lr_decay ** max(round_ - 1, 0) * (1.0 if self.schedule is None else self.schedule(round_))
+        by_epoch = EpochRates(self.schedule) if self.schedule is not None and self.schedule.restarts else None
+        by_round = 1.0 if self.schedule is None or by_epoch is not None else self.schedule(round_)
+        factor = lr_decay ** max(round_ - 1, 0) * by_round
 
         def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             optimizer = self.optimizer(parameters)
             for group in optimizer.param_groups:
                 group["lr"] *= factor
+            if by_epoch is not None:
+                by_epoch.follow(optimizer)
             return optimizer
 
-        return replace(self, optimizer=build)
+        return replace(self, optimizer=build, epoch_rates=by_epoch)
 
     def with_network(self, name: str, build: Callable[[], nn.Module]) -> Task:
         """The same task with another network under a name."""

@@ -22,7 +22,7 @@ from medfl.privacy.samples import check_samples
 from medfl.privacy.statements import check_delta, describe
 from medfl.settings import Settings
 from medfl.task import Task
-from medfl.training.loop import cpu_has_bf16
+from medfl.training.precision import cpu_has_bf16
 from medfl.types import Dataset, Meta, Visited
 
 logger = logging.getLogger(__name__)

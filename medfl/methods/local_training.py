@@ -182,6 +182,7 @@ class LocalTraining(BaseModel):
             augment=site.task.augment(site.rng("augment" + phase)),
             steps=self.private_steps(model, fit.optimizer, site),
             smallest=site.task.objective.smallest_batch,
+            before_epoch=site.task.epoch_rates,
         )
         self.after_fit(fit)
         after, log = cpu_state(model), fit.log | {"loss": trained.loss, "seconds": trained.seconds}

@@ -162,13 +162,21 @@ class Objective(Shown):
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """What outputs say, in the form that scores take: probabilities, values, or a risk."""
 
-    def judged(self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str]) -> torch.Tensor:
+    def judged(
+        self,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        metrics: Sequence[str],
+        spacing: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """What a score needs to know of each case beside its target, (N, K); by default the `predictions`.
 
         Args:
             outputs: As in `check_outputs`.
             targets: The targets.
             metrics: What will be scored.
+            spacing: Of each case in millimetres along each axis, (N, axes), float64, NaN where it is not known; None
+                where it is known of none.
         """
         return self.predictions(outputs)
 

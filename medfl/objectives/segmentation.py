@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from medfl.errors import ContractError, SettingsError
+from medfl.errors import ContractError, SettingsError, check_choice
 from medfl.metrics.metric import WeightedScore
 from medfl.metrics.segmentation import (
     class_masks,
@@ -27,6 +27,9 @@ from medfl.objectives.mixing import mean_of_classes, mean_of_findings
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows, in_rows
 
+OF_CASES = "of each case"
+"""In place of a spacing: each case has its own, which its image says."""
+
 
 @dataclass(frozen=True)
 class Segmentation(Objective):
@@ -39,8 +42,10 @@ class Segmentation(Objective):
     Attributes:
         channels: C: classes with the background, >= 2; or labels that may overlap, >= 1.
         overlapping: Whether labels may overlap: a sigmoid for each in place of one softmax.
-        spacing: Of the voxels along each axis in millimetres; None where nobody knows: distances are in voxels.
-        tolerance: Of the surface Dice, in the unit of `spacing`, >= 0.
+        spacing: Of the voxels along each axis in millimetres; `OF_CASES`, where each case's image says it: distances
+            are in millimetres, and undefined for a case whose image does not say it; None where nobody knows: distances
+            are in voxels.
+        tolerance: Of the surface Dice, in the unit of distances, >= 0.
     """
 
     name: ClassVar[str] = "segmentation"
@@ -53,14 +58,16 @@ class Segmentation(Objective):
 
     channels: int = 2
     overlapping: bool = False
-    spacing: tuple[float, ...] | None = None
+    spacing: tuple[float, ...] | str | None = None
     tolerance: float = 1.0
 
     def __post_init__(self) -> None:
         least = 1 if self.overlapping else 2
         if self.channels < least:
             raise SettingsError(f"expected at least {least} in channels of a segmentation, got {self.channels}.")
-        if self.spacing is not None:
+        if isinstance(self.spacing, str):
+            check_choice("spacing", self.spacing, (OF_CASES,))
+        elif self.spacing is not None:
             object.__setattr__(self, "spacing", tuple(map(float, self.spacing)))  # JSON has lists and whole numbers
             if not all(0 < edge < math.inf for edge in self.spacing):
                 raise SettingsError(f"expected a spacing of millimetres > 0 for each axis, got {self.spacing}.")
@@ -144,7 +151,13 @@ class Segmentation(Objective):
         """Targets as masks: (N, `labels`, *spatial), bool."""
         return targets > 0 if self.overlapping else torch.stack([class_masks(case, self.channels) for case in targets])
 
-    def judged(self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str]) -> torch.Tensor:
+    def judged(
+        self,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        metrics: Sequence[str],
+        spacing: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Each case's scores by class, float64: Dice, what else `metrics` need, NaN elsewhere; then their sizes."""
         wanted = [kind for kind in _KINDS if kind in {"dice", *metrics}]
         judged = torch.full((len(targets), len(_KINDS) + 1, len(self.labels)), torch.nan, dtype=torch.float64)
@@ -153,7 +166,9 @@ class Segmentation(Objective):
             if bool(case.isnan().any()):
                 continue  # a diverged model has no score
             for kind in wanted:
-                judged[row, _KINDS.index(kind)] = self._score(kind, ours, theirs)
+                judged[row, _KINDS.index(kind)] = self._score(
+                    kind, ours, theirs, None if spacing is None else spacing[row]
+                )
             judged[row, -1] = self._sizes(ours)
         return judged.flatten(1)
 
@@ -163,12 +178,18 @@ class Segmentation(Objective):
         """Means over the cases whose score is defined."""
         return self.scores[metric](judged, targets, weights)
 
-    def _score(self, kind: str, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        if kind == "hd95":
-            return hausdorff95(ours, theirs, self.spacing)
-        if kind == "surface_dice":
-            return surface_dice(ours, theirs, self.tolerance, self.spacing)
-        return dice(ours, theirs) if kind == "dice" else lesion_f1(ours, theirs)
+    def _score(
+        self, kind: str, ours: torch.Tensor, theirs: torch.Tensor, spacing: torch.Tensor | None
+    ) -> torch.Tensor | float:
+        """A score of each class of a case, whose own spacing counts with `OF_CASES`."""
+        if kind in ("dice", "lesion_f1"):
+            return dice(ours, theirs) if kind == "dice" else lesion_f1(ours, theirs)
+        edges = self.spacing
+        if isinstance(edges, str):
+            if spacing is None or bool(spacing.isnan().any()):
+                return math.nan
+            edges = tuple(spacing.tolist())
+        return hausdorff95(ours, theirs, edges) if kind == "hd95" else surface_dice(ours, theirs, self.tolerance, edges)
 
     def kept(self, targets: torch.Tensor) -> torch.Tensor:
         """The size of each class in the masks, which stay where they are; (N, `labels`), float64, in `size_unit`."""
@@ -176,12 +197,15 @@ class Segmentation(Objective):
         return torch.stack(sizes) if sizes else torch.empty(0, len(self.labels), dtype=torch.float64)
 
     def _sizes(self, masks: torch.Tensor) -> torch.Tensor:
-        return masks.flatten(1).sum(1).double().cpu() * math.prod(self.spacing or ())
+        edges = () if self.spacing is None or isinstance(self.spacing, str) else self.spacing
+        return masks.flatten(1).sum(1).double().cpu() * math.prod(edges)
 
     @property
     def size_unit(self) -> str:
-        """What sizes are in: mm², mm³, or voxels where nobody knows their spacing."""
-        return "voxels" if self.spacing is None else f"mm{'²' if len(self.spacing) == 2 else '³'}"
+        """What sizes are in: mm², mm³, or voxels where they have no one spacing."""
+        if self.spacing is None or isinstance(self.spacing, str):
+            return "voxels"
+        return f"mm{'²' if len(self.spacing) == 2 else '³'}"
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
         """dice_1, dice_2, ..., hd95_1, ..., predicted_1, ...: scores by class, and the size of what is predicted."""

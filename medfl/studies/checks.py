@@ -13,7 +13,8 @@ from typing import Any
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import Registry
-from medfl.studies.jobs import CONFIGS, Job
+from medfl.runs.provenance import run_files
+from medfl.studies.jobs import Job
 from medfl.studies.schema import DataSet, Study
 
 SOURCE_VARIABLE = "MEDFL_DATA"
@@ -96,7 +97,7 @@ def check_options(bundle: Path, jobs: list[Job]) -> None:
     from medfl.workflow import STOCK_OPTIONS
 
     parser = ConfigParser()
-    parser.read_config([str(bundle / "configs" / name) for name in CONFIGS])
+    parser.read_config([str(file) for file in run_files(bundle)])
     for job in {(job.data, job.row): job for job in jobs}.values():
         options = {name: value for name, value in job.options.items() if name not in STOCK_OPTIONS}
         try:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from medfl.bundle.adopt.source import site_folders
 from medfl.data.datalists import FILE
 from medfl.data.partition_file import PARTITION
 from medfl.errors import DataError, StoreError
@@ -28,8 +29,15 @@ STAMP = "prep.json"
 """Beside a pooled data set: how it was prepared."""
 
 
-def check_data(study: Study, source: Path | None, out: Path, registry: Registry) -> None:
+def check_data(study: Study, source: Path | None, out: Path, registry: Registry, adopted: bool = False) -> None:
     """Look for everything that `make_data` will need; nothing is written.
+
+    Args:
+        study: The study.
+        source: Folder of the data as they are, or None.
+        out: Folder of the study.
+        registry: Knows the schemes.
+        adopted: Whether sites have files as a stock bundle says, and no lists of medfl's.
 
     Raises:
         DataError: If data are missing.
@@ -43,7 +51,9 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry)
                 _is_there(
                     dataset_dir(out, source, name, data, seed, fold), _plan(out, name, data, seed, registry, fold)
                 )
-        if data.prep is None:
+        if data.prep is None and data.partition is None and adopted:
+            site_folders(_source(name, source) / str(data.folder))
+        elif data.prep is None:
             _folder(name, data, source)
         else:
             _check_prep(name, sized(data.prep, data.size, registry), source, _pool(out, name), registry)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from medfl.data.partition_file import PARTITION
+from medfl.deploy.offer import bundle_hash
+from medfl.runs.provenance import bundle_values, run_files
 from medfl.runs.records import repetition
 from medfl.studies.schema import DataSet, Study, slug
 from medfl.types import Meta
@@ -19,9 +21,6 @@ from medfl.utils.files import write_json
 
 STAMP = "study.json"
 """In a run folder, once the run is over: what the study asked for."""
-
-CONFIGS = ("train.json", "federate.json")
-"""The configurations of a bundle that a run reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +82,11 @@ class Job:
 
     def identity(self) -> Meta:
         """What decides the run's numbers: its options, and hashes of the bundle and of the data."""
-        configs = [self.bundle / "configs" / name for name in CONFIGS]
         lists = [self.dataset_dir / PARTITION, *sorted(self.dataset_dir.glob("*/datalist.json"))]
-        return {"options": self.options, "bundle": _digest(configs), "data": _digest(lists)}
+        identity = {"options": self.options, "bundle": _digest(run_files(self.bundle)), "data": _digest(lists)}
+        if is_adopted(self.bundle):  # it reads further configurations, code, and files of other names
+            identity |= {"code": bundle_hash(self.bundle), "files": _sizes(self.dataset_dir)}
+        return identity
 
     def is_done(self) -> bool:
         """Whether this very run is finished; if another one is, `medfl run` refuses or continues it."""
@@ -98,6 +99,11 @@ class Job:
     def stamp(self) -> None:
         """Note that the run is over, so that it is not started again."""
         write_json(self.folder / STAMP, self.identity())
+
+
+def is_adopted(bundle: Path) -> bool:
+    """Whether a bundle is a stock one that ``medfl adopt`` made a federation's of; its sites have files as it says."""
+    return "adopted" in bundle_values(bundle)
 
 
 def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: int, fold: int | None = None) -> Path:
@@ -182,6 +188,14 @@ def _is_literal(text: str) -> bool:
     except (ValueError, SyntaxError):
         return False
     return True
+
+
+def _sizes(folder: Path) -> str:
+    """A hash of the names and sizes of all files in a folder; hidden ones, such as caches, do not count."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [(path.relative_to(folder), path.stat().st_size) for path in files]
+    shown = [(name.as_posix(), size) for name, size in names if not any(part.startswith(".") for part in name.parts)]
+    return hashlib.sha256(repr(shown).encode()).hexdigest()
 
 
 def _digest(paths: Iterable[Path]) -> str:

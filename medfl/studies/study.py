@@ -12,7 +12,7 @@ from medfl.plugins import Registry, load_plugins
 from medfl.studies.attacks import AttackJob, attack_jobs
 from medfl.studies.checks import check_attacks, check_options, check_rows, find_source
 from medfl.studies.cohorts import check_data, make_data
-from medfl.studies.jobs import Job, expand
+from medfl.studies.jobs import Job, expand, is_adopted
 from medfl.studies.reading import read_study
 from medfl.studies.results import write_page, write_people, write_tables
 from medfl.studies.runner import Launch, Outcome, W, only_study, run_jobs, study_progress
@@ -74,7 +74,7 @@ def load_study(
     registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
     check_rows(study, registry)
     check_attacks(study)
-    check_data(study, source, place, registry)
+    check_data(study, source, place, registry, is_adopted(bundle))
     jobs = expand(study, bundle, source, place, workers)
     if jobs:
         check_options(bundle, jobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.objectives.balance import sampling_weights
 from medfl.settings import Settings
 from medfl.training.batches import load, on_device
+from medfl.training.precision import autocast
 from medfl.types import Dataset, Loaded
 
 if TYPE_CHECKING:
@@ -96,16 +98,6 @@ def row_batches(
 
 def _draw(weights: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor:
     return torch.multinomial(weights, n, replacement=True, generator=generator)
-
-
-def autocast(settings: Settings, device: str) -> torch.autocast:
-    """The precision of the run: bfloat16 where `settings.precision` says so, otherwise float32."""
-    return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=settings.precision == "bf16")
-
-
-def cpu_has_bf16() -> bool:
-    """Whether this CPU has instructions for bfloat16; without them autocast is many times slower than float32."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def smallest_batch(model: nn.Module, settings: Settings) -> int:
@@ -190,6 +182,7 @@ def train(
     augment: Augment | None = None,
     steps: Steps | None = None,
     smallest: int = 1,
+    before_epoch: Callable[[int], None] | None = None,
 ) -> TrainResult:
     """Train `model` in place for the epochs (or steps) of the settings.
 
@@ -207,6 +200,8 @@ def train(
         augment: Changes each batch's images at random (`Task.augment`); None leaves them as they are.
         steps: Draws the batches and takes the steps; None does so plainly, by `PlainSteps`.
         smallest: For `PlainSteps`: cases that a batch needs (`Objective.smallest_batch`).
+        before_epoch: Called with the number of each epoch, from 1, before its first batch; an epoch is as many batches
+            as the data set fills, also where `settings.steps` counts batches.
 
     Returns:
         Counts, mean loss and seconds.
@@ -232,7 +227,10 @@ def train(
             return loss(batch)
 
     total, samples, batches = torch.zeros((), device=device), 0, 0
-    for loaded in load(data, steps.batches(len(data)), generator):
+    in_epoch = max(1, math.ceil(len(data) / settings.batch_size))
+    for number, loaded in enumerate(load(data, steps.batches(len(data)), generator)):
+        if before_epoch is not None and number % in_epoch == 0:
+            before_epoch(number // in_epoch + 1)
         count = len(loaded.rows)
         if count < steps.smallest:
             continue

@@ -10,8 +10,8 @@ from torch import nn
 from medfl.objectives import Objective
 from medfl.settings import Settings
 from medfl.training.batches import load
-from medfl.training.loop import autocast
-from medfl.types import Dataset, Loaded, Targets, Visited
+from medfl.training.precision import autocast
+from medfl.types import Dataset, Loaded, Visited
 
 EVALUATION_BATCH = 256
 """Images in a batch of evaluation; larger ones are not faster on a CPU."""
@@ -40,7 +40,7 @@ def logits(
         device: Where `model` is.
         batch: Images at a time (`evaluation_batch`).
     """
-    parts = [outputs for outputs, _ in _outputs(model, data, settings, device, batch)]
+    parts = [outputs for _, outputs in _outputs(model, data, settings, device, batch)]
     return torch.cat(parts) if parts else torch.empty(0, 0)
 
 
@@ -72,10 +72,10 @@ def predict(
         ContractError: If the model's outputs are not as the objective says.
     """
     judged, kept = [], []
-    for outputs, targets in _outputs(model, data, settings, device, evaluation_batch(objective), inferer):
-        objective.check_outputs(outputs, targets)
-        judged.append(objective.judged(outputs, targets, metrics))
-        kept.append(objective.kept(targets))
+    for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer):
+        objective.check_outputs(outputs, loaded.targets)
+        judged.append(objective.judged(outputs, loaded.targets, metrics, loaded.spacing))
+        kept.append(objective.kept(loaded.targets))
     return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
 
 
@@ -102,12 +102,11 @@ def look_at(
 
 def _outputs(
     model: nn.Module, data: Dataset, settings: Settings, device: str, batch: int, inferer: Inferer | None = None
-) -> Iterator[tuple[torch.Tensor, Targets]]:
-    """Outputs, float32, and targets on the CPU, batch by batch."""
+) -> Iterator[tuple[Loaded, torch.Tensor]]:
+    """All cases, and outputs, float32 on the CPU, batch by batch."""
     size = 1 if inferer is not None or isinstance(data, Visited) else batch
     batches = torch.arange(len(data)).split(size) if len(data) else ()
-    for loaded, outputs in _applied(model, data, batches, settings, device, inferer):
-        yield outputs, loaded.targets
+    return _applied(model, data, batches, settings, device, inferer)
 
 
 def _applied(

@@ -10,7 +10,8 @@ from torch import nn
 
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, TensorData, make_data
-from medfl.training.loop import autocast, row_batches, train
+from medfl.training.loop import row_batches, train
+from medfl.training.precision import autocast
 from medfl.utils.rng import make_generator, pinned
 
 

@@ -14,6 +14,7 @@ from medfl.bundle.adopt.ignored import read_ignored
 from medfl.bundle.adopt.objective import recognise
 from medfl.bundle.adopt.page import page
 from medfl.bundle.adopt.parts import amp_of, problems_of, read_parts
+from medfl.bundle.adopt.spacing import has_spacing
 from medfl.bundle.adopt.weights import weights_of
 from medfl.bundle.check import METADATA, check_bundle
 from medfl.bundle.check.reading import read_config
@@ -103,6 +104,7 @@ def _recognised(
         cases,
         amp_of(config, parts),
         ignored,
+        recognition.name == "segmentation" and has_spacing(config, parts, cases.needs),
         "seed" in config,
         batch_size,
         weights_of([read_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]),

@@ -11,6 +11,7 @@ from medfl.bundle.adopt.ignored import Ignored
 from medfl.bundle.adopt.objective import Recognition
 from medfl.bundle.adopt.parts import Parts
 from medfl.objectives import OBJECTIVES
+from medfl.objectives.segmentation import OF_CASES
 
 OVERLAY, PAGE = "configs/federate.json", "docs/federate.md"
 """What is added to a bundle."""
@@ -34,6 +35,7 @@ class Adoption:
         cases: Where a site's cases enter.
         amp: Whether it trains in mixed precision; None where only running tells.
         ignored: What a federation leaves out.
+        spacing: Whether its images say how large a voxel is, so that distances between masks are in millimetres.
         own_seed: Whether the bundle has an id ``seed`` itself, which is the run's then, too.
         batch_size: The id of the training loader's batch size, or None.
         weights: Files that its evaluation and inference read weights from.
@@ -46,6 +48,7 @@ class Adoption:
     cases: Cases
     amp: bool | None
     ignored: list[Ignored]
+    spacing: bool = False
     own_seed: bool = False
     batch_size: str | None = None
     weights: tuple[str, ...] = ("models/model.pt",)
@@ -72,6 +75,7 @@ class Adoption:
                 "name": objective.name,
                 "overlapping": objective.overlapping,
                 "outputs": objective.outputs,
+                "spacing": OF_CASES if self.spacing else None,
                 "chosen": objective.chosen,
                 "signs": [sign.text for sign in objective.signs],
             },
@@ -83,6 +87,7 @@ class Adoption:
         }
         settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}
         settings |= {"batch_size": f"@{self.batch_size}"} if self.batch_size else {}
+        settings |= {"precision": "amp"} if self.amp else {}
         metrics = list(OBJECTIVES[objective.name].metrics)
         content = {"adopted": adopted, **_RUN, "metrics": metrics, "settings": settings, **_FEDERATION}
         content |= {} if self.own_seed else {"seed": 0}

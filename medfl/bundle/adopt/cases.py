@@ -18,6 +18,9 @@ list of its own at the site. ``dataset_dir``: the data sets find their cases bel
 
 DATASET_DIR = "dataset_dir"
 
+PLAIN = ("Dataset", "CacheDataset", "PersistentDataset", "SmartCacheDataset", "LMDBDataset")
+"""MONAI's data sets that apply transforms to each case of a list, and keep what comes out."""
+
 
 @dataclass(frozen=True)
 class Cases:
@@ -36,6 +39,7 @@ class Cases:
         list_files: Files of the bundle that list cases: id of the path to the path within the bundle. A site has a file
             of the same name in its folder in their place.
         needs: What a site's folder must hold: patterns of paths in it.
+        relative: Whether the lists come from `list_files` alone: paths in them begin at the site's folder.
     """
 
     mode: Mode
@@ -48,24 +52,27 @@ class Cases:
     cuts: tuple[tuple[str, str], ...] = ()
     list_files: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    relative: bool = False
 
 
 def read_cases(config: Config, parts: Parts) -> Cases:
     """Find where a site's cases enter: ``train#dataset#data`` and ``validate#dataset#data``, or else ``dataset_dir``.
 
     Raises:
-        SettingsError: If there are several lists that can't be told apart, or none that depends on ``dataset_dir``.
+        SettingsError: If there are several lists that can't be told apart, or none that depends on ``dataset_dir`` or
+            on a list file of the bundle, or a data set makes its cases in a way of its own.
     """
     train = _data_of(config, parts.train_dataset)
     validation = _data_of(config, parts.val_dataset) if parts.val_dataset else None
     used = [id_ for id_ in (train, validation) if id_] or [parts.train_dataset, *filter(None, [parts.val_dataset])]
+    files = {key: path for id_ in used for key, path in list_files(config, id_).items()}
     for id_ in used:
-        if DATASET_DIR not in config.reach(id_):
+        if not _is_of_site(config, id_):
             raise SettingsError(
                 f"'{id_}' does not depend on '{DATASET_DIR}', so that every site would read the same cases: expected a "
-                f"list of files below @{DATASET_DIR}. Write its paths so, or give its list file by an id below it."
+                f"list of files below @{DATASET_DIR}, or one read from a file of the bundle (a site has one of its own "
+                f"then). Write its paths so, for example as @{DATASET_DIR} + '/images'."
             )
-    files = {key: path for id_ in used for key, path in list_files(config, id_).items()}
     patterns = [path for id_ in used for path in paths(config, id_)]
     if train is None:
         _check_one_source(config, parts.train_dataset)
@@ -73,16 +80,17 @@ def read_cases(config: Config, parts: Parts) -> Cases:
     needs = tuple(dict.fromkeys([*patterns, *(Path(path).name for path in files.values())]))
     if train is None:
         return Cases("dataset_dir", list_files=files, needs=needs)
+    _check_plain(config, [parts.train_dataset, *filter(None, [parts.val_dataset])])
+    relative = not any(DATASET_DIR in config.reach(id_) for id_ in used)
+    cases = Cases("own_lists", train, validation, list_files=files, needs=needs, relative=relative)
     first = _read(config, train)
     if validation is None:
-        cuts = tuple(dict.fromkeys(first.cuts))
-        return Cases("one_list", train, None, _uncut(first), cuts=cuts, list_files=files, needs=needs)
+        return replace(cases, mode="one_list", train_list=_uncut(first), cuts=tuple(dict.fromkeys(first.cuts)))
     second = _read(config, validation)
     cuts = tuple(dict.fromkeys(first.cuts + second.cuts))
     if first.expanded == second.expanded:
-        return Cases("one_list", train, validation, _uncut(first), cuts=cuts, list_files=files, needs=needs)
-    lists = (_uncut(first), _uncut(second))
-    return Cases("own_lists", train, validation, *lists, cuts=cuts, list_files=files, needs=needs)
+        return replace(cases, mode="one_list", train_list=_uncut(first), cuts=cuts)
+    return replace(cases, train_list=_uncut(first), validation_list=_uncut(second), cuts=cuts)
 
 
 def with_test(cases: Cases, config: Config, evaluate: Config, parts: Parts) -> Cases:
@@ -98,7 +106,7 @@ def with_test(cases: Cases, config: Config, evaluate: Config, parts: Parts) -> C
         SettingsError: If the list can't be read.
     """
     id_ = _data_of(evaluate, parts.val_dataset) if parts.val_dataset else None
-    if cases.validation is None or id_ is None or DATASET_DIR not in evaluate.reach(id_):
+    if cases.validation is None or id_ is None or not _is_of_site(evaluate, id_):
         return cases
     test = _read(evaluate, id_)
     if test.expanded == _read(config, cases.validation).expanded:
@@ -125,6 +133,27 @@ def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:
             f"The folder of site '{site}' lacks what the bundle reads: expected {', '.join(missing)} in '{folder}'. "
             "Lay the site's files there under these names, or links to them."
         )
+
+
+def _is_of_site(config: Config, id_: str) -> bool:
+    """Whether a list is another one at another site: of files in its folder, or of a list file in its folder."""
+    return DATASET_DIR in config.reach(id_) or bool(list_files(config, id_))
+
+
+def _check_plain(config: Config, datasets: Sequence[str]) -> None:
+    """Refuse data sets that do more to a case of their list than to apply the transforms, which is all that medfl does.
+
+    Raises:
+        SettingsError: Naming the first.
+    """
+    for id_ in datasets:
+        target = config.target(id_)
+        if base_name(target) not in PLAIN or not (target in PLAIN or target.startswith("monai.data.")):
+            raise SettingsError(
+                f"'{config.follow(id_)}' is a '{target}', which makes cases of its list in a way of its own, as one "
+                f"that cuts whole slides does: expected one of MONAI's that only apply transforms, {', '.join(PLAIN)}. "
+                "Do in the transforms what it does."
+            )
 
 
 def _read(config: Config, id_: str) -> Listing:

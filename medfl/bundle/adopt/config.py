@@ -17,6 +17,12 @@ ROUNDS_OF_MACROS = 10
 PLAIN_REFERENCE = re.compile(r"\$?\s*@((?:\w|::)+)\s*")
 """A value that is another one and nothing else; both ``@loss`` and ``$@loss`` are."""
 
+LOAD_IMAGE = ("LoadImaged", "LoadImageD", "LoadImageDict")
+"""MONAI's names for the transform that reads files."""
+
+COMMON_KEY = re.compile(r"\$\s*monai\.utils\.(?:enums\.)?CommonKeys\.(\w+)\s*")
+"""MONAI's constants for keys of a case; each is its name in small letters, as ``image``."""
+
 
 _NOTHING = object()
 
@@ -155,7 +161,13 @@ class Config:
         value = self.value(id_)
         if isinstance(value, list):
             return [self.literal(f"{self.follow(id_)}#{index}") for index in range(len(value))]
-        return value
+        key = COMMON_KEY.fullmatch(value) if isinstance(value, str) else None
+        return key.group(1).lower() if key else value
+
+    def keys(self, id_: str) -> list[str]:
+        """The keys that a dictionary transform works on, as far as they are written."""
+        keys = self.literal(f"{id_}#keys") if f"{id_}#keys" in self else []
+        return [str(key) for key in (keys if isinstance(keys, list) else [keys])]
 
     def _at(self, id_: str) -> Any:
         """What stands at an id, or `_NOTHING`. MONAI's own search looks for the nearest name wherever there is none."""

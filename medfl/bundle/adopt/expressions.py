@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,11 +172,21 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _paths_of(config: Config, tree: ast.AST) -> list[str]:
-    """The longest paths below ``dataset_dir`` in a tree."""
+    """The longest paths below ``dataset_dir`` in a tree, and those in parts of them that only running tells."""
     path = _fold(config, tree, ())
-    if path is not None and path.startswith(SITE) and len(path) <= WIDEST_PATH:
-        return [posixpath.normpath(path.removeprefix(SITE).lstrip("/"))] if path.rstrip("/") != SITE else []
-    return [path for child in ast.iter_child_nodes(tree) for path in _paths_of(config, child)]
+    if path is None or not path.startswith(SITE) or len(path) > WIDEST_PATH:
+        return [path for child in ast.iter_child_nodes(tree) for path in _paths_of(config, child)]
+    own = [posixpath.normpath(path.removeprefix(SITE).lstrip("/"))] if path.rstrip("/") != SITE else []
+    return own + [path for part in _unfolded(config, tree) for path in _paths_of(config, part)]
+
+
+def _unfolded(config: Config, tree: ast.AST) -> Iterator[ast.AST]:
+    """The outermost parts of a path that `_fold` makes nothing of, such as what is read from a file."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.expr) and _fold(config, child, ()) is None:
+            yield child
+        else:
+            yield from _unfolded(config, child)
 
 
 def _fold(config: Config, node: ast.AST, above: tuple[str, ...]) -> str | None:

@@ -60,6 +60,14 @@ TRAINER = {
 }
 """Arguments of the trainer that are left out."""
 
+LOADER = {
+    "sampler": ("each pass visits every case once, in an order of the run's seed", "the settings balance and steps"),
+    "batch_sampler": ("each pass visits every case once, in an order of the run's seed", "the setting batch_size"),
+    "drop_last": ("no case is left out of a pass", "nothing"),
+    "repeats": ("a batch is trained on once", "the setting epochs"),
+}
+"""Arguments of the training loader that are left out."""
+
 SEVERAL_GPUS = ("DistributedDataParallel", "DistributedSampler", "init_process_group", "torch.distributed")
 
 
@@ -86,7 +94,13 @@ def read_ignored(config: Config, parts: Parts, others: Mapping[str, Any]) -> lis
         parts: Its parts.
         others: File name to content of the bundle's further configurations.
     """
-    return [*_handlers(config, parts), *_trainer(config, parts), *_sequences(config), *_launchers(others)]
+    return [
+        *_handlers(config, parts),
+        *_trainer(config, parts),
+        *_loader(config, parts),
+        *_sequences(config),
+        *_launchers(others),
+    ]
 
 
 def _handlers(config: Config, parts: Parts) -> Iterator[Ignored]:
@@ -100,6 +114,13 @@ def _trainer(config: Config, parts: Parts) -> Iterator[Ignored]:
     for name, reasons in TRAINER.items():
         if config.child(parts.trainer, name) is not None:
             yield Ignored(f"'{parts.trainer}#{name}'", *reasons)
+
+
+def _loader(config: Config, parts: Parts) -> Iterator[Ignored]:
+    loader = parts.train_dataloader
+    for name, reasons in LOADER.items() if loader else ():
+        if loader and config.child(loader, name) is not None:
+            yield Ignored(f"'{loader}#{name}'", *reasons)
 
 
 def _sequences(config: Config) -> Iterator[Ignored]:

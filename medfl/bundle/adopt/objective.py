@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medfl.bundle.adopt.config import Config, base_name
+from medfl.bundle.adopt.config import LOAD_IMAGE, Config, base_name
 from medfl.bundle.adopt.parts import Parts
 from medfl.errors import SettingsError, check_choice
 from medfl.objectives import Objective, read_objective
@@ -120,12 +120,22 @@ CHANNELS = {
 """Objective to its field for the channels of a network's output."""
 
 
-def make_objective(name: str, overlapping: bool, outputs: int | None) -> Objective | None:
-    """An objective of its name and the channels of a network's output; None where it needs these and has none."""
+def make_objective(
+    name: str, overlapping: bool, outputs: int | None, spacing: str | Sequence[float] | None = None
+) -> Objective | None:
+    """An objective of its name and the channels of a network's output; None where it needs these and has none.
+
+    Args:
+        name: One of `medfl.objectives.OBJECTIVES`.
+        overlapping: For segmentation, whether labels may overlap.
+        outputs: The channels.
+        spacing: For segmentation, as `medfl.objectives.Segmentation` has it.
+    """
     if name in CHANNELS and outputs is None:
         return None
-    values = {CHANNELS[name]: outputs} if name in CHANNELS else {}
-    return read_objective({"name": name} | values | ({"overlapping": True} if overlapping else {}))
+    values: dict[str, Any] = {CHANNELS[name]: outputs} if name in CHANNELS else {}
+    values |= {"overlapping": True} if overlapping else {}
+    return read_objective({"name": name} | values | ({} if spacing is None else {"spacing": spacing}))
 
 
 def recognise(config: Config, parts: Parts, metadata: Mapping[str, Any], chosen: str | None = None) -> Recognition:
@@ -219,8 +229,8 @@ def _signs_of_reading(config: Config, parts: Parts) -> Iterator[Sign]:
         name = base_name(str(transform["_target_"]))
         if name.startswith("ConvertToMultiChannel"):
             yield Sign(f"'{name}' makes a channel for each label ({id_})", frozenset({"overlapping_segmentation"}))
-        if name in ("LoadImaged", "LoadImageD", "LoadImageDict"):
-            loaders.append((id_, _keys(config, id_)))
+        if base_name(str(transform["_target_"])) in LOAD_IMAGE:
+            loaders.append((id_, config.keys(id_)))
     if any("label" in keys for _, keys in loaders):
         id_ = next(id_ for id_, keys in loaders if "label" in keys)
         yield Sign(f"'label' is read as an image ({id_})", MASKS)
@@ -246,7 +256,7 @@ def _signs_of_postprocessing(config: Config, id_: str) -> Iterator[Sign]:
 
 def _for_prediction(config: Config, id_: str, argument: str) -> Any:
     """What a transform's argument says for the key ``pred``; a list has one for each key."""
-    keys, value = _keys(config, id_), config.literal(f"{id_}#{argument}")
+    keys, value = config.keys(id_), config.literal(f"{id_}#{argument}")
     if isinstance(value, list):
         position = keys.index("pred") if "pred" in keys else 0
         return value[position] if position < len(value) else None
@@ -277,12 +287,6 @@ def _outputs(config: Config, parts: Parts, metadata: Mapping[str, Any]) -> tuple
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _keys(config: Config, id_: str) -> list[str]:
-    """The keys that a dictionary transform works on, as far as they are written."""
-    keys = config.literal(f"{id_}#keys") if f"{id_}#keys" in config else []
-    return [str(key) for key in (keys if isinstance(keys, list) else [keys])]
 
 
 def _is_known(transform: Mapping[str, Any]) -> bool:

@@ -64,7 +64,7 @@ def _site(cases: Cases) -> Iterator[str]:
         files = ", ".join(f"`{visible(path)}` (`{id_}`)" for id_, path in cases.list_files.items())
         yield (
             f"The bundle lists its cases in a file of its own: {files}. A site has one of its own, of the same name in "
-            "its folder, which stands in its place."
+            f"its folder, which stands in its place.{' Paths in it begin at that folder.' if cases.relative else ''}"
         )
     yield {
         "one_list": "Training and validation cases are one list in the bundle; the site's splits deal it out. They "
@@ -95,11 +95,16 @@ def _training(adoption: Adoption) -> Iterator[str]:
     parts = {name: id_ for name, id_ in adoption.parts.ids().items() if id_ is not None}
     yield "| part | id |\n| --- | --- |\n" + "\n".join(f"| {name} | `{visible(id_)}` |" for name, id_ in parts.items())
     amp = {True: "on", False: "off", None: "told only by running the bundle"}[adoption.amp]
-    yield f"Mixed precision in the bundle is {amp}. A run computes in float32 unless it is told `--precision bf16`."
+    yield f"Mixed precision in the bundle is {amp}. " + (
+        "A run does as MONAI does: on a GPU it computes in mixed precision, with bfloat16, and on a CPU in float32. "
+        "`--precision fp32` or `bf16` is for any device."
+        if adoption.amp
+        else "A run computes in float32 unless it is told `--precision amp` (on a GPU) or `bf16`."
+    )
     if adoption.parts.lr_schedule:
         yield (
             f"The learning rate's schedule, `{visible(adoption.parts.lr_schedule)}`, takes a step after each round; "
-            "`--schedule off` leaves it out."
+            "`--schedule restart` begins it anew in each round, with a step after each epoch, and `off` leaves it out."
         )
     files = [f"`configs/{name}`" for kind, name in adoption.files.items() if kind != "train"]
     if files:

@@ -11,6 +11,9 @@ from medfl.bundle.check.references import required_properties
 
 TRAINER, EVALUATOR = "SupervisedTrainer", "SupervisedEvaluator"
 
+PLACES = {TRAINER: ("train#trainer", "trainer"), EVALUATOR: ("validate#evaluator", "evaluator")}
+"""Ids of engines: MONAI's, and those at the top that older bundles and the zoo's templates have."""
+
 TRAINER_PARTS = {
     "network": "the network that it trains",
     "optimizer": "its optimiser",
@@ -18,6 +21,14 @@ TRAINER_PARTS = {
     "train_data_loader": "its data loader",
 }
 """Arguments of the trainer without which nothing can be trained, and what they are."""
+
+TOLD_BY_TRAINER = ("train#dataset", "train#inferer")
+"""What MONAI requires under ids of their own, and a trainer at the top has by its loader, or need not have."""
+
+LACKS_DATASET_DIR = (
+    " A site's folder enters as 'dataset_dir': where another id is the folder of the cases, put '@dataset_dir' there, "
+    "and its value under 'dataset_dir'."
+)
 
 OPTIMIZERS = ("torch.optim", "monai.optimizers")
 """Packages of optimisers."""
@@ -87,40 +98,47 @@ class Parts:
 def problems_of(config: Config) -> list[str]:
     """Why no federation can be made of a training configuration, a sentence each."""
     problems = []
-    required = required_properties("train")
+    id_of_trainer = engine_id(config, TRAINER)
+    trainer = config.value(id_of_trainer)
+    required = [
+        (id_.replace("train#trainer", id_of_trainer), description)
+        for id_, description in required_properties("train")
+        if id_of_trainer == "train#trainer" or id_ not in TOLD_BY_TRAINER
+    ]
     missing = [f"{id_} ({description})" for id_, description in required if config.follow(id_) not in config]
-    trainer = config.value("train#trainer")
-    for id_, engine in (("train#trainer", TRAINER), ("validate#evaluator", EVALUATOR)):
+    for engine in (TRAINER, EVALUATOR):
+        id_ = engine_id(config, engine)
         if config.value(id_) is not None:
             problems += _problems_of_engine(config, id_, engine)
     if isinstance(trainer, Mapping):
         missing += [
-            f"train#trainer#{name} ({what})" for name, what in TRAINER_PARTS.items() if trainer.get(name) is None
+            f"{id_of_trainer}#{name} ({what})" for name, what in TRAINER_PARTS.items() if trainer.get(name) is None
         ]
         if trainer.get("iteration_update") is not None:
             problems.append(
-                "'train#trainer#iteration_update' puts a step of its own in place of the trainer's: expected none, for "
-                "medfl trains in its own loop, with the method's terms in the loss. Put what differs into the loss, "
-                "the inferer or 'prepare_batch'."
+                f"'{id_of_trainer}#iteration_update' puts a step of its own in place of the trainer's: expected none, "
+                "for medfl trains in its own loop, with the method's terms in the loss. Put what differs into the "
+                "loss."
             )
-        problems += _several(config, trainer)
+        problems += _several(config, id_of_trainer, trainer)
     if missing:
         problems.insert(
             0,
             f"{len(missing)} ids are missing: {', '.join(missing)}. Add them; a value that stands elsewhere may be "
-            "named by a reference, as '@other#id'.",
+            f"named by a reference, as '@other#id'.{LACKS_DATASET_DIR if 'dataset_dir' not in config else ''}",
         )
     return problems
 
 
 def read_parts(config: Config) -> Parts:
     """The parts of a configuration of which `problems_of` finds none."""
-    trainer = config.follow("train#trainer")
-    evaluator = config.child("validate", "evaluator") if "validate" in config else None
+    trainer, evaluator = config.follow(engine_id(config, TRAINER)), None
+    if config.value(engine_id(config, EVALUATOR)) is not None:
+        evaluator = config.follow(engine_id(config, EVALUATOR))
     optimizer = config.follow(f"{trainer}#optimizer")
     parts: dict[str, str | None] = {
         "trainer": trainer,
-        "network": _network(config),
+        "network": _network(config, trainer),
         "loss": config.follow(f"{trainer}#loss_function"),
         "optimizer": optimizer,
         "optimizer_params": config.child(optimizer, "params"),
@@ -156,11 +174,16 @@ def read_parts(config: Config) -> Parts:
     return Parts(**parts)  # type: ignore[arg-type]
 
 
-def _network(config: Config) -> str | None:
+def engine_id(config: Config, engine: str) -> str:
+    """The id of an engine: that of `PLACES` where something stands; MONAI's where nothing does."""
+    return next((id_ for id_ in PLACES[engine] if config.value(id_) is not None), PLACES[engine][0])
+
+
+def _network(config: Config, trainer: str) -> str | None:
     """The id of the network's definition: MONAI's ``network_def``, or the component that the trainer's is made of."""
     if "network_def" in config:
         return config.follow("network_def")
-    id_ = config.follow("train#trainer#network")
+    id_ = config.follow(f"{trainer}#network")
     if config.target(id_):
         return id_
     definitions = [config.follow(ref) for ref in config.references(id_) if config.target(ref)]
@@ -181,18 +204,18 @@ def _problems_of_engine(config: Config, id_: str, expected: str) -> list[str]:
     ]
 
 
-def _several(config: Config, trainer: Mapping[str, Any]) -> list[str]:
+def _several(config: Config, id_: str, trainer: Mapping[str, Any]) -> list[str]:
     """What stands for several networks or several optimisers."""
     problems = []
     for name in ("network", "optimizer"):
-        value = config.value(f"train#trainer#{name}")
+        value = config.value(f"{id_}#{name}")
         if isinstance(value, list) or (isinstance(value, Mapping) and "_target_" not in value):
-            problems.append(f"'train#trainer#{name}' holds {len(value)} of them")
-    if trainer.get("network") is not None and "network_def" not in config and _network(config) is None:
+            problems.append(f"'{id_}#{name}' holds {len(value)} of them")
+    if trainer.get("network") is not None and "network_def" not in config and _network(config, id_) is None:
         problems.append(
-            "the network's definition can't be told from 'train#trainer#network'; name the component 'network_def'"
+            f"the network's definition can't be told from '{id_}#network'; name the component 'network_def'"
         )
-    used = config.targets(config.reach("train#trainer"))
+    used = config.targets(config.reach(id_))
     optimizers = sorted(id_ for id_, target in used.items() if _is_optimizer(target))
     if len(optimizers) > 1:
         problems.append(f"the trainer uses {len(optimizers)} optimisers: {', '.join(optimizers)}")

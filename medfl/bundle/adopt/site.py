@@ -5,6 +5,7 @@ A site's rows never enter the configuration, where text that begins with ``$`` w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from monai.bundle import ConfigParser
 from monai.data import Dataset
 from monai.transforms import Compose
 from torch import nn
+from torch.utils.data import Dataset as TorchDataset
 
 from medfl.bundle.adopt.bundle import EVALUATE, TRAIN, AdoptedBundle
 from medfl.bundle.adopt.cases import check_folder
@@ -141,8 +143,19 @@ class AdoptedSite:
                 f"Site '{self.site}': the list of cases '{id_}' can't be made of its folder: {type(error).__name__}. "
                 "Expected the files that the bundle's docs/federate.md names."
             ) from error
-        if not isinstance(content, Sequence | Dataset) or not all(isinstance(row, Mapping) for row in rows):
+        if not isinstance(content, Sequence | TorchDataset) or not all(isinstance(row, Mapping) for row in rows):
             raise DataError(f"Site '{self.site}': expected '{id_}' to be a list of cases, each with a file by its key.")
         if not rows and needed:
             raise DataError(f"Site '{self.site}' has no cases: '{id_}' is an empty list. Look into its folder.")
-        return rows
+        return [self._below_folder(row) for row in rows] if self._cases["relative"] else rows
+
+    def _below_folder(self, row: Row) -> Row:
+        """A case of a list file, the files in it that are named from the site's folder on with that folder."""
+
+        def below(value: Any) -> Any:
+            if isinstance(value, list):
+                return [below(entry) for entry in value]
+            path = self._folder / value if isinstance(value, str) else None
+            return str(path) if path is not None and os.path.exists(path) else value
+
+        return {key: below(value) for key, value in row.items()}

@@ -21,7 +21,7 @@ from medfl.types import Meta
 NETWORK = "network"
 """The name of the one network that a bundle has."""
 
-SCHEDULES = ("per_round", "off")
+SCHEDULES = ("per_round", "restart", "off")
 """What is made of a bundle's schedule of the learning rate."""
 
 
@@ -32,7 +32,7 @@ def adopted_objective(bundle: AdoptedBundle) -> Objective:
         SettingsError: If nobody knows how many channels its network puts out.
     """
     facts = bundle.adopted["objective"]
-    objective = make_objective(facts["name"], facts["overlapping"], facts["outputs"])
+    objective = make_objective(facts["name"], facts["overlapping"], facts["outputs"], facts["spacing"])
     if objective is None:
         raise SettingsError(
             f"the channels of the network's output can't be told from '{bundle.root}': expected a number at "
@@ -51,7 +51,8 @@ def adopted_task(
         objective: What it learns.
         metrics: The objective's metrics to report beside the bundle's own; empty takes the objective's.
         schedule: ``per_round`` takes a step of the bundle's learning-rate schedule, if it has one, after each round;
-            ``off`` leaves the rate as the optimiser has it.
+            ``restart`` begins it anew in each round, at each site and in each training, and takes a step after each
+            epoch; ``off`` leaves the rate as the optimiser has it.
 
     Raises:
         SettingsError: If the bundle's code fails, or it trains in a way that medfl's loop has no place for.
@@ -77,7 +78,7 @@ def adopted_task(
         objective=objective,
         metrics=tuple(metrics),
         inferer=parts.val_inferer,
-        schedule=Schedule(bundle) if bundle.ids["lr_schedule"] and schedule == "per_round" else None,
+        schedule=Schedule(bundle, schedule == "restart") if bundle.ids["lr_schedule"] and schedule != "off" else None,
     )
 
 
@@ -113,16 +114,18 @@ class AdoptedLoss(nn.Module):
 
 
 class Schedule:
-    """The learning rate of each round as a share of the optimiser's: the bundle's schedule, a step after each round.
+    """The learning rate as a share of the optimiser's: the bundle's schedule, a step after each round or epoch.
 
     Args:
         bundle: With a schedule.
+        restarts: Whether it counts the epochs of each training, and not rounds (`medfl.task.Schedule`).
 
     Raises:
         SettingsError: If it goes by scores, or can't be built.
     """
 
-    def __init__(self, bundle: AdoptedBundle) -> None:
+    def __init__(self, bundle: AdoptedBundle, restarts: bool = False) -> None:
+        self.restarts = restarts
         parser = bundle.parser()
         self._optimizer = bundle.build(parser, bundle.ids["optimizer"])
         rate = self._optimizer.param_groups[0]["lr"]
@@ -135,15 +138,16 @@ class Schedule:
         self._rate, self._shares = rate, [self._now(rate)]
         state = {key: value for key, value in self._scheduler.state_dict().items() if not key.startswith("_")}
         self.facts: Meta = {"kind": type(self._scheduler).__name__, "state": repr(sorted(state.items()))}
+        self.facts |= {"per": "epoch"} if restarts else {}
 
-    def __call__(self, round_: int) -> float:
-        """The share in a round, counted from 1; >= 0."""
+    def __call__(self, number: int) -> float:
+        """The share in a round or epoch, counted from 1; >= 0."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nothing is trained with this optimiser
-            while len(self._shares) < round_:
+            while len(self._shares) < number:
                 self._scheduler.step()
                 self._shares.append(self._now(self._rate))
-        return self._shares[max(round_, 1) - 1]
+        return self._shares[max(number, 1) - 1]
 
     def _now(self, rate: float) -> float:
         return float(self._optimizer.param_groups[0]["lr"]) / rate

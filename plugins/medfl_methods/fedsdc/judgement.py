@@ -11,7 +11,7 @@ from torch import nn
 
 from medfl.contract import Site
 from medfl.networks.parts import body_and_head
-from medfl.training.loop import autocast
+from medfl.training.precision import autocast
 from medfl.training.predict import logits
 from medfl.types import Dataset, Meta
 from medfl.utils.tells import Form, count, fields
