@@ -13,32 +13,18 @@ The files are described in `medfl_datasets.decathlon.files`.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
-import numpy as np
-from pydantic import BeforeValidator
-
-from medfl.data.datalists import Datalist, Record
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, SettingsError
-from medfl.ingest.choice import Choice, Outcome, exclusions
-from medfl.ingest.labels import number_subjects
-from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
-from medfl.ingest.options import Positional, read_edges
-from medfl.ingest.pipeline import QUARANTINE
-from medfl.ingest.spec import ImageSpec, folder_of
+from medfl.ingest.options import Positional
+from medfl.ingest.spec import folder_of
+from medfl.ingest.volume_spec import Volumes, VolumeSpec
 from medfl.utils.text import Say, first_names
 from medfl_datasets.decathlon import RECORDS
-from medfl_datasets.decathlon.files import LIST, NEAR, Case, Grid, Release, grid_of, read_case, read_release
-
-if TYPE_CHECKING:
-    from medfl.data.transforms.frame import Frame
+from medfl_datasets.decathlon.files import LIST, Release, read_release
 
 CITATION = (
     "Antonelli et al., The Medical Segmentation Decathlon, Nature Communications 13:4128 (2022), "
@@ -46,41 +32,8 @@ CITATION = (
 )
 """What users of the ten tasks are asked to cite."""
 
-MULTIPLE = 16
-"""Edges of a size that nobody gave are multiples of it: networks want them, which halve an image four times."""
 
-
-@dataclass(frozen=True)
-class Task:
-    """What is known of a task before its volumes are read.
-
-    Attributes:
-        release: Its files.
-        facts: What the table says of each case.
-        subjects: The patient of each case, made up.
-        grids: Place of a case to its grid, of those whose heads can be read.
-        spacing: Of all cases in millimetres.
-    """
-
-    release: Release
-    facts: list[dict[str, str]]
-    subjects: list[str]
-    grids: dict[int, Grid]
-    spacing: tuple[float, ...]
-
-
-def _numbers(text: Any) -> Any:
-    """Numbers of a text such as 1x1x2.5 or -100,240."""
-    if not isinstance(text, str):
-        return text
-    words = [word for word in re.split(r"[x,\s]+", text.strip()) if word]
-    try:
-        return tuple(map(float, words))
-    except ValueError:
-        raise SettingsError(f"expected numbers such as 1x1x2.5 or -100,240, got '{text}'") from None
-
-
-class Decathlon(ImageSpec):
+class Decathlon(VolumeSpec):
     """A task of the Medical Segmentation Decathlon: volumes with masks in one orientation. Nothing is downloaded.
 
     Each volume is scaled to mean 0 and standard deviation 1, or by --window. Tasks whose volumes are too large for one
@@ -88,19 +41,13 @@ class Decathlon(ImageSpec):
     """
 
     dataset = "decathlon"
-    unreadable = "option skip_unreadable"
-    item = "volume"
     terms = RECORDS[0].licence
     citation = CITATION
+    listing = LIST
+    numbered = "case"
 
     source: Annotated[Path, Positional()]
     """The folder of a task, with its dataset.json."""
-    size: Annotated[tuple[int, ...] | None, BeforeValidator(read_edges)] = None
-    """Of the volumes in the array, DxHxW; by default the smallest multiples of 16 that hold all."""
-    spacing: Annotated[tuple[float, ...] | None, BeforeValidator(_numbers)] = None
-    """Resample all to these millimetres, as 1x1x2; by default they stay as they are, which must be alike."""
-    window: Annotated[tuple[float, ...] | None, BeforeValidator(_numbers)] = None
-    """Lowest and highest intensity that become 0 and 1, as -100,240; by default each volume has its own scale."""
     table: Path | None = None
     """CSV or TSV with a row for each case."""
     case_column: str = "case"
@@ -136,103 +83,38 @@ class Decathlon(ImageSpec):
         """What the task's list says."""
         return read_release(self.source)
 
-    def choose(self, files: Release, say: Say) -> Choice:
-        """All cases whose heads can be read; the heads tell the size."""
+    def volumes(self, files: Release, say: Say) -> Volumes:
+        """What the list and the table say."""
         if files.others:
             say(f"note: {files.others} volumes without masks are passed over")
-        facts, subjects = self._table(files)
+        facts, patients = self._table(files)
         if self.group_column is None:
             say("note: each case counts as a patient of its own (--table and --group-column would say otherwise)")
-        grids, missing = _grids(files)
-        if not grids:
-            raise DataError(_to_mend(missing, len(files.cases)))
-        spacing = self._spacing(grids)
-        frame = self._frame(grids, spacing)
-        say(f"note: volumes become {'x'.join(map(str, frame.size))} voxels of {_mm(spacing)} mm")
-        return Choice(
-            items=[files.cases[place] for place in grids],
-            places=list(grids),
-            files=Case.files,
-            load=partial(read_case, frame=frame, structures=len(files.structures)),
-            shape=(*frame.size, len(files.channels) + 1),
-            dtype=np.float32,
-            recipe={"data set": self.dataset, "frame": repr(frame), "structures": files.structures},
-            cells=lambda place: (place + 1,),
-            columns=("case_of_list",),
-            missing=missing,
-            release=Task(files, facts, subjects, grids, spacing),
+        return Volumes(
+            files.cases,
+            list(range(1, len(files.cases) + 1)),
+            patients,
+            facts,
+            files.structures,
+            files.channels,
+            licence=files.licence or "not stated",
+            extra={"reference": files.reference},
         )
-
-    def incomplete(self, outcome: Outcome) -> str:
-        """Which cases of the list can't be read."""
-        return _to_mend(outcome.reasons, outcome.choice.count())
-
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        task: Task = outcome.choice.release
-        records: list[Record] = [
-            {"subject_id": task.subjects[place], **task.facts[place], **facts}
-            for place, facts in zip(outcome.kept, outcome.facts, strict=True)
-        ]
-        made = self.make_datalist(
-            STRATA,
-            ", ".join(task.release.channels),
-            records,
-            licence=task.release.licence or "not stated",
-            reference=task.release.reference,
-            intensities=f"window {self.window} to [0, 1]" if self.window else "each channel of a volume: mean 0, SD 1",
-            window=self.window,
-            exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
-        )
-        for line in about_empty(made):
-            say(line)
-        return with_masks(made, task.release.structures, task.spacing)
-
-    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """Take volumes and masks apart."""
-        take_apart(folder)
-
-    def _frame(self, grids: Mapping[int, Grid], spacing: Sequence[float]) -> Frame:
-        from medfl.data.transforms.frame import Frame  # MONAI takes seconds to import
-
-        for what, values, count in (("size", self.size, 3), ("spacing", self.spacing, 3), ("window", self.window, 2)):
-            if values is not None and (len(values) != count or (what != "window" and min(values) <= 0)):
-                raise SettingsError(f"expected {count} numbers for --{what}, above 0 if they are lengths, got {values}")
-        if self.window is not None and self.window[0] >= self.window[1]:
-            raise SettingsError(f"expected the lower end first in --window, got {self.window}.")
-        shapes = np.array([grid.shape for grid in grids.values()])
-        edges = np.array([grid.spacing for grid in grids.values()])
-        largest = np.ceil(shapes * edges / np.array(spacing) - NEAR if self.spacing else shapes).max(axis=0)
-        size = self.size or tuple(int(-(-edge // MULTIPLE) * MULTIPLE) for edge in largest)
-        return Frame(size, self.spacing, None if self.window is None else (self.window[0], self.window[1]))
-
-    def _spacing(self, grids: Mapping[int, Grid]) -> tuple[float, ...]:
-        """The spacing that all have in the array."""
-        if self.spacing is not None:
-            return self.spacing
-        edges = np.array([grid.spacing for grid in grids.values()])
-        lowest, highest = edges.min(axis=0), edges.max(axis=0)
-        if (highest - lowest > NEAR * highest).any():
-            raise DataError(
-                f"expected volumes of one spacing, got {_mm(lowest)} to {_mm(highest)} mm. Have them resampled: "
-                f"--spacing {_mm(np.median(edges, axis=0))} is the median."
-            )
-        return tuple(float(round(edge, 4)) for edge in np.median(edges, axis=0))
 
     def _table(self, release: Release) -> tuple[list[dict[str, str]], list[str]]:
-        """What the table says of each case, and its patient."""
+        """What the table says of each case, and its patient, by name."""
         count = len(release.cases)
         if self.table is None:
             if self.site_column or self.group_column:
                 raise SettingsError("--site-column and --group-column name columns of a table: give --table as well.")
-            return [{} for _ in range(count)], number_subjects([str(place) for place in range(count)])
+            return [{} for _ in range(count)], list(map(str, range(count)))
         table = read_table(self.table)
         table.require([name for name in (self.case_column, self.site_column, self.group_column) if name])
         rows = _rows(table, self.case_column, release)
         sites = table.column(self.site_column) if self.site_column else None
         groups = table.column(self.group_column) if self.group_column else list(map(str, table.numbers))
         facts = [{} if sites is None else {"site": sites[row]} for row in rows]
-        return facts, number_subjects([groups[row] for row in rows])
+        return facts, [groups[row] for row in rows]
 
 
 def _rows(table: Table, column: str, release: Release) -> list[int]:
@@ -249,31 +131,3 @@ def _rows(table: Table, column: str, release: Release) -> list[int]:
             f"'{column}'; case {first_names(missing)} of {LIST} has none. Add it, or give another --case-column."
         )
     return [rows[case.name] for case in release.cases]
-
-
-def _grids(release: Release) -> tuple[dict[int, Grid], dict[int, str]]:
-    """The grid of each case, and why others have none."""
-    grids: dict[int, Grid] = {}
-    missing: dict[int, str] = {}
-    for place, case in enumerate(release.cases):
-        try:
-            grids[place] = grid_of(case, len(release.channels))
-        except DataError as error:
-            missing[place] = str(error)
-    return grids, missing
-
-
-def _to_mend(reasons: Mapping[int, str], count: int) -> str:
-    """What to say of cases that can't be read."""
-    cases: dict[str, list[int]] = {}
-    for place, reason in reasons.items():
-        cases.setdefault(reason.rstrip("."), []).append(place + 1)
-    listed = "; ".join(f"case {first_names(numbers)}: {reason}" for reason, numbers in cases.items())
-    return (
-        f"{len(reasons)} of {count} cases of {LIST} can't be used: {listed}. Mend these files, or leave them out with "
-        f"--skip-unreadable; {QUARANTINE} then lists them."
-    )
-
-
-def _mm(edges: Sequence[float] | np.ndarray) -> str:
-    return "x".join(f"{edge:.4g}" for edge in edges)

@@ -23,6 +23,7 @@ from medfl.ingest.array_file import new_array
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import exclusions
 from medfl.ingest.options import Choose
+from medfl.ingest.published_splits import unlike_published
 from medfl.ingest.spec import WholeSpec, folder_or_top
 from medfl.utils.text import Say
 from medfl_datasets.flamby_heart import RECORDS
@@ -85,7 +86,9 @@ class FlambyHeart(WholeSpec):
         if few:
             raise DataError(f"expected at least three complete rows at each hospital, {', '.join(few)} has fewer.")
         tests = {name: rows_for_tests(hospital.labels) for name, hospital in hospitals.items()}
-        unlike = _deviations(tests)
+        centres = [name for name, test in tests.items() for _ in test]
+        splits = ["test" if held else "training" for test in tests.values() for held in test]
+        unlike = unlike_published(centres, splits, OFFICIAL, "rows")
         for sentence in unlike:
             say(f"warning: {sentence}")
         say("note: the files do not say who a patient is: each row counts as a patient of its own")
@@ -142,13 +145,3 @@ def _records(hospitals: Mapping[str, Hospital], tests: Mapping[str, np.ndarray])
             splits["test" if test else "training"].append(record)
             row += 1
     return splits
-
-
-def _deviations(tests: Mapping[str, np.ndarray]) -> list[str]:
-    """How the numbers of rows differ from FLamby's: sentences, none if they do not."""
-    counts = {name: (int((~test).sum()), int(test.sum())) for name, test in tests.items()}
-    return [
-        f"{name}: {counts[name][0]} training and {counts[name][1]} test rows, FLamby has {training} and {test}"
-        for name, (training, test) in OFFICIAL.items()
-        if counts[name] != (training, test)
-    ]

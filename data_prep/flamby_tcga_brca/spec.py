@@ -12,7 +12,6 @@ Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from medfl.ingest.array_file import new_array
 from medfl.ingest.checkpoint import ARRAY
 from medfl.ingest.choice import exclusions
 from medfl.ingest.labels import number_subjects
+from medfl.ingest.published_splits import unlike_published
 from medfl.ingest.spec import WholeSpec, folder_or_top
 from medfl.utils.text import Say
 from medfl_datasets.flamby_tcga_brca import RECORDS
@@ -75,7 +75,7 @@ class FlambyTcgaBrca(WholeSpec):
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         patients = read_patients(self.source)
-        unlike = _deviations(patients)
+        unlike = unlike_published(patients.regions, patients.splits, OFFICIAL, "patients")
         for sentence in unlike:
             say(f"warning: {sentence}")
         datalist = Datalist(
@@ -112,14 +112,3 @@ def _records(patients: Patients) -> dict[str, list[Record]]:
         target = [time, float(event)]
         splits[split].append({"image": row, "target": target, "subject_id": subject, "centre": region})
     return splits
-
-
-def _deviations(patients: Patients) -> list[str]:
-    """How the numbers of patients differ from FLamby's: sentences, none if they do not."""
-    counts = Counter(zip(patients.regions, patients.splits, strict=True))
-    return [
-        f"{region}: {counts[region, 'training']} training and {counts[region, 'test']} test patients, FLamby has "
-        f"{training} and {test}"
-        for region, (training, test) in OFFICIAL.items()
-        if (counts[region, "training"], counts[region, "test"]) != (training, test)
-    ]

@@ -101,13 +101,12 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
         raise RefusedError(f"'{site_file.site}' refuses the run '{offer.run}': {'. '.join(unlike)}.")
     check_overrides(offer.overrides, bundle_values(folder))
     built = _build(folder, offer.overrides, site_file, entry.data)
-    execution = read_settings(Execution, {"threads": site_file.threads, "device": site_file.device}, "the site's file")
     settings = read_settings(Settings, built.settings, "the run")
     method: Method = registry.make_method(built.method, built.method_args)
     check_run(site_file, offer, settings, built.method, method)
     scale = Scale(_shape(built.site_values), built.mean, built.std)
-    task = dataclasses.replace(built.task, device=pick_device(execution.device), scale=scale)
-    return OfferedRun(offer, folder, registry, built, task, tightened(site_file, settings), execution)
+    task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
+    return OfferedRun(offer, folder, registry, built, task, tightened(site_file, settings), site_file.execution)
 
 
 def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:

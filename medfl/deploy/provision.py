@@ -38,6 +38,9 @@ site = "{name}"
 # shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data
 # threads = 1
 # device = "cpu"                  # auto, cpu, cuda:0
+# cache = "memory"                # where cases of an adopted bundle are kept: memory, disk, none
+# cache_dir = "/var/lib/medfl/cache"  # of the cache on disk; default: a folder in the bundle's data
+# loaders = 0                     # processes that load such cases ahead of training
 
 # [privacy]                       # the least that a run must promise; leave the table out for no such floor
 # unit = "site"

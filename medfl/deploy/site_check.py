@@ -78,6 +78,9 @@ def check_site(path: Path, bundle: str | None = None, kit: Path | None = None) -
     if file.privacy is not None and file.privacy.ledger is not None:
         ledger = file.privacy.ledger
         checks.append(("ledger", lambda: _writable(ledger)))
+    if file.cache == "disk" and file.cache_dir is not None:
+        cache_dir = file.cache_dir
+        checks.append(("cache", lambda: _writable(cache_dir)))
     lines += [_line(title, check) for title, check in checks]
     names = sorted(file.bundles) if bundle is None else [bundle]
     if not names:

@@ -20,7 +20,7 @@ from medfl.bundle.files import shipped
 from medfl.data.sites import name_problem
 from medfl.deploy.offer import NAME
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
-from medfl.settings import Strict, read_settings
+from medfl.settings import Execution, Strict, read_settings
 from medfl.types import SERVER
 from medfl.utils.files import flush_folder
 from medfl.utils.locks import held
@@ -118,6 +118,9 @@ class SiteFile(Strict):
             ``global`` beside its data; the scores leave.
         threads: Threads of a job, >= 1.
         device: ``auto``, ``cpu`` or ``cuda:N``.
+        cache: Where cases of an adopted bundle are kept as they are before its first random transform.
+        cache_dir: Folder of the cache on disk; None takes one in the site's data.
+        loaders: Processes that load cases of an adopted bundle ahead of training, >= 0.
         privacy: The least privacy that a run must promise, or None.
         bundles: Name to bundle; no other may run.
     """
@@ -133,6 +136,9 @@ class SiteFile(Strict):
     shared_test: bool = False
     threads: int = Field(1, ge=1)
     device: str = Field("cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    cache: Literal["memory", "disk", "none"] = "memory"
+    cache_dir: Path | None = None
+    loaders: int = Field(0, ge=0)
     privacy: Floor | None = None
     bundles: dict[Name, BundleEntry] = {}
     _path: Path = PrivateAttr(Path(FILE))
@@ -155,6 +161,12 @@ class SiteFile(Strict):
     def is_server(self) -> bool:
         """Whether it is the server's file."""
         return self.site == SERVER
+
+    @property
+    def execution(self) -> Execution:
+        """How a run computes here; an offer has no say in it."""
+        own = {name for name in Execution.model_fields if name in SiteFile.model_fields}
+        return Execution(**{name: getattr(self, name) for name in own})
 
     @property
     def path(self) -> Path:
@@ -240,7 +252,7 @@ def _anchored(site_file: SiteFile, start: Path) -> SiteFile:
 
     bundles = {name: absolute(entry, "folder", "data") for name, entry in site_file.bundles.items()}
     floor = None if site_file.privacy is None else absolute(site_file.privacy, "ledger")
-    changed: SiteFile = absolute(site_file, "state")
+    changed: SiteFile = absolute(site_file, "state", "cache_dir")
     return changed.model_copy(update={"bundles": bundles, "privacy": floor})
 
 

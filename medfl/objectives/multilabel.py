@@ -73,6 +73,10 @@ class Multilabel(Objective):
         ranked = present[:, rarest]
         return torch.where(ranked.any(1), rarest[ranked.int().argmax(1)] + 1, 0)
 
+    def label_sets(self, targets: torch.Tensor) -> torch.Tensor:
+        """The findings that are there."""
+        return targets == 1
+
     @property
     def stratum_names(self) -> tuple[str, ...]:
         """No finding, and each of them."""

@@ -123,6 +123,10 @@ class Objective(Shown):
         """What the strata are called, from 0."""
         return self.titles
 
+    def label_sets(self, targets: torch.Tensor) -> torch.Tensor | None:
+        """Which of several labels to keep in proportion each case has, (N, C), bool; None if `strata` say all."""
+        return None
+
     def class_labels(self, targets: torch.Tensor) -> torch.Tensor | None:
         """The class of each case, (N,), int64; None where cases are of no class."""
         return None

@@ -15,6 +15,9 @@ A scheme that needs to know more than labels declares a keyword parameter `value
 that ``--column`` names, as strings. Then `sites` is None unless the user gives it. A scheme that names its sites itself
 returns a dictionary of name to positions; the names become folders.
 
+A scheme that keeps labels in proportion declares `sets` as well: None, or, where an image may have several labels at
+once, which of them each unit has, shape (n, C), bool.
+
 A partition of one's own, in a file ``sorted_labels.py`` for ``medfl partition --plugin sorted_labels.py --scheme
 sorted_labels --option backwards=true``:
 

@@ -14,8 +14,8 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.holdouts import local_splits, official_tests, per_class
 from medfl.partition.overlap import OF_PUBLIC, OF_SITES, OF_TRAINING, PublicPool, Sides, find_overlap, images, refuse
 from medfl.partition.schemes import Scheme, check_column, deal
-from medfl.partition.units import column_of, find_units, majority, strata_of
-from medfl.partition.writing import Notes, not_distributed
+from medfl.partition.units import any_of, column_of, find_units, label_sets, majority, strata_of
+from medfl.partition.writing import Notes, not_distributed, warnings_before
 from medfl.types import GLOBAL, PUBLIC
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import names_and_more
@@ -62,13 +62,15 @@ class Distribution:
                 f"expected training images in the pooled data set '{source.name}', there are none to deal. "
                 "Prepare it again with images in its training split."
             )
-        rows, self.labels = source.rows_and_labels("training", f"pooled data set '{source.name}'")
+        self.place = f"pooled data set '{source.name}'"
+        rows, self.labels = source.rows_and_labels("training", self.place)
+        self.sets = label_sets(source, self.records, self.place)
         alike = [] if plan.test == "official" else [[hashes[row] for row in rows]]
         self.units = find_units(subjects_of(self.records), *alike)
         self.owner = np.full(self.units.max(initial=-1) + 1, NOBODY, dtype=np.int64)
         self.names: list[str] = []
         self.tests: dict[str, list[Record]] = {}
-        self.notes = Notes(warnings=_warnings_before(source))
+        self.notes = Notes(warnings=warnings_before(source))
         self._compare_labels(rows)
 
     def hold(self) -> None:
@@ -90,7 +92,8 @@ class Distribution:
         check_column(scheme, self.plan)
         free = np.flatnonzero(self.owner == NOBODY)
         labels, values = majority(self.units, self.labels), self._values()
-        parts = deal(scheme, labels[free], None if values is None else values[free], self.plan)
+        sets = None if self.sets is None else any_of(self.units, self.sets)[free]
+        parts = deal(scheme, labels[free], None if values is None else values[free], self.plan, sets)
         self.names = list(parts)
         for number, positions in enumerate(parts.values()):
             self.owner[free[positions]] = number
@@ -172,7 +175,8 @@ class Distribution:
             mine = np.flatnonzero(self.owner[self.units] == number)
             records = [self.records[image] for image in mine.tolist()]
             chosen = None if strata is None else strata[mine]
-            by_site[name] = local_splits(records, self.plan, name, self.units[mine], chosen, self.labels[mine])
+            sets = None if self.sets is None else self.sets[mine]
+            by_site[name] = local_splits(records, self.plan, name, self.units[mine], chosen, self.labels[mine], sets)
             if self.plan.test == "official":
                 by_site[name]["test"] = self.tests.get(name, [])
         self._look_back(by_site)
@@ -198,8 +202,8 @@ class Distribution:
         units = find_units(subjects_of(kept), [self.hashes[record["image"]] for record in kept])
         share = self.plan.public_test_fraction
         plan = replace(self.plan, test="fraction", test_fraction=share, val_fraction=0.0)
-        labels = self.source.strata(kept, f"pooled data set '{self.source.name}'")
-        return local_splits(kept, plan, PUBLIC, units, labels=labels)
+        labels, sets = self.source.strata(kept, self.place), label_sets(self.source, kept, self.place)
+        return local_splits(kept, plan, PUBLIC, units, labels=labels, sets=sets)
 
     def _compare_labels(self, rows: np.ndarray) -> None:
         """Note identical images whose labels differ: one of them is wrong."""
@@ -292,9 +296,3 @@ def distribute(
     elif public is not None:
         splits |= {PUBLIC: steps.part_from_private(public, splits)}
     return splits, steps.notes
-
-
-def _warnings_before(source: Datalist) -> list[str]:
-    """What the preparation of the pooled data set wants said, wherever its images go."""
-    sentences = source.extra.get("warnings", [])
-    return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []

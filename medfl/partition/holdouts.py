@@ -14,7 +14,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.partition.iid import iid
 from medfl.partition.schemes import Scheme, deal
 from medfl.partition.shares import holdout
-from medfl.partition.units import column_of, find_units, majority
+from medfl.partition.units import any_of, column_of, find_units, majority
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import names_and_more
 
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def fold_of(
-    labels: np.ndarray, folds: int, fold: int, rng: np.random.Generator, strata: np.ndarray | None = None
+    labels: np.ndarray,
+    folds: int,
+    fold: int,
+    rng: np.random.Generator,
+    strata: np.ndarray | None = None,
+    sets: np.ndarray | None = None,
 ) -> np.ndarray:
     """Choose one of several folds that have equal sizes and are stratified.
 
@@ -37,6 +42,7 @@ def fold_of(
         fold: Which one, from 0.
         rng: Source of randomness.
         strata: What else to stratify by, a number >= 0 for each unit, shape (n,); None means nothing.
+        sets: As in `medfl.partition.shares.holdout`; then sizes of folds differ by at most 1, those of labels mostly.
 
     Returns:
         Mask of the chosen units, shape (n,), bool.
@@ -44,7 +50,7 @@ def fold_of(
     chosen = np.zeros(len(labels), dtype=bool)
     if len(labels):
         cells = labels if strata is None else labels * (strata.max() + 1) + strata  # a class's cells follow each other
-        chosen[iid(cells, folds, rng=rng)[fold]] = True
+        chosen[iid(cells, folds, sets=sets, rng=rng)[fold]] = True
     return chosen
 
 
@@ -121,6 +127,7 @@ def local_splits(
     units: np.ndarray | None = None,
     strata: np.ndarray | None = None,
     labels: np.ndarray | None = None,
+    sets: np.ndarray | None = None,
 ) -> dict[str, list[Record]]:
     """Split one site's records into training, validation and test; keyed by (seed, site), whatever others have.
 
@@ -131,6 +138,8 @@ def local_splits(
         units: What stays together: a number for each record, shape (n,); None means the records of a subject.
         strata: What to stratify by besides labels: a number >= 0 for each record, shape (n,); None means nothing.
         labels: What to keep in proportion (`Datalist.strata`), shape (n,); None means the labels of the records.
+        sets: Which of several labels each record has (`medfl.partition.units.label_sets`), shape (n, C), bool; None if
+            each has one.
 
     Raises:
         SettingsError: If a site has fewer units than folds.
@@ -139,11 +148,16 @@ def local_splits(
     own = np.array([record["label"] for record in records], dtype=np.int64) if labels is None else labels
     labels = majority(units, own)
     strata = None if strata is None else majority(units, strata)
-    test, rng = _local_test(labels, strata, plan, name)
+    if sets is not None:
+        sets = any_of(units, sets)
+        if strata is not None:
+            sets = np.concatenate([sets, strata[:, None] == np.unique(strata)], axis=1)
+    test, rng = _local_test(labels, strata, sets, plan, name)
     rest = np.flatnonzero(~test)
     share = min(plan.val_fraction * len(labels) / max(len(rest), 1), 1.0)
     val = np.zeros_like(test)
-    val[rest[holdout(labels[rest], share, rng, strata=None if strata is None else strata[rest])]] = True
+    own_strata, own_sets = (None if values is None else values[rest] for values in (strata, sets))
+    val[rest[holdout(labels[rest], share, rng, strata=own_strata, sets=own_sets)]] = True
     masks = {"training": ~test & ~val, "validation": val, "test": test}
     return {split: [records[row] for row in np.flatnonzero(mask[units]).tolist()] for split, mask in masks.items()}
 
@@ -179,7 +193,7 @@ def official_tests(
 
 
 def _local_test(
-    labels: np.ndarray, strata: np.ndarray | None, plan: PartitionPlan, name: str
+    labels: np.ndarray, strata: np.ndarray | None, sets: np.ndarray | None, plan: PartitionPlan, name: str
 ) -> tuple[np.ndarray, np.random.Generator]:
     """Mask of a site's test units, and the generator for what comes after."""
     if plan.test == "k_fold":
@@ -189,8 +203,9 @@ def _local_test(
                 f"{plan.folds} folds. Ask for fewer folds, or for sites with more images."
             )
         rng = np.random.default_rng(seed_of(plan.seed, name, "folds"))
-        return fold_of(labels, plan.folds, plan.fold, rng, strata), rng
+        return fold_of(labels, plan.folds, plan.fold, rng, strata, sets), rng
     rng = np.random.default_rng(seed_of(plan.seed, name, "holdout"))
     if plan.test == "class_balanced":
         return class_balanced(labels, plan.test_fraction, rng), rng
-    return holdout(labels, plan.test_fraction if plan.test == "fraction" else 0.0, rng, strata=strata), rng
+    share = plan.test_fraction if plan.test == "fraction" else 0.0
+    return holdout(labels, share, rng, strata=strata, sets=sets), rng

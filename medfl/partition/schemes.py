@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 Scheme = Callable[..., list[np.ndarray] | dict[str, np.ndarray]]
 """Maps labels (n,), a number of sites, options and a generator ``rng`` to positions; see `medfl.partition`."""
 
-_INPUTS = ("labels", "sites", "values", "rng")
+_INPUTS = ("labels", "sites", "values", "sets", "rng")
 
 
-def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: PartitionPlan) -> dict[str, np.ndarray]:
+def deal(
+    scheme: Scheme,
+    labels: np.ndarray,
+    values: np.ndarray | None,
+    plan: PartitionPlan,
+    sets: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
     """Let a scheme deal units to sites.
 
     Args:
@@ -32,6 +38,7 @@ def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: Pa
         labels: Label of each unit, shape (n,).
         values: Each unit's entry in the column that the plan names, shape (n,), str; None if it names none.
         plan: The plan.
+        sets: Which of several labels each unit has, shape (n, C), bool, for schemes that take them; None if it has one.
 
     Returns:
         Name of each site to its positions in `labels`; the names are sorted, no position is at two sites.
@@ -44,6 +51,8 @@ def deal(scheme: Scheme, labels: np.ndarray, values: np.ndarray | None, plan: Pa
     options = _options(scheme, plan)
     if needs_column(scheme):
         options["values"] = values
+    if "sets" in inspect.signature(scheme).parameters:
+        options["sets"] = sets
     rng = np.random.default_rng(seed_of(plan.seed, "partition", plan.scheme))
     parts = scheme(labels, plan.sites, **options, rng=rng)
     if plan.sites is not None and len(parts) != plan.sites:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from medfl.errors import SettingsError
+from medfl.partition.iterative import iterative
 
 
 def deal_evenly(
@@ -142,12 +143,13 @@ def holdout(
     rng: np.random.Generator,
     keep: int = 1,
     strata: np.ndarray | None = None,
+    sets: np.ndarray | None = None,
 ) -> np.ndarray:
     """Choose a stratified share of units.
 
     Each class gives its share, rounded down; the classes with the largest remainders give one more (ties by chance)
     until the total is `fraction` of all, rounded to the nearest. What a class gives is shared out alike among its
-    strata.
+    strata. Units with sets of labels are stratified iteratively (`medfl.partition.iterative`), to the same total.
 
     Args:
         labels: Label of each unit, shape (n,).
@@ -155,11 +157,15 @@ def holdout(
         rng: Source of randomness.
         keep: Units that must remain, where there are that many.
         strata: What else to stratify by, a number for each unit, shape (n,); None means nothing.
+        sets: Which of several labels, and of what else to stratify by, each unit has, shape (n, C), bool; None where
+            `labels` and `strata` say all.
 
     Returns:
         Mask of the chosen units, shape (n,), bool.
     """
     total = max(0, min(math.floor(len(labels) * fraction + 0.5), len(labels) - keep))
+    if sets is not None:
+        return iterative(sets, np.array([len(labels) - total, total]), rng) == 1
     chosen = np.zeros(len(labels), dtype=bool)
     chosen[_choose(np.arange(len(labels)), total, rng, *([labels] if strata is None else [labels, strata]))] = True
     return chosen

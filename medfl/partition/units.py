@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from medfl.data.datalists import Record, entry_text
+from medfl.data.datalists import Datalist, Record, entry_text
+from medfl.data.targets import record_targets
 from medfl.errors import DataError, did_you_mean
 
 
@@ -57,6 +58,41 @@ def majority(units: np.ndarray, values: np.ndarray) -> np.ndarray:
     _, first = np.unique(owners[order], return_index=True)
     chosen: np.ndarray = kinds[codes[order][first]]
     return chosen
+
+
+def label_sets(source: Datalist, records: list[Record], place: str) -> np.ndarray | None:
+    """Which of several labels each record has.
+
+    Args:
+        source: The data list.
+        records: Of it.
+        place: Where they stand, for messages.
+
+    Returns:
+        (n, C), bool; None where a record has one label, and `Datalist.strata` say all.
+
+    Raises:
+        DataError: If a record has no target.
+    """
+    if source.goal.has_class_labels or source.mask_array:
+        return None
+    sets = source.goal.label_sets(record_targets(records, source.goal, place))
+    return None if sets is None else np.asarray(sets)
+
+
+def any_of(units: np.ndarray, sets: np.ndarray) -> np.ndarray:
+    """What any image of a unit has.
+
+    Args:
+        units: Unit of each image, shape (n,), from 0 without gaps.
+        sets: Which of several labels each image has, shape (n, C), bool.
+
+    Returns:
+        The same for each unit, shape (u, C).
+    """
+    together = np.zeros((units.max(initial=-1) + 1, sets.shape[1]), dtype=bool)
+    np.logical_or.at(together, units, sets)
+    return together
 
 
 def column_of(records: Sequence[Record], column: str) -> np.ndarray:

@@ -181,3 +181,9 @@ def _exclusions_before(source: Datalist) -> list[dict[str, Any]]:
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def warnings_before(source: Datalist) -> list[str]:
+    """What the preparation of the pooled data set wants said, wherever its images go."""
+    sentences = source.extra.get("warnings", [])
+    return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []

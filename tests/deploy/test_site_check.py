@@ -86,6 +86,14 @@ def test_its_privacy_floor_is_told_and_its_ledger_is_tried(ready: Path) -> None:
     assert failure.startswith("ledger: ")
 
 
+def test_the_folder_of_the_cache_is_tried(ready: Path) -> None:
+    assert failed(check_site(write_file(ready, cache="disk", cache_dir="cache"))) == []
+    assert (ready / "cache").is_dir()
+    (ready / "blocked").write_text("")
+    (failure,) = failed(check_site(write_file(ready, cache="disk", cache_dir="blocked/cache")))
+    assert failure.startswith("cache: ")
+
+
 def edit(ready: Path, what: str) -> Path:
     """A site with one thing wrong."""
     if what == "state folder":

@@ -11,6 +11,7 @@ import pytest
 from medfl.bundle.files import shipped
 from medfl.deploy.site_file import SiteFile, read_site_file
 from medfl.errors import RefusedError, SettingsError, StoreError
+from medfl.settings import Execution
 
 WHOLE = """
 site = "site-01"
@@ -24,6 +25,9 @@ exchange = true
 shared_test = true
 threads = 2
 device = "cuda:1"
+cache = "disk"
+cache_dir = "kept"
+loaders = 3
 [privacy]
 unit = "site"
 adjacency = "replace"
@@ -57,6 +61,8 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
     assert (site_file.max_rounds, site_file.max_message_mb, site_file.min_count, site_file.threads) == (20, 64, 5, 2)
     assert (site_file.describe, site_file.exchange, site_file.device) == (("size", "label_counts"), True, "cuda:1")
     assert site_file.shared_test
+    kept = tmp_path / "local" / "kept"
+    assert site_file.execution == Execution(threads=2, device="cuda:1", cache="disk", cache_dir=kept, loaders=3)
     assert site_file.path == tmp_path / "local" / "medfl-site.toml"
     assert site_file.state == tmp_path / "local" / "state"
     assert site_file.privacy is not None
@@ -72,6 +78,7 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
 def test_what_is_left_out_allows_little(tmp_path: Path) -> None:
     site_file = read_site_file(write(tmp_path, LEAST))
     assert (site_file.methods, site_file.bundles, site_file.exchange) == ((), {}, False)
+    assert site_file.execution == Execution(device="cpu")
     assert (site_file.min_count, site_file.describe, site_file.device, site_file.privacy) == (
         10,
         ("size",),
@@ -98,6 +105,8 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch) -> None:
         (LEAST + "max_message_mb = -1", "'max_message_mb'"),
         (LEAST + 'describe = ["names"]', "'describe.0'.*got 'names'"),
         (LEAST + 'device = "gpu"', "'device'.*got 'gpu'"),
+        (LEAST + 'cache = "ram"', "'cache'.*got 'ram'"),
+        (LEAST + "loaders = -1", "'loaders'.*got -1"),
         (LEAST + "[privacy]\nepsilon = 1", "'privacy.unit' is required"),
         (LEAST + '[privacy]\nunit = "site"\nepsilon = inf', "'privacy.epsilon'"),
         (LEAST + '[privacy]\nunit = "site"\nepsilon = 1\nepsilom = 1', "Did you mean 'epsilon'"),

@@ -118,7 +118,7 @@ def test_each_hospital_is_scaled_by_its_own_training_rows(tmp_path):
         assert np.abs(rows.mean(0)).max() < 1e-5
         spread = rows.std(0, ddof=1)
         assert np.all((np.abs(spread - 1) < 1e-5) | (spread < 1e-5))
-    assert "FLamby has 199 and 104" in " ".join(datalist.extra["deviations"])
+    assert "published are 199 and 104" in " ".join(datalist.extra["deviations"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,17 @@
+"""FLamby's Fed-ISIC2019: dermoscopic images of six centres."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "flamby_isic2019",
+        "medfl_datasets.flamby_isic2019.spec:FlambyISIC2019",
+        modality="dermoscopy",
+        licence="CC BY-NC 4.0",
+        summary="FLamby's Fed-ISIC2019: skin lesions in eight classes, at six centres, as its scripts leave them. "
+        "Nothing is downloaded.",
+        phantom="medfl_datasets.flamby_isic2019.phantom:write_release",
+        phantom_options={"size": 12},
+    ),
+]
+"""What this folder brings."""

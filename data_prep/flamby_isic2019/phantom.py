@@ -1,0 +1,61 @@
+"""A made-up Fed-ISIC2019: the folders, tables and columns of FLamby's, small images; secret names say so."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from medfl.utils.seeds import seed_of
+from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGES, METADATA, OFFICIAL, SPLIT
+
+IMAGES_OF_CENTRE = 4
+"""Images of each centre; every fourth one is in the test fold."""
+
+
+def write_release(folder: Path, count: int = IMAGES_OF_CENTRE, seed: int = 0) -> Path:
+    """Write a release; images have 14 pixels along their shorter edge, and every second lesion has two.
+
+    Args:
+        folder: Where to write; made if it is not there.
+        count: Images of each of the six centres, >= 4.
+        seed: Decides all pixels and the order of the rows.
+
+    Returns:
+        `folder`.
+    """
+    (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed_of(seed, "flamby_isic2019 phantom"))
+    splits, metadata = [], []
+    for place in rng.permutation(count * len(OFFICIAL)).tolist():
+        centre, own = divmod(place, count)
+        name = f"ISIC_SECRET{place:03d}" + ("_downsampled" if place % 7 == 0 else "")
+        label, word = place % len(CLASSES), "test" if own % 4 == 3 else "train"
+        kinds = {kind: float(kind == CLASSES[label]) for kind in CLASSES} | {"UNK": 0.0}
+        splits.append(
+            {"image": name, **kinds, "target": label, "center": centre, "fold": word, "fold2": f"{word}_{centre}"}
+        )
+        metadata.append(
+            {
+                "image": name,
+                "age_approx": "" if own == 0 else f"{30 + 5 * own}.0",
+                "anatom_site_general": "" if own == 1 else "anterior torso",
+                "lesion_id": f"SECRET_{centre}_{own // 2 if own < 2 else own}",
+                "sex": ("female", "male")[place % 2],
+            }
+        )
+        pixels = rng.integers(0, 256, (14 + place % 3, 14 + place % 5, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / IMAGES / f"{name}.jpg", quality=95, subsampling=0)
+    _write(folder / SPLIT, splits)
+    _write(folder / METADATA, metadata)
+    return folder
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

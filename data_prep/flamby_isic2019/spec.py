@@ -1,0 +1,234 @@
+"""FLamby's Fed-ISIC2019: its images and its table of splits in, a pooled data set out.
+
+::
+
+    ISIC_2019_Training_Input_preprocessed/ISIC_0024306.jpg    resized so that the shorter edge has 224 pixels, and with
+                                                              constant colours, by FLamby's resize_images.py
+    train_test_split                                          of fed_isic2019/dataset_creation_scripts: image, target,
+                                                              center, fold, ...; without ending
+    ISIC_2019_Training_Metadata.csv                           image, age_approx, sex, anatom_site_general, lesion_id
+
+From the middle of each image a square is cut out, as FLamby does with its test images; training images it cuts at
+random places, which is left to a run's augmentation (with a larger ``size``). The centre is kept as ``centre``. Where
+the last table is there, age, sex and localization are kept as well.
+
+FLamby splits by image: images of one lesion may be in training and in test. Each image therefore counts as a patient of
+its own, and the data set says so. With ``groups="lesion"`` images of one lesion have one ``subject_id``, and a
+partition that keeps FLamby's split has to allow what it finds.
+
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from medfl.data.datalists import Datalist, Record
+from medfl.data.readers.rgb import read_rgb
+from medfl.data.table import Table, read_table, row_list
+from medfl.errors import DataError
+from medfl.ingest.choice import Choice, Outcome, exclusions
+from medfl.ingest.labels import number_subjects
+from medfl.ingest.options import Choose, HeightWidth, Positional
+from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
+from medfl.ingest.spec import ImageSpec, folder_or_top
+from medfl.ingest.workers import LoadedItem
+from medfl.utils.text import Say
+from medfl_datasets.flamby_isic2019 import RECORDS
+
+CITATION = (
+    "Tschandl et al., Scientific Data 5:180161 (2018); Codella et al., arXiv:1710.05006; Combalia et al., "
+    "arXiv:1908.02288; as prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
+)
+"""What users of the data are asked to cite."""
+
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+"""Diagnoses, by FLamby's numbers."""
+
+OFFICIAL = {
+    "bcn": (9930, 2483),
+    "vidir_molemax": (3163, 791),
+    "vidir_modern": (2691, 672),
+    "rosendahl": (1807, 452),
+    "msk": (655, 164),
+    "vienna_dias": (351, 88),
+}
+"""Centre, in the order of FLamby's numbers, to its training and test images."""
+
+IMAGES = "ISIC_2019_Training_Input_preprocessed"
+SPLIT = "train_test_split"
+METADATA = "ISIC_2019_Training_Metadata.csv"
+"""Names in the release."""
+
+FACTS = {"age_approx": "age", "sex": "sex", "anatom_site_general": "localization"}
+"""Columns of `METADATA` that are kept, and what they become."""
+
+GROUPS = ("image", "lesion")
+"""What stays together in a partition."""
+
+NO_FILE = "there is no image file"
+"""Why a row of the table is left out."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The files.
+
+    Attributes:
+        images: The folder of images.
+        split: The table of splits.
+        metadata: The table of lesions; None if it is not there.
+    """
+
+    images: Path
+    split: Path
+    metadata: Path | None
+
+
+class FlambyISIC2019(ImageSpec):
+    """FLamby's Fed-ISIC2019: skin lesions in eight classes at six centres, preprocessed. Nothing is downloaded.
+
+    The test images are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
+    --test official --global-test none.
+    """
+
+    dataset = "flamby_isic2019"
+    unreadable = "option require_complete"
+    terms = RECORDS[0].licence
+    citation = CITATION
+
+    source: Annotated[Path, Positional()]
+    """The folder that FLamby's scripts download to, with the images that they resized."""
+    splits: Path | None = None
+    """FLamby's table train_test_split, if it is not in --source."""
+    size: HeightWidth = (200, 200)
+    """Cut from the middle of each image, in pixels: 200, or 200x224 (HxW)."""
+    groups: Annotated[str, Choose(GROUPS)] = "image"
+    """What stays together: image, as FLamby splits; or lesion, which its split does not respect."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        return {"source": folder_or_top(top, "fed_isic2019", cls.dataset)}
+
+    def find(self) -> Release:
+        """The images and the tables."""
+        if not (self.source / IMAGES).is_dir():
+            raise DataError(
+                f"expected the folder {IMAGES} in {self.source}, there is none. Run download_isic.py and "
+                "resize_images.py of FLamby's fed_isic2019, and give the folder that they wrote to."
+            )
+        split = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_isic2019/dataset_creation_scripts")
+        metadata = self.source / METADATA
+        if self.groups == "lesion" and not metadata.is_file():
+            raise DataError(f"expected {METADATA} in {self.source}, which names lesions, missing. Leave out --groups.")
+        return Release(self.source / IMAGES, split, metadata if metadata.is_file() else None)
+
+    def choose(self, files: Release, say: Say) -> Choice:
+        """All images of the table that have a file."""
+        published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL))
+        labels = _labels(published.table)
+        facts, lesions = _metadata(files.metadata, published)
+        unlike = unlike_published(published.sites, published.splits, OFFICIAL, "images")
+        for sentence in unlike:
+            say(f"warning: {sentence}")
+        if self.groups == "image":
+            say("note: each image counts as a patient of its own, as FLamby splits: a lesion may be on both sides")
+        paths = [files.images / f"{name}.jpg" for name in published.names]
+        places = [place for place, path in enumerate(paths) if path.is_file()]
+        if not places:
+            raise DataError(f"none of the {len(paths)} images of {files.split} is in {files.images}. Give another one.")
+        return Choice(
+            items=[paths[place] for place in places],
+            places=places,
+            files=_only,
+            load=partial(read_middle, size=self.size),
+            shape=(*self.size, 3),
+            recipe={"data set": self.dataset, "size": self.size},
+            cells=lambda place: (published.table.numbers[place],),
+            columns=("table_row",),
+            missing=dict.fromkeys(sorted(set(range(len(paths))) - set(places)), NO_FILE),
+            release=(published, labels, facts, lesions, unlike),
+        )
+
+    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+        """The data list of what was read."""
+        published, labels, facts, lesions, unlike = outcome.choice.release
+        groups = lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
+        subjects = number_subjects([groups[place] for place in outcome.kept])
+        records: list[Record] = [
+            {"label": labels[place], "subject_id": subject, "centre": published.sites[place], **facts[place]}
+            for place, subject in zip(outcome.kept, subjects, strict=True)
+        ]
+        return self.make_datalist(
+            CLASSES,
+            RECORDS[0].modality,
+            records,
+            [published.splits[place] for place in outcome.kept],
+            groups=self.groups,
+            deviations=unlike,
+            exclusions=exclusions(Counter(outcome.reasons.values())),
+        )
+
+
+def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
+    """Read an image and cut out its middle; where a row or column is left over, more is cut off at the end.
+
+    Args:
+        path: The file.
+        size: Height and width of the result in pixels.
+
+    Returns:
+        A row of the array, shape (H, W, 3), uint8.
+
+    Raises:
+        DataError: If the file can't be read, or the image is smaller.
+    """
+    pixels = read_rgb(path)
+    top, left = ((full - edge) // 2 for full, edge in zip(pixels.shape[:2], size, strict=True))
+    if min(top, left) < 0:
+        raise DataError("the image is smaller than the size asked for: give a smaller --size")
+    return LoadedItem(np.ascontiguousarray(pixels[top : top + size[0], left : left + size[1]]))
+
+
+def _only(path: Path) -> list[Path]:
+    """The files of an item."""
+    return [path]
+
+
+def _labels(table: Table) -> list[int]:
+    """The class of each row."""
+    known = {str(label): label for label in range(len(CLASSES))}
+    words = table.column("target")
+    wrong = [number for number, word in zip(table.numbers, words, strict=True) if word not in known]
+    if wrong:
+        raise DataError(
+            f"expected 0 to {len(CLASSES) - 1} in 'target' of {table.path}, not so in {row_list(wrong)}. Take the "
+            "table as published."
+        )
+    return [known[word] for word in words]
+
+
+def _metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is kept of each image, and its lesion by name; an image of which no lesion is known is one of its own."""
+    rows: dict[str, dict[str, str]] = {}
+    if path is not None:
+        table = read_table(path)
+        table.require(["image", "lesion_id", *FACTS])
+        rows = dict(zip(table.column("image"), table.rows, strict=True))
+    own = [rows.get(name, {}) for name in published.names]
+    lesions = [row.get("lesion_id") or name for row, name in zip(own, published.names, strict=True)]
+    if path is None:
+        return [{} for _ in own], lesions
+    facts: list[dict[str, Any]] = [{key: row.get(column) or None for column, key in FACTS.items()} for row in own]
+    try:
+        return [fact | {"age": fact["age"] and float(fact["age"])} for fact in facts], lesions
+    except ValueError:
+        raise DataError(f"expected numbers in 'age_approx' of {path}, got a text. Take the table as it was.") from None

@@ -1,0 +1,116 @@
+"""FLamby's Fed-KiTS19: KiTS19's volumes and FLamby's table of splits in, a pooled data set of volumes and masks out.
+
+::
+
+    data/case_00000/imaging.nii.gz         of the repository kits19, after its get_imaging
+    data/case_00000/segmentation.nii.gz    0 background, 1 kidney, 2 tumour
+    thresholded_sites.csv                  of FLamby's fed_kits19/metadata: case_ids, site_ids, train_test_split, ...
+
+Cases are those of the table: sites with ten or more. FLamby has nnU-Net prepare them, whose plans depend on its
+version; here they come onto the grid and into the window of the method that won the challenge. The site is kept as
+``centre``. No name of a file is kept, and each case is a patient of its own.
+
+Sources: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set. Isensee and
+Maier-Hein, An attempt at beating the 3D U-Net, arXiv:1908.02182 (spacing and window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from medfl.errors import DataError
+from medfl.ingest.options import Positional
+from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
+from medfl.ingest.spec import folder_or_top
+from medfl.ingest.volume_spec import Volumes, VolumeSpec, read_numbers
+from medfl.ingest.volumes import Case
+from medfl.utils.text import Say
+from medfl_datasets.flamby_kits19 import RECORDS
+
+CITATION = (
+    "Heller et al., The KiTS19 challenge data, arXiv:1904.00445; as prepared for FLamby: Ogier du Terrail et al., "
+    "NeurIPS 2022 Datasets and Benchmarks"
+)
+"""What users of the data are asked to cite."""
+
+OFFICIAL = {
+    "site_0": (9, 3),
+    "site_1": (11, 3),
+    "site_2": (9, 3),
+    "site_3": (9, 3),
+    "site_4": (12, 4),
+    "site_5": (24, 6),
+}
+"""Site to its training and test cases of FLamby; the release does not name them."""
+
+SPLIT = "thresholded_sites.csv"
+"""FLamby's table."""
+
+IMAGE, MASK = "imaging.nii.gz", "segmentation.nii.gz"
+"""The files of a case."""
+
+STRUCTURES = ("background", "kidney", "tumour")
+"""What the numbers in a mask mean."""
+
+
+class FlambyKiTS19(VolumeSpec):
+    """FLamby's Fed-KiTS19: kidneys and their tumours in CT of six sites. Nothing is downloaded.
+
+    The test cases are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
+    --test official --global-test none.
+    """
+
+    dataset = "flamby_kits19"
+    terms = RECORDS[0].licence
+    citation = CITATION
+    listing = SPLIT
+    numbered = "table row"
+
+    source: Annotated[Path, Positional()]
+    """The folder kits19, or data in it, with the folders case_00000 and so on."""
+    spacing: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (1.62, 1.62, 3.22)
+    """Resample all to these millimetres, as 2x2x4: left to right, back to front, feet to head."""
+    window: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (-79.0, 304.0)
+    """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
+    splits: Path | None = None
+    """FLamby's table thresholded_sites.csv, if it is not in --source."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """FLamby's name of the folder, the data set's, the repository's, or the source folder itself."""
+        return {"source": folder_or_top(top, "fed_kits19", cls.dataset, "kits19")}
+
+    def find(self) -> PublishedSplits:
+        """The table."""
+        path = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_kits19/metadata")
+        return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL))
+
+    def volumes(self, files: PublishedSplits, say: Say) -> Volumes:
+        """The cases of the table."""
+        unlike = unlike_published(files.sites, files.splits, OFFICIAL, "cases")
+        for sentence in unlike:
+            say(f"warning: {sentence}")
+        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
+        surplus = len(folders.keys() - set(files.names))
+        if surplus:
+            say(f"note: {surplus} cases are in no row of {SPLIT}: they are passed over")
+        if not folders.keys() & set(files.names):
+            raise DataError(
+                f"expected folders case_00000, ... with {IMAGE} in {self.source}, there is none of {SPLIT}. Give the "
+                "folder kits19, after its get_imaging."
+            )
+        paths = [folders.get(name, self.source / name) for name in files.names]
+        return Volumes(
+            [Case(path / IMAGE, path / MASK) for path in paths],
+            files.table.numbers,
+            files.names,
+            [{"centre": site} for site in files.sites],
+            STRUCTURES,
+            [RECORDS[0].modality],
+            splits=files.splits,
+            extra={"deviations": unlike},
+        )

@@ -1,0 +1,17 @@
+"""FLamby's Fed-LIDC-IDRI: nodules in CT of the lung, by the scanner's manufacturer."""
+
+from medfl.hooks import DatasetRecord
+
+RECORDS = [
+    DatasetRecord(
+        "flamby_lidc_idri",
+        "medfl_datasets.flamby_lidc_idri.spec:FlambyLidcIdri",
+        modality="CT",
+        licence="CC BY 3.0",
+        summary="FLamby's Fed-LIDC-IDRI: nodules of the lung in CT of four manufacturers' scanners. "
+        "Nothing is downloaded.",
+        phantom="medfl_datasets.flamby_lidc_idri.phantom:write_release",
+        phantom_options={"size": "16x16x16", "spacing": "1x1x1"},
+    ),
+]
+"""What this folder brings."""

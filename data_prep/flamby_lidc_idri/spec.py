@@ -1,0 +1,133 @@
+"""FLamby's Fed-LIDC-IDRI: its scans and its table of splits in, a pooled data set of volumes and masks out.
+
+::
+
+    <SeriesInstanceUID>/patient.nii.gz           of FLamby's download_ct_scans.py: 1 mm along each axis, Hounsfield units
+    <SeriesInstanceUID>/mask_consensus.nii.gz    1 where one radiologist or more drew a nodule
+    metadata.csv                                 of FLamby's fed_lidc_idri/metadata: SeriesInstanceUID, Manufacturer, Split
+
+Scans are those that are there: some of the table FLamby could not convert. Intensities are clipped as in its code. It
+trains with patches of scans of 384 voxels along each axis; as an array these need 450 GB, so that they are resampled to
+2 mm unless another spacing is asked for. The manufacturer is kept as ``centre``. No name of a file is kept, which is an
+identifier; the table does not say which scans are of one patient (eight patients have two), so each counts as a patient
+of its own.
+
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from medfl.errors import DataError
+from medfl.ingest.options import Positional
+from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
+from medfl.ingest.spec import folder_or_top
+from medfl.ingest.volume_spec import Volumes, VolumeSpec, read_numbers
+from medfl.ingest.volumes import Case
+from medfl.utils.text import Say
+from medfl_datasets.flamby_lidc_idri import RECORDS
+
+CITATION = (
+    "Armato III et al., Data From LIDC-IDRI, The Cancer Imaging Archive (2015), doi:10.7937/K9/TCIA.2015.LO9QL9SX; as "
+    "prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
+)
+"""What users of the data are asked to cite."""
+
+OFFICIAL = {"ge": (530, 131), "philips": (59, 15), "siemens": (164, 41), "toshiba": (55, 14)}
+"""Manufacturer, in the order of FLamby's numbers, to its training and test scans."""
+
+SPLIT = "metadata.csv"
+"""FLamby's table."""
+
+IMAGE, MASK = "patient.nii.gz", "mask_consensus.nii.gz"
+"""The files of a scan."""
+
+STRUCTURES = ("background", "nodule")
+"""What the numbers in a mask mean."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The files.
+
+    Attributes:
+        published: The table of splits.
+        folders: Of each scan by its name in the table.
+    """
+
+    published: PublishedSplits
+    folders: dict[str, Path]
+
+
+class FlambyLidcIdri(VolumeSpec):
+    """FLamby's Fed-LIDC-IDRI: nodules of the lung in CT of four manufacturers' scanners. Nothing is downloaded.
+
+    The test scans are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
+    --test official --global-test none.
+    """
+
+    dataset = "flamby_lidc_idri"
+    item = "scan"
+    terms = RECORDS[0].licence
+    citation = CITATION
+    listing = SPLIT
+    numbered = "table row"
+
+    source: Annotated[Path, Positional()]
+    """The folder that FLamby's download_ct_scans.py writes to."""
+    spacing: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (2.0, 2.0, 2.0)
+    """Resample all to these millimetres; FLamby has 1x1x1."""
+    window: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (-1024.0, 600.0)
+    """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
+    splits: Path | None = None
+    """FLamby's table metadata.csv, if it is not in --source."""
+
+    @classmethod
+    def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
+        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        return {"source": folder_or_top(top, "fed_lidc_idri", cls.dataset)}
+
+    def find(self) -> Release:
+        """The table, and the scans of it that are there."""
+        path = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_lidc_idri/metadata")
+        published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL))
+        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
+        if not folders.keys() & set(published.names):
+            raise DataError(
+                f"expected folders with {IMAGE}, named as in {SPLIT}, in {self.source}, there is none. Give the folder "
+                "that FLamby's download_ct_scans.py writes to."
+            )
+        return Release(published, folders)
+
+    def volumes(self, files: Release, say: Say) -> Volumes:
+        """The scans of the table that are there."""
+        published = files.published
+        places = [place for place, name in enumerate(published.names) if name in files.folders]
+        sites, splits = ([column[place] for place in places] for column in (published.sites, published.splits))
+        unlike = unlike_published(sites, splits, OFFICIAL, "scans")
+        for sentence in unlike:
+            say(f"warning: {sentence}")
+        for count, what in (
+            (len(published.names) - len(places), f"scans of {SPLIT} are not there"),
+            (len(files.folders) - len(places), f"scans are in no row of {SPLIT}"),
+        ):
+            if count:
+                say(f"note: {count} {what}: they are passed over")
+        say("note: each scan counts as a patient of its own: the table does not say who has two")
+        folders = [files.folders[published.names[place]] for place in places]
+        return Volumes(
+            [Case(path / IMAGE, path / MASK) for path in folders],
+            [published.table.numbers[place] for place in places],
+            [published.names[place] for place in places],
+            [{"centre": site} for site in sites],
+            STRUCTURES,
+            [RECORDS[0].modality],
+            splits=splits,
+            extra={"deviations": unlike},
+        )

@@ -1,0 +1,117 @@
+"""Fed-ISIC2019: FLamby's images, classes, centres and splits, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from prepare_specs import prepare_spec, study_release
+
+from medfl.data.datalists import Datalist, read_datalist
+from medfl.errors import DataError
+from medfl.partition.by_site import by_site
+from medfl.partition.partition import partition
+from medfl.partition.plan import PartitionPlan
+from medfl_datasets.flamby_isic2019.phantom import write_release
+from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGES, METADATA, OFFICIAL, SPLIT, FlambyISIC2019
+
+
+def records(datalist: Datalist) -> list[dict]:
+    return sorted((r for part in datalist.splits.values() for r in part), key=lambda record: record["image"])
+
+
+def prepare(source: Path, out: Path, **options) -> Datalist:
+    return prepare_spec(FlambyISIC2019, source, out, **{"workers": 1, "size": 12} | options)
+
+
+def test_images_classes_centres_and_splits_are_flambys(tmp_path):
+    release = write_release(tmp_path / "in")
+    datalist = prepare(release, tmp_path / "out")
+    table = pd.read_csv(release / SPLIT)
+    rows = np.load(tmp_path / "out" / "images.npy")
+    assert list(datalist.labels.values()) == list(CLASSES)
+    split_of = {record["image"]: split for split, part in datalist.splits.items() for record in part}
+    for place, (record, line) in enumerate(zip(records(datalist), table.itertuples(), strict=True)):
+        assert getattr(line, CLASSES[record["label"]]) == 1
+        assert record["centre"] == list(OFFICIAL)[line.center]
+        assert split_of[place] == {"train": "training", "test": "test"}[line.fold]
+        pixels = np.asarray(Image.open(release / IMAGES / f"{line.image}.jpg"))
+        top, left = ((edge - 12) // 2 for edge in pixels.shape[:2])
+        assert np.array_equal(rows[place], pixels[top : top + 12, left : left + 12])
+    assert len({record["subject_id"] for record in records(datalist)}) == len(table)
+    assert "bcn: 3 training and 1 test images, published are 9930 and 2483" in datalist.extra["deviations"]
+
+
+def test_centres_become_sites_with_flambys_tests(tmp_path):
+    release = write_release(tmp_path / "in", count=8)
+    prepare(release, tmp_path / "pool")
+    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none")
+    partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
+    for name in OFFICIAL:
+        own = read_datalist(tmp_path / "sites" / name)
+        assert len(own.splits["test"]) == 2
+        assert sum(map(len, own.splits.values())) == 8
+
+
+def test_lesions_and_facts_come_from_the_metadata(tmp_path):
+    release = write_release(tmp_path / "in")
+    table = pd.read_csv(release / METADATA, keep_default_na=False).set_index("image")
+    order = pd.read_csv(release / SPLIT).image
+    own = records(prepare(release, tmp_path / "out", groups="lesion"))
+    lesions = [table.lesion_id[name] for name in order]
+    assert len({record["subject_id"] for record in own}) == len(set(lesions)) < len(own)
+    same = {(record["subject_id"], lesion) for record, lesion in zip(own, lesions, strict=True)}
+    assert len(same) == len(set(lesions)), "a lesion has one made-up name"
+    for record, name in zip(own, order, strict=True):
+        age = table.age_approx[name]
+        assert record["age"] == (float(age) if age else None)
+        assert (record["sex"], record["localization"] or "") == (table.sex[name], table.anatom_site_general[name])
+    (release / METADATA).unlink()
+    assert "age" not in records(prepare(release, tmp_path / "bare"))[0]
+    with pytest.raises(DataError, match=f"expected {METADATA} in .*, which names lesions"):
+        prepare(release, tmp_path / "none", groups="lesion")
+
+
+def test_an_image_below_the_size_is_left_out_and_a_missing_one_as_well(tmp_path):
+    release = write_release(tmp_path / "in")
+    names = pd.read_csv(release / SPLIT).image
+    (release / IMAGES / f"{names[3]}.jpg").unlink()
+    Image.new("RGB", (11, 20)).save(release / IMAGES / f"{names[5]}.jpg")
+    datalist = prepare(release, tmp_path / "out")
+    assert len(records(datalist)) == len(names) - 2
+    reasons = {entry["reason"]: entry["count"] for entry in datalist.extra["exclusions"]}
+    assert reasons["there is no image file"] == 1
+    assert any("smaller than the size" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "text", "message"),
+    [
+        (SPLIT, "target", "8", "expected 0 to 7 in 'target' of .*table row 3"),
+        (SPLIT, "center", "6", "expected 0 to 5 in 'center' of .*table row 3"),
+        (METADATA, "age_approx", "old", "expected numbers in 'age_approx'"),
+    ],
+)
+def test_wrong_tables_are_refused(tmp_path, name, column, text, message):
+    release = write_release(tmp_path / "in")
+    table = pd.read_csv(release / name, dtype=str, keep_default_na=False)
+    table.loc[1, column] = text
+    table.to_csv(release / name, index=False)
+    with pytest.raises(DataError, match=message) as error:
+        prepare(release, tmp_path / "out")
+    assert "SECRET" not in str(error.value)
+
+
+def test_images_that_were_not_resized_are_refused(tmp_path):
+    release = write_release(tmp_path / "in")
+    (release / IMAGES).rename(release / "ISIC_2019_Training_Input")
+    with pytest.raises(DataError, match="Run download_isic.py and resize_images.py"):
+        prepare(release, tmp_path / "out")
+
+
+def test_a_study_finds_flambys_folder(tmp_path):
+    release = write_release(tmp_path / "fed_isic2019")
+    assert study_release(tmp_path, dataset="flamby_isic2019").source == release
