@@ -204,6 +204,7 @@ class FederatedRun:
             method_args=self.method_args,
             data_digest=data.digest(),
             classes=data.first.classes,
+            names=data.first.names,
             record=record,
             leaks=tuple(leaks),
             needs_by_method={record.name: record.needs for record in registry.methods.values()},
@@ -211,7 +212,7 @@ class FederatedRun:
         )
         first = data.first
         facts = {name: site.test_facts for name, site in data.sites.items()}
-        about = (first.shape, first.classes, first.source, first.modality, first.structures, facts, self.task.objective)
+        about = (first.shape, first.classes, first.source, first.modality, first.names, facts, self.task.objective)
         home = Home(self.bundle_root, self.site_values, *about, stock=self.source.weights)
         run.take_home = lambda result: export(result, run, home)
         return run

@@ -116,8 +116,9 @@ class RemoteCarrier:
         """
         self._expected = expected
         ready = [site for site in self._all if site not in self.missing]
-        message, classes = Message("begin", {}, {"networks": dict(networks)}), len(expected.task.objective.titles)
-        self.facts = self._talk(dict.fromkeys(ready, message), lambda site, message: read_facts(site, message, classes))
+        message, objective = Message("begin", {}, {"networks": dict(networks)}), expected.task.objective
+        counts = (len(objective.titles), objective.outputs)
+        self.facts = self._talk(dict.fromkeys(ready, message), lambda site, message: read_facts(site, message, *counts))
 
     def drop(self, site: str, why: str) -> None:
         """Leave a site out of the run, as far as the quorum allows."""

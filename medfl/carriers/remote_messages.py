@@ -120,7 +120,7 @@ ACCOUNT = fields(
 """`medfl.privacy.ledger.Account.facts`."""
 
 
-DATA_FACTS = {"classes", "name", "modality", "shared_test"}
+DATA_FACTS = {"classes", "names", "name", "modality", "shared_test"}
 """What a site says of its data when a run begins."""
 
 
@@ -210,8 +210,14 @@ def read_network(site: str, message: Message) -> str | None:
     return network
 
 
-def read_facts(site: str, message: Message, classes: int) -> Meta:
+def read_facts(site: str, message: Message, classes: int, outputs: int) -> Meta:
     """What a site tells when a run begins: ``facts``, ``newest`` and ``data``.
+
+    Args:
+        site: Its name.
+        message: Its answer.
+        classes: How many classes there are.
+        outputs: Of a network, which a site may name where cases are of no class.
 
     Raises:
         RefusedError: If it has another form. What is said of the data may stand in a bundle's files in the end, so
@@ -223,7 +229,9 @@ def read_facts(site: str, message: Message, classes: int) -> Meta:
     check_told(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
     if not isinstance(data["classes"], list) or len(data["classes"]) != classes:
         raise RefusedError(f"expected the names of {classes} classes")
-    for name in (*data["classes"], data["name"], data["modality"]):
+    if not isinstance(data["names"], list) or len(data["names"]) not in (0, outputs):
+        raise RefusedError(f"expected the names of {outputs} outputs, or none")
+    for name in (*data["classes"], *data["names"], data["name"], data["modality"]):
         if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
             raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")
     if data["shared_test"] is not None and not re.fullmatch(r"[0-9a-f]{64}", str(data["shared_test"])):

@@ -24,11 +24,12 @@ def command(
     Runs that differ only in their seed and fold make one row. Without --out the table is printed as Markdown.
     """
     from medfl.report.compare import compare, to_markdown
-    from medfl.runs.records import read_run
+    from medfl.runs.records import names_of, read_run
     from medfl.utils.files import write_atomic
 
-    table = compare([read_run(folder) for folder in runs], metric, baseline, split)
-    text = to_markdown(table)
+    records = [read_run(folder) for folder in runs]
+    table = compare(records, metric, baseline, split)
+    text = to_markdown(table, names_of(records))
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -86,6 +86,12 @@ def load_cohort(
                 f"expected the same classes in all lists of {folder}, got {list(classes)} at '{data.first.name}' and "
                 f"{list(part.classes)} at '{part.name}'. Write the same 'labels' into both."
             )
+        if part.names != data.first.names:
+            raise DataError(
+                f"expected the same structures, findings or numbers in all lists of {folder}, got "
+                f"{list(data.first.names)} at '{data.first.name}' and {list(part.names)} at '{part.name}'. Write the "
+                "same names into both."
+            )
     if public is not None:
         shown, chosen = load_public(folder / public, objective, classes, mean, std, label_map)
         data = replace(data, public=shown, label_map=chosen)

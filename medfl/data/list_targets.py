@@ -9,9 +9,10 @@ import torch
 
 from medfl.data.arrays import CHUNK_BYTES, ArrayMasks
 from medfl.data.datalists import Datalist
-from medfl.data.targets import STRUCTURES, integers, record_targets
+from medfl.data.targets import STRUCTURES, TARGET_NAMES, integers, record_targets
 from medfl.errors import DataError
 from medfl.objectives import Objective
+from medfl.utils.text import inert_name
 
 
 def rows_and_targets(
@@ -65,7 +66,8 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
     """Refuse a list that is for another objective than the task's; a list of two classes is for 'binary' as well.
 
     Raises:
-        DataError: If it is, or masks have other numbers of structures or another spacing.
+        DataError: If it is, or masks have other numbers of structures or another spacing, or what outputs are for has
+            not a name each.
     """
     goal = datalist.goal
     if goal.in_space and goal.name == objective.name:
@@ -76,12 +78,32 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
                     f"expected masks with {key} {needed[key]}, as the task has it, got a list with {facts[key]}. "
                     "Prepare the data of all sites alike (medfl prep decathlon has --spacing), or choose another task."
                 )
-        count = objective.outputs
-        names = datalist.extra.get(STRUCTURES, [""] * count)
-        if not (isinstance(names, list) and len(names) == count and all(isinstance(name, str) for name in names)):
-            raise DataError(f"expected the names of {count} structures in '{STRUCTURES}'. Correct the list.")
     if goal.name != objective.name and not (goal.has_class_labels and objective.has_class_labels):
         raise DataError(
             f"the list is for the objective '{goal.name}', and the task for '{objective.name}'. Choose another task, "
             "or correct the entry 'objective' of the list."
         )
+    if not goal.has_class_labels:
+        key = _names_key(objective)
+        names = datalist.extra.get(key, [""] * objective.outputs)
+        texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not texts or len(names) != objective.outputs:
+            raise DataError(
+                f"expected {objective.outputs} names in '{key}' of the list, a text for each output of the objective "
+                f"'{objective.name}', got {len(names) if texts else 'another thing'}. Correct the list."
+            )
+
+
+def output_names(datalist: Datalist, objective: Objective) -> tuple[str, ...]:
+    """What each output of a network is for, by its number: a structure, a finding, a number that is predicted.
+
+    Returns:
+        Names that can be shown; one that can't be is its number. Empty where the list names none, and where cases are
+        of classes, which have their own (`Datalist.labels`).
+    """
+    names = () if objective.has_class_labels else datalist.extra.get(_names_key(objective), ())
+    return tuple(inert_name(name, str(number)) for number, name in enumerate(names))
+
+
+def _names_key(objective: Objective) -> str:
+    return STRUCTURES if objective.in_space else TARGET_NAMES

@@ -21,8 +21,7 @@ import torch
 
 from medfl.data.arrays import FEATURES, ArrayDataset, ArrayMasks, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
-from medfl.data.list_targets import check_goal, rows_and_targets
-from medfl.data.targets import STRUCTURES
+from medfl.data.list_targets import check_goal, output_names, rows_and_targets
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
 from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER, Dataset
@@ -60,7 +59,8 @@ class SiteData:
         shape: Of an image as networks get it: channels, then height and width, or depth, height and width.
         source: Name of the data set.
         modality: How the images were taken.
-        structures: Names of what masks show, by their numbers; empty where targets are no masks.
+        names: What each output of a network is for where cases are of no class: a structure, a finding, a number that
+            is predicted; empty where nobody named them.
         test_facts: Each of `FACTS` to what the data list says of each test image; None where it is not known.
         files: The data list and the image array to the SHA-256 of each.
     """
@@ -74,7 +74,7 @@ class SiteData:
     shape: tuple[int, ...] = ()
     source: str = ""
     modality: str = ""
-    structures: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     test_facts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
 
@@ -213,7 +213,7 @@ def site_data(
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     splits = (parts["training"], parts["validation"], parts["test"])
     facts = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
-    named: tuple[str, ...] = tuple(datalist.extra.get(STRUCTURES, ()))
+    named = output_names(datalist, objective)
     return SiteData(folder.name, *splits, digest, classes, shape, datalist.name, datalist.modality, named, facts, files)
 
 

@@ -21,6 +21,9 @@ TARGET = "target"
 STRUCTURES = "structures"
 """Key of a list with masks: the names of what they show, by their numbers."""
 
+TARGET_NAMES = "target_names"
+"""Key of a list of findings or numbers to predict: the name of each, in the order of a record's target."""
+
 IN_MASK = "in_mask"
 """Key of a record: the numbers of the structures that its mask holds, so that nobody must read it to know."""
 

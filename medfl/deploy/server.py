@@ -177,15 +177,16 @@ def _claim(opened: OfferedRun, writer: RunWriter) -> None:
 
 
 def _same_data(carrier: RemoteCarrier) -> Meta:
-    """What the sites say of their data set; a site whose classes are others than those of most sites is left out."""
+    """What the sites say of their data set; one whose classes or names are others than most sites' is left out."""
     if not carrier.facts:
         return {}
     data_by_site = {site: facts["data"] for site, facts in sorted(carrier.facts.items())}
-    common = Counter(tuple(about["classes"]) for about in data_by_site.values()).most_common(1)[0][0]
-    for site, about in data_by_site.items():
-        if tuple(about["classes"]) != common:
-            carrier.drop(site, f"its classes are {about['classes']}, those of most sites {list(common)}")
-    return next(about for about in data_by_site.values() if tuple(about["classes"]) == common)
+    names_by_site = {site: tuple(about["names"] or about["classes"]) for site, about in data_by_site.items()}
+    common = Counter(names_by_site.values()).most_common(1)[0][0]
+    for site, names in names_by_site.items():
+        if names != common:
+            carrier.drop(site, f"its classes are {list(names)}, those of most sites {list(common)}")
+    return next(data_by_site[site] for site, names in names_by_site.items() if names == common)
 
 
 def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
@@ -217,11 +218,14 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     accounts = carrier.install(outcome.published, outcome.step, outcome.round)
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
+    names = [str(name) for name in about.get("names", [])]
     about_data = (opened.shape, classes, str(about.get("name", "")))
-    stock = built.source.weights
-    home = Home(opened.folder, built.site_values, *about_data, objective=opened.task.objective, stock=stock)
+    known = {"names": names, "objective": opened.task.objective, "stock": built.source.weights}
+    home = Home(opened.folder, built.site_values, *about_data, **known)
     export_global(writer.folder, home, outcome.models, opened.make_method())
     summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
+    if names:
+        summary["names"] = names
     if known_accounts := {site: account for site, account in accounts.items() if account}:
         summary["privacy"] = known_accounts
     writer.finish(outcome, summary)

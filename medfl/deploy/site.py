@@ -135,6 +135,7 @@ class SiteRun:
         counts = self.task.objective.counts(countable(self._data.train, self.task.objective))
         facts = told(self._file, self.host.describe(), counts)
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
+        about["names"] = list(self._data.names)
         about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
         return {"facts": facts, "newest": self.host.store.mend(), "data": about}
 
@@ -270,7 +271,7 @@ class SiteRun:
         models = self.host.models(method, message.tensors, step, round_)
         if models:
             built = self._opened.built
-            about = (data.shape, data.classes, data.source, data.modality, data.structures)
+            about = (data.shape, data.classes, data.source, data.modality, data.names)
             stock = built.source.weights
             home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective, stock=stock)
             model = export_site(self.folder / "bundle", home, self.name, models, method)

@@ -18,7 +18,7 @@ import pandas as pd
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.objectives import check_metrics
-from medfl.report.formats import plus_minus, table_lines
+from medfl.report.formats import as_text, metric_words, plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
 from medfl.report.scores import Baseline, baseline_of
 from medfl.report.sections.matrix import global_test
@@ -190,16 +190,17 @@ def _joined(numbers: Iterable[int]) -> str:
 # ---- Markdown
 
 
-def to_markdown(table: pd.DataFrame) -> str:
+def to_markdown(table: pd.DataFrame, names: Sequence[str] = ()) -> str:
     """One table for each metric, and below them what the numbers mean.
 
     Args:
         table: From `compare`.
+        names: What each output of the networks is for (`medfl.runs.records.names_of`), for scores of a single one.
 
     Returns:
         Text that ends with a line break.
     """
-    metrics = [_metric(str(name), rows) for name, rows in table.groupby("metric", sort=False)]
+    metrics = [_metric(str(name), rows, names) for name, rows in table.groupby("metric", sort=False)]
     return "\n".join([*metrics, *(f"- {note}" for note in notes(table))]) + "\n"
 
 
@@ -245,7 +246,7 @@ def notes(table: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _metric(name: str, rows: pd.DataFrame) -> str:
+def _metric(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
     held, crossed, bases = _at_server(rows), bool(rows["all_sites"].notna().any()), rows["baseline"].unique()
     several, tested = len(rows) > 1, bool(rows["p_wilcoxon"].notna().any())
     header = ["method", "seeds", "status", "sites", "mean of sites", "worst site"]
@@ -267,7 +268,9 @@ def _metric(name: str, rows: pd.DataFrame) -> str:
         cells += [p_value(row[name]) for name in ("p_t", "p_corrected", "p_wilcoxon")] if tested else []
         lines.append(cells)
     better = "lower" if name in LOWER_IS_BETTER else "larger"
-    return f"### {name} ({better} is better)\n\n{table_lines(lines)}\n"
+    words, plain = (metric_words(name, known) for known in (names, ()))
+    called = "" if words == plain else f", {as_text(words)}"
+    return f"### {name}{called} ({better} is better)\n\n{table_lines(lines)}\n"
 
 
 def _at_server(rows: pd.DataFrame) -> list[str]:

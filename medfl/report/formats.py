@@ -99,6 +99,11 @@ def table_lines(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in ruled)
 
 
+def as_text(text: str) -> str:
+    """A text for Markdown in which nothing means more than itself."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
 def commands(text: str) -> Markup:
     """A sentence for a page, with what stands between backticks as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
@@ -145,11 +150,22 @@ PARTS = {"auc": "finding", "dice": "class"}
 """Metric to what the number in the name of a part of it counts, as in ``dice_1``."""
 
 
-def metric_words(metric: str) -> str:
-    """How a metric is called in a sentence."""
+def name_or_number(number: int, names: Sequence[str]) -> str:
+    """What an output is called: its name, or its number where nobody named it."""
+    return names[number] if number < len(names) else str(number)
+
+
+def metric_words(metric: str, names: Sequence[str] = ()) -> str:
+    """How a metric is called in a sentence.
+
+    Args:
+        metric: Its name.
+        names: What each output of the networks is for (`medfl.runs.records.names_of`); empty where nobody named them.
+    """
     whole, _, number = metric.rpartition("_")
     if whole in PARTS and number.isdigit():
-        return f"{WORDS[whole][0]} of {PARTS[whole]} {number}"
+        part = names[int(number)] if int(number) < len(names) else f"{PARTS[whole]} {number}"
+        return f"{WORDS[whole][0]} of {part}"
     return WORDS[metric][0] if metric in WORDS else metric
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
-from medfl.runs.records import RunRecord, repetition
+from medfl.runs.records import RunRecord, names_of, repetition
 from medfl.types import Meta
 
 NETWORKS = "task.networks."
@@ -39,9 +39,19 @@ class Group:
         return self.runs[0].objective
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What each output of its networks is for; empty where nobody named them."""
+        return names_of(self.runs)
+
+    @property
     def repetitions(self) -> str:
         """Its seeds, and the folds of each seed that has some: ``0, 1`` or ``0 (folds 0, 1, 2)``."""
         return repetitions(self.runs)
+
+
+def output_names(groups: Sequence[Group]) -> tuple[str, ...]:
+    """What each output of the groups' networks is for; empty where nobody named them, or they differ in that."""
+    return names_of(run for group in groups for run in group.runs)
 
 
 def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -> list[Group]:

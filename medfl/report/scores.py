@@ -17,6 +17,7 @@ from medfl.report.groups import Group
 from medfl.report.predictions import Tested, pooled
 from medfl.report.statistics import mean_std, wilson_over_patients
 from medfl.runs.records import RunRecord, repetition
+from medfl.utils.text import plain_name
 
 COLUMNS = ("mean", "worst", "global_test", "public_test")
 """What a summary has of a score, beside the values of each site."""
@@ -110,7 +111,8 @@ def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
 
 def class_names(run: RunRecord) -> list[str]:
     """Names of the classes; their numbers as long as the run is not over."""
-    return [str(name) for name in run.summary.get("holdings", {}).get("classes", run.objective.titles)]
+    names = run.summary.get("holdings", {}).get("classes", run.objective.titles)
+    return [plain_name(str(name), str(number)) for number, name in enumerate(names)]
 
 
 def confusion_of(name: str, tested: Tested) -> Confusion:

@@ -14,17 +14,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from medfl.contract import Findings
 from medfl.report import formats
 from medfl.report import formats as words
-from medfl.report.groups import Group
+from medfl.report.groups import Group, output_names
 from medfl.report.predictions import Tested
 from medfl.report.scores import Baseline
 from medfl.runs.records import RunRecord
 from medfl.types import Meta
+
+OUTPUT_NAMES = "output_names"
+"""Variable of a template with `ReportData.names`, which its filter ``words`` reads."""
 
 LEVELS = ("bad", "warn", "info")
 """Of notices, the worst first."""
@@ -49,6 +53,11 @@ class ReportData:
     findings: Mapping[str, Findings]
     baseline: Baseline = None
     folder: Path | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each output of the networks is for; empty where nobody named them, or runs differ in that."""
+        return output_names(self.groups)
 
     def of(self, figure: str) -> Mapping[str, Mapping[str, Tested]]:
         """The predictions of those runs whose objective has a figure (`Objective.figures`); none of the others."""
@@ -134,8 +143,9 @@ class TemplateSection(Section):
         return self.values(data) is not None
 
     def render(self, data: ReportData) -> Markup:
-        """The template, filled."""
-        return render_template(inspect.getfile(type(self)), self.template, **(self.values(data) or {}))
+        """The template, filled; its filter ``words`` knows the names of outputs."""
+        values = {OUTPUT_NAMES: data.names, **(self.values(data) or {})}
+        return render_template(inspect.getfile(type(self)), self.template, **values)
 
     def style(self) -> str:
         """The style sheet, if there is one."""
@@ -156,6 +166,12 @@ def render_template(beside: str, name: str, **values: Any) -> Markup:
     return Markup(environment(str(Path(beside).parent)).get_template(name).render(values))  # noqa: S704
 
 
+@pass_context
+def _words(context: Context, metric: str) -> str:
+    """How a metric is called, with the name of what it is of where the template knows it."""
+    return words.metric_words(metric, context.get(OUTPUT_NAMES, ()))
+
+
 @cache
 def environment(folder: str) -> Environment:
     """The templates of a folder and of medfl: everything that is put in is escaped, a missing value is an error."""
@@ -174,7 +190,7 @@ def environment(folder: str) -> Environment:
         "size": formats.size,
         "duration": formats.duration,
         "commands": formats.commands,
-        "words": words.metric_words,
+        "words": _words,
         "meaning": words.metric_meaning,
     }
     return made

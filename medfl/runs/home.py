@@ -25,7 +25,8 @@ class Home:
         classes: Names of the classes, for the metadata.
         data: Name of the data set, for the metadata.
         modality: How the images were taken, for the metadata.
-        structures: Names of what masks show, for the metadata; empty where the network draws none.
+        names: What each output of the network is for where that is no class, for the metadata; empty where nobody
+            named them.
         facts: Site to each of `medfl.types.FACTS` of its test images, None where it is not known; for
             `PREDICTIONS`.
         objective: What is learned, for the metadata; None for one of the `classes`.
@@ -39,46 +40,53 @@ class Home:
     classes: Sequence[str] = ()
     data: str = ""
     modality: str = ""
-    structures: Sequence[str] = ()
+    names: Sequence[str] = ()
     facts: Mapping[str, Facts] = field(default_factory=dict)
     objective: Objective | None = None
     stock: Sequence[Path] | None = None
 
     @property
+    def draws(self) -> bool:
+        """Whether the network draws masks."""
+        return self.objective is not None and self.objective.in_space
+
+    @property
     def outputs(self) -> list[str]:
-        """What each channel of a network's output is for: a class, a structure, or what the objective calls it."""
-        if self.structures:
-            return list(self.structures)
-        if self.objective is None or not self.objective.target_columns:
+        """What each channel of a network's output is for: a class, or what it is called; else as the objective says."""
+        if self.names:
+            return list(self.names)
+        if self.objective is None:
             return list(self.classes)
-        names = self.classes if self.objective.has_class_labels else self.objective.columns(())
-        return list(names)[-self.objective.outputs :]  # one logit of two classes is for the second one
+        if self.objective.has_class_labels:
+            return list(self.classes)[-self.objective.outputs :]  # one logit of two classes is for the second one
+        return list(map(str, range(self.objective.outputs))) if self.draws else list(self.objective.columns(()))
 
 
 def named(home: Home) -> str:
     """What a network tells apart, in a line."""
-    kind, names = ("Structures", home.structures) if home.structures else ("Classes", home.classes)
+    names = home.names or home.classes
+    kind = "Classes" if not home.names else "Structures" if home.draws else "Outputs"
     return f"{kind}: {'; '.join(names) or 'not stated'}"
 
 
 def _inputs(home: Home, channels: int, lengths: str) -> str:
     if not lengths:
         return f"{channels} numbers, as in the data that it was trained on"
-    how = "as inference.json makes them" if home.structures else "scaled to [0, 1], normalised as in inference.json"
+    how = "as inference.json makes them" if home.draws else "scaled to [0, 1], normalised as in inference.json"
     return f"{channels} channels of {lengths}, {how}"
 
 
 def _targets(home: Home) -> str:
-    if home.structures:
-        return f"one of {len(home.structures)} structures in each voxel: {'; '.join(home.structures)}"
-    if home.objective is not None and home.objective.target_columns and not home.objective.has_class_labels:
-        return "; ".join(home.objective.target_columns)
+    if home.draws:
+        return f"one of {len(home.outputs)} structures in each voxel: {'; '.join(home.outputs)}"
+    if home.objective is not None and not home.objective.has_class_labels:
+        return "; ".join(home.names or home.objective.target_columns)
     return f"one of {len(home.classes)} classes: {'; '.join(home.classes)}"
 
 
 def describe(metadata: Any, home: Home) -> None:
     """Make the metadata say what this network takes and gives, and which data it comes from."""
-    names = home.structures or home.classes
+    names = home.names or home.classes
     if home.shape and names:
         channels, *edges = home.shape
         metadata |= {
@@ -98,6 +106,6 @@ def describe(metadata: Any, home: Home) -> None:
             image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
             image["format"] = "magnitude"
     if pred is not None and names:
-        shape = list(home.shape[1:]) if home.structures else [len(home.outputs)]
+        shape = list(home.shape[1:]) if home.draws else [len(home.outputs)]
         numbered = {str(number): name for number, name in enumerate(home.outputs)}
         pred |= {"num_channels": len(home.outputs), "spatial_shape": shape, "channel_def": numbered}

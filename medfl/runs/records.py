@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from medfl.core.evaluation import Row
 from medfl.errors import StoreError
 from medfl.objectives import Multiclass, Objective, read_objective
 from medfl.types import FACTS, Meta
+from medfl.utils.text import plain_name
 
 PREDICTIONS = "predictions.csv"
 """In a site's bundle, a line for each case of its test split: its row; the target, or what is kept of it
@@ -69,6 +71,11 @@ class RunRecord:
         return None if number is None else int(number)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What each output is for where cases are of no class, by its number; empty where nobody named them."""
+        return tuple(plain_name(str(name), str(number)) for number, name in enumerate(self.summary.get("names", ())))
+
+    @property
     def data_folder(self) -> Path | None:
         """Where the data lay when the run was given, seen from where its folder is now; None where it does not say."""
         folder = self.run.get("data", {}).get("folder")
@@ -113,6 +120,12 @@ class RunRecord:
         """What the model that a site takes home says of its test images, in their order; None without test images."""
         path = self.folder / "sites" / site / PREDICTIONS
         return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object")) if path.is_file() else None
+
+
+def names_of(runs: Iterable[RunRecord]) -> tuple[str, ...]:
+    """What each output is for, as all runs say that say anything of it (`RunRecord.names`); empty if they differ."""
+    known = {run.names for run in runs if run.names}
+    return known.pop() if len(known) == 1 else ()
 
 
 def repetition(seed: int, fold: int | None) -> str:

@@ -56,6 +56,7 @@ class Run:
         method_args: The method's settings as given, for the record.
         data_digest: Identifies the data, for the record.
         classes: Names of the classes, for the record; empty means their numbers.
+        names: As `medfl.data.sites.SiteData.names`, for the record.
         record: What else ``run.json`` holds: settings with their origins, hashes of the data, plugins.
         leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
         needs_by_method: Name of each known method to what it needs of a task, for messages.
@@ -79,6 +80,7 @@ class Run:
     method_args: Meta = field(default_factory=dict)
     data_digest: str = ""
     classes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     record: Meta = field(default_factory=dict)
     leaks: tuple[str, ...] = ()
     needs_by_method: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -138,6 +140,8 @@ def simulate(run: Run) -> Result:
         named_splits = {name: _by_name(data) for name, data in run.sites.items()}
         summary = writer.summarise(outcome)
         summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
+        if run.names:
+            summary["names"] = list(run.names)
         if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
             summary["privacy"] = accounts
         everyone = hosts | viewers

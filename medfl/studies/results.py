@@ -19,7 +19,7 @@ from medfl.report.page import write_report
 from medfl.report.rounds_markdown import rounds_markdown
 from medfl.report.scores import key_metrics
 from medfl.runs.findings import read_findings
-from medfl.runs.records import read_run
+from medfl.runs.records import names_of, read_run
 from medfl.studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
 from medfl.studies.jobs import Job, dataset_dir
 from medfl.studies.people import people_markdown, people_table
@@ -129,7 +129,10 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
     for ending, table in tables.items():
         if not table.empty:
             write_atomic(_path(out, data, f"{ending}.csv"), table.to_csv(index=False).encode())
-    parts = [to_markdown(last), *(models_markdown(models, metric) for metric in key_metrics(groups)[:1])]
+    parts = [
+        to_markdown(last, names_of(runs)),
+        *(models_markdown(models, metric) for metric in key_metrics(groups)[:1]),
+    ]
     return [*parts, rounds_markdown(rounds), claims_markdown(claims)]
 
 

@@ -7,8 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 Say = Callable[[str], None]
 """Gets a line of text for the user."""
 
+LONGEST = 60
+"""Letters of a name from a file that tables and pages show."""
+
 MAX_NAMES = 10
 """How many names, rows or lines a message lists."""
+
+
+def plain_name(text: str, otherwise: str) -> str:
+    """A name from a file as a table or a page can show it.
+
+    Args:
+        text: Any text.
+        otherwise: What stands in its place if nothing of it can be shown.
+
+    Returns:
+        One line of at most `LONGEST` printable characters.
+    """
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    line = " ".join(printable.split())
+    return (line if len(line) <= LONGEST else line[: LONGEST - 1].rstrip() + "…") or otherwise
+
+
+def inert_name(text: str, otherwise: str) -> str:
+    """The same for a bundle's files: it begins with nothing that MONAI would evaluate, none of '$', '@' and '%'."""
+    return plain_name(text.lstrip("$@% \t\r\n"), otherwise)
 
 
 def first_names(names: Sequence[object], most: int = MAX_NAMES) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method:
     offer = make_offer(place.bundle, values(method=method, **widths), "one", SITES, 5)
     folder, progress = Loopback(files).serve(offer)
     assert (progress.state, progress.missing) == ("finished", {})
+    assert json.loads((folder / "summary.json").read_text())["names"] == ["background", "front", "back"]
     local = place.local(offer, files, tmp_path / "local")
     expected = snapshot(tmp_path / "local")
     assert digests(folder, files, offer.run) == {name: expected[name] for name in ("server", *SITES)}

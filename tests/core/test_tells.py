@@ -201,9 +201,26 @@ def test_an_account_of_privacy_of_another_form_is_refused(account: Any) -> None:
     ids=str,
 )
 def test_facts_of_data_of_another_form_are_refused(facts: dict[str, Any]) -> None:
-    data = {"classes": ["x", "y", "z"], "name": "cells", "modality": "", "shared_test": None}
+    data = {"classes": ["x", "y", "z"], "names": [], "name": "cells", "modality": "", "shared_test": None}
     right = {"trainable": True, "validates": False, "size": 6, "label_counts": [1, 2, 3]}
-    assert read_facts("a", Message("begin", {}, {"facts": right, "newest": 0, "data": data}), 3)["facts"] == right
+    assert read_facts("a", Message("begin", {}, {"facts": right, "newest": 0, "data": data}), 3, 2)["facts"] == right
     for wrong in (right | facts, {name: value for name, value in right.items() if name not in facts} | {"age": 71}):
         with pytest.raises(RefusedError, match="^What site 'a' tells was refused"):
-            read_facts("a", Message("begin", {}, {"facts": wrong, "newest": 0, "data": data}), 3)
+            read_facts("a", Message("begin", {}, {"facts": wrong, "newest": 0, "data": data}), 3, 2)
+
+
+@pytest.mark.parametrize(
+    "names", [None, "ab", ["oedema"], ["oedema", "$1/0"], ["oedema", "a\nb"], ["oedema", 7]], ids=str
+)
+def test_names_of_outputs_are_as_many_plain_texts(names: Any) -> None:
+    data = {
+        "classes": ["cases"],
+        "names": ["oedema", "effusion"],
+        "name": "x-rays",
+        "modality": "",
+        "shared_test": None,
+    }
+    meta = {"facts": {"trainable": True, "validates": False}, "newest": 0, "data": data}
+    assert read_facts("a", Message("begin", {}, meta), 1, 2)["data"] == data
+    with pytest.raises(RefusedError):
+        read_facts("a", Message("begin", {}, meta | {"data": data | {"names": names}}), 1, 2)

@@ -1,4 +1,4 @@
-"""Made-up volumes and ultrasound with masks as three sites, prepared small by the real code, and federated."""
+"""Made-up volumes and ultrasound with masks, or ultrasound with classes, as three sites, and their federations."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def make_volumes(place: Path) -> Path:
     return place / "data"
 
 
-def make_lesions(place: Path) -> Path:
+def make_lesions(place: Path, target: str = "mask") -> Path:
     """Three sources of made-up ultrasound with the split of its table, in ``data``; returns that."""
     release = ultrasound.write_release(place / "release")
-    prepare(BreastUltrasound(source=release, size=(16, 16)), place / "pool", workers=1)
+    prepare(BreastUltrasound(source=release, size=(16, 16), target=target), place / "pool", workers=1)
     plan = PartitionPlan("by_site", column="site", test="official", global_test="none")
     partition(place / "pool", place / "data", plan, by_site)
     return place / "data"

@@ -28,6 +28,7 @@ def run_objective(
     metrics: Sequence[str] = (),
     patients: int = 0,
     pictures: bool = False,
+    names: Sequence[str] = (),
 ) -> Path:
     """Train and score, and write what sites take home.
 
@@ -40,6 +41,7 @@ def run_objective(
         metrics: Of the task; empty for those of the objective.
         patients: Images of one patient in a row at the first site; 0 where nobody knows.
         pictures: As in the settings.
+        names: What outputs are for; empty where nobody named them.
     """
     task = make_task_of(objective)
     task = replace(task, metrics=tuple(metrics) or task.metrics)
@@ -56,6 +58,7 @@ def run_objective(
         sites=sites,
         folder=folder,
         classes=objective.titles,
+        names=tuple(names),
         record={"settings": {}, "data": {"name": "tiny", "sites": {}}, "plugins": {}},
     )
     run.take_home = lambda result: export(result, run, Home(folder / "no bundle"))

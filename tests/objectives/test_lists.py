@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from medfl.core.site import Splits
+from medfl.data.cohort import load_cohort
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_datalist, write_datalist
 from medfl.data.sites import load_site, load_sites
 from medfl.errors import DataError
@@ -126,6 +127,44 @@ def test_a_list_comes_back_as_it_was_written(tmp_path: Path) -> None:
     again.mkdir()
     write_datalist(again, read_datalist(source))
     assert (again / FILE).read_text() == (source / FILE).read_text()
+
+
+def named(folder: Path, objective: Objective, **entries: Any) -> Path:
+    """A pooled data set whose list has further entries."""
+    arrays = {"images.npy": np.zeros((2, 4, 4), dtype=np.uint8), "masks.npy": np.zeros((2, 4, 4), dtype=np.uint8)}
+    targets = [None] * 2 if objective.in_space else TABLES[objective.name][1][:2]
+    source = pool(folder, objective, targets, arrays if objective.in_space else None)
+    head = json.loads((source / FILE).read_text())
+    (source / FILE).write_text(json.dumps(entries | head))
+    return source
+
+
+@pytest.mark.parametrize(
+    ("objective", "key", "names"),
+    [
+        (Multilabel(2), "target_names", ["oedema", " pleural\neffusion"]),
+        (Regression(1), "target_names", ["$age"]),
+        (Segmentation(2), "structures", ["background", "lesion"]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Objective) else "",
+)
+def test_what_outputs_are_for_has_names(tmp_path: Path, objective: Objective, key: str, names: list[str]) -> None:
+    assert load_site(named(tmp_path / "none", objective), objective, (0.0,), (1.0,)).names == ()
+    site = load_site(named(tmp_path / "named", objective, **{key: names}), objective, (0.0,), (1.0,))
+    assert site.names == tuple(" ".join(name.split()).lstrip("$") for name in names)
+    for number, wrong in enumerate(([*names, "more"], "oedema", [7] * len(names), {"0": "x"})):
+        source = named(tmp_path / str(number), objective, **{key: wrong})
+        with pytest.raises(DataError, match=f"expected {len(names)} names in '{key}' of the list"):
+            load_site(source, objective, (0.0,), (1.0,))
+
+
+def test_sites_that_name_outputs_in_another_order_are_refused(tmp_path: Path) -> None:
+    for site, names in (("north", ["oedema", "effusion"]), ("south", ["effusion", "oedema"])):
+        named(tmp_path / site, Multilabel(2), target_names=names)
+    with pytest.raises(
+        DataError, match=r"the same structures, findings or numbers .*'oedema', 'effusion'\] at 'north'"
+    ):
+        load_cohort(tmp_path, Multilabel(2), (0.0,), (1.0,))
 
 
 BAD: dict[str, tuple[Objective, Any, str]] = {

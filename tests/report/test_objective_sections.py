@@ -16,6 +16,7 @@ from medfl.attacks.open_run import open_run
 from medfl.errors import SettingsError
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.report.compare import compare, to_markdown
+from medfl.report.formats import metric_words
 from medfl.report.gains import GAINS, LOSES, Comparison, Gain, gain_row
 from medfl.report.groups import group_runs
 from medfl.report.objectives.agreement import limits_of_agreement
@@ -27,7 +28,7 @@ from medfl.report.predictions import Tested as Answers
 from medfl.report.predictions import read_tested
 from medfl.report.rasters import outline_layer
 from medfl.report.statistics import Interval
-from medfl.runs.records import read_run
+from medfl.runs.records import names_of, read_run
 from medfl.runs.worst_cases import FILE, read_worst, small, widest_error
 
 KINDS: dict[str, Objective] = {
@@ -234,6 +235,41 @@ def test_a_page_shows_what_its_objective_has(made: Made, section: str, tmp_path:
         assert "images of patients" in page.sections["masks"]
     if section == "label_aucs":
         assert [row[1] for row in rows] == ["27", "36", "36"]
+
+
+NAMES = ("<b>liver</b>", "left\n lung", "x" * 100, "$a_1$")
+"""Of outputs, as a file may have them."""
+
+NAMES_ESCAPED = ("\\<b\\>liver\\<\\/b\\>", "left lung")
+"""The same in Markdown."""
+
+
+@pytest.mark.parametrize(
+    ("section", "metrics", "shown"),
+    [
+        ("label_aucs", ("macro_auc", "auc_0"), ["<b>liver</b>", "left lung", "x" * 59 + "…"]),
+        ("agreement", ("mae",), ["<b>liver</b>", "left lung"]),
+        ("masks", ("dice", "dice_1"), ["left lung"]),
+    ],
+)
+def test_names_stand_in_place_of_numbers(
+    section: str, metrics: tuple[str, ...], shown: list[str], tmp_path: Path
+) -> None:
+    objective = KINDS[section]
+    folders = [
+        run_objective(tmp_path / method, objective, method, 1, 6, metrics, names=NAMES[: objective.outputs])
+        for method in ("local", "fedavg")
+    ]
+    text = write_report(folders, tmp_path / "page.html").read_text()
+    assert "could not be made" not in text
+    page = Page(text)
+    assert "<b>liver" not in text
+    assert all(name in words(page.sections[section]) for name in shown)
+    for metric in metrics[1:]:
+        assert f"{metric_words(metric.partition('_')[0])} of {shown[0]}" in words(page.sections["scores"])
+        records = [read_run(folder) for folder in folders]
+        line = to_markdown(compare(records, [metric]), names_of(records)).splitlines()[0]
+        assert line == f"### {metric}, {metric_words(metric, NAMES_ESCAPED)} (larger is better)"
 
 
 def test_cases_without_a_distance_are_left_out_and_counted(made: Made) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from medfl.utils.text import MAX_NAMES, describe_counts, first_names, names_and_more
+from medfl.utils.text import (
+    LONGEST,
+    MAX_NAMES,
+    describe_counts,
+    first_names,
+    inert_name,
+    names_and_more,
+    plain_name,
+)
 
 
 @pytest.mark.parametrize("names_of", [first_names, lambda names: names_and_more(names, MAX_NAMES)])
@@ -23,3 +31,14 @@ def test_of_many_names_the_first_are_listed():
 def test_the_most_frequent_reason_comes_first():
     assert describe_counts({}) == ""
     assert describe_counts({4: "damaged.", 1: "empty", 9: "damaged."}) == "2 x damaged; 1 x empty"
+
+
+def test_a_name_from_a_file_is_one_short_printable_line():
+    assert plain_name(" pleural\n\teffusion ", "0") == "pleural effusion"
+    assert plain_name("\x1b[31mred\u202e\x00", "0") == "[31mred"
+    assert plain_name("\n\u200b", "7") == "7"
+    assert plain_name("é" * LONGEST, "0") == "é" * LONGEST
+    assert plain_name("é" * 1000, "0") == "é" * (LONGEST - 1) + "…"
+    assert plain_name("$d$", "0") == "$d$"
+    assert inert_name(" $@import os", "0") == "import os"
+    assert inert_name("%", "3") == "3"

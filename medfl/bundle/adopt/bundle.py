@@ -10,7 +10,7 @@ import contextlib
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from torch import nn
 
 from medfl.bundle.adopt.adoption import OVERLAY
 from medfl.bundle.check import METADATA
+from medfl.bundle.check.reading import read_config
 from medfl.errors import SettingsError
 from medfl.task import OptimizerFactory, optimizer_factory
 from medfl.types import Meta
 from medfl.utils.rng import pinned
+from medfl.utils.text import inert_name
 
 TRAIN, EVALUATE = "train", "evaluate"
 """Kinds of configurations, as ``adopted#files`` names them."""
@@ -158,6 +160,19 @@ class AdoptedBundle:
             amp=bool(built.pop("amp")),
             **built,
         )
+
+    def output_names(self, count: int) -> tuple[str, ...]:
+        """What the metadata say that each channel of the network's output is for; empty where they don't name them all.
+
+        Args:
+            count: Of the channels.
+        """
+        names, _ = read_config(self.root / METADATA)
+        for key in ("network_data_format", "outputs", "pred", "channel_def"):
+            names = names.get(key) if isinstance(names, Mapping) else None
+        if not isinstance(names, Mapping) or names.keys() != {str(number) for number in range(count)}:
+            return ()
+        return tuple(inert_name(str(names[str(number)]), str(number)) for number in range(count))
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:

@@ -142,14 +142,17 @@ class AdoptedSource:
         splits = self._splits(site)
         train, val, test = (self._split(site, name, splits[name], transforms[name], options) for name in splits)
         digests = [part.digest if isinstance(part, TransformDataset) else "" for part in (train, val, test)]
+        names, titles = self._bundle.output_names(self._objective.outputs), self._objective.titles
+        of_classes = self._objective.has_class_labels
         return SiteData(
             folder.name,
             train,
             val,
             test,
             digest=hashlib.sha256(json.dumps(digests).encode()).hexdigest(),
-            classes=self._objective.titles,
+            classes=names if of_classes and len(names) == len(titles) else titles,
             source=self._bundle.root.name,
+            names=() if of_classes else names,
         )
 
     def _split(self, site: AdoptedSite, name: str, rows: list[Row], transform: Any, options: Meta) -> Dataset:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from medfl.report.curves import group_looks
 from medfl.report.figures import svg
 from medfl.report.gains import Sets
-from medfl.report.groups import Group
+from medfl.report.groups import Group, output_names
 from medfl.report.objectives.drawing import DRAWN, scatter_figure
 from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
 from medfl.report.predictions import Tested
@@ -50,16 +50,19 @@ def agreement_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Me
     pooled = first_seed(groups, tested)
     if not pooled:
         return None
-    numbers = range(next(iter(pooled.values())).targets.shape[1])
+    known = output_names(groups)
+    count = next(iter(pooled.values())).targets.shape[1]
+    names = known or [f"number {number}" for number in range(count)]
     return {
         "numbers": [
             {
-                "number": number,
+                "name": name,
                 "rows": [_row(group, tested, pooled[group.label], number) for group in groups if group.label in pooled],
-                "pictures": _pictures(groups, pooled, number) if number < PICTURED else [],
+                "pictures": _pictures(groups, pooled, number, name) if number < PICTURED else [],
             }
-            for number in numbers
+            for number, name in enumerate(names)
         ],
+        "named": bool(known),
         "pictured": PICTURED,
         "seeds": several_seeds(groups),
         "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
@@ -99,7 +102,7 @@ def _bias(number: int, judged: torch.Tensor, targets: torch.Tensor, weights: tor
     return (judged[:, number] - targets[:, number]) @ weights / weights.sum(0)
 
 
-def _pictures(groups: Sequence[Group], pooled: Mapping[str, Tested], number: int) -> list[Markup]:
+def _pictures(groups: Sequence[Group], pooled: Mapping[str, Tested], number: int, what: str) -> list[Markup]:
     looks = group_looks(groups)
     pairs = {name: (_values(pool.targets, number), _values(pool.judged, number)) for name, pool in pooled.items()}
     against = scatter_figure(pairs, looks, ("truth", "prediction"))
@@ -108,8 +111,8 @@ def _pictures(groups: Sequence[Group], pooled: Mapping[str, Tested], number: int
     altman = scatter_figure(apart, looks, ("mean of prediction and truth", "prediction - truth"), limits)
     means = "; ".join(f"{name}: {mean:.3g} [{low:.3g}, {high:.3g}]" for name, (mean, low, high) in limits.items())
     return [
-        svg(against, f"against{number}", f"Predictions of number {number} against the truth."),
-        svg(altman, f"altman{number}", f"Differences of number {number} against the mean of both. {means}."),
+        svg(against, f"against{number}", f"Predictions of {what} against the truth."),
+        svg(altman, f"altman{number}", f"Differences of {what} against the mean of both. {means}."),
     ]
 
 

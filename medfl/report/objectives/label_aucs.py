@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from medfl.report.formats import name_or_number
 from medfl.report.gains import Sets
-from medfl.report.groups import Group
+from medfl.report.groups import Group, output_names
 from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
 from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta
@@ -32,12 +33,12 @@ def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> M
     pool = next(iter(first_seed(groups, tested).values()), None)
     if pool is None:
         return None
-    rows = []
+    rows, names = [], output_names(groups)
     for label in range(pool.targets.shape[1]):
         scores = {group.label: score_sites(group, tested, f"auc_{label}") for group in groups}
         targets = pool.targets[:, label]
         counts = {"labelled": int((~targets.isnan()).sum()), "there": int((targets == 1).sum())}
-        rows.append({"label": label, "scores": scores, **counts})
+        rows.append({"name": name_or_number(label, names), "scores": scores, **counts})
     return {
         "rows": rows,
         "labels": [group.label for group in groups],

@@ -15,7 +15,7 @@ from medfl.report.curves import group_looks
 from medfl.report.figures import svg
 from medfl.report.formats import metric_words, score
 from medfl.report.gains import Sets
-from medfl.report.groups import Group
+from medfl.report.groups import Group, output_names
 from medfl.report.objectives.drawing import DRAWN, scatter_figure
 from medfl.report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
 from medfl.report.predictions import Tested
@@ -55,7 +55,10 @@ def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta |
         return None
     objective = groups[0].objective
     assert isinstance(objective, Segmentation)  # no other has this figure
+    known = output_names(groups)
+    names = {label: known[label] if known else f"class {label}" for label in objective.labels}
     return {
+        "names": names,
         "kinds": [
             {"kind": kind, "rows": [_row(groups, tested, pooled, objective, kind, label) for label in objective.labels]}
             for kind in KINDS
@@ -65,7 +68,7 @@ def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta |
         "sites": sites_of(groups, tested),
         "distance": "voxels" if objective.spacing is None else "millimetres",
         "unit": objective.size_unit,
-        "sizes": [_sizes(groups, pooled, objective, place) for place in range(len(objective.labels))],
+        "sizes": [_sizes(groups, pooled, objective, place, names) for place in range(len(objective.labels))],
         "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
         "worst": _worst(groups),
         "over": resampled(groups, tested),
@@ -96,16 +99,19 @@ def _row(
     }
 
 
-def _sizes(groups: Sequence[Group], pooled: Mapping[str, Tested], objective: Segmentation, place: int) -> Meta:
+def _sizes(
+    groups: Sequence[Group], pooled: Mapping[str, Tested], objective: Segmentation, place: int, names: Mapping[int, str]
+) -> Meta:
     """Predicted against true sizes of a class."""
     label = objective.labels[place]
     column = objective.columns(()).index(f"predicted_{label}")
     points = {
-        name: (np.asarray(pool.targets[:, place]), np.asarray(pool.judged[:, column])) for name, pool in pooled.items()
+        group: (np.asarray(pool.targets[:, place]), np.asarray(pool.judged[:, column]))
+        for group, pool in pooled.items()
     }
     figure = scatter_figure(points, group_looks(groups), (f"reference, {objective.size_unit}", "prediction"))
-    means = "; ".join(f"{name}: {guess.mean():.4g} for {truth.mean():.4g}" for name, (truth, guess) in points.items())
-    text = f"Size of class {label}, predicted against true. Means: {means}."
+    means = "; ".join(f"{group}: {guess.mean():.4g} for {truth.mean():.4g}" for group, (truth, guess) in points.items())
+    text = f"Size of {names[label]}, predicted against true. Means: {means}."
     return {"label": label, "svg": svg(figure, f"sizes{label}", text)}
 
 

@@ -12,7 +12,7 @@ from medfl.metrics import UNBOUNDED
 from medfl.report.curves import ends
 from medfl.report.figures import Curve, Look, curves_figure, looks, svg
 from medfl.report.formats import count, listed, metric_words, score
-from medfl.report.groups import Group, several
+from medfl.report.groups import Group, output_names, several
 from medfl.report.scores import Value, key_metrics, named_runs
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.sections.standard import BANDS
@@ -164,7 +164,7 @@ def clusters_section(groups: Sequence[Group]) -> Meta | None:
     styles = looks(names)
     return {
         "placements": _placements(parts),
-        "metric": metric_words(metric),
+        "metric": metric_words(metric, output_names(parts)),
         "names": names,
         "several": several(parts),
         "tests": [_scored(parts, metric, split, styles) for split in TESTS if _has_scores(parts, metric, split)],
@@ -265,7 +265,7 @@ def _value(values: pd.Series[float]) -> Value:
 def _picture(group: Group, metric: str, split: str, styles: dict[str, Look], name: str) -> Meta:
     """Curves of a group's clusters over the rounds; without a picture where fewer than two were scored."""
     curves = _curves(scores_by_cluster(group.runs, metric, split), list(styles), metric in UNBOUNDED)
-    words, images = metric_words(metric), TESTS[split]
+    words, images = metric_words(metric, group.names), TESTS[split]
     if not curves:
         return {"svg": None, "caption": f"No curves of {group.label} on {images}: fewer than two rounds have scores."}
     figure = curves_figure(curves, styles, words, metric not in UNBOUNDED)

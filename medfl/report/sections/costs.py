@@ -9,6 +9,7 @@ from typing import Any
 from medfl.report.formats import plain
 from medfl.report.groups import data_names
 from medfl.report.notices import Named
+from medfl.report.scores import class_names
 from medfl.runs.records import RunRecord
 from medfl.types import Meta
 
@@ -90,7 +91,7 @@ def holdings(runs: Sequence[Named]) -> list[Holding]:
             for split in ("training", "validation", "test")
         }
         filled = {split: sites for split, sites in splits.items() if any(map(any, sites.values()))}
-        by_data[run.data] = Holding(names[run.data], [str(class_name) for class_name in record["classes"]], filled)
+        by_data[run.data] = Holding(names[run.data], class_names(run), filled)
     return list(by_data.values())
 
 

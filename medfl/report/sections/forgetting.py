@@ -10,7 +10,7 @@ from medfl.report.curves import ends, group_looks, trained_curve, work_curve
 from medfl.report.figures import Curve, Fall, Look, curves_figure, recovery_figure, svg
 from medfl.report.forgetting import forgetting_metric, measures_of, missing_of
 from medfl.report.formats import count, listed, metric_words, score, signed
-from medfl.report.groups import Group, several
+from medfl.report.groups import Group, output_names, several
 from medfl.report.scores import named_runs
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.statistics import mean_std
@@ -129,7 +129,8 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     ways = {str(run.folder): read_trajectory(run, metric) for _, run in named_runs(groups)}
     scored = {folder: way for folder, way in ways.items() if len(way.server) or len(way.sites) or len(way.trained)}
     without = [name for name, run in named_runs(groups) if str(run.folder) not in scored]
-    scored_groups, score_name = [], metric_words(metric)
+    names = output_names(groups)
+    scored_groups, score_name = [], metric_words(metric, names)
     for group in groups:
         runs = [run for run in group.runs if str(run.folder) in scored]
         scored_groups += [Scored(group.label, runs, [scored[str(run.folder)] for run in runs])] if runs else []

@@ -181,14 +181,14 @@ def _against(
         if unlike:
             seeds = listed([f"{pair.other.seed} against {pair.alone.seed}" for pair in unlike])
             notes.append(f"Seeds differ: {seeds}. So the runs also differ by the luck of their first model.")
-        return Against(label, _in_words(scored[0]), notes, scored)
+        return Against(label, _in_words(scored[0], group.names), notes, scored)
     return None
 
 
-def _in_words(comparison: Comparison) -> str:
+def _in_words(comparison: Comparison, names: Sequence[str]) -> str:
     """The result in one sentence."""
     known = [row for row in comparison.rows if row.low is not None]
-    mean = f"On average over the sites the {metric_words(comparison.metric)} goes from "
+    mean = f"On average over the sites the {metric_words(comparison.metric, names)} goes from "
     mean += f"{score(comparison.mean.alone)} alone to {score(comparison.mean.other)} with {comparison.name}"
     if not known:
         return f"{mean}; there is no interval to say how sure that is."

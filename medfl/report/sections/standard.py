@@ -22,7 +22,7 @@ from medfl.report.curves import (
 from medfl.report.figures import EMBEDDED, Curve, curves_figure, reliability_figure, svg
 from medfl.report.formats import listed, metric_words, score, sentence
 from medfl.report.gains import Sets
-from medfl.report.groups import Group, several
+from medfl.report.groups import Group, output_names, several
 from medfl.report.notices import Named
 from medfl.report.predictions import Tested
 from medfl.report.scores import (
@@ -173,18 +173,24 @@ def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
 def curves(groups: Sequence[Group]) -> Meta:
     """Curves over the rounds; a sentence for what can't be drawn."""
     styles, band = group_looks(groups), len(groups) <= BANDS
+    names = output_names(groups)
     plans: list[tuple[str, list[Curve | None], str, bool]] = []
     for metric in key_metrics(groups):
         group_curves = [score_curve(group, metric, band) for group in groups]
         plans.append(
-            (f"{metric_words(metric)}, mean of sites", group_curves, "on their test images", metric not in UNBOUNDED)
+            (
+                f"{metric_words(metric, names)}, mean of sites",
+                group_curves,
+                "on their test images",
+                metric not in UNBOUNDED,
+            )
         )
     styles |= {by_epoch(group.label): styles[group.label] for group in groups}
     for metric in key_metrics(groups)[:1]:
         group_curves = _at_server(groups, metric, GLOBAL)
         plans.append(
             (
-                f"{metric_words(metric)}, global test",
+                f"{metric_words(metric, names)}, global test",
                 group_curves,
                 "on the server's test images",
                 metric not in UNBOUNDED,
@@ -193,7 +199,12 @@ def curves(groups: Sequence[Group]) -> Meta:
     for metric in public_metrics(groups):
         group_curves = _at_server(groups, metric, PUBLIC)
         plans.append(
-            (f"{metric_words(metric)}, public test", group_curves, "on public test images", metric not in UNBOUNDED)
+            (
+                f"{metric_words(metric, names)}, public test",
+                group_curves,
+                "on public test images",
+                metric not in UNBOUNDED,
+            )
         )
     losses = [loss_curve(group, band) for group in groups]
     plans.append(("training loss", losses, "of the sites that trained in a round", False))

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from medfl.metrics import UNBOUNDED
 from medfl.report.figures import Curve, curves_figure, looks, svg
 from medfl.report.formats import metric_words, score
-from medfl.report.groups import Group, several
+from medfl.report.groups import Group, output_names, several
 from medfl.report.scores import ScoreRow, Value, key_metrics, score_table
 from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta
@@ -76,13 +76,13 @@ def _sweep(method: str, groups: Sequence[Group], place: str) -> Meta | None:
     curves = [curve for curve in curves if len(curve.rounds) > 1]
     if not curves:
         return None
-    setting = name.removeprefix("method_args.")
+    setting, label = name.removeprefix("method_args."), metric_words(metric, output_names(groups))
     return {
         "method": method,
         "setting": setting,
-        "metric": metric_words(metric),
+        "metric": label,
         "several": several(groups),
-        "picture": _picture(curves, f"{method}: {setting}", metric, place),
+        "picture": _picture(curves, f"{method}: {setting}", label, metric not in UNBOUNDED, place),
     }
 
 
@@ -99,9 +99,8 @@ def _curve(name: str, points: Sequence[tuple[float, Value]]) -> Curve:
     return Curve(name, at.tolist(), mean.tolist(), (mean - spread).tolist(), (mean + spread).tolist())
 
 
-def _picture(curves: Sequence[Curve], across: str, metric: str, place: str) -> Markup:
+def _picture(curves: Sequence[Curve], across: str, label: str, unit: bool, place: str) -> Markup:
     """The curves over the values that were tried."""
-    label, unit = metric_words(metric), metric not in UNBOUNDED
     values = sorted({value for curve in curves for value in curve.rounds})
     crowded = values[-1] - values[0] > CROWDED * min(np.diff(values))
     places = {value: place if crowded else value for place, value in enumerate(values)}

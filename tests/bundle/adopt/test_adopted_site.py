@@ -20,7 +20,10 @@ from zoo_sites import pictures, volumes
 from medfl.bundle.adopt import OVERLAY, adopt
 from medfl.bundle.adopt.bundle import AdoptedBundle
 from medfl.bundle.adopt.site import AdoptedSite
+from medfl.bundle.adopt.source import AdoptedSource
 from medfl.errors import DataError, SettingsError
+from medfl.objectives import Segmentation
+from medfl.settings import Execution
 
 
 def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
@@ -58,6 +61,25 @@ def test_the_parts_are_the_bundles(spleen, tmp_path):
     assert outputs.shape == (1, 2, *case["image"].shape[1:])
     loss = parts.loss(outputs, case["label"][None])
     assert torch.isfinite(loss)
+
+
+def test_the_metadata_name_what_channels_are_for(spleen, tmp_path):
+    adopt(spleen, tmp_path / "out")
+    bundle = AdoptedBundle(tmp_path / "out")
+    assert bundle.output_names(2) == (), "not all are named"
+
+    def name(metadata):
+        pred = metadata["network_data_format"]["outputs"]["pred"]
+        pred["channel_def"] = {"1": "$spleen\n", "0": "background"}
+
+    edit(tmp_path / "out", "metadata.json", name)
+    assert bundle.output_names(2) == ("background", "spleen")
+    assert bundle.output_names(3) == ()
+    source = AdoptedSource(bundle, Segmentation(2))
+    site = source.site(volumes(tmp_path / "north", 3), Execution())
+    assert (site.names, site.classes) == (("background", "spleen"), ("cases",))
+    put(tmp_path / "out", "configs/metadata.json", "[]")
+    assert bundle.output_names(2) == ()
 
 
 def test_neither_trainer_nor_data_sets_are_built(spleen, tmp_path):

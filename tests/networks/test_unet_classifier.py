@@ -1,0 +1,73 @@
+"""The way down of a U-Net with a classifier: the U-Net's own levels, a body and a linear head, stages to compare."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.methods.feature_hooks import FeatureHooks, check_alike, stages
+from medfl.networks.parts import body_and_head, features_of, head_names
+from medfl.networks.unet import UNet, UNetClassifier
+
+SMALL = {"in_channels": 1, "channels": (4, 6, 8), "num_res_units": 1, "norm": "batch"}
+
+
+def batch(spatial_dims: int = 2, edge: int = 16) -> torch.Tensor:
+    return torch.randn(3, 1, *[edge] * spatial_dims, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("spatial_dims", [2, 3])
+def test_its_levels_begin_as_those_of_the_unet_for_masks_and_take_its_tensors(spatial_dims: int) -> None:
+    torch.manual_seed(1)
+    classifier = UNetClassifier(**SMALL, num_classes=3, spatial_dims=spatial_dims)
+    torch.manual_seed(1)
+    unet = UNet(**SMALL, out_channels=2, spatial_dims=spatial_dims)
+    for level, same in zip(classifier.feature_layers, unet.feature_layers, strict=True):
+        assert all(torch.equal(t, same.state_dict()[name]) for name, t in level.state_dict().items())
+    torch.manual_seed(2)
+    trained = UNet(**SMALL, out_channels=2, spatial_dims=spatial_dims)
+    for level, other in zip(classifier.feature_layers, trained.feature_layers, strict=True):
+        level.load_state_dict(other.state_dict())
+    ours, theirs = FeatureHooks(classifier.feature_layers), FeatureHooks(trained.feature_layers)
+    logits = classifier.eval()(batch(spatial_dims))
+    trained.eval()(batch(spatial_dims))
+    assert all(torch.equal(a, b) for a, b in zip(ours.features, theirs.features, strict=True))
+    means = theirs.features[-1].flatten(2).mean(dim=2)
+    assert torch.allclose(logits, classifier.head(means), atol=1e-6)
+    assert logits.shape == (3, 3)
+
+
+def test_its_parts_are_a_body_and_a_linear_head() -> None:
+    model = UNetClassifier(**SMALL)
+    body, head = body_and_head(model)
+    assert isinstance(head, nn.Linear)
+    assert features_of(model, "encoder") == 8
+    assert head_names(model, "encoder") == ["head.weight", "head.bias"]
+    assert torch.equal(model.eval()(batch()), head(body(batch())))
+    assert len({tensor.data_ptr() for tensor in model.state_dict().values()}) == len(model.state_dict())
+
+
+def test_networks_of_unlike_widths_can_be_compared() -> None:
+    wide = UNetClassifier(**SMALL | {"channels": (6, 9, 12)})
+    check_alike({"encoder": UNetClassifier(**SMALL), "wide": wide}, None)
+    hooks = FeatureHooks(stages(wide, "wide"))
+    wide(batch())
+    assert [tuple(features.shape[1:]) for features in hooks.features] == [(6, 8, 8), (9, 4, 4), (12, 4, 4)]
+
+
+def test_scripted_it_gives_the_same() -> None:
+    model, file = UNetClassifier(**SMALL).eval(), io.BytesIO()
+    torch.jit.save(torch.jit.script(model), file)
+    file.seek(0)
+    assert torch.allclose(torch.jit.load(file)(batch()), model(batch()), atol=1e-6)
+
+
+def test_impossible_options_are_named() -> None:
+    with pytest.raises(SettingsError, match="UNetClassifier expected num_classes >= 2, got 1"):
+        UNetClassifier(num_classes=1)
+    with pytest.raises(SettingsError, match=r"multiples of \[4, 4\]"):
+        UNetClassifier(**SMALL, size=[16, 18])
