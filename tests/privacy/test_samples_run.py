@@ -39,6 +39,7 @@ METHODS = [
     ("fedavg", {}),
     ("fedprox", {"mu": 0.1}),
     ("fedbn", {"norm_types": ("group",)}),
+    ("fedntd", {}),
     ("fedkper", {"lambda_scope": "sample"}),
     ("fedkper", {"distill": False}),
     ("local", {"optimizer_state": "persistent"}),
