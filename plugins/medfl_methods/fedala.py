@@ -126,7 +126,7 @@ class FedALA(FedAvg):
 def upper_layers(model: nn.Module, count: int) -> list[tuple[str, nn.Parameter]]:
     """The parameters, by name, of the last modules that have any of their own; of none with `count` 0."""
     layers = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
-    chosen = {id(p) for module in layers[len(layers) - count :] for p in module.parameters(recurse=False)}
+    chosen = {id(p) for module in layers[max(0, len(layers) - count) :] for p in module.parameters(recurse=False)}
     return [(name, p) for name, p in model.named_parameters() if id(p) in chosen]
 
 
