@@ -250,6 +250,23 @@ def medfl_methods() -> list[MethodRecord]:
             summary="FedAvg, and at each site a model of its own that is held near the common one",
         ),
         MethodRecord(
+            name="mr_mtl",
+            target="medfl_methods.mr_mtl:MRMTL",
+            family="personal",
+            paper="Liu, Hu, Wu, Smith, NeurIPS 2022",
+            sends=UPDATES,
+            summary="each site trains a model of its own, held near the mean of all sites' models",
+        ),
+        MethodRecord(
+            name="lg_fedavg",
+            target="medfl_methods.lg_fedavg:LGFedAvg",
+            family="personal",
+            paper="Liang et al., 2020",
+            sends=UPDATES,
+            summary="a common head, and at each site a body of its own; both are trained together",
+            needs=frozenset({"head"}),
+        ),
+        MethodRecord(
             name="fedcross",
             target="medfl_methods.fedcross.method:FedCross",
             family="peer to peer",

@@ -40,6 +40,8 @@ METHODS = [
     ("fedprox", {"mu": 0.1}),
     ("fedbn", {"norm_types": ("group",)}),
     ("fedntd", {}),
+    ("mr_mtl", {}),
+    ("lg_fedavg", {}),
     ("fedkper", {"lambda_scope": "sample"}),
     ("fedkper", {"distill": False}),
     ("local", {"optimizer_state": "persistent"}),
