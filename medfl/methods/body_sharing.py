@@ -26,52 +26,23 @@ class BodySharing(Averaging):
     The head is a network's attribute `head`; the body is all the rest, and its normalisation layers follow the run's
     `norm_sync`. All sites begin with the initial tensors of their network. Networks may have unlike heads if the names
     and shapes of their bodies agree.
-
-    Attributes:
-        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the heads leave the
-            sites, too: the mean of those of the round's participants, weighted as their bodies, and the body are the
-            run's global model. No site trains from that head.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
     unlike_heads: ClassVar[bool] = True
-
-    global_head: Literal["none", "average"] = "none"
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
         """The body's tensors."""
         return without_head(model, super().shared(model, norm_sync))
 
-    # ---- the contract
-
     def setup(self, server: Server) -> None:
-        """The common initial body and, if heads are averaged, the common initial head.
+        """The common initial body.
 
         Raises:
-            SettingsError: If a network has no head, sites' bodies are unlike, or heads can't be averaged.
+            SettingsError: If a network has no head, or sites' bodies are unlike.
         """
         super().setup(server)
-        task, networks = server.task, sorted({server.network_of(name) for name in server.sites})
-        for network in networks:
+        for network in networks_of(server):
             self.check_body(server, network)
-        if self.global_head == "none":
-            return
-        if networks != [task.network]:
-            raise SettingsError(
-                f"global_head 'average' needs the network '{task.network}' at all sites, got {networks}: unlike heads "
-                "have no mean. Set global_head to 'none'."
-            )
-        tensors = task.initial(server.settings.seed)
-        model = task.load(tensors)
-        names = head_names(model, task.network)
-        if kept := sorted(tensors.keys() - set(names) - server.state.tensors.keys()):
-            raise SettingsError(
-                f"global_head 'average' joins a head to the common body, and norm_sync '{server.settings.norm_sync}' "
-                f"keeps parts of the body at the sites: {kept[:3]}. Set norm_sync to 'all', or global_head to 'none'."
-            )
-        if server.settings.privacy is not None:
-            refuse_noisy_statistics(model, names)
-        server.state.tensors |= prefixed({name: tensors[name] for name in names}, KEPT + HEAD)
 
     def check_body(self, server: Server, network: str) -> None:
         """Refuse a network whose body is not that of the task's own network, or whose head has no tensors."""
@@ -91,6 +62,47 @@ class BodySharing(Averaging):
                 f"shapes in all but the head, got unlike ones in {sorted(unlike)[:3]}. Give all sites one body; heads "
                 "may differ."
             )
+
+
+class MeanHead(BodySharing):
+    """Sharing of the body, with the mean of the heads for whoever has none.
+
+    Attributes:
+        global_head: ``none`` keeps heads at home, and there is no global model. With ``average`` the heads leave the
+            sites, too: the mean of those of the round's participants, weighted as their bodies, and the body are the
+            run's global model. No site trains from that head.
+    """
+
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD: "update"}
+
+    global_head: Literal["none", "average"] = "none"
+
+    def setup(self, server: Server) -> None:
+        """The common initial body and, if heads are averaged, the common initial head.
+
+        Raises:
+            SettingsError: Also if heads can't be averaged.
+        """
+        super().setup(server)
+        if self.global_head == "none":
+            return
+        task, networks = server.task, networks_of(server)
+        if networks != [task.network]:
+            raise SettingsError(
+                f"global_head 'average' needs the network '{task.network}' at all sites, got {networks}: unlike heads "
+                "have no mean. Set global_head to 'none'."
+            )
+        tensors = task.initial(server.settings.seed)
+        model = task.load(tensors)
+        names = head_names(model, task.network)
+        if kept := sorted(tensors.keys() - set(names) - server.state.tensors.keys()):
+            raise SettingsError(
+                f"global_head 'average' joins a head to the common body, and norm_sync '{server.settings.norm_sync}' "
+                f"keeps parts of the body at the sites: {kept[:3]}. Set norm_sync to 'all', or global_head to 'none'."
+            )
+        if server.settings.privacy is not None:
+            refuse_noisy_statistics(model, names)
+        server.state.tensors |= prefixed({name: tensors[name] for name in names}, KEPT + HEAD)
 
     def publish(self, server: Server) -> Tensors:
         """The body, and the mean head if there is one."""
@@ -115,3 +127,8 @@ class BodySharing(Averaging):
         if head := select(published, HEAD):
             models["global"] = Model(holder.task.network, select(published, MODEL) | head)
         return models
+
+
+def networks_of(server: Server) -> list[str]:
+    """Names of the networks that sites train, sorted."""
+    return sorted({server.network_of(name) for name in server.sites})

@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from medfl.contract import Site
 from medfl.types import Tensors
 
 CHUNK_NUMBERS = 16_000_000
@@ -69,6 +70,31 @@ def fisher(
         for module, mode in training.items():
             module.training = mode
     return {name: total / len(labels) for name, total in squares.items()}
+
+
+def fisher_at(
+    site: Site, model: nn.Module, names: Collection[str], most: int | None = None, estimator: Estimator = "per_sample"
+) -> Tensors:
+    """`fisher` on a site's training images as they are, a batch at a time.
+
+    Args:
+        site: Gives data, task and settings; with at least one training image.
+        model: As in `fisher`.
+        names: As in `fisher`.
+        most: Images that are drawn anew in each round, >= 1; None takes all.
+        estimator: As in `fisher`; batches are of the run's `batch_size`.
+
+    Returns:
+        As `fisher`.
+    """
+    drawn = torch.randperm(len(site.train), generator=site.rng("fisher"))[:most]
+    means: Tensors = {}
+    for rows in drawn.split(site.settings.batch_size):
+        images, labels = (part.to(site.task.device) for part in site.train.batch(rows))
+        for name, values in fisher(model, names, images, labels, estimator, len(rows)).items():
+            part = values * (len(rows) / len(drawn))
+            means[name] = means[name] + part if name in means else part
+    return means
 
 
 def split_mask(information: Tensors, share: float) -> tuple[Tensors, Tensors]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from medfl.contract import Site
 from medfl.settings import Settings
+from medfl.types import Meta
 
 Part = Literal["all", "body", "head"]
 """What is trained of a network: all of it, its attribute `head`, or all but that."""
@@ -66,6 +67,7 @@ class Training:
             says, is never sent, and is scored as the ``personal`` one. It draws the numbers of a training that is
             alone in its round, and takes none from the others.
         frozen_norms: Whether batch norm stays as it is, as with the run's `norm_sync` ``frozen``.
+        batch_size: Images in a batch, >= 1; None is the run's.
     """
 
     label: str = ""
@@ -73,13 +75,16 @@ class Training:
     part: Part = "all"
     apart: bool = False
     frozen_norms: bool = False
+    batch_size: int | None = None
 
     def at(self, site: Site) -> Site:
-        """The site with this training's budget, and with batch norm frozen if it says so."""
-        site = self.budget.at(site)
-        if not self.frozen_norms:
-            return site
-        return replace(site, settings=site.settings.model_copy(update={"norm_sync": "frozen"}))
+        """The site with this training's budget and batches, and with batch norm frozen if it says so."""
+        site, changes = self.budget.at(site), Meta()
+        if self.frozen_norms:
+            changes["norm_sync"] = "frozen"
+        if self.batch_size is not None:
+            changes["batch_size"] = self.batch_size
+        return replace(site, settings=site.settings.model_copy(update=changes)) if changes else site
 
     @property
     def streams(self) -> str:

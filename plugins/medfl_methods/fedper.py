@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from medfl.contract import Need
-from medfl.methods.body_sharing import BodySharing
+from medfl.methods.body_sharing import MeanHead
 
 
-class FedPer(BodySharing):
+class FedPer(MeanHead):
     """A common body, and at each site a head of its own; both are trained together.
 
     Each round the participants train the received body jointly with their own heads; the new body is the mean of

@@ -9,12 +9,12 @@ from typing import ClassVar
 from pydantic import Field
 
 from medfl.contract import Need, Site
-from medfl.methods.body_sharing import BodySharing
+from medfl.methods.body_sharing import MeanHead
 from medfl.methods.trainings import Budget, Training
 from medfl.types import Meta
 
 
-class FedRep(BodySharing):
+class FedRep(MeanHead):
     """A common body, and at each site a head of its own; a site trains first its head, then the body.
 
     In the first phase the received body is frozen and in evaluation mode, so that its running statistics stay too; in

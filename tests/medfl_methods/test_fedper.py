@@ -11,6 +11,7 @@ from medfl.networks.parts import mlp
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_sites, make_task, states
 from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedas import FedAS
 from medfl_methods.fedper import FedPer
 from medfl_methods.fedrep import FedRep
 
@@ -142,7 +143,7 @@ def unlike_run(folder, networks, kind=FedPer, **args):
     return run(folder, make_method=lambda: kind(**args), task=unlike_task(), networks_by_site=networks)
 
 
-@pytest.mark.parametrize("kind", [FedPer, FedRep])
+@pytest.mark.parametrize("kind", [FedPer, FedRep, FedAS])
 def test_b_20_heads_may_be_unlike(tmp_path, kind):
     result = unlike_run(tmp_path, {"site-2": "deep", "site-3": "deeper"}, kind)
     first_model, two, three = (personal(result, name) for name in NAMES)

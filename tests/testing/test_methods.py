@@ -13,6 +13,7 @@ SHORTER = {
     "fedskd": {"p2p_scale": 1},  # a limit case and fedcross_star train N times as long
     "fedtpf": {"distil_rounds": 1, "width": 2},
     "isfl": {"probe": 3},
+    "moon": {"proj_dim": 3},
     "pfedcdp": {"refine": {"epochs": 2, "probe_epochs": 1}},
 }
 """Settings that spare time and leave out no part of a method."""

@@ -1,0 +1,119 @@
+"""FedBABU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from medfl.contract import Model, Need, Order, Reply, Server, Site
+from medfl.methods.body_sharing import BodySharing
+from medfl.methods.fit import Fit
+from medfl.methods.kept import keep, kept, shared_of
+from medfl.methods.rounds import Due, Step
+from medfl.methods.trainings import Budget, Part, Training
+from medfl.networks.parts import without_head
+from medfl.task import Task
+from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.wire import select
+
+TUNED = "tuned"
+"""Names the fine-tuning, and where a site keeps what came out of it."""
+
+
+class FedBABU(BodySharing):
+    """Body aggregation and body update: only the body is trained and averaged, under one head that nobody changes.
+
+    The head is that of the initial model, the same at all sites with one network, and is never sent. In the last round
+    there is a further step: each site with training images fine-tunes the common model on them and keeps what comes
+    out. That is its personal model; before, and where it was away, the common model stands in. A run that is continued
+    with more rounds fine-tunes anew in its last one, from the common model.
+
+    The common model is the body under the initial head. There is none to report where sites have other networks, or
+    where the run's `norm_sync` keeps parts of the body at home.
+
+    When to use it: When sites hold unlike shares of the classes and each wants a model for its own patients, while a
+    common one is of use, too. The fine-tuning comes once, so scores of rounds before the last are those of the common
+    model.
+
+    Attributes:
+        weights: ``size`` weighs a site by its number of training images among the participants, ``uniform`` equally, as
+            the released code does.
+        finetune: What is fine-tuned: ``all``, ``head`` or ``body``.
+        finetune_epochs: Epochs of it, >= 0; with 0 the common model is all that there is.
+        finetune_lr: Learning rate of it, > 0; None takes the run's.
+
+    Source: Oh, Kim, Yun, ICLR 2022, Algorithm 1.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
+
+    weights: Literal["size", "uniform"] = "size"
+    finetune: Part = "all"
+    finetune_epochs: int = Field(5, ge=0)
+    finetune_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+    def weight(self, meta: Meta) -> float:
+        """The site's size, or 1."""
+        return super().weight(meta) if self.weights == "size" else 1.0
+
+    # ---- the steps of a round
+
+    def round_steps(self) -> tuple[Step, ...]:
+        """Participants train the body; in the end all sites fine-tune."""
+        return *super().round_steps(), Step(TUNED, self.tune_orders, self.tune, quorum=0)
+
+    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        """The fine-tuning comes in the last round."""
+        last = server.round >= server.settings.rounds and self.finetune_epochs > 0
+        return [Due("fit"), *([Due(TUNED)] if last else [])][len(done) :]
+
+    def tune_orders(self, server: Server) -> list[Order]:
+        """To all sites, with the common body."""
+        return [Order(name, TUNED, self.publish(server)) for name in server.trainable()]
+
+    # ---- a site
+
+    def trainings(self, site: Site) -> Sequence[Training]:
+        """The body's."""
+        return (Training(part="body"),)
+
+    def tune(self, site: Site, order: Order) -> Reply:
+        """Fine-tune the common model and keep what comes out; nothing is sent."""
+        training = Training(TUNED, Budget(self.finetune_epochs), self.finetune)
+        begin = self.full_state(site, select(order.tensors, MODEL))
+        done = self.fit(training.at(site), begin, training=training, sent=order.tensors)
+        keep(site, f"{TUNED}/", done.after)
+        return Reply(log=training.log(done.log), trained={"personal": Model(site.network, done.after)})
+
+    def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
+        """The run's; in the fine-tuning with its learning rate."""
+        optimizer = super().make_optimizer(fit)
+        if fit.training.label == TUNED and self.finetune_lr is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.finetune_lr
+        return optimizer
+
+    # ---- models
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """A common model, and at each site its own."""
+        task, network = holder.task, holder.task.network
+        if isinstance(holder, Server):
+            common = shared_of(holder)
+            full = task.initial(holder.settings.seed) | common
+            return {"global": Model(network, full)} if covers(task, full, common) else {}
+        common = select(holder.published, MODEL)
+        full = self.full_state(holder, common)
+        models = {"personal": Model(holder.network, kept(holder, f"{TUNED}/") or full)}
+        if holder.network == network and covers(task, full, common):
+            models["global"] = Model(network, full)
+        return models
+
+
+def covers(task: Task, full: Tensors, common: Tensors) -> bool:
+    """Whether what is common is the whole body of the task's own network."""
+    return set(without_head(task.load(full), list(full))) <= common.keys()

@@ -1,0 +1,140 @@
+"""FedCurv: its term, whose terms are in it, and where it is FedAvg."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from medfl.contract import Order, Site, State
+from medfl.core.store import Store
+from medfl.errors import RefusedError
+from medfl.methods.kept import keep, kept
+from medfl.plugins import load_plugins
+from medfl.settings import Settings
+from medfl.testing.cohort import Case, bits, make_sites, make_task, states
+from medfl.types import SERVER
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedcurv import FISHER, PULL, FedCurv, penalty
+
+REGISTRY = load_plugins()
+
+
+def run(folder, name="fedcurv", args=None, **options):
+    return Case(REGISTRY, name, args or {}).run(folder, **({"task": make_task("plain")} | options))
+
+
+def same(left, right):
+    ours, theirs = bits(left), bits(right)
+    assert ours.keys() == theirs.keys()
+    assert all(tensors_equal(ours[name], theirs[name]) for name in ours)
+
+
+# ---- the term
+
+
+def test_the_gradient_pulls_to_the_others_parameters():
+    """sum_j F_j (w - w_j)^2 has the gradient 2 (u w - v), and its value but for a constant."""
+    w = torch.tensor([0.5, -1.0], dtype=torch.float64, requires_grad=True)
+    information, theirs = (
+        torch.tensor([[1.0, 2.0], [0.0, 3.0]]).double(),
+        torch.tensor([[1.0, 1.0], [4.0, -2.0]]).double(),
+    )
+    u, v = information.sum(0), (information * theirs).sum(0)
+    value = penalty({"w": w}, {"w": u}, {"w": v})
+    (gradient,) = torch.autograd.grad(value, w)
+    assert gradient.tolist() == pytest.approx([-1.0, -2.0], abs=1e-12)  # 2 (1 0.5 - 1), 2 (5 (-1) - (2 - 6))
+    full = (information * (w.detach() - theirs).square()).sum()
+    assert value.item() + (information * theirs.square()).sum().item() == pytest.approx(full.item(), abs=1e-12)
+
+
+def test_terms_are_of_the_trained_models_on_own_images(tmp_path):
+    """An independent estimate, image by image; the server has the sums."""
+    run(tmp_path, rounds=1)
+    first, held = make_task("plain").initial(7), states(tmp_path)
+    for site, splits in make_sites().items():
+        reply, own = Store(tmp_path / "state" / site).load(1).tensors, held[site]
+        model = make_task("plain").build()
+        model.load_state_dict({name: first[name] + reply[f"reply/model/{name}"] for name in first})
+        squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        for row in torch.arange(len(splits.train)).split(1):
+            images, labels = splits.train.batch(row)
+            model.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            for name, p in model.named_parameters():
+                squares[name] += p.grad.square() / len(splits.train)
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(own[f"kept/{FISHER}{name}"], squares[name], atol=1e-7, rtol=1e-4)
+            torch.testing.assert_close(own[f"kept/{PULL}{name}"], squares[name] * p.detach(), atol=1e-7, rtol=1e-4)
+    for name in (name for name in held[SERVER] if name.startswith(("kept/fisher/", "kept/pull/"))):
+        total = sum(held[site][name] for site in make_sites())
+        torch.testing.assert_close(held[SERVER][name], total, atol=1e-7, rtol=1e-5)
+
+
+# ---- whose terms are in it
+
+
+def site_with_terms():
+    site = Site("a", 2, State(), make_task("plain"), Settings(rounds=2))
+    keep(site, FISHER, {"w": torch.tensor([1.0, 2.0])})
+    keep(site, PULL, {"w": torch.tensor([3.0, 4.0])})
+    return site
+
+
+def test_a_site_takes_its_own_terms_out_of_its_own_copy():
+    site = site_with_terms()
+    sent = {f"{FISHER}w": torch.tensor([5.0, 2.0]), f"{PULL}w": torch.tensor([3.5, 4.0])}
+    u, v = FedCurv().before_trainings(site, sent)["others"]
+    assert (u["w"].tolist(), v["w"].tolist()) == ([4.0, 0.0], [0.5, 0.0])
+    assert sent[f"{FISHER}w"].tolist() == [5.0, 2.0]
+    assert not kept(site, FISHER)
+    assert not kept(site, PULL)
+
+
+def test_terms_that_the_server_never_got_are_not_taken_out(monkeypatch):
+    """A site's last reply may have been lost."""
+    own = {}
+    monkeypatch.setattr(FedCurv.__mro__[1], "train", lambda self, site, order: own.update(kept(site, FISHER)))
+    FedCurv().train(site_with_terms(), Order("a", "fit", meta={"counted": True}))
+    assert own["w"].tolist() == [1.0, 2.0]
+    own.clear()
+    FedCurv().train(site_with_terms(), Order("a", "fit", meta={"counted": False}))
+    assert own == {}
+
+
+def test_sums_are_those_of_the_last_round(tmp_path):
+    run(tmp_path, rounds=2, absent=lambda site, step: site == "site-1" and step == 2)
+    held = states(tmp_path)
+    assert Store(tmp_path / "state" / SERVER).latest().state().meta["counted"] == ["site-2", "site-3"]
+    for name in (name for name in held[SERVER] if name.startswith("kept/fisher/")):
+        torch.testing.assert_close(held[SERVER][name], held["site-2"][name] + held["site-3"][name])
+
+
+def test_negative_information_is_refused():
+    order = Order("a", "fit", {"model/w": torch.zeros(1), "fisher/w": torch.zeros(1), "pull/w": torch.zeros(1)})
+    sound = {"model/w": torch.ones(1), "fisher/w": torch.ones(1), "pull/w": -torch.ones(1)}
+    FedCurv().check_tensors(make_task(), order, sound)
+    for wrong in ({"fisher/w": -torch.ones(1)}, {"fisher/x": torch.ones(1)}, {"pull/w": torch.ones(2)}):
+        with pytest.raises(RefusedError):
+            FedCurv().check_tensors(make_task(), order, sound | wrong)
+
+
+# ---- where it is FedAvg
+
+
+def test_the_first_round_and_a_site_alone_are_fedavg(tmp_path):
+    same(run(tmp_path / "a", rounds=1, task=make_task()), run(tmp_path / "b", "fedavg", rounds=1, task=make_task()))
+    alone = {"sites": make_sites({"only": 13}), "rounds": 3}
+    same(run(tmp_path / "c", **alone), run(tmp_path / "d", "fedavg", **alone))
+
+
+def test_it_holds_sites_near_each_other(tmp_path):
+    """The stronger the term, the nearer the sites' models end to the server's."""
+    spread = []
+    for lam in (0.0, 1.0):
+        run(tmp_path / str(lam), args={"lam": lam}, rounds=3, epochs=3)
+        updates = [
+            select(Store(tmp_path / str(lam) / "state" / site).latest().tensors, "reply/model/")
+            for site in make_sites()
+        ]
+        means = {name: sum(update[name] for update in updates) / 3 for name in updates[0]}
+        spread.append(sum((update[name] - means[name]).square().sum().item() for update in updates for name in means))
+    assert spread[1] < 0.8 * spread[0]
