@@ -99,6 +99,22 @@ def medfl_methods() -> list[MethodRecord]:
             summary="FedAvg whose sites correct each step for how unlike their gradients are to those of all",
         ),
         MethodRecord(
+            name="fednova",
+            target="medfl_methods.fednova:FedNova",
+            family="averaging",
+            paper="Wang et al., NeurIPS 2020",
+            sends=UPDATES,
+            summary="FedAvg whose updates are divided by how far each site's optimiser went",
+        ),
+        MethodRecord(
+            name="feddyn",
+            target="medfl_methods.feddyn:FedDyn",
+            family="averaging",
+            paper="Acar et al., ICLR 2021",
+            sends=UPDATES,
+            summary="each site's loss is bent by the sum of its updates, until all agree on one optimum",
+        ),
+        MethodRecord(
             name="feddisco",
             target="medfl_methods.feddisco:FedDisco",
             family="averaging",
