@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from medfl.contract import Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import RefusedError, SettingsError
+from medfl.methods.aggregation import normalised
 from medfl.methods.fit import Fit
 from medfl.methods.kept import kept
 from medfl.methods.personal import Personal
@@ -50,6 +51,24 @@ def prototypes(model: nn.Module, data: Dataset, classes: int, batch_size: int, d
         sums.index_add_(0, labels, features)
         counts += torch.bincount(labels, minlength=classes)
     return (sums / torch.where(counts > 0, counts, math.nan)[:, None]).float()
+
+
+def mean_prototypes(sent: Mapping[str, Tensors], weight: Callable[[str, str], float]) -> Tensors:
+    """The weighted mean prototype of each class over the sites that sent one.
+
+    Args:
+        sent: Site to prototypes (d,) by the number of their class.
+        weight: Of a site, for a class; where all are 0 sites weigh alike.
+
+    Returns:
+        By the number of the class, float32.
+    """
+    means = Tensors()
+    for label in sorted({label for own in sent.values() for label in own}):
+        owners = {site: own[label].double() for site, own in sorted(sent.items()) if label in own}
+        shares = normalised({site: float(weight(site, label)) for site in owners}, {site: {} for site in owners})
+        means[label] = torch.stack([shares[site] * mean for site, mean in owners.items()]).sum(0).float()
+    return means
 
 
 def table(prototypes: Mapping[str, torch.Tensor], classes: int, device: str) -> torch.Tensor | None:

@@ -9,9 +9,8 @@ import torch
 
 from medfl.contract import Server, Site
 from medfl.data.pooled import labels_of
-from medfl.methods.aggregation import normalised
 from medfl.methods.kept import keep
-from medfl.methods.prototypes import PROTO, PrototypeSharing
+from medfl.methods.prototypes import PROTO, PrototypeSharing, mean_prototypes
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import Tell, count
 
@@ -63,23 +62,7 @@ class FedProto(PrototypeSharing):
 
     def take_in(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
         """The mean over the sites that own a class."""
-        keep(server, PROTO, mean_prototypes(sent, metas))
-
-
-def mean_prototypes(sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> Tensors:
-    """The mean prototype of each class over the sites that sent one.
-
-    Args:
-        sent: Site to prototypes (d,) by the number of their class.
-        metas: Site to what it told: weights are its ``label_counts`` of the class; without them sites weigh alike.
-
-    Returns:
-        By the number of the class, float32.
-    """
-    means = Tensors()
-    for label in sorted({label for own in sent.values() for label in own}):
-        owners = {site: own[label] for site, own in sorted(sent.items()) if label in own}
-        counts = {site: float(metas[site].get("label_counts", {int(label): 1})[int(label)]) for site in owners}
-        shares = normalised(counts, {site: {} for site in owners})
-        means[label] = sum(shares[site] * mean.double() for site, mean in owners.items()).float()  # type: ignore[union-attr]
-    return means
+        ones = [1] * server.task.objective.classes
+        keep(
+            server, PROTO, mean_prototypes(sent, lambda site, label: metas[site].get("label_counts", ones)[int(label)])
+        )

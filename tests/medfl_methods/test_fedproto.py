@@ -7,13 +7,12 @@ import torch
 
 from medfl.core.store import Store
 from medfl.errors import SettingsError
-from medfl.methods.prototypes import nearest, pull, table
+from medfl.methods.prototypes import mean_prototypes, nearest, pull, table
 from medfl.networks.parts import body_and_head
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_site, make_sites, make_task
 from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of
 from medfl.types import SERVER
-from medfl_methods.fedproto import mean_prototypes
 
 REGISTRY = load_plugins()
 A = {"0": torch.tensor([1.0, 0.0]), "1": torch.tensor([0.0, 2.0])}
@@ -29,15 +28,16 @@ def states(folder, name):
 
 
 def test_a_common_prototype_is_the_mean_over_the_sites_that_own_the_class():
-    means = mean_prototypes({"a": A, "b": B}, {"a": {}, "b": {}})
+    means = mean_prototypes({"a": A, "b": B}, lambda site, label: 1)
     assert means["0"].tolist() == [2, 1]
     assert means["1"].tolist() == [0, 2]
-    counted = mean_prototypes({"a": A, "b": B}, {"a": {"label_counts": [1, 5]}, "b": {"label_counts": [3, 0]}})
+    counts = {"a": [1, 5], "b": [3, 0]}
+    counted = mean_prototypes({"a": A, "b": B}, lambda site, label: counts[site][int(label)])
     assert counted["0"].tolist() == [2.5, 1.5]
 
 
 def test_the_distance_counts_images_of_unknown_classes_as_zero_in_the_mean():
-    aims = table(mean_prototypes({"a": A, "b": B}, {"a": {}, "b": {}}), 3, "cpu")
+    aims = table({"0": torch.tensor([2.0, 1.0]), "1": torch.tensor([0.0, 2.0])}, 3, "cpu")
     features = torch.tensor([[2.0, 2.0], [0.0, 0.0], [5.0, 5.0]], requires_grad=True)
     distance = pull(features, aims, torch.tensor([0, 1, 2]))
     assert distance.item() == pytest.approx(5 / 3)  # squared distances 1, 4, none
@@ -55,6 +55,15 @@ def test_the_nearest_prototype_is_chosen_by_a_linear_layer():
     assert logits.argmax(1).tolist() == [0, 2, 2]
     distances = torch.cdist(features, aims[[0, 2]]).square() / 2
     torch.testing.assert_close(logits[:, 0] - logits[:, 2], distances[:, 1] - distances[:, 0])
+
+
+def test_sites_weigh_by_their_images_of_a_class_if_that_is_said(tmp_path):
+    sites = {"a": make_site(6, "a", torch.zeros(6, dtype=torch.int64)), "b": make_sites({"b": 9})["b"]}
+    run(tmp_path, {"weights": "counts"}, sites=sites, rounds=1)
+    sent = {site: Store(tmp_path / "state" / site).latest().tensors["reply/proto/0"].double() for site in sites}
+    counts = {site: int((splits.train.class_labels == 0).sum()) for site, splits in sites.items()}
+    mean = sum(counts[site] * sent[site] for site in sites) / sum(counts.values())
+    torch.testing.assert_close(states(tmp_path, SERVER)["kept/proto/0"], mean.float())
 
 
 def test_prototypes_are_means_of_features_of_the_trained_models(tmp_path):
