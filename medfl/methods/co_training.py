@@ -10,6 +10,7 @@ from torch import nn
 from medfl.contract import Site
 from medfl.methods.feature_hooks import FeatureHooks
 from medfl.networks.norms import freeze_norms
+from medfl.networks.parts import features_and_logits
 from medfl.training.loop import Batch, smallest_batch
 from medfl.types import Tensors
 from medfl.utils.rng import SeparateStream
@@ -51,6 +52,11 @@ class CompanionModel:
         with self._aside:
             logits: torch.Tensor = self.model(images)
         return logits
+
+    def features_and_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features (B, d) and logits (B, num_classes) of images (B, C, *spatial)."""
+        with self._aside:
+            return features_and_logits(self.model, images)
 
     def step(self, gradient_clip: float | None) -> None:
         """Step by the gradients of the last backward pass, and forget them.

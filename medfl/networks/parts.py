@@ -88,6 +88,39 @@ def body_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return model.body, model.head  # type: ignore[return-value]
 
 
+def features_and_logits(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a network's body makes of images, (B, d), and what its head makes of that: one forward pass.
+
+    Args:
+        model: Is head(body(images)), as the need ``linear_head`` has it.
+        images: (B, C, *spatial).
+    """
+    body, head = body_and_head(model)
+    features = body(images)
+    return features.flatten(1), head(features)
+
+
+def single_linear(model: nn.Module, network: str, why: str) -> tuple[nn.Linear, str]:
+    """The head of a network that is one linear layer with a bias, and what its state-dict names begin with.
+
+    Args:
+        model: Has a `head`.
+        network: Its name, for the message.
+        why: Who needs that and for what, for the message.
+
+    Raises:
+        SettingsError: If it is anything else.
+    """
+    path = head_path(model, network)
+    head = body_and_head(model)[1]
+    if not isinstance(head, nn.Linear) or head.bias is None:
+        raise SettingsError(
+            f"{why}: expected one linear layer with a bias as the head of network '{network}', got "
+            f"{type(head).__name__}. Choose a network that has it."
+        )
+    return head, path
+
+
 def with_head(network: nn.Module, head: nn.Module) -> nn.Module:
     """The network with another head in place of its own, under the same name.
 

@@ -288,13 +288,14 @@ def states_survive_the_disk(case: Case) -> None:
 
 @promise
 def unlike_networks_are_refused_or_work(case: Case) -> None:
-    """A method trains sites with unlike networks if it says so, and refuses them before step 0 otherwise."""
-    with folders(1) as (folder,):
-        networks = {"site-1": "wide"}
+    """A method refuses unlike networks before step 0, or says that it trains them: all, or those of as many features."""
+    with folders(2) as (wide, coarse):
         try:
-            result = case.run(folder, networks_by_site=networks)
+            result = case.run(wide, networks_by_site={"site-1": "wide"})
         except MedflError as error:
-            expect(isinstance(error, SettingsError) and not case.kind.unlike_networks, f"refused: {error}")
-            return
+            expect(isinstance(error, SettingsError), f"refused: {error}")
+            if not case.kind.unlike_networks:
+                return
+            result = case.run(coarse, networks_by_site={"site-1": "coarse"})
         expect(case.kind.unlike_networks, "unlike networks are accepted though the method says it can't")
         finite(bits(result), "unlike networks")

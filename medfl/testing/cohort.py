@@ -35,11 +35,12 @@ class SmallNet(nn.Module):
         norm: Whether there is a batch-norm layer; it is named so that no search for 'bn' in names finds it.
         width: Channels.
         outputs: Channels of the output.
+        kernel: Edge of the convolution, odd.
     """
 
-    def __init__(self, norm: bool = True, width: int = 6, outputs: int = CLASSES) -> None:
+    def __init__(self, norm: bool = True, width: int = 6, outputs: int = CLASSES, kernel: int = 3) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1)]
+        layers: list[nn.Module] = [nn.Conv2d(1, width, kernel, padding=kernel // 2)]
         layers += [nn.BatchNorm2d(width)] if norm else []
         self.body = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
         self.head = nn.Linear(4 * width, outputs)
@@ -51,12 +52,14 @@ class SmallNet(nn.Module):
 
 
 def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
-    """A task with the networks ``norm`` (with batch norm), ``plain`` (without) and ``wide``."""
+    """A task with the networks ``norm`` (with batch norm), ``plain`` (without), ``wide``, and ``coarse``, whose body is
+    another one than that of ``norm`` and gives as many features."""
     return Task(
         networks={
             "norm": SmallNet,
             "plain": lambda: SmallNet(norm=False),
             "wide": lambda: SmallNet(width=9),
+            "coarse": lambda: SmallNet(kernel=5),
         },
         network=network,
         loss=loss or nn.CrossEntropyLoss(),

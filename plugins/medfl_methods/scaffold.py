@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 
 from medfl.contract import PayloadKind, Server
-from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.methods.kept import add_to_kept, keep, kept
 from medfl.training.loop import Batch
+from medfl.training.sgd import check_sgd, way
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 
@@ -60,7 +60,8 @@ class Scaffold(Averaging):
             SettingsError: If the task's optimiser is not SGD, or one with Nesterov's momentum or dampening.
         """
         super().setup(server)
-        check_optimizer(server.task.optimizer([torch.nn.Parameter(torch.zeros(1))]))
+        optimizer = server.task.optimizer([torch.nn.Parameter(torch.zeros(1))])
+        check_sgd(optimizer, "SCAFFOLD reads a site's mean gradient from how far SGD went")
         tensors = server.state.tensors
         keep(server, CONTROL, {name: torch.zeros_like(tensors[name]) for name in server.state.meta["parameters"]})
 
@@ -111,28 +112,9 @@ class Scaffold(Averaging):
         return prefixed(changes, CONTROL)
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser whose steps no mean gradient can be read from.
-
-    Raises:
-        SettingsError: If it is not SGD, or has Nesterov's momentum or dampening.
-    """
-    unlike = {
-        key for group in optimizer.param_groups for key in ("nesterov", "dampening", "maximize") if group.get(key)
-    }
-    if type(optimizer) is not torch.optim.SGD or unlike:
-        name = " with ".join([type(optimizer).__name__, *sorted(unlike)])
-        raise SettingsError(
-            f"SCAFFOLD reads a site's mean gradient from how far SGD went, got {name}. Choose torch.optim.SGD, with or "
-            "without plain momentum, or the method 'fedavg'."
-        )
-
-
 def moved_by(optimizer: torch.optim.Optimizer, steps: int) -> dict[torch.Tensor, float]:
     """How far each parameter goes in so many steps of SGD along a constant gradient of 1."""
     lengths: dict[torch.Tensor, float] = {}
     for group in optimizer.param_groups:
-        beta = group["momentum"]
-        turns = steps if not beta else (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)
-        lengths |= dict.fromkeys(group["params"], group["lr"] * turns)
+        lengths |= dict.fromkeys(group["params"], group["lr"] * way(group, steps))
     return lengths

@@ -1,5 +1,7 @@
 """One parameter and three quadratic losses: a federation with closed forms."""
 
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -50,3 +52,30 @@ def quadratic(folder, make_method, rounds):
     settings = Settings(rounds=rounds, epochs=5)
     result = simulate(Run("toy", make_method, QUADRATIC, settings, quadratic_sites(), folder))
     return result.outcome.models["global"].tensors["w"].item()
+
+
+class Curved(nn.Module):
+    """The 'logits' of an image (centre, h) are (sqrt(h) (w - centre), 0)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, images):
+        centre, curvature = images.flatten(1).double().unbind(1)
+        distance = curvature.sqrt() * (self.w - centre)
+        return torch.stack([distance, torch.zeros_like(distance)], 1)
+
+
+CURVED = {"a": (0.0, 1.0), "b": (1.0, 2.0), "c": (4.0, 0.5)}
+"""Site to centre and curvature; the uniform optimum is 8/7."""
+
+
+def run_curved(folder, make_method, rounds, **options):
+    """Quadratics h/2 (w - centre)^2 of unlike curvature, one image at each site, five steps of 0.1."""
+    task = dataclasses.replace(QUADRATIC, networks={"scalar": Curved})
+    data = {
+        site: TensorData(torch.tensor([[[place]]]), torch.zeros(1, dtype=torch.int64)) for site, place in CURVED.items()
+    }
+    sites = {site: Splits(train, Empty(), Empty()) for site, train in data.items()}
+    return simulate(Run("toy", make_method, task, Settings(rounds=rounds, epochs=5), sites, folder, **options))

@@ -4,18 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from quadratic_toys import QUADRATIC
-from torch import nn
+from quadratic_toys import run_curved
 from torch.nn import functional as F
 
-from medfl.core.site import Splits
 from medfl.core.store import Store
-from medfl.data.pooled import Empty
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
-from medfl.settings import Settings
-from medfl.testing.cohort import Case, TensorData, bits, make_sites, make_task
+from medfl.testing.cohort import Case, bits, make_sites, make_task
 from medfl.types import SERVER
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import tensors_equal
@@ -41,28 +36,8 @@ def same(left, right):
 # ---- closed forms: quadratics h/2 (w - centre)^2, five steps of 0.1
 
 
-class Curved(nn.Module):
-    """The 'logits' of an image (centre, h) are (sqrt(h) (w - centre), 0)."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
-    def forward(self, images):
-        centre, curvature = images.flatten(1).double().unbind(1)
-        distance = curvature.sqrt() * (self.w - centre)
-        return torch.stack([distance, torch.zeros_like(distance)], 1)
-
-
 def curved(folder, name, rounds, **args):
-    task = dataclasses.replace(QUADRATIC, networks={"scalar": Curved})
-    places = {"a": (0.0, 1.0), "b": (1.0, 2.0), "c": (4.0, 0.5)}
-    data = {
-        site: TensorData(torch.tensor([[[place]]]), torch.zeros(1, dtype=torch.int64)) for site, place in places.items()
-    }
-    sites = {site: Splits(train, Empty(), Empty()) for site, train in data.items()}
-    make_method = lambda: REGISTRY.make_method(name, args)  # noqa: E731
-    result = simulate(Run("toy", make_method, task, Settings(rounds=rounds, epochs=5), sites, folder))
+    result = run_curved(folder, lambda: REGISTRY.make_method(name, args), rounds)
     return result.outcome.models["global"].tensors["w"].item()
 
 

@@ -1,0 +1,1 @@
+"""FedFA: `method` has it, `anchors` what it says of features."""

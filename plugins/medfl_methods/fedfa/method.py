@@ -1,0 +1,167 @@
+"""FedFA, with feature anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional as F
+
+from medfl.contract import Need, Order, PayloadKind, ReducesTo, Replies, Server
+from medfl.errors import RefusedError, SettingsError
+from medfl.methods.fit import Fit
+from medfl.methods.kept import keep, kept
+from medfl.methods.prototypes import mean_prototypes, table
+from medfl.networks.parts import body_and_head, features_and_logits, features_of
+from medfl.task import Task
+from medfl.training.loop import Batch, smallest_batch
+from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.rng import make_generator
+from medfl.utils.wire import prefixed, select
+from medfl_methods.fedavg import FedAvg
+from medfl_methods.fedfa.anchors import OwnAnchors, anchor_loss
+
+ANCHORS = "anchors/"
+"""What the names of anchors begin with, in messages and where they are kept; then the number of the class."""
+
+
+class FedFA(FedAvg):
+    """FedAvg with an anchor for each class: sites pull features to it, and calibrate their heads on all anchors.
+
+    A site minimises its loss plus lam (1/C) sum_c mean_{i of c} ||f_i - a_c||^2, where f are the features of a batch
+    and a the received anchors. After each batch a step of Adam trains the head to tell the classes of all C anchors.
+    A site's own anchors begin as the received ones; after each epoch they become anchor_momentum times themselves plus
+    the rest of the mean features of their class in that epoch (the mean over the batches that hold the class, in
+    training). Those of the classes that it has images of go to the server, whose new anchor is their mean, weighted as
+    the models; a class that nobody has keeps its anchor.
+
+    With ``lam = 0`` and no calibration this is `fedavg`: nothing is sent beside the model then.
+
+    **An anchor is about the mean of a site's patients of a class**, who may be few; the server sees each site's.
+
+    When to use it: When sites hold unlike shares of classes, so that features of one class drift apart and heads fit
+    the site's own classes alone.
+
+    Attributes:
+        lam: Weight of the distance to anchors, >= 0.
+        anchor_momentum: How much of its anchors a site keeps in each epoch, in [0, 1).
+        calibration: Whether heads are trained on the anchors.
+        calib_lr: Learning rate of its Adam, > 0, which starts anew in each round.
+        anchor_init: First anchors: ``orthogonal`` directions of length 1, or ``one_hot``. Both need as many features as
+            classes.
+
+    Source: Zhou, Zhang, Tsang, FedFA: Federated Learning with Feature Anchors, IEEE Transactions on Mobile Computing
+    2023, and its released code, which divides an epoch's features by the number of all batches.
+    """
+
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", ANCHORS: "statistic"}
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
+    reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0, "calibration": False}),)
+
+    lam: float = Field(0.1, ge=0, allow_inf_nan=False)
+    anchor_momentum: float = Field(0.5, ge=0, lt=1)
+    calibration: bool = True
+    calib_lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    anchor_init: Literal["orthogonal", "one_hot"] = "orthogonal"
+
+    @property
+    def anchored(self) -> bool:
+        """Whether there are anchors."""
+        return self.lam > 0 or self.calibration
+
+    @property
+    def active_needs(self) -> frozenset[Need]:
+        """Classes and features where there are anchors."""
+        return self.needs if self.anchored else frozenset()
+
+    # ---- the server
+
+    def setup(self, server: Server) -> None:
+        """The common initial model, and the first anchors.
+
+        Raises:
+            SettingsError: If there are more classes than features.
+        """
+        super().setup(server)
+        if not self.anchored:
+            return
+        task, classes = server.task, server.task.objective.classes
+        features = features_of(task.build(), task.network)
+        if features < classes:
+            raise SettingsError(
+                f"FedFA begins with an anchor of its own direction for each class: expected at least {classes} "
+                f"features, got {features}. Choose a network with a wider body."
+            )
+        rows = torch.eye(classes, features)
+        if self.anchor_init == "orthogonal":
+            draws = make_generator(server.settings.seed, "initial", "anchors")
+            rows = torch.linalg.qr(torch.randn(features, classes, generator=draws)).Q.T
+        keep(server, ANCHORS, {str(label): row.clone() for label, row in enumerate(rows)})
+
+    def extra_down(self, server: Server) -> Tensors:
+        """The anchors."""
+        return prefixed(kept(server, ANCHORS), ANCHORS)
+
+    def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
+        """Updates of the model, and anchors of the order's shape."""
+        super().check_tensors(task, order, tensors)
+        for name, tensor in tensors.items():
+            old = order.tensors.get(name)
+            if name.startswith(ANCHORS) and (old is None or (old.shape, old.dtype) != (tensor.shape, tensor.dtype)):
+                raise RefusedError(
+                    f"An anchor {ascii(name)[:60]} was refused: expected one of the order's, got {tensor.dtype} "
+                    f"{list(tensor.shape)}."
+                )
+
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """FedAvg's, and the mean anchors of the sites that own a class."""
+        self.average(server, replies)
+        sent = {site: select(tensors, ANCHORS) for site, tensors in replies}
+        keep(server, ANCHORS, mean_prototypes(sent, lambda site, label: self.weight(replies.meta[site])))
+
+    # ---- a site
+
+    def before_fit(self, fit: Fit) -> None:
+        """The anchors, the own ones, and what of an epoch is known yet."""
+        if not self.anchored:
+            return
+        objective = fit.site.task.objective
+        anchors = table(select(fit.sent, ANCHORS), objective.classes, fit.site.task.device)
+        smallest = max(objective.smallest_batch, smallest_batch(fit.model, fit.site.settings))
+        full, rest = divmod(len(fit.site.train), fit.site.settings.batch_size)
+        fit.extra |= {"anchors": anchors, "own": OwnAnchors(anchors), "batches": full + (rest >= smallest)}  # type: ignore[arg-type]
+        if self.calibration:
+            fit.extra["calibrator"] = torch.optim.Adam(body_and_head(fit.model)[1].parameters(), lr=self.calib_lr)
+
+    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """The task's loss plus lam times the distance to the anchors."""
+        if not self.anchored:
+            return super().loss(fit, batch)
+        task, anchors = fit.site.task, fit.extra["anchors"]
+        features, logits = features_and_logits(fit.model, batch.images)
+        labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]
+        fit.extra["own"].note(features.detach().float(), labels)
+        loss = task.loss(logits, batch.targets)
+        return loss + self.lam * anchor_loss(features.float(), anchors, labels) if self.lam else loss
+
+    def after_batch(self, fit: Fit) -> None:
+        """Calibrate the head; at the end of an epoch move the own anchors."""
+        if self.calibration:
+            anchors, task, optimizer = fit.extra["anchors"], fit.site.task, fit.extra["calibrator"]
+            outputs = task.objective.alternatives(body_and_head(fit.model)[1](anchors))
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(outputs, torch.arange(len(anchors), device=anchors.device)).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if self.anchored and fit.steps % fit.extra["batches"] == 0:
+            fit.extra["own"].move(self.anchor_momentum)
+
+    def extra_up(self, fit: Fit) -> Tensors:
+        """The own anchors of the site's classes; an epoch that was cut short counts, too."""
+        if not self.anchored:
+            return {}
+        fit.extra["own"].move(self.anchor_momentum)
+        return prefixed(fit.extra["own"].of_own_classes(), ANCHORS)

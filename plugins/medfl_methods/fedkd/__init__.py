@@ -1,0 +1,1 @@
+"""FedKD: `method` has it, `low_rank` what updates are compressed by."""

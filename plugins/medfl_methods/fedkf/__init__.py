@@ -1,0 +1,1 @@
+"""FedKF: `method` has it, `generator` what makes images of noise."""

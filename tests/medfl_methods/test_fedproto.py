@@ -1,0 +1,133 @@
+"""FedProto against hand-made numbers: means over sites, the distance, the nearest prototype; what it refuses."""
+
+import math
+
+import pytest
+import torch
+
+from medfl.core.store import Store
+from medfl.errors import SettingsError
+from medfl.methods.prototypes import mean_prototypes, nearest, pull, table
+from medfl.networks.parts import body_and_head
+from medfl.plugins import load_plugins
+from medfl.testing.cohort import Case, make_site, make_sites, make_task
+from medfl.testing.tasks import FURTHER, make_sites_of, make_task_of
+from medfl.types import SERVER
+
+REGISTRY = load_plugins()
+A = {"0": torch.tensor([1.0, 0.0]), "1": torch.tensor([0.0, 2.0])}
+B = {"0": torch.tensor([3.0, 2.0])}
+
+
+def run(folder, args=None, **options):
+    return Case(REGISTRY, "fedproto", args or {}).run(folder, **options)
+
+
+def states(folder, name):
+    return Store(folder / "state" / name).latest().state().tensors
+
+
+def test_a_common_prototype_is_the_mean_over_the_sites_that_own_the_class():
+    means = mean_prototypes({"a": A, "b": B}, lambda site, label: 1)
+    assert means["0"].tolist() == [2, 1]
+    assert means["1"].tolist() == [0, 2]
+    counts = {"a": [1, 5], "b": [3, 0]}
+    counted = mean_prototypes({"a": A, "b": B}, lambda site, label: counts[site][int(label)])
+    assert counted["0"].tolist() == [2.5, 1.5]
+
+
+def test_the_distance_counts_images_of_unknown_classes_as_zero_in_the_mean():
+    aims = table({"0": torch.tensor([2.0, 1.0]), "1": torch.tensor([0.0, 2.0])}, 3, "cpu")
+    features = torch.tensor([[2.0, 2.0], [0.0, 0.0], [5.0, 5.0]], requires_grad=True)
+    distance = pull(features, aims, torch.tensor([0, 1, 2]))
+    assert distance.item() == pytest.approx(5 / 3)  # squared distances 1, 4, none
+    assert distance.item() / 2 == pytest.approx(0.8333333333)
+    distance.backward()
+    assert features.grad[2].tolist() == [0, 0]
+    assert bool(features.grad.isfinite().all())
+
+
+def test_the_nearest_prototype_is_chosen_by_a_linear_layer():
+    aims = torch.tensor([[1.0, 0.0], [math.nan, math.nan], [0.0, 2.0]])
+    weight, bias = nearest(aims)
+    features = torch.tensor([[0.9, 0.3], [0.1, 1.2], [-4.0, 9.0]])
+    logits = features @ weight.T + bias
+    assert logits.argmax(1).tolist() == [0, 2, 2]
+    distances = torch.cdist(features, aims[[0, 2]]).square() / 2
+    torch.testing.assert_close(logits[:, 0] - logits[:, 2], distances[:, 1] - distances[:, 0])
+
+
+def test_sites_weigh_by_their_images_of_a_class_if_that_is_said(tmp_path):
+    sites = {"a": make_site(6, "a", torch.zeros(6, dtype=torch.int64)), "b": make_sites({"b": 9})["b"]}
+    run(tmp_path, {"weights": "counts"}, sites=sites, rounds=1)
+    sent = {site: Store(tmp_path / "state" / site).latest().tensors["reply/proto/0"].double() for site in sites}
+    counts = {site: int((splits.train.class_labels == 0).sum()) for site, splits in sites.items()}
+    mean = sum(counts[site] * sent[site] for site in sites) / sum(counts.values())
+    torch.testing.assert_close(states(tmp_path, SERVER)["kept/proto/0"], mean.float())
+
+
+def test_prototypes_are_means_of_features_of_the_trained_models(tmp_path):
+    task, sites = make_task(), make_sites()
+    run(tmp_path, task=task, sites=sites, rounds=1)
+    expected = {}
+    for site, splits in sites.items():
+        body = body_and_head(task.load(states(tmp_path, site)).eval())[0]
+        images, labels = splits.train.batch(torch.arange(len(splits.train)))
+        features = body(images).flatten(1).detach()
+        for label in labels.unique().tolist():
+            expected.setdefault(label, []).append(features[labels == label].mean(0))
+    held = states(tmp_path, SERVER)
+    assert {int(name.removeprefix("kept/proto/")) for name in held} == set(expected)
+    for label, means in expected.items():
+        torch.testing.assert_close(held[f"kept/proto/{label}"], torch.stack(means).mean(0), atol=1e-5, rtol=1e-5)
+
+
+def test_a_class_that_nobody_sends_any_more_keeps_its_prototype(tmp_path):
+    sites = make_sites({"a": 8})
+    sites["b"] = make_site(6, "b", torch.zeros(6, dtype=torch.int64))
+    run(tmp_path, sites=sites, rounds=1)
+    before = states(tmp_path, SERVER)
+    run(tmp_path, sites=sites, rounds=2, absent=lambda site, step: site == "a")
+    after = states(tmp_path, SERVER)
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"kept/proto/0"}
+
+
+def test_a_pull_brings_features_nearer_to_the_prototypes(tmp_path):
+    far = []
+    for lam in (0.0, 20.0):
+        run(tmp_path / str(lam), {"lam": lam}, rounds=3, epochs=2)
+        folder = tmp_path / str(lam) / "state"
+        spread = torch.stack([Store(folder / site).latest().state().tensors["head.bias"] for site in make_sites()])
+        assert bool(spread.isfinite().all())
+        sent = {}
+        for site in make_sites():
+            tensors = Store(folder / site).load(Store(folder / site).steps()[-1]).tensors
+            for name in (n for n in tensors if n.startswith("reply/proto/")):
+                sent.setdefault(name, []).append(tensors[name])
+        far.append(sum(torch.stack(rows).var(0).sum().item() for rows in sent.values() if len(rows) > 1))
+    assert far[1] < far[0]
+
+
+def test_the_nearest_prototype_scores_and_is_taken_home(tmp_path):
+    result = run(tmp_path, {"inference": "prototype"})
+    held = states(tmp_path, SERVER)
+    model = result.models["site-1"]["personal"].tensors
+    weight, bias = nearest(table({n.removeprefix("kept/proto/"): t for n, t in held.items()}, 3, "cpu"))
+    assert torch.equal(model["head.weight"], weight)
+    assert torch.equal(model["head.bias"], bias)
+    assert torch.equal(model["body.0.weight"], states(tmp_path, "site-1")["body.0.weight"])
+
+
+def test_bodies_with_unlike_numbers_of_features_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match="expected as many features of all networks"):
+        run(tmp_path, networks_by_site={"site-1": "wide"})
+
+
+def test_binary_tasks_have_heads_and_no_nearest_prototype(tmp_path):
+    objective = FURTHER[0]
+    options = {"task": make_task_of(objective), "sites": make_sites_of(objective, {"a": 8, "b": 6}), "rounds": 1}
+    run(tmp_path / "head", **options, server_test=make_sites_of(objective, {"c": 2})["c"].test)
+    with pytest.raises(SettingsError, match="class_logits"):
+        run(tmp_path / "nearest", {"inference": "prototype"}, **options)
