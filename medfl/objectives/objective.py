@@ -167,11 +167,7 @@ class Objective(Shown):
         """What outputs say, in the form that scores take: probabilities, values, or a risk."""
 
     def judged(
-        self,
-        outputs: torch.Tensor,
-        targets: torch.Tensor,
-        metrics: Sequence[str],
-        spacing: torch.Tensor | None = None,
+        self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str], spacing: torch.Tensor | None = None
     ) -> torch.Tensor:
         """What a score needs to know of each case beside its target, (N, K); by default the `predictions`.
 

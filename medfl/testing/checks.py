@@ -139,8 +139,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
 def order_and_workers_do_not_matter(case: Case) -> None:
     """Other orders of the sites and two workers give the same bits."""
     with folders(2) as (second, third):
-        expected = bits(case.reference[0])
-        backwards = dict(reversed(make_sites().items()))
+        expected, backwards = bits(case.reference[0]), dict(reversed(make_sites().items()))
         same(expected, bits(case.run(second, sites=backwards)), "sites given in reverse order")
         same(expected, bits(case.run(third, workers=2)), "two workers")
 
@@ -288,7 +287,7 @@ def states_survive_the_disk(case: Case) -> None:
 
 @promise
 def unlike_networks_are_refused_or_work(case: Case) -> None:
-    """A method refuses unlike networks before step 0, or says that it trains them: all, or those of as many features."""
+    """A method refuses unlike networks before step 0, or trains them as it says: all, or those of as many features."""
     with folders(2) as (wide, coarse):
         try:
             result = case.run(wide, networks_by_site={"site-1": "wide"})
