@@ -8,12 +8,12 @@ process again is left out.
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import numpy as np
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.array_file import ArrayFile
-from medfl.utils.plugin_sources import load_file
+from medfl.utils.plugin_sources import PREFIX, load_file
 from medfl.utils.processes import live_with_parent
 
 
@@ -134,7 +134,7 @@ def _check_start(pool: ProcessPoolExecutor) -> None:
 
 def _pool(workers: int, load: Load, array: Path) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")  # threads of this process and forks don't go together
-    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, _plugin_files(load)), array))
+    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, _plugin_file(load)), array))
 
 
 _job: tuple[Load, ArrayFile] | None = None
@@ -142,23 +142,23 @@ _job: tuple[Load, ArrayFile] | None = None
 
 
 class _Job:
-    """How an item is read, for a worker process, where the plugin files of this one are imported first."""
+    """How an item is read, for a worker process, where the plugin file that it is from is imported first."""
 
-    def __init__(self, load: Load | None, plugins: Sequence[Path]) -> None:
-        self.load, self.plugins = load, plugins
-        for path in plugins:
-            if f"medfl_plugin_{path.stem}" not in sys.modules:
-                load_file(path, {})
+    def __init__(self, load: Load | None, plugin: Path | None) -> None:
+        self.load, self.plugin = load, plugin
+        if plugin is not None and f"{PREFIX}{plugin.stem}" not in sys.modules:
+            load_file(plugin, {})
 
     def __reduce__(self) -> Any:
-        return _Job, (None, self.plugins), {"load": self.load}  # the files come before what is in them
+        return _Job, (None, self.plugin), {"load": self.load}  # the file comes before what is in it
 
 
-def _plugin_files(load: Load) -> list[Path]:
-    """The plugin files that `load` is from; a worker need not import the others."""
-    names = pickle.dumps(load)
-    modules = [module for name, module in sys.modules.items() if name.startswith("medfl_plugin_")]
-    return [Path(module.__file__) for module in modules if module.__file__ and module.__name__.encode() in names]
+def _plugin_file(load: Load) -> Path | None:
+    """The plugin file that has the function, or the class, that reads; None if it is from an installed package."""
+    while isinstance(load, partial):
+        load = load.func
+    module = sys.modules[load.__module__]
+    return Path(module.__file__) if module.__name__.startswith(PREFIX) and module.__file__ else None
 
 
 def _start(job: _Job, array: Path) -> None:

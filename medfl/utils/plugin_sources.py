@@ -15,6 +15,9 @@ from medfl.errors import PluginError, did_you_mean
 GROUP = "medfl"
 """The entry-point group of plugins."""
 
+PREFIX = "medfl_plugin_"
+"""How the names of modules begin that plugin files become."""
+
 DISABLE = "MEDFL_DISABLE"
 """Environment variable: names of plugins to leave out, separated by commas."""
 
@@ -36,7 +39,7 @@ def installed(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPo
 
 def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
     """Import a plugin file as ``medfl_plugin_<stem>``, and note it in `files`."""
-    name = f"medfl_plugin_{path.stem}"
+    name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # the suffix is .py
     assert spec.loader is not None

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zoo_shapes
+import zoo_sites
 from flare_federation import REAL, Federation, federation, wait_for
-from loopback import UNLIKE
+from loopback import SITES, UNLIKE, digests
+from toys import snapshot
 
-from medfl.deploy.offer import Offer, bundle_hash
+from medfl.bundle.adopt import adopt
+from medfl.bundle.federation import read_federation
+from medfl.deploy.offer import Offer, bundle_hash, make_offer
 from medfl.deploy.session import read_record, resume, stop
 from medfl.errors import MedflError
+from medfl.testing.cohort import scores
 
 pytestmark = pytest.mark.flare
 
@@ -181,6 +187,44 @@ def test_a_run_that_needs_the_silent_site_ends_incomplete(running: Federation, f
     summary, wrong = end_without_the_silent_site(running, further, "ends")
     assert (summary["status"], summary["rounds"]) == ("incomplete", 0)
     assert re.search(r"ended as incomplete: 2 of 3 needed replies came.*medfl federate resume", wrong)
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "site-01": {"cache": "disk"},
+    "site-02": {"loaders": 2},
+    "site-03": {"cache": "none", "loaders": 1},
+}
+"""How each site keeps and loads the cases of an adopted bundle."""
+
+
+@pytest.mark.slow
+def test_a_segmentation_has_the_same_bits_however_it_is_carried_and_loaded(running: Federation) -> None:
+    """A stock bundle with masks: NVFlare's processes, and one machine with workers, loaders and caches of all kinds."""
+    root = running.place.root
+    adopt(zoo_shapes.tools(root / "stock"), root / "tools")
+    changes: dict[str, dict[str, Any]] = {"server": {"bundles.tools": {"folder": str(root / "tools")}}}
+    for seed, site in enumerate(SITES):
+        data = zoo_sites.pictures(root / "pictures" / site, 3 + seed, seed)
+        entry = {"folder": str(root / "tools"), "data": str(data)}
+        changes[site] = {"bundles.tools": entry, "shared_test": False} | HOW[site]
+    running.write_files(**{site.replace("-", "_"): own for site, own in changes.items()})
+    values = {"rounds": 2, "method": "fedavg", "seed": 3}
+    offer = make_offer(root / "tools", values, "tools", SITES, 300)
+    out = running.begin(offer)
+    summary, wrong = running.end(out)
+    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    between = digests(running.files["server"].state / "runs" / "tools", running.files, "tools")
+    places = {"bundle_root": str(root / "tools"), "dataset_dir": str(root / "pictures"), "device": "cpu"}
+    for number, how in enumerate(({}, {"workers": 2}, {"loaders": 2, "cache": "none"})):
+        folder = root / f"tools{number}"
+        read_federation(root / "tools", values | places | {"output_dir": str(folder)} | how).simulate()
+        here = snapshot(folder)
+        assert {name: here[name] for name in between} == between
+        assert here["rows"] == scores(out)
+    assert set(between) == {"server", *SITES}
+    assert any("dice" in row for row in scores(out))
+    assert list((root / "pictures" / "site-01" / ".medfl_cache").glob("*/*.safetensors"))
+    assert not (root / "pictures" / "site-03" / ".medfl_cache").exists()
 
 
 @pytest.mark.slow
