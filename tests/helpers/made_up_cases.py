@@ -15,6 +15,7 @@ from PIL import Image
 from medfl.bundle.adopt.bundle import AdoptedBundle
 from medfl.bundle.adopt.config import Config, base_name, read_file
 from medfl.bundle.adopt.site import AdoptedSite
+from medfl.bundle.adopt.spacing import spatial_dims
 from medfl.bundle.check.reading import walk
 
 VOLUMES, PICTURES = (".nii.gz", ".nii"), (".png", ".jpg", ".jpeg")
@@ -45,7 +46,7 @@ class Kind:
         self.objective, self.outputs = adopted["objective"], adopted["objective"]["outputs"] or 2
         image = metadata.get("network_data_format", {}).get("inputs", {}).get("image", {})
         network = self.bundle.ids["network"]
-        self.dims = self._number(f"{network}#spatial_dims") or len(image.get("spatial_shape", (0, 0, 0)))
+        self.dims = spatial_dims(self.config, str(network)) or len(image.get("spatial_shape", (0, 0, 0)))
         self.channels = self._number(f"{network}#in_channels") or image.get("num_channels", 1)
         self.transforms = list(self.config.components(self.bundle.ids["train_preprocessing"]))
         self.spacing = self._argument("Spacingd", "pixdim") or [1.0] * self.dims

@@ -11,7 +11,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,16 @@ class Trial:
 HEAD = "| bundle | adopted as | refused because | trained with | width | home |\n| --- | --- | --- | --- | --- | --- |"
 
 
-def try_bundle(bundle: Path, folder: Path, options: Mapping[str, Any] | None = None) -> Trial:
-    """Adopt a bundle, train it for two rounds of two steps with each of `METHODS`, look at what sites take home.
+def try_bundle(
+    bundle: Path, folder: Path, options: Mapping[str, Any] | None = None, methods: Sequence[str] = METHODS
+) -> Trial:
+    """Adopt a bundle, train it for two rounds of two steps with each method, look at what sites take home.
 
     Args:
         bundle: A stock bundle.
         folder: For all that is made.
         options: Of the run, over those that are derived.
+        methods: The first of which finds the size.
     """
     start = time.perf_counter()
     trial = Trial(bundle.name)
@@ -89,13 +92,13 @@ def try_bundle(bundle: Path, folder: Path, options: Mapping[str, Any] | None = N
             kind = Kind(folder / "out", trial.size)
             make_sites(kind, folder / f"D{trial.size}", COUNTS)
             derived = kind.smaller() | dict(options or {})
-            trial.methods = {"fedavg": _train(folder, trial.size, "fedavg", derived)}
-            if trial.methods["fedavg"] == "yes":
+            trial.methods = {methods[0]: _train(folder, trial.size, methods[0], derived)}
+            if trial.trained:
                 break
-        for method in METHODS[1:] if trial.trained else ():
+        for method in methods[1:] if trial.trained else ():
             trial.methods[method] = _train(folder, trial.size, method, derived)
         for site in COUNTS if trial.trained else ():
-            trial.home[site] = _home(bundle, folder / f"run{trial.size}-fedavg" / "sites" / site, derived)
+            trial.home[site] = _home(bundle, folder / f"run{trial.size}-{methods[0]}" / "sites" / site, derived)
     except (MedflError, NotDerivable) as error:
         trial.refusal = _short(error, bundle)
     trial.seconds = time.perf_counter() - start

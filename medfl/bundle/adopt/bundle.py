@@ -123,7 +123,7 @@ class AdoptedBundle:
                 parser[id_] = self._overlay[id_]
         parser["bundle_root"], parser["device"] = str(self.root), torch.device(device)
         if folder is not None:
-            slash = "/" if str(parser["dataset_dir"]).endswith("/") else ""  # it may stand before a name without one
+            slash = "/" if str(self._contents[kind]["dataset_dir"]).endswith("/") else ""  # names may rely on it
             parser["dataset_dir"] = f"{folder}{slash}"
             for id_, path in cases["list_files"].items():
                 parser[id_] = str(folder / Path(path).name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 from medfl.bundle.adopt.config import LOAD_IMAGE, Config, base_name
@@ -24,6 +25,17 @@ def has_spacing(config: Config, parts: Parts, needs: Sequence[str]) -> bool:
         return False
     transforms = config.components(parts.train_preprocessing)
     loaders = [id_ for id_, transform in transforms if base_name(str(transform["_target_"])) in LOAD_IMAGE]
-    in_space = config.value(f"{parts.network}#spatial_dims") == 3
-    volumes = in_space or any(path.lower().endswith(VOLUMES) for path in needs)
+    volumes = spatial_dims(config, parts.network) == 3 or any(path.lower().endswith(VOLUMES) for path in needs)
     return volumes and any("image" in config.keys(id_) for id_ in loaders)
+
+
+def spatial_dims(config: Config, network: str) -> int | None:
+    """Of a network's images: as its definition says, or MONAI's network of that name; None if neither does."""
+    from monai.networks import nets
+
+    if f"{network}#spatial_dims" in config:
+        value = config.value(f"{network}#spatial_dims")
+        return value if isinstance(value, int) else None
+    kind = vars(nets).get(base_name(config.target(network)))
+    default = inspect.signature(kind).parameters.get("spatial_dims") if callable(kind) else None
+    return default.default if default is not None and isinstance(default.default, int) else None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import zoo_shapes
@@ -13,7 +11,7 @@ from damage import edit
 from medfl.bundle.adopt import OVERLAY, PAGE, adopt, read_bundle
 from medfl.bundle.adopt.cases import check_folder
 from medfl.bundle.check import check_bundle
-from medfl.errors import DataError, MedflError, SettingsError
+from medfl.errors import DataError, SettingsError
 
 SHAPES = {
     zoo_shapes.spleen: ("segmentation", "one_list", ("imagesTr/*.nii.gz", "labelsTr/*.nii.gz")),
@@ -91,6 +89,76 @@ def test_a_handler_of_the_bundle_is_left_out_by_name(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["train"]["handlers"].append({"_target_": "scripts.own.Handler"}))
     entry = next(entry for entry in read_bundle(spleen).ignored if "'Handler'" in entry.what)
     assert entry.why == "nobody knows what it does in the middle of a round"
+
+
+@pytest.mark.parametrize("name", ["sampler", "drop_last", "repeats"])
+def test_what_a_loader_does_beside_batches_is_left_out_by_name(spleen, name):
+    edit(spleen, "train.json", lambda c: c["train"]["dataloader"].update({name: True}))
+    assert f"'train#dataloader#{name}'" in {entry.what for entry in read_bundle(spleen).ignored}
+
+
+# ---- where published bundles differ
+
+
+def test_engines_may_stand_at_the_top(spleen, tmp_path):
+    """As in the zoo's templates, whose trainer has the data set by its loader and no inferer."""
+    before = read_bundle(spleen)
+
+    def change(config):
+        config["trainer"], config["evaluator"] = config["train"].pop("trainer"), config["validate"].pop("evaluator")
+        config["trainer"].pop("inferer"), config["train"].pop("inferer")
+        config["train"]["handlers"][0]["validator"] = "@evaluator"
+        config["train_set"] = config["train"].pop("dataset")
+        config["train"]["dataloader"]["dataset"] = "@train_set"
+        config["run"] = ["$@trainer.run()"]
+
+    edit(spleen, "train.json", change)
+    adoption = adopt(spleen, tmp_path / "out")
+    assert (adoption.parts.trainer, adoption.parts.evaluator) == ("trainer", "evaluator")
+    assert (adoption.parts.train_dataset, adoption.parts.train_inferer) == ("train_set", None)
+    assert adoption.objective == before.objective
+    assert adoption.cases.train_list == before.cases.train_list
+    edit(spleen, "train.json", lambda c: c["trainer"].pop("optimizer"))
+    with pytest.raises(SettingsError, match=r"1 ids are missing: trainer#optimizer \(its optimiser\)"):
+        read_bundle(spleen)
+
+
+def test_monais_constants_for_keys_are_read(spleen):
+    text = (spleen / "configs" / "train.json").read_text()
+    keys = text.replace('"pred"', '"$monai.utils.CommonKeys.PRED"').replace(
+        '"label"', '"$monai.utils.CommonKeys.LABEL"'
+    )
+    before = read_bundle(spleen).objective
+    (spleen / "configs" / "train.json").write_text(keys)
+    assert read_bundle(spleen).objective == before
+
+
+def test_a_list_in_a_file_of_the_bundle_is_a_sites_own(in_body):
+    edit(in_body, "train.json", lambda c: c.update(train_json="$@bundle_root + '/label/train_samples.json'"))
+    edit(in_body, "train.json", lambda c: c.update(val_json="$@bundle_root + '/label/val_samples.json'"))
+    assert not read_bundle(in_body).cases.relative  # its paths begin at dataset_dir
+    for name in ("train", "val"):
+        edit(in_body, "train.json", lambda c, n=name: c.update({f"{n}_datalist": f"$json.load(open(@{n}_json))"}))
+    cases = read_bundle(in_body).cases
+    assert cases.relative
+    assert cases.needs == ("train_samples.json", "val_samples.json")
+    assert cases.list_files == {"train_json": "label/train_samples.json", "val_json": "label/val_samples.json"}
+
+
+def test_a_path_within_what_only_running_tells_is_needed(spleen):
+    """A table of the cases; what stands in its columns, nobody knows."""
+    text = "$list(@dataset_dir + pd.read_csv(@dataset_dir + 'train.csv').{})"
+    edit(spleen, "train.json", lambda c: c.update(images=text.format("t2"), labels=text.format("mask")))
+    assert read_bundle(spleen).cases.needs == ("train.csv",)
+
+
+@pytest.mark.parametrize(
+    "target", ["monai.data.wsi_datasets.PatchWSIDataset", "scripts.data.Dataset", "GridPatchDataset"]
+)
+def test_a_data_set_that_makes_cases_in_its_own_way_is_refused(spleen, target):
+    edit(spleen, "train.json", lambda c: c["train"]["dataset"].update(_target_=target))
+    with pytest.raises(SettingsError, match=f"'train#dataset' is a '{target}', which makes cases of its list"):
+        read_bundle(spleen)
 
 
 # ---- the objective
@@ -243,22 +311,3 @@ def test_a_folder_that_lacks_what_the_bundle_reads_is_refused(spleen, tmp_path):
     (folder / "labelsTr").mkdir()
     (folder / "labelsTr" / "a.nii.gz").touch()
     check_folder(needs, folder, "north")
-
-
-# ---- bundles of the zoo itself
-
-
-def test_each_bundle_of_a_zoo_is_adopted_or_refused_with_a_reason(tmp_path):
-    if "MEDFL_ZOO" not in os.environ:
-        pytest.skip("MEDFL_ZOO does not name a folder of MONAI bundles")
-    bundles = sorted(path.parent.parent for path in Path(os.environ["MEDFL_ZOO"]).glob("*/configs/metadata.json"))
-    assert bundles, "MEDFL_ZOO names a folder without bundles"
-    for bundle in bundles:
-        try:
-            adopt(bundle, tmp_path / bundle.name)
-        except MedflError as error:
-            print(f"{bundle.name}: refused: {error}")
-            assert not (tmp_path / bundle.name).exists()
-        else:
-            print(f"{bundle.name}: adopted")
-            assert (tmp_path / bundle.name / OVERLAY).is_file()

@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 
+import nibabel
+import numpy
 import pytest
 import torch
 import zoo_shapes
@@ -27,8 +29,12 @@ from medfl.bundle.federation import read_federation
 from medfl.deploy.offer import make_offer
 from medfl.deploy.site_file import read_site_file
 from medfl.errors import DataError, SettingsError, StoreError
+from medfl.metrics.segmentation import hausdorff95
 from medfl.plugins import load_plugins
 from medfl.runs.simulation import simulate
+from medfl.settings import Execution, Settings, read_settings
+from medfl.training.precision import autocast
+from medfl.training.predict import predict
 from medfl.utils.wire import digest
 
 WEIGHTS = {zoo_shapes.brain_tumours: "best.pt"}
@@ -235,8 +241,74 @@ def test_the_schedule_takes_a_step_a_round(tmp_path):
         for task in (scheduled, constant)
     ]
     assert rates == pytest.approx([0.00005, 0.0001])
-    with pytest.raises(SettingsError, match="unknown schedule 'restart'"):
-        read(tmp_path, schedule="restart")
+    with pytest.raises(SettingsError, match="Did you mean 'restart'"):
+        read(tmp_path, schedule="restarts")
+
+
+def test_a_schedule_restarts_in_each_round(tmp_path, monkeypatch):
+    """Three epochs of two batches in each of two rounds: lr (1 + cos(pi t / 300)) / 2 with t = 0, 1, 2.
+
+    With a number of steps an epoch is as many batches as before.
+    """
+    rates = []
+    step = torch.optim.Adam.step
+
+    def noted(self, closure=None):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noted)
+    adopted(zoo_shapes.brain_tumours, tmp_path, 2)
+    shutil.copytree(tmp_path / "D" / "north", tmp_path / "D1" / "north")
+    (tmp_path / "D").rename(tmp_path / "both")
+    (tmp_path / "D1").rename(tmp_path / "D")
+    epochs = [0.0001 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * t / 300)).item()) for t in range(3)]
+    options = {"schedule": "restart", "settings#batch_size": 1}
+    federate(tmp_path, epochs=3, **options)
+    assert rates == pytest.approx(2 * [epochs[0], epochs[0], epochs[1], epochs[1], epochs[2], epochs[2]], rel=1e-6)
+    rates.clear()
+    federate(tmp_path, "steps", rounds=1, steps=3, **options)
+    assert rates == pytest.approx([epochs[0], epochs[0], epochs[1]], rel=1e-6)
+
+
+def test_mixed_precision_is_the_bundles_on_a_gpu_and_monais_float32_on_a_cpu(tmp_path):
+    """As MONAI's trainer, whose autocast is that of CUDA; another precision may be given."""
+    adopt(zoo_shapes.brain_tumours(tmp_path / "stock"), tmp_path / "out")
+    run = read(tmp_path)
+    assert run.settings["precision"] == "amp"
+    settings = read_settings(Settings, {"rounds": 1, "precision": "amp"}, "the run")
+    with autocast(settings, "cpu"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert autocast(settings, "cuda:0")._enabled or not torch.cuda.is_available()
+    assert read(tmp_path, precision="bf16").settings["precision"] == "bf16"
+    edit(tmp_path / "stock", "train.json", lambda c: c["train"]["trainer"].update(amp=False))
+    adopt(tmp_path / "stock", tmp_path / "plain")
+    assert "precision" not in json.loads((tmp_path / "plain" / "configs" / "federate.json").read_text())["settings"]
+
+
+def test_distances_are_in_the_millimetres_of_each_case(tmp_path):
+    """A bundle that leaves volumes on their grids: the distance of a case is in its own voxels' millimetres."""
+    adopted(zoo_shapes.brain_tumours, tmp_path, 2)
+    for path in (tmp_path / "D" / "north").glob("p2_*.nii.gz"):  # its validation case
+        volume = nibabel.load(path)
+        nibabel.save(nibabel.Nifti1Image(volume.get_fdata().astype("float32"), numpy.diag([1, 2, 3, 1])), path)
+    run = read(tmp_path, rounds=1)
+    objective = run.task.objective
+    assert objective.spacing == "of each case"
+    data = run.source.site(tmp_path / "D" / "north", Execution()).val
+    with torch.no_grad():
+        torch.manual_seed(0)
+        network = run.task.build("network")
+        settings = read_settings(Settings, {"rounds": 1}, "the run")
+        judged, _ = predict(network, data, objective, ["hd95"], settings, inferer=run.task.inferer)
+        images, masks = data.batch(torch.tensor([0]))
+        ours, theirs = objective.masks(run.task.inferer(images, network.eval())), objective.references(masks)
+    column = objective.columns(()).index("hd95_0")
+    assert judged[0, column : column + 3].tolist() == pytest.approx(
+        hausdorff95(ours[0], theirs[0], (1, 2, 3)).tolist(), nan_ok=True
+    )
+    assert not judged[0, column].isnan()
+    assert objective.judged(torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 3, 2, 2, 2), ["hd95"])[0, column].isnan()
 
 
 def test_a_method_that_needs_more_than_the_task_has_is_refused(tools):

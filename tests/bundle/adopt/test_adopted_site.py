@@ -15,7 +15,7 @@ from damage import edit, put
 from monai.bundle import ConfigParser
 from monai.inferers import SimpleInferer, SlidingWindowInferer
 from monai.utils import set_determinism
-from zoo_sites import pictures, volumes
+from zoo_sites import frames, pictures, volumes
 
 from medfl.bundle.adopt import OVERLAY, adopt
 from medfl.bundle.adopt.bundle import AdoptedBundle
@@ -148,6 +148,27 @@ def test_a_site_has_a_list_of_its_own_in_place_of_the_bundles(tmp_path):
     train, validation, _ = site.lists()
     assert (len(train), len(validation)) == (1, 2)
     assert [str(name) for name in train[0]["image"]] == [str(tmp_path / "north" / f"a_{n}.nii.gz") for n in (0, 1)]
+
+
+def test_paths_of_a_list_that_stands_in_a_site_begin_at_its_folder(tmp_path, in_body):
+    for name in ("train", "val"):
+        change = {f"{name}_json": f"$@bundle_root + '/{name}_samples.json'"}
+        change |= {f"{name}_datalist": f"$json.load(open(@{name}_json))"}
+        edit(in_body, "train.json", lambda c, change=change: c.update(change))
+    adopt(in_body, tmp_path / "out")
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), frames(tmp_path / "north", 2), "north")
+    train, validation, _ = site.lists()
+    assert [row["image"] for row in train] == [str(tmp_path / "north" / f"train{k}.png") for k in (0, 1)]
+    assert [row["label"] for row in validation] == [0, 1]
+
+
+def test_a_folder_keeps_the_slash_that_the_bundles_has(spleen, tmp_path):
+    change = {"dataset_dir": "/data/", "images": "$sorted(glob.glob(@dataset_dir + 'imagesTr/*.nii.gz'))"}
+    edit(spleen, "train.json", lambda c: c.update(change))
+    adopt(spleen, tmp_path / "out")
+    bundle = AdoptedBundle(tmp_path / "out", {"dataset_dir": "/elsewhere"})
+    train, *_ = AdoptedSite(bundle, volumes(tmp_path / "north", 2), "north").lists()
+    assert [row["image"] for row in train] == [str(tmp_path / "north" / "imagesTr" / f"c{k}.nii.gz") for k in (0, 1)]
 
 
 def test_text_of_a_sites_list_is_never_evaluated(tmp_path, in_body):
