@@ -287,7 +287,7 @@ def states_survive_the_disk(case: Case) -> None:
 
 @promise
 def unlike_networks_are_refused_or_work(case: Case) -> None:
-    """A method refuses unlike networks before step 0, or says that it trains them: all, or those of as many features."""
+    """A method refuses unlike networks before step 0, or says that it trains them, if they give as many features."""
     with folders(2) as (wide, coarse):
         try:
             result = case.run(wide, networks_by_site={"site-1": "wide"})
