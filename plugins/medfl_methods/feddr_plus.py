@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Need, Server, Site
@@ -16,9 +18,9 @@ from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
 from medfl.methods.trainings import Training
 from medfl.networks.parts import body_and_head, features_and_logits, head_names, single_linear
+from medfl.task import Task
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
-from medfl.utils.rng import make_generator
 from medfl_methods.fedavg import FedAvg
 
 
@@ -62,6 +64,10 @@ class FedDrPlus(FedAvg):
         """Weight of the second term."""
         return 1 - self.beta if self.fd_weight is None else self.fd_weight
 
+    def task_of(self, task: Task) -> Task:
+        """The task with the head that stays."""
+        return task.with_network(task.network, partial(under_simplex, task.networks[task.network]))
+
     def setup(self, server: Server) -> None:
         """The initial body under the head that stays.
 
@@ -69,13 +75,11 @@ class FedDrPlus(FedAvg):
             SettingsError: If the head is not one linear layer, there are too many classes, or classes have weights.
         """
         super().setup(server)
-        task, settings = server.task, server.settings
-        head, path = single_linear(task.build(), task.network, "FedDr+ sets the rows of a linear head")
-        if self.ce_mode == "dr" and settings.balance == "loss":
+        task = server.task
+        head = single_linear(task.build(), task.network, "FedDr+ sets the rows of a linear head")[0]
+        check_room(*head.weight.shape)
+        if self.ce_mode == "dr" and server.settings.balance == "loss":
             raise SettingsError("The loss of FedDr+ has no weights of classes: set balance to 'sampling' or 'none'.")
-        classes, features = head.weight.shape
-        rows = simplex(classes, features, make_generator(settings.seed, "initial", "simplex"))
-        server.state.tensors |= {f"{path}weight": rows, f"{path}bias": torch.zeros(classes)}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """The body's; the head stays, whatever noise is on it."""
@@ -107,16 +111,19 @@ class FedDrPlus(FedAvg):
         return self.beta * first + self.distilled * feature_distillation(features.float(), received, self.fd)
 
 
-def simplex(classes: int, features: int, generator: torch.Generator) -> torch.Tensor:
-    """A simplex equiangular tight frame: V with V V^T = C / (C - 1) (I - 1 1^T / C), in a random position.
+def under_simplex(build: Callable[[], nn.Module]) -> nn.Module:
+    """A network whose head, if it is one linear layer with enough features, is a `simplex` without bias."""
+    model = build()
+    head = getattr(model, "head", None)
+    if isinstance(head, nn.Linear) and head.bias is not None and 2 <= head.out_features <= head.in_features + 1:
+        with torch.no_grad():
+            head.weight.copy_(simplex(*head.weight.shape))
+            head.bias.zero_()
+    return model
 
-    Args:
-        classes: C, >= 2.
-        features: d, >= C - 1.
-        generator: Draws the position.
 
-    Returns:
-        (classes, features), float32; rows of length 1 that sum to 0.
+def check_room(classes: int, features: int) -> None:
+    """Refuse more classes than there are directions at equal angles.
 
     Raises:
         SettingsError: If there are too few features.
@@ -126,9 +133,25 @@ def simplex(classes: int, features: int, generator: torch.Generator) -> torch.Te
             f"{classes} directions at equal angles need at least {classes - 1} features, got {features}. Choose a "
             "network with a wider body."
         )
+
+
+def simplex(classes: int, features: int) -> torch.Tensor:
+    """A simplex equiangular tight frame: V with V V^T = C / (C - 1) (I - 1 1^T / C), in a random position.
+
+    Args:
+        classes: C, >= 2.
+        features: d, >= C - 1.
+
+    Returns:
+        (classes, features), float32; rows of length 1 that sum to 0. The position is drawn from torch's generator.
+
+    Raises:
+        SettingsError: If there are too few features.
+    """
+    check_room(classes, features)
     centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
     corners = torch.linalg.eigh(centred).eigenvectors[:, 1:]  # of eigenvalue 1
-    place = torch.randn(features, classes - 1, generator=generator, dtype=torch.float64)
+    place = torch.randn(features, classes - 1, dtype=torch.float64)
     axes = torch.linalg.qr(place).Q
     return (math.sqrt(classes / (classes - 1)) * corners @ axes.T).float()
 
