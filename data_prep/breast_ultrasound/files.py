@@ -4,7 +4,7 @@
 
     metadata.csv                  image,site,patient,pathology,birads,device,...,split
     images/bus_0001-l.jpg         grey, 8 bits; the table has the name without its ending
-    masks/bus_0001-l.png          0 outside of the lesions; empty where there is none
+    masks/bus_0001-l.png          0 outside of the lesions; empty where there is none; or a DICOM-SEG, .dcm
 
 ``pathology`` is ``benign``, ``malignant`` or ``normal``; ``split`` is ``train``, ``valid`` or ``test``, by patient.
 Messages number rows as a spreadsheet shows them (`medfl.data.table`) and name no image and no patient.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from medfl.data.readers.pictures import FORMATS, read_picture
 from medfl.data.readers.rgb import MIN_EDGE, resize
+from medfl.data.readers.segmentations import MASK_SUFFIXES, read_mask
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
 from medfl.ingest.labels import SPLIT_WORDS
@@ -100,7 +102,7 @@ def read_release(source: Path) -> Release:
     for patient, split in zip(patients, splits, strict=True):
         sides[patient].add(split)
     _refuse(table, [len(sides[patient]) > 1 for patient in patients], "all images of a patient in one split")
-    images, masks = _files(source / IMAGES, table), _files(source / MASKS, table)
+    images, masks = _files(source / IMAGES, table, FORMATS), _files(source / MASKS, table, MASK_SUFFIXES)
     return Release(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
 
 
@@ -113,11 +115,11 @@ def _refuse(table: Table, wrong: list[bool], expected: str) -> None:
         )
 
 
-def _files(folder: Path, table: Table) -> dict[str, Path]:
+def _files(folder: Path, table: Table, endings: Collection[str]) -> dict[str, Path]:
     """Name without ending to the one file of that name."""
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.suffix.lower() in FORMATS and not path.name.startswith("."):
+        if path.suffix.lower() in endings and not path.name.startswith("."):
             named[path.stem].append(path)
     several = [len(named.get(name, ())) > 1 for name in table.column("image")]
     _refuse(table, several, f"one file in {folder.name}/ for each row")
@@ -141,4 +143,4 @@ def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
     if pixels.dtype != np.uint8 or min(pixels.shape[:2]) < MIN_EDGE:
         raise DataError(f"expected a grey image of 8 bits with {MIN_EDGE} pixels or more along each edge, got another")
     grey = pixels if pixels.ndim == 2 else np.round(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
-    return LoadedItem(resize(grey, size)) if part.mask is None else masked_picture(grey, read_picture(part.mask), size)
+    return LoadedItem(resize(grey, size)) if part.mask is None else masked_picture(grey, read_mask(part.mask), size)

@@ -25,6 +25,7 @@ import numpy as np
 
 from medfl.data.readers.pictures import read_picture
 from medfl.data.readers.rgb import read_rgb, resize
+from medfl.data.readers.segmentations import SUFFIX, read_mask
 from medfl.errors import DataError
 from medfl.ingest.masks import masked_picture
 from medfl.ingest.workers import LoadedItem
@@ -141,7 +142,7 @@ def read_masked(part: Part, size: tuple[int, int]) -> LoadedItem:
         DataError: If a file can't be read, or image and mask do not fit.
     """
     assert part.mask is not None  # chosen so
-    return masked_picture(read_rgb(part.path), read_picture(part.mask), size)
+    return masked_picture(read_rgb(part.path), read_mask(part.mask), size)
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
@@ -152,7 +153,7 @@ def find_masks(folder: Path) -> dict[str, Path]:
     """
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.rglob(f"*{MASK}.*")):
-        if path.suffix.lower() in _IMAGE_ENDINGS and not path.name.startswith("."):
+        if path.suffix.lower() in (*_IMAGE_ENDINGS, SUFFIX) and not path.name.startswith("."):
             named[path.stem.removesuffix(MASK)].append(path)
     if not named:
         raise DataError(

@@ -92,15 +92,7 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
     """
     import pydicom
 
-    try:
-        with path.open("rb") as file:
-            head = file.read(1024)
-            if not is_dicom(head[:132]):
-                raise DataError("the file is no DICOM file, or is cut short in its header. Export it again.")
-            if DEFLATED.encode() in head:
-                _check_inflated(file, 132 if head[128:132] == b"DICM" else 0)
-    except OSError as error:
-        raise cannot_open(error) from None
+    check_start(path)
     with decoding():
         dataset = pydicom.dcmread(path, stop_before_pixels=not pixels, force=True)
         empty = "Rows" not in dataset or (pixels and "PixelData" not in dataset)
@@ -118,6 +110,23 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
     if pixels:
         _check_length(dataset)
     return dataset
+
+
+def check_start(path: Path) -> None:
+    """Refuse a file that does not begin as DICOM does, or would fill the memory when it is opened.
+
+    Raises:
+        DataError: If it is so, or can't be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(1024)
+            if not is_dicom(head[:132]):
+                raise DataError("the file is no DICOM file, or is cut short in its header. Export it again.")
+            if DEFLATED.encode() in head:
+                _check_inflated(file, 132 if head[128:132] == b"DICM" else 0)
+    except OSError as error:
+        raise cannot_open(error) from None
 
 
 def _check_inflated(file: BinaryIO, start: int) -> None:

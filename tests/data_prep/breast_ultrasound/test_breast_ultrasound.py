@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from prepare_specs import prepare_spec
+from segmentation_maker import segmentation, source_image
 
 from medfl.data.datalists import SPLITS, Datalist
 from medfl.data.sites import load_sites
@@ -134,6 +135,22 @@ def test_a_wrong_mask_is_refused_or_left_out(
     assert "secret" not in str(error.value)
     datalist = prepare(release, tmp_path / "pool", require_complete=False)
     assert sum(len(datalist.splits[split]) for split in SPLITS) == len(np.load(tmp_path / "pool" / "masks.npy")) == 23
+
+
+def test_masks_may_be_dicom_segmentations(made: Path, release: Path, tmp_path: Path) -> None:
+    pytest.importorskip("highdicom", reason="highdicom is not installed (pip install 'medfl[highdicom]')")
+    for row in range(5):
+        path = mask_of(release, row)
+        mask = np.asarray(Image.open(path)).astype(np.uint8)
+        image = source_image(tmp_path / "image.dcm", np.zeros_like(mask))
+        segmentation(path.with_suffix(".dcm"), mask[np.newaxis, ..., np.newaxis], [image])
+        path.unlink()
+    prepare(made, tmp_path / "pictures")
+    prepare(release, tmp_path / "segmentations")
+    for name in ("datalist.json", "images.npy", "masks.npy"):
+        content = (tmp_path / "segmentations" / name).read_bytes()
+        assert content == (tmp_path / "pictures" / name).read_bytes()
+        assert b"secret" not in content.lower()
 
 
 def test_two_masks_for_an_image_are_refused(release: Path, tmp_path: Path) -> None:
