@@ -21,6 +21,7 @@ LONG = (
     "test_benchmarks.py",
     "test_docs.py",
     "test_methods.py",
+    "test_promises.py",
     "test_readme.py",
     "test_remote_faults.py",
     "test_site_bundles.py",

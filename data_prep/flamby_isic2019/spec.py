@@ -93,7 +93,7 @@ class Release:
 
 
 class FlambyISIC2019(ImageSpec):
-    """FLamby's Fed-ISIC2019: skin lesions of eight classes, six centres, as its scripts leave them. Nothing is downloaded.
+    """FLamby's Fed-ISIC2019: skin lesions of eight classes, six centres, as scripts leave them. Nothing is downloaded.
 
     The test images are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
     --test official --global-test none.

@@ -7,7 +7,6 @@ process again is left out.
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
 from medfl.ingest.array_file import ArrayFile
 from medfl.utils.plugin_sources import PREFIX, load_file
-from medfl.utils.processes import live_with_parent
+from medfl.utils.processes import fresh_context, live_with_parent
 
 
 class LoadedItem(NamedTuple):
@@ -133,8 +132,9 @@ def _check_start(pool: ProcessPoolExecutor) -> None:
 
 
 def _pool(workers: int, load: Load, array: Path) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")  # threads of this process and forks don't go together
-    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, _plugin_file(load)), array))
+    plugin = _plugin_file(load)
+    context = fresh_context([__name__] if plugin else _modules_of(load))  # only workers import a plugin file
+    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(_Job(load, plugin), array))
 
 
 _job: tuple[Load, ArrayFile] | None = None
@@ -155,10 +155,17 @@ class _Job:
 
 def _plugin_file(load: Load) -> Path | None:
     """The plugin file that has the function, or the class, that reads; None if it is from an installed package."""
-    while isinstance(load, partial):
-        load = load.func
-    module = sys.modules[load.__module__]
+    module = sys.modules[_modules_of(load)[0]]
     return Path(module.__file__) if module.__name__.startswith(PREFIX) and module.__file__ else None
+
+
+def _modules_of(load: Load) -> list[str]:
+    """The module that has the function, or the class, that reads; and those of what is handed to it beforehand."""
+    values: list[Any] = []
+    while isinstance(load, partial):
+        values += [*load.args, *load.keywords.values()]
+        load = load.func
+    return [load.__module__, *(type(value).__module__ for value in values)]
 
 
 def _start(job: _Job, array: Path) -> None:

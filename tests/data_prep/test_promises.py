@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from medfl.plugins import load_plugins
 from medfl.testing.datasets import check_dataset
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_have_monai() -> None:
+    """The process that workers are forked from imports it once, for all data sets; otherwise the first one decides."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_forkserver_preload(["medfl.data.transforms.frame"])
+        forkserver.ensure_running()
+
 
 NAMES = sorted(record.name for record in load_plugins().datasets.values() if record.phantom)
 

@@ -25,7 +25,7 @@ from medfl.data.transforms.loading import Loading, Visit
 from medfl.data.transforms.packing import Packed
 from medfl.errors import DataError, SettingsError
 from medfl.types import Loaded, Tensors
-from medfl.utils.processes import live_with_parent
+from medfl.utils.processes import fresh_context, live_with_parent
 
 AHEAD = 2
 """Batches for each loader that are handed out before the first of them is used."""
@@ -36,13 +36,9 @@ Flat = dict[str, tuple[np.ndarray, torch.dtype, tuple[int, ...]]]
 
 def loader_context() -> BaseContext:
     """How loaders are started: not by a fork where a GPU is in use, as CUDA works in no fork."""
-    methods = multiprocessing.get_all_start_methods()
-    if "fork" in methods and not torch.cuda.is_initialized():
+    if "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized():
         return multiprocessing.get_context("fork")
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:
-        context.set_forkserver_preload([__name__])
-    return context
+    return fresh_context([__name__])
 
 
 def check_can_be_sent(loading: Loading, context: BaseContext) -> None:
