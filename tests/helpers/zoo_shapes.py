@@ -263,6 +263,19 @@ def spleen(root: Path) -> Path:
         "initialize": ["$import torch.distributed as dist", "$dist.init_process_group(backend='nccl')"],
     }
     evaluate = {
+        "validate#postprocessing": compose(
+            step("Activationsd", "pred", softmax=True),
+            step(
+                "Invertd",
+                ("pred", "label"),
+                transform="@validate#preprocessing",
+                orig_keys="image",
+                nearest_interp=[False, True],
+                to_tensor=True,
+            ),
+            step("AsDiscreted", ("pred", "label"), argmax=[True, False], to_onehot=2),
+            step("SaveImaged", "pred", output_dir="$@bundle_root + '/eval'", resample=False),
+        ),
         "validate#handlers": [
             {
                 "_target_": "CheckpointLoader",

@@ -94,7 +94,7 @@ def _recognised(
             f"it has ids of its own that a federation needs: {', '.join(sorted(taken))}. Rename them, and what refers "
             "to them."
         )
-    ignored = read_ignored(config, parts, others)
+    ignored = read_ignored(config, evaluate, parts, others)
     batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
     return Adoption(
         root,

@@ -68,6 +68,10 @@ LOADER = {
 }
 """Arguments of the training loader that are left out."""
 
+SAVERS = ("SaveImaged", "SaveImageD", "SaveImageDict")
+SAVERS += ("SaveClassificationd", "SaveClassificationD", "SaveClassificationDict")
+"""MONAI's transforms that write images and tables of patients."""
+
 SEVERAL_GPUS = ("DistributedDataParallel", "DistributedSampler", "init_process_group", "torch.distributed")
 
 
@@ -86,11 +90,12 @@ class Ignored:
     instead: str
 
 
-def read_ignored(config: Config, parts: Parts, others: Mapping[str, Any]) -> list[Ignored]:
+def read_ignored(config: Config, evaluate: Config, parts: Parts, others: Mapping[str, Any]) -> list[Ignored]:
     """What a federation leaves out of a bundle.
 
     Args:
         config: The training configuration.
+        evaluate: The same with ``evaluate`` laid over it.
         parts: Its parts.
         others: File name to content of the bundle's further configurations.
     """
@@ -98,6 +103,7 @@ def read_ignored(config: Config, parts: Parts, others: Mapping[str, Any]) -> lis
         *_handlers(config, parts),
         *_trainer(config, parts),
         *_loader(config, parts),
+        *_savers(evaluate, parts),
         *_sequences(config),
         *_launchers(others),
     ]
@@ -121,6 +127,13 @@ def _loader(config: Config, parts: Parts) -> Iterator[Ignored]:
     for name, reasons in LOADER.items() if loader else ():
         if loader and config.child(loader, name) is not None:
             yield Ignored(f"'{loader}#{name}'", *reasons)
+
+
+def _savers(evaluate: Config, parts: Parts) -> Iterator[Ignored]:
+    for id_, transform in evaluate.components(parts.val_postprocessing) if parts.val_postprocessing else ():
+        if base_name(str(transform["_target_"])) in SAVERS:
+            what = f"the transform '{base_name(str(transform['_target_']))}' ({id_})"
+            yield Ignored(what, "it writes images or rows of patients", "the bundle that the site takes home")
 
 
 def _sequences(config: Config) -> Iterator[Ignored]:

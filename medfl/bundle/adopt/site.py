@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from monai.bundle import ConfigParser
 from monai.data import Dataset
-from monai.transforms import Compose
+from monai.transforms import Compose, SaveClassificationd, SaveImaged
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
@@ -23,6 +23,12 @@ from medfl.utils.rng import pinned
 
 Row = Mapping[str, Any]
 """One case as a bundle lists it: key to file, files, or value."""
+
+
+def _without_savers(chain: Compose) -> Compose:
+    """A chain of transforms without those that write images and tables of patients."""
+    kept = [each for each in chain.flatten().transforms if not isinstance(each, SaveImaged | SaveClassificationd)]
+    return Compose(kept)
 
 
 class Lists(NamedTuple):
@@ -92,7 +98,7 @@ class AdoptedSite:
     def score(
         self, network: nn.Module, rows: Sequence[Row], device: str = "cpu", kind: str = TRAIN
     ) -> dict[str, float]:
-        """Score a network by the bundle's own evaluator, without its handlers, which write.
+        """Score a network by the bundle's own evaluator, without its handlers and transforms that write.
 
         Args:
             network: On `device`.
@@ -116,9 +122,14 @@ class AdoptedSite:
         parser[ids["val_dataset"]] = Dataset(list(rows), transform)
         parser[f"{ids['evaluator']}#network"] = network
         parser[f"{ids['evaluator']}#val_handlers"] = None
+        if ids["val_preprocessing"] is not None:  # what the postprocessing inverts is this very chain
+            parser[ids["val_preprocessing"]] = transform
         if f"{ids['val_dataloader']}#num_workers" in parser:
             parser[f"{ids['val_dataloader']}#num_workers"] = 0
         with pinned("score", self.site):
+            postprocessing = self.bundle.build(parser, ids["val_postprocessing"])
+            if isinstance(postprocessing, Compose):
+                parser[f"{ids['evaluator']}#postprocessing"] = _without_savers(postprocessing)
             evaluator = self.bundle.build(parser, ids["evaluator"])
             with self.bundle.importable():
                 evaluator.run()

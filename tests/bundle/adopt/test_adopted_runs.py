@@ -17,6 +17,7 @@ from damage import edit
 from fault_harness import Child
 from loopback import BUNDLE, Loopback, write_site_file
 from monai.bundle import ConfigParser
+from monai.metrics import compute_dice
 from zoo_sites import SITES, make_sites
 
 from medfl.attacks.open_run import open_run
@@ -151,6 +152,30 @@ def test_what_evaluate_scores_is_the_test(tmp_path):
     assert own[1, "north", "global", "test"] == printed
     taken = torch.load(tmp_path / "run" / "sites" / "north" / "models" / "best.pt", weights_only=True)
     assert digest(taken) == digest(weights)
+
+
+def test_what_evaluate_inverts_is_scored_on_the_images_grid_and_nothing_is_saved(tmp_path):
+    """As in published bundles: the softmax goes back to the image's own grid before the Dice is taken."""
+    adopted(zoo_shapes.spleen, tmp_path)
+    folder = tmp_path / "D" / "north"
+    site = AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
+    torch.manual_seed(0)
+    network = site.bundle.parts().network().eval()
+    (row,) = site.lists().train[:1]
+    scores = site.score(network, [row], kind="evaluate")
+    case = site.preprocessing("evaluate")(dict(row))
+    with torch.no_grad():
+        case["pred"] = site.bundle.parts().val_inferer(case["image"][None], network)[0]
+    parser = site.bundle.parser(folder, kind="evaluate")
+    parser["validate#preprocessing"] = site.preprocessing("evaluate")
+    parser["validate#postprocessing#transforms#3#_disabled_"] = True
+    after = site.bundle.build(parser, "validate#postprocessing")(case)
+    assert after["pred"].shape[1:] == nibabel.load(row["image"]).shape
+    expected = compute_dice(after["pred"][None], after["label"][None], include_background=False)
+    assert scores["val_mean_dice"] == pytest.approx(expected.item())
+    assert not (tmp_path / "out" / "eval").exists()
+    left_out = json.loads((tmp_path / "out" / "configs" / "federate.json").read_text())["adopted"]["ignored"]
+    assert "the transform 'SaveImaged' (validate#postprocessing#transforms#3)" in left_out
 
 
 def test_neither_workers_nor_loaders_nor_caches_change_a_bit(tools):
