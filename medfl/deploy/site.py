@@ -275,8 +275,9 @@ class SiteRun:
             stock = built.source.weights
             home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective, stock=stock)
             model = export_site(self.folder / "bundle", home, self.name, models, method)
-            says = (predictor_of(method, self.task, model), data.test, self.task, self.settings, data.test_facts)
-            write_predictions(self.folder / "bundle", *says)
+            predictor = predictor_of(method, self.task, model)
+            splits = Splits(data.train, data.val, data.test)
+            write_predictions(self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         account = self.host.account
         return {}, {"privacy": None if account is None else account.facts()}

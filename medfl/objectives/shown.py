@@ -10,6 +10,9 @@ import torch
 
 from medfl.errors import ContractError
 
+GROUP = "group"
+"""The column of `Shown.groups` in a file of predictions."""
+
 
 class Shown(ABC):
     """How the cases of an objective stand in a file of predictions, and what a report makes of them."""
@@ -22,6 +25,9 @@ class Shown(ABC):
 
     figures: ClassVar[tuple[str, ...]] = ()
     """What a report draws from predictions: sections look for their own word."""
+
+    has_groups: ClassVar[bool] = False
+    """Whether cases are shown in groups, by what their model says of other cases (`groups`)."""
 
     @abstractmethod
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
@@ -44,6 +50,18 @@ class Shown(ABC):
             judged: (N, K), from `Objective.judged`.
         """
         return not bool(torch.isnan(judged).any())
+
+    def groups(self, judged: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
+        """The group of each case.
+
+        Args:
+            judged: (N, K), from `Objective.judged`.
+            others: (M, K), the same of other cases under the same model, M >= 1.
+
+        Raises:
+            ContractError: If there are no groups (`has_groups`).
+        """
+        raise ContractError(f"Expected an objective with groups, got '{self.name}'.")
 
     def masks(self, outputs: torch.Tensor) -> torch.Tensor:
         """What outputs take each voxel for: (N, L, *spatial), bool.

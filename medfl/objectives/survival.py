@@ -17,6 +17,9 @@ from medfl.objectives.rows import check_rows, in_rows
 
 SCORES = {"c_index": concordance}
 
+HIGHER, LOWER = "higher", "lower"
+"""Groups of risk."""
+
 
 @dataclass(frozen=True)
 class Survival(Objective):
@@ -32,6 +35,7 @@ class Survival(Objective):
     headline: ClassVar[tuple[str, ...]] = metrics
     figures: ClassVar[tuple[str, ...]] = ("kaplan_meier",)
     target_type: ClassVar[torch.dtype] = torch.float32
+    has_groups: ClassVar[bool] = True
     per_case_loss: ClassVar[bool] = False
     smallest_batch: ClassVar[int] = 2
 
@@ -86,3 +90,7 @@ class Survival(Objective):
     def target_columns(self) -> tuple[str, ...]:
         """time, event."""
         return ("time", "event")
+
+    def groups(self, judged: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
+        """Whether the risk is above the median risk of the others; of an even number the lower of the two medians."""
+        return tuple(HIGHER if above else LOWER for above in (judged[:, 0] > others[:, 0].median()).tolist())

@@ -13,6 +13,7 @@ from medfl.data.pooled import joined
 from medfl.data.sites import PATIENT
 from medfl.errors import StoreError
 from medfl.objectives import Objective
+from medfl.objectives.shown import GROUP
 from medfl.report.statistics import Interval, Score, bootstrap, paired_bootstrap
 from medfl.runs.records import PREDICTIONS, RunRecord
 from medfl.types import FACTS
@@ -31,6 +32,7 @@ class Tested:
         sex: Of the person of each image, as the data list has it, "" where it is not known; empty where none is.
         centre: Where each image was taken; the same.
         patients: (N,), int64: numbers that images of one patient share; None if each image counts as a patient.
+        groups: Of each image (`Objective.groups`); empty where there are none.
     """
 
     rows: torch.Tensor
@@ -40,6 +42,7 @@ class Tested:
     sex: tuple[str, ...] = ()
     centre: tuple[str, ...] = ()
     patients: torch.Tensor | None = None
+    groups: tuple[str, ...] = ()
 
     def same_images(self, other: Tested) -> bool:
         """Whether both are about the same images with the same targets, and models of the same kind."""
@@ -119,7 +122,7 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
 def _tested(table: pd.DataFrame, objective: Objective) -> Tested:
     kept, judged = list(objective.kept_columns), list(objective.columns(()))
     names = ["row", *kept, *judged]
-    if [name for name in table.columns if name not in (*FACTS, PATIENT)] != names:
+    if [name for name in table.columns if name not in (*FACTS, PATIENT, GROUP)] != names:
         raise ValueError(f"expected the columns {', '.join(names)}, got {len(table.columns)} others")
     sex, centre = (tuple(table[name].fillna("")) if name in table else () for name in FACTS)
     return Tested(
@@ -130,6 +133,7 @@ def _tested(table: pd.DataFrame, objective: Objective) -> Tested:
         sex,
         centre,
         patients=_integers(table, PATIENT) if PATIENT in table else None,
+        groups=tuple(table[GROUP]) if GROUP in table else (),
     )
 
 

@@ -16,8 +16,10 @@ from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.core.evaluation import predictor_of
+from medfl.core.site import Splits
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
+from medfl.objectives.shown import GROUP
 from medfl.runs.home import Facts, Home, describe, named
 from medfl.runs.records import PREDICTIONS
 from medfl.runs.simulation import Result, Run
@@ -25,7 +27,7 @@ from medfl.runs.worst_cases import keep_worst
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset, Meta
+from medfl.types import Dataset, Meta, Visited
 from medfl.utils.files import write_atomic
 
 README = Path("docs", "README.md")
@@ -64,8 +66,7 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
             model = export_site(target, home, site, models, method)
             predictor = predictor_of(method, run.task, model)
-            test, pictures = run.sites[site].test, run.execution.pictures
-            write_predictions(target, predictor, test, run.task, run.settings, facts, pictures)
+            write_predictions(target, predictor, run.sites[site], run.task, run.settings, facts, run.execution.pictures)
             written.append(target)
     return written + export_global(run.folder, home, result.outcome.models, method)
 
@@ -96,7 +97,7 @@ def export_site(target: Path, home: Home, site: str, models: Mapping[str, Model]
 def write_predictions(
     target: Path,
     predictor: nn.Module,
-    test: Dataset,
+    data: Splits,
     task: Task,
     settings: Settings,
     facts: Facts,
@@ -107,19 +108,29 @@ def write_predictions(
     Args:
         target: The bundle's folder.
         predictor: Of the model.
-        test: The site's test images.
+        data: The site's; its test images are what is said something of. Where the objective has groups
+            (`Objective.groups`), they come from what the model says of the validation images, or where there are none
+            of the training images, unless these change at each visit.
         task: The learning problem.
         settings: The run's.
         facts: What is known of each of the images.
         pictures: Whether pictures of the worst cases are to be beside it (`medfl.runs.worst_cases`).
     """
-    if len(test):
-        metrics = (*task.metrics, *task.objective.headline)
-        judged, targets = predict(predictor, test, task.objective, metrics, settings, task.device, task.inferer)
-        patients = patients_of(test)
-        known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
-        write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
-        keep_worst(target, predictor, test, task, settings, judged, pictures)
+    if not len(data.test):
+        return
+    metrics = (*task.metrics, *task.objective.headline)
+
+    def says(part: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+        return predict(predictor, part, task.objective, metrics, settings, task.device, task.inferer)
+
+    judged, targets = says(data.test)
+    patients = patients_of(data.test)
+    known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
+    others = data.val if len(data.val) else data.train
+    if task.objective.has_groups and len(others) and not (others is data.train and isinstance(others, Visited)):
+        known[GROUP] = task.objective.groups(judged, says(others)[0])
+    write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
+    keep_worst(target, predictor, data.test, task, settings, judged, pictures)
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from objective_runs import run_objective
 from read_page import Page, words
 
 from medfl.attacks.open_run import open_run
-from medfl.errors import SettingsError
+from medfl.errors import ContractError, SettingsError
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.report.compare import compare, to_markdown
 from medfl.report.formats import metric_words
@@ -95,6 +96,31 @@ def test_risks_are_split_at_each_site() -> None:
     assert sorted(late) == [3, 3, 4, 4]
     assert sorted(early) == [1, 1, 2, 2]
     assert events.sum() == 2
+
+
+def test_other_cases_say_which_risks_are_high() -> None:
+    """All test cases may be above the median of the validation cases."""
+    risks = torch.tensor([[1.0], [2.0], [3.0]])
+    assert Survival().groups(risks, torch.tensor([[0.0], [5.0], [2.0]])) == ("lower", "lower", "higher")
+    targets = [[time, 1.0] for time in (3.0, 2.0, 1.0)]
+    groups = Survival().groups(risks, risks - 5)
+    assert groups == ("higher",) * 3
+    late, early = risk_groups([replace(answers(targets, risks.tolist(), Survival()), groups=groups)])
+    assert (len(late[0]), sorted(early[0])) == (0, [1, 2, 3])
+    with pytest.raises(ContractError, match="Expected an objective with groups"):
+        Regression().groups(risks, risks)
+
+
+def test_runs_about_survival_say_the_group_of_each_test_case(made: Made) -> None:
+    """By the median of the validation cases, or of the training cases; a file about anything else has no groups."""
+    for folder in made("survival"):
+        for test_set in read_tested(read_run(folder)).values():
+            assert set(test_set.groups) <= {"higher", "lower"}
+            risks = test_set.judged[:, 0]
+            high = torch.tensor([group == "higher" for group in test_set.groups])
+            assert len(high) == len(risks)
+            assert not (high.any() and (~high).any()) or risks[high].min() >= risks[~high].max()
+    assert all(not test_set.groups for test_set in read_tested(read_run(made("agreement")[0])).values())
 
 
 def test_limits_of_agreement() -> None:
@@ -229,7 +255,9 @@ def test_a_page_shows_what_its_objective_has(made: Made, section: str, tmp_path:
         assert [row[0] for row in rows] == ["north", "south", "west", "mean of sites", "all sites together"]
         drawn = page.tables["At risk, fedavg"]
         assert [row[0] for row in drawn[1:]] == ["lower risk", "higher risk"]
-        assert [int(row[1]) for row in drawn[1:]] == [18, 18]
+        groups = [group for test_set in read_tested(read_run(runs[1])).values() for group in test_set.groups]
+        assert [int(row[1]) for row in drawn[1:]] == [groups.count("lower"), groups.count("higher")]
+        assert len(groups) == 36
     if section == "masks":
         assert text.count('class="tile"') == 9, "three at each site of the run that keeps them"
         assert "images of patients" in page.sections["masks"]

@@ -16,6 +16,7 @@ from make_runs import MadeUpRun
 from torch import nn
 
 from medfl.attacks.membership.metrics import Scores, auc_interval, measure
+from medfl.core.site import Splits
 from medfl.data.datalists import FILE, patient_numbers
 from medfl.data.pooled import Pooled, TensorData, count_patients, patients_of
 from medfl.data.sites import load_site
@@ -160,7 +161,7 @@ def test_a_site_writes_numbers_and_no_names(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(9))
     task = replace(make_task(), objective=Multiclass(9))
     for data, last in ((plain, "p8"), (test, "patient")):
-        write_predictions(tmp_path / last, model, data, task, Settings(rounds=1), {})
+        write_predictions(tmp_path / last, model, Splits(data, data, data), task, Settings(rounds=1), {})
         text = (tmp_path / last / "predictions.csv").read_text()
         assert text.splitlines()[0].split(",")[-1] == last
         assert "Doe" not in text

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from medfl.objectives.survival import HIGHER
 from medfl.report.figures import looks, svg
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
@@ -21,7 +22,7 @@ from medfl.report.section import ReportData, TemplateSection
 from medfl.types import Meta
 
 GROUPS = ("lower risk", "higher risk")
-"""Cases up to the median risk at their site, and above it."""
+"""Cases up to a median risk of their site's model, and above it (`risk_groups`)."""
 
 INSTANTS = 5
 """Times at which the table says how many are at risk."""
@@ -86,7 +87,10 @@ def at_risk(times: np.ndarray, instants: Sequence[float]) -> list[int]:
 
 
 def risk_groups(sets: Sequence[Tested]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Times and events of the cases up to the median risk of their test set, and of those above it.
+    """Times and events of the cases with the lower risks, and of those with the higher ones.
+
+    Where the line is, the model's validation or training cases say (`medfl.objectives.Survival.groups`), or where a
+    site has none that can say it, the median of its test set.
 
     Args:
         sets: Each under one model; those without numbers are left out.
@@ -95,7 +99,9 @@ def risk_groups(sets: Sequence[Tested]) -> list[tuple[np.ndarray, np.ndarray]]:
     for test_set in sets:
         if test_set.defined:
             risks = test_set.judged[:, 0]
-            higher = risks > risks.median()
+            higher = torch.tensor([group == HIGHER for group in test_set.groups])
+            if not test_set.groups:
+                higher = risks > risks.median()
             parts[0].append(test_set.targets[~higher])
             parts[1].append(test_set.targets[higher])
     joined = [torch.cat(part).numpy() if part else np.empty((0, 2)) for part in parts]
