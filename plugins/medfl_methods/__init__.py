@@ -293,6 +293,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="FedAvg, and at each site a model of its own that is held near the common one",
         ),
         MethodRecord(
+            name="apfl",
+            target="medfl_methods.apfl:APFL",
+            family="personal",
+            paper="Deng, Kamani, Mahdavi, 2020",
+            sends=UPDATES,
+            summary="FedAvg, and at each site a mixture of the common model and its own, whose share it learns",
+        ),
+        MethodRecord(
             name="mr_mtl",
             target="medfl_methods.mr_mtl:MRMTL",
             family="personal",
