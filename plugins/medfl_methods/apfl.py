@@ -78,7 +78,7 @@ class APFL(FedAvg):
         for name, tensor in mixed.items():
             tensor.copy_(torch.lerp(common[name], v[name].detach(), alpha)).requires_grad_()
         fit.site.task.loss(own(batch.images, mixed), batch.targets).backward()
-        gradients = {name: tensor.grad for name, tensor in mixed.items()}
+        gradients = {name: tensor.grad for name, tensor in mixed.items() if tensor.grad is not None}
         if self.adaptive and fit.steps == 0:
             slope = sum(float(((v[name].detach() - w) * gradients[name]).sum()) for name, w in common.items())
             fit.log["alpha"] = min(max(alpha - fit.optimizer.param_groups[0]["lr"] * slope, 0.0), 1.0)

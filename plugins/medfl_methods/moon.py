@@ -104,7 +104,7 @@ class Moon(FedAvg):
     def trunk(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
         """What of a network gives features, and what makes outputs of them."""
         body, head = body_and_head(model)
-        return (nn.Sequential(body, head.projection), head.out) if self.proj_dim else (body, head)
+        return (nn.Sequential(body, head.projection), head.out) if isinstance(head, ProjectedHead) else (body, head)
 
     # ---- a site
 
