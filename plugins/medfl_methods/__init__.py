@@ -301,6 +301,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="FedAvg, and at each site a mixture of the common model and its own, whose share it learns",
         ),
         MethodRecord(
+            name="per_fedavg",
+            target="medfl_methods.per_fedavg:PerFedAvg",
+            family="personal",
+            paper="Fallah, Mokhtari, Ozdaglar, NeurIPS 2020",
+            sends=UPDATES,
+            summary="a common model that is good after one step at a site; each site takes it in the end",
+        ),
+        MethodRecord(
             name="mr_mtl",
             target="medfl_methods.mr_mtl:MRMTL",
             family="personal",
