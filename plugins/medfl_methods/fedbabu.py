@@ -13,7 +13,7 @@ from medfl.contract import Model, Need, Server, Site
 from medfl.methods.body_sharing import BodySharing
 from medfl.methods.fit import Fit, FitResult
 from medfl.methods.kept import shared_of
-from medfl.methods.last_step import LastStep
+from medfl.methods.personal import LastStep
 from medfl.methods.trainings import Budget, Part, Training
 from medfl.networks.parts import without_head
 from medfl.task import Task

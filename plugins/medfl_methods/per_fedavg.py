@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from medfl.contract import Site
 from medfl.methods.fit import Fit, FitResult
-from medfl.methods.last_step import LastStep
 from medfl.methods.local_training import cpu_state
+from medfl.methods.personal import LastStep
 from medfl.methods.trainings import Training
 from medfl.training.batches import load, on_device
 from medfl.training.loop import Batch, autocast
