@@ -32,7 +32,13 @@ class Net(nn.Module):
 
     def __init__(self, norm=True):
         super().__init__()
-        layers = [Double(), nn.Flatten(), nn.Linear(36, 6), nn.BatchNorm1d(6) if norm else nn.Identity(), nn.Tanh()]
+        layers = [
+            Double(),
+            nn.Flatten(),
+            nn.Linear(36, 6),
+            nn.BatchNorm1d(6) if norm else nn.Identity(),
+            nn.Tanh(),
+        ]  # the norm is body.3
         self.body = nn.Sequential(*layers).double()
         self.head = nn.Linear(6, 3).double()
 
