@@ -15,8 +15,6 @@ from judge_toys import LR, ROUNDS, SEED, SITES, SIZES, Net, agree, batches, run,
 from torch.func import functional_call
 from torch.nn import functional as F
 
-pytest.importorskip("medfl_methods.apfl")
-
 TASK = dataclasses.replace(task_of(), networks={"net": lambda: Net(norm=False)})
 
 

@@ -7,8 +7,6 @@ model, before the sites fine-tune it.
 import pytest
 from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
 
-pytest.importorskip("medfl_methods.fedbabu")
-
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_it_is_the_loop_of_the_paper(tmp_path, weights):

@@ -7,12 +7,9 @@ evaluation mode, and not the square of a batch's mean gradient, as in some code.
 on purpose: the sum is over the participants of the last round, not of all rounds.
 """
 
-import pytest
 import torch
 from judge_toys import ROUNDS, SITES, SIZES, Net, agree, mean, plain_sgd, run, start
 from torch.nn import functional as F
-
-pytest.importorskip("medfl_methods.fedcurv")
 
 LAM, AWAY = 0.8, ("site-2", 2)
 

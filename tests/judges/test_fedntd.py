@@ -10,8 +10,6 @@ import pytest
 import torch
 from judge_toys import ROUNDS, SIZES, agree, frozen, mean, plain_sgd, run, start
 
-pytest.importorskip("medfl_methods.fedntd")
-
 
 def not_true(logits, labels):
     """Logits (B, C - 1) of all classes but the true one."""

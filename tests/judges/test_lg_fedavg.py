@@ -8,8 +8,6 @@ with the initial model and not with a finished FedAvg.
 import pytest
 from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
 
-pytest.importorskip("medfl_methods.lg_fedavg")
-
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_it_is_the_loop_of_the_paper(tmp_path, weights):

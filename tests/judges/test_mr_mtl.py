@@ -5,10 +5,7 @@ Convention: the paper's. The authors' code sums changes of v_k, which is the sam
 differs on purpose: buffers of batch norm are v_k's own.
 """
 
-import pytest
 from judge_toys import ROUNDS, SIZES, agree, parameters, plain_sgd, run, squared, start
-
-pytest.importorskip("medfl_methods.mr_mtl")
 
 LAM = 0.7
 
