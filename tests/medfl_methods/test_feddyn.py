@@ -119,6 +119,7 @@ def test_a_long_sum_of_updates_is_warned_of(tmp_path, caplog):
     assert "FedDyn's sum of updates is more than 10 times as long" in caplog.text
 
 
+@pytest.mark.slow
 def test_single_images_are_hidden_by_dp_sgd(tmp_path):
     """Both terms are in the loss of each image, so they are clipped with it; g_k is the sum of noised updates."""
     pytest.importorskip("opacus")
