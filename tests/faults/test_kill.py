@@ -93,6 +93,7 @@ def test_killed_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_
     assert len(calls) * stride > 40, f"only {len(calls)} calls were tried"
 
 
+@pytest.mark.slow
 def test_killed_while_the_best_round_is_sought(tmp_path: Path) -> None:
     """What the sites took home in a round that is long over is still there, and so is the end that came early."""
     case, settings = CASES["ring"](), {"rounds": 9, "best_round": True, "patience": 2}

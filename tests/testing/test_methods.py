@@ -20,8 +20,8 @@ SHORTER = {
 }
 """Settings that spare time and leave out no part of a method."""
 
-WHOLE = ("cyclic", "ditto", "fedavg", "fedkper", "fedper", "isfl", "local", "scaffold")
-"""Methods of each way to train and to share, whose contract is checked whole by `make test`, too."""
+WHOLE = ("ditto", "fedavg", "fedkper", "fedper", "scaffold")
+"""Methods whose contract is checked whole by `make test`, too."""
 
 SAMPLE = (
     "metadata_is_complete",
