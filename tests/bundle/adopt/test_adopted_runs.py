@@ -120,9 +120,7 @@ def test_each_shape_trains_and_is_scored_by_itself(shape, method, options, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", ["fedavg", "fedprox", "ditto", "fedbn", "scaffold", "local", "centralized", "fedadam"]
-)
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "fedbn", "cyclic", "local", "centralized", "fedadam"])
 @pytest.mark.parametrize("shape", SITES, ids=lambda shape: shape.__name__)
 def test_every_method_trains_every_shape(shape, method, tmp_path):
     result = federate(adopted(shape, tmp_path, 5), method=method)
