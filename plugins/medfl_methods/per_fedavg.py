@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 from torch.func import functional_call
 
 from medfl.contract import Site
@@ -16,6 +14,7 @@ from medfl.methods.fit import Fit, FitResult
 from medfl.methods.local_training import cpu_state
 from medfl.methods.personal import LastStep
 from medfl.methods.trainings import Training
+from medfl.networks.norms import evaluating
 from medfl.training.batches import load, on_device
 from medfl.training.loop import Batch, autocast
 from medfl.types import Meta, Targets, Tensors
@@ -115,15 +114,3 @@ def taken(targets: Targets, rows: torch.Tensor) -> Targets:
     if isinstance(targets, dict):
         return {name: target[rows] for name, target in targets.items()}
     return targets[rows]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """A network in evaluation mode, and then each module as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
