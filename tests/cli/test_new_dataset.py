@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import runpy
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 import medfl_datasets
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
+from medfl.ingest import workers
 from medfl.plugins import load_plugins
 from medfl.studies.cohorts import check_data, make_data
 from medfl.studies.reading import read_study
@@ -87,6 +89,8 @@ def data_prep(tmp_path, monkeypatch):
         (package / path.name).symlink_to(path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(medfl_datasets, "__path__", [str(package)])
+    spawn = multiprocessing.get_context("spawn")  # other processes are forks of one that may have the package
+    monkeypatch.setattr(workers, "fresh_context", lambda modules: spawn)
     yield package
     for name in [name for name in sys.modules if name.startswith("medfl_datasets.toy")]:
         del sys.modules[name]
