@@ -241,6 +241,10 @@ class Server(Holder):
         """Sites that have training data, sorted (G-11)."""
         return [name for name in self.sites if self.facts.get(name, {}).get("trainable", True)]
 
+    def networks(self) -> list[str]:
+        """Names of the networks that sites train, sorted; the task's own where there are no sites."""
+        return sorted({self.network_of(name) for name in self.sites} or {self.task.network})
+
 
 @dataclass
 class Site(Holder):
