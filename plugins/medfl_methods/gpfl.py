@@ -117,7 +117,7 @@ class GPFL(BodySharing):
         """The site's shares of classes, the received embeddings, and both conditions."""
         head = cast("ConditionedHead", body_and_head(fit.model)[1])
         counts = torch.bincount(labels_of(fit.site.train), minlength=len(head.class_shares))
-        head.class_shares.copy_(counts / counts.sum())
+        head.class_shares.copy_(counts.double() / counts.sum())
         received = head.embeddings.detach().clone()
         fit.extra |= {"embeddings": received, "common": received.mean(0), "own": head.class_shares @ received}
 
@@ -126,7 +126,7 @@ class GPFL(BodySharing):
         task, (body, part) = fit.site.task, body_and_head(fit.model)
         head, features = cast("ConditionedHead", part), body(batch.images).flatten(1)
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]
-        common = head.valve(features, fit.extra["common"]).float()
+        common = head.valve(features, fit.extra["common"])
         loss: torch.Tensor = task.loss(head.own(head.valve(features, fit.extra["own"])), batch.targets)
         loss = loss + angle_loss(common, head.embeddings, labels)
         if self.lam:
@@ -139,7 +139,7 @@ class GPFL(BodySharing):
 
 def angle_loss(features: torch.Tensor, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of the cosines of features (B, d) and embeddings (C, d) as logits, for labels (B,)."""
-    return F.cross_entropy(F.linear(F.normalize(features), F.normalize(embeddings)), labels)
+    return F.cross_entropy(F.cosine_similarity(features[:, None], embeddings[None], dim=2), labels)
 
 
 def magnitude_loss(features: torch.Tensor, aims: torch.Tensor, kind: Magnitude) -> torch.Tensor:
@@ -157,8 +157,8 @@ def conditioned(network: nn.Module, classes: int, name: str = "") -> nn.Module:
         classes: Number of classes, >= 1.
         name: Of the network, for messages.
     """
-    head = ConditionedHead(features_of(network, name), classes, body_and_head(network)[1])
-    return with_head(network, head)
+    features, own = features_of(network, name), body_and_head(network)[1]
+    return with_head(network, ConditionedHead(features, classes, own).to(next(own.parameters())))
 
 
 def built(build: Callable[[], nn.Module], name: str, classes: int) -> nn.Module:
