@@ -107,6 +107,14 @@ def medfl_methods() -> list[MethodRecord]:
             summary="sites weigh more, the more their validation loss loses by the mean",
         ),
         MethodRecord(
+            name="fedce",
+            target="medfl_methods.fedce:FedCE",
+            family="averaging",
+            paper="Jiang et al., CVPR 2023",
+            sends=UPDATES,
+            summary="sites weigh by what they contribute: unlike updates, and how bad the mean is without them",
+        ),
+        MethodRecord(
             name="scaffold",
             target="medfl_methods.scaffold:Scaffold",
             family="averaging",
@@ -368,6 +376,15 @@ def medfl_methods() -> list[MethodRecord]:
             needs=frozenset({"linear_head"}),
         ),
         MethodRecord(
+            name="gpfl",
+            target="medfl_methods.gpfl:GPFL",
+            family="personal",
+            paper="Zhang et al., ICCV 2023",
+            sends=UPDATES,
+            summary="a common body whose features a shared layer bends to what all need and to what a site does",
+            needs=frozenset({"class_labels", "linear_head"}),
+        ),
+        MethodRecord(
             name="lg_fedavg",
             target="medfl_methods.lg_fedavg:LGFedAvg",
             family="personal",
@@ -375,6 +392,14 @@ def medfl_methods() -> list[MethodRecord]:
             sends=UPDATES,
             summary="a common head, and at each site a body of its own; both are trained together",
             needs=frozenset({"head"}),
+        ),
+        MethodRecord(
+            name="fedsm",
+            target="medfl_methods.fedsm.method:FedSM",
+            family="personal",
+            paper="Xu et al., CVPR 2022",
+            sends=UPDATES | {"own/": "weights", "selector/": "update", "moments/": "statistic"},
+            summary="a common model, one of each site's own, and a network that selects among them, image by image",
         ),
         MethodRecord(
             name="fedproto",

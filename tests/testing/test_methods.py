@@ -11,6 +11,7 @@ from medfl.testing import CHECKS, check_method, suite
 SHORTER = {
     "fedfed": {"distil_rounds": 1, "width": 2},  # of three rounds two train on what was shared
     "fedkf": {"noise_dim": 8, "width": 4},
+    "fedsm": {"selector_width": 2},
     "fedskd": {"p2p_scale": 1},  # a limit case and fedcross_star train N times as long
     "fedtgp": {"server_epochs": 5},
     "fedtpf": {"distil_rounds": 1, "width": 2},
