@@ -68,6 +68,17 @@ def test_it_is_digested_by_the_mean_absolute_difference():
     assert FedMD().loss(fit, batch).item() == pytest.approx(0.75)
 
 
+def test_rounding_is_not_digested():
+    fit, logits = (
+        Fit(None, lambda images: images, {}, training=Training("digest")),
+        torch.zeros(1, 2, requires_grad=True),
+    )
+    loss = FedMD().loss(fit, Batch(logits, torch.tensor([[5e-6, 0.5]]), torch.arange(1)))
+    loss.backward()
+    assert loss.item() == 0.25
+    assert logits.grad.tolist() == [[0.0, -0.5]]
+
+
 def test_a_site_that_says_what_all_say_has_nothing_to_digest(tmp_path):
     sites = {"site-1": make_sites()["site-1"]}
     ours, plain = (
