@@ -8,17 +8,15 @@ r is divided by 1 - (1 - mu)^B, which the authors do not do; the judge computes 
 
 import pytest
 import torch
-from judging import LABELS, LR, ROUNDS, agree, batches, images_of, initial, network, run
+from judging import LR, ROUNDS, SIZES, agree, batches, images_of, network, run, start
 from torch.nn import functional as F
 
-SIZES = {site: len(labels) for site, labels in LABELS.items()}
 
-
-def train(tensors, offset, site, round_, kappa, mu, correct, z, label="batches"):
+def train(tensors, offset, site, round_, kappa, mu, correct, z, phase=""):
     """The model, b_k and r after a training; b_k stays where there is no z yet."""
-    model, (images, targets), mean = network(tensors), images_of(site), torch.zeros(8).double()
+    model, (images, targets), mean = network(tensors), images_of(site), torch.zeros(6).double()
     trained = [*model.parameters(), *([] if z is None else [offset])]
-    for number, rows in enumerate(batches(site, round_, 2, label), 1):
+    for number, rows in enumerate(batches(site, round_, phase=phase, norm=False), 1):
         features = model.body(images[rows])
         mean = (1 - mu) * mean.detach() + mu * features.mean(0)
         r = mean / (1 - (1 - mu) ** number) if correct else mean
@@ -38,13 +36,13 @@ def weighted(values):
 
 @pytest.mark.parametrize(("kappa", "mu", "correct"), [(1.0, 0.1, True), (5.0, 0.3, False), (3.0, 1.0, True)])
 def test_three_rounds_are_those_of_the_loop(tmp_path, kappa, mu, correct):
-    common, offsets = initial(), {site: torch.zeros(8).double().requires_grad_() for site in SIZES}
-    plain = (kappa, mu, correct, None, "batchesmeasure")
+    common, offsets = start(norm=False), {site: torch.zeros(6).double().requires_grad_() for site in SIZES}
+    plain = (kappa, mu, correct, None, "measure")
     z = weighted({site: train(common, offsets[site], site, 1, *plain)[1] for site in SIZES})
     for round_ in range(1, ROUNDS + 1):
         ends = {site: train(common, offsets[site], site, round_, kappa, mu, correct, z)[0] for site in SIZES}
         common = {name: weighted({site: model[name] for site, model in ends.items()}) for name in common}
-    result = run(tmp_path, "dbe", {"kappa": kappa, "mu": mu, "correct": correct})
+    result = run(tmp_path, "dbe", {"kappa": kappa, "mu": mu, "correct": correct}, norm=False)
     for site in SIZES:
         body, head = ({n: t for n, t in common.items() if n.startswith(part)} for part in ("body.", "head."))
         expected = body | {f"head.{name}": tensor for name, tensor in head.items()} | {"head.offset": offsets[site]}

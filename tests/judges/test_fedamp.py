@@ -9,7 +9,7 @@ Where ours differs on purpose: distances are of parameters, and buffers of batch
 import math
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, parameters, plain_sgd, run, squared, start
+from judging import ROUNDS, SIZES, agree, parameters, plain_sgd, run, squared, start
 
 
 @pytest.mark.parametrize(("lam", "alpha", "sigma"), [(1.0, 0.4, 1.0), (0.2, 1.0, 8.0)])

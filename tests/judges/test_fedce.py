@@ -7,7 +7,7 @@ multiplied, weights used at once. The metric is the accuracy; cosines are over p
 
 import pytest
 import torch
-from judge_toys import ROUNDS, SITES, SIZES, agree, frozen, mean, parameters, plain_sgd, run, start
+from judging import ROUNDS, SITES, SIZES, agree, frozen, mean, parameters, plain_sgd, run, start
 from torch.nn import functional as F
 
 

@@ -8,7 +8,7 @@ the trainings on images have the run's optimiser (the code has Adam) and end aft
 """
 
 import torch
-from judging import LABELS, LR, ROUNDS, agree, batches, images_of, initial, network, run
+from judging import LABELS, LR, ROUNDS, agree, batches, images_of, network, run, start
 from torch.nn import functional as F
 
 from medfl.testing.cohort import make_data
@@ -43,14 +43,14 @@ def test_three_rounds_are_those_of_the_loop(tmp_path):
     every = torch.arange(12)
     models = {}
     for site in LABELS:
-        begun = sgd(initial(), PUBLIC, CLASSES, [every] * 3)
-        models[site] = sgd(begun, *images_of(site), batches(site, 1, 2, "batchesprivate"))
+        begun = sgd(start(norm=False), PUBLIC, CLASSES, [every] * 3)
+        models[site] = sgd(begun, *images_of(site), batches(site, 1, phase="private", norm=False))
     for round_ in range(1, ROUNDS + 1):
         with torch.no_grad():
             mean = sum(network(model)(PUBLIC) for model in models.values()) / len(models)
         for site in LABELS:
             digest = digested(models[site], mean)
-            models[site] = sgd(digest, *images_of(site), batches(site, round_, 2))
-    result = run(tmp_path, "fedmd", {"public_epochs": 3, "private_epochs": 2, "digest_lr": RATE})
+            models[site] = sgd(digest, *images_of(site), batches(site, round_, norm=False))
+    result = run(tmp_path, "fedmd", {"public_epochs": 3, "private_epochs": 2, "digest_lr": RATE}, norm=False)
     for site, tensors in models.items():
         agree(result.models[site]["personal"].tensors, tensors)

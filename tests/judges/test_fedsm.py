@@ -7,7 +7,7 @@ are those of the run, and Adam's count of steps is averaged with its moments.
 """
 
 import torch
-from judge_toys import ROUNDS, SEED, SITES, SIZES, agree, batches, mean, plain_sgd, run, start, task_of
+from judging import ROUNDS, SEED, SITES, SIZES, agree, batches, mean, plain_sgd, run, start, task_of
 from torch.nn import functional as F
 
 from medfl.utils.wire import select

@@ -8,7 +8,7 @@ of the received embeddings, and of those that a site predicts with.
 """
 
 import torch
-from judge_toys import LR, REGISTRY, ROUNDS, SEED, SITES, SIZES, Net, agree, batches, mean, run, task_of
+from judging import LR, REGISTRY, ROUNDS, SEED, SITES, SIZES, Net, agree, batches, mean, run, task_of
 from torch import nn
 from torch.nn import functional as F
 
