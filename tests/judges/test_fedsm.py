@@ -20,7 +20,7 @@ def adam(tensors, moments, site, round_):
     """The selector and its moments after a round: three tensors of each parameter, and the number of steps."""
     w = {name: t.clone().requires_grad_() for name, t in tensors.items()}
     m, v, t = moments
-    for rows in batches(site, round_, phase=NAME):
+    for rows in batches(site, round_, phase=NAME, norm=False):
         images, _ = SITES[site].train.batch(rows)
         hidden = F.relu(F.linear(images.flatten(1), w["1.body.stage1.fc.weight"], w["1.body.stage1.fc.bias"]))
         logits = F.linear(hidden, w["1.head.weight"], w["1.head.bias"])
