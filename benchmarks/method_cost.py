@@ -2,9 +2,9 @@
 
 Each repetition runs a few rounds of every method on the same sites, one after the other in a new order, so all meet the
 same machine, and counts one round: not the first, which prepares, nor the last, which may end with a further step. The
-work: two sites of a 28-pixel RGB data set, 5 local epochs, batch 50, the four-layer CNN, one thread. Only the sites' work
-counts: training, and what a method does before and after it, such as a teacher's predictions. Bytes are those of messages
-from the server, to it, and from site to site.
+work: two sites of a 28-pixel RGB data set, 5 local epochs, batch 50, the four-layer CNN, one thread. Seconds are those of
+the sites: training, and what a method does before and after it, such as a teacher's predictions. Bytes are those of
+messages from the server, to it, and from site to site.
 
     python benchmarks/method_cost.py
     python benchmarks/method_cost.py fedprox fedkper
@@ -43,7 +43,7 @@ PUBLIC = 100
 """Public images, for methods whose server needs some."""
 
 SETTINGS: Mapping[str, Meta] = {
-    **dict.fromkeys(("fedcross", "fedcross_star", "fedskd"), {"p2p_scale": 1}),  # as many epochs as the others
+    **dict.fromkeys(("fedcross_star", "fedskd"), {"p2p_scale": 1}),  # as many epochs as the others
     **dict.fromkeys(("fedfed", "fedtpf"), {"distil_rounds": 1}),  # the stage of the task's network is counted
     "pfedcdp": {"refine": None},  # its student is made after the last round
 }

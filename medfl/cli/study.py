@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Run the methods and seeds of study files, and write tables that compare them.
 
-    All files are checked before the first run. The same command again continues: runs that are finished are left alone. A run that fails is named in the table,
-    and the others go on; the status is then 1.
+    All files are checked before the first run. The same command again continues: runs that are finished are left alone.
+    A run that fails is named in the table, and the others go on; the status is then 1.
     """
     from medfl.studies.study import commands, load_study
 
