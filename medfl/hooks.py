@@ -177,6 +177,7 @@ METHOD_MEMBERS = (
         "presets",
         "preset_settings",
         "supports_dp_sgd",
+        "supports_robust",
         "gradient_clip",
         "model_dump",
         "setup",

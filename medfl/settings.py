@@ -91,6 +91,27 @@ class Compression(Strict):
     """Bits of a number."""
 
 
+_Rule = Literal[
+    "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_clip", "centred_clip"
+]
+
+
+class Robust(Strict):
+    """What stands in place of the mean of the updates, where some of the sites may be wrong or not honest."""
+
+    rule: Annotated[_Rule, Remote]
+    """The rule. All replies of a round count alike, whatever size a site says that it has."""
+
+    f: Annotated[int, Remote] = Field(1, ge=0)
+    """How many replies may be anything, of 2f + 1 at least (``krum``, ``multi_krum``: 2f + 3; ``bulyan``: 4f + 3)."""
+
+    iterations: Annotated[int | None, Remote] = Field(None, ge=0)
+    """Of ``geometric_median`` (None is 4) and ``centred_clip`` (None is 1)."""
+
+    radius: Annotated[float | None, Remote] = Field(None, gt=0)
+    """Of ``norm_clip`` and ``centred_clip``: longest update, or distance from the last mean; None is the median one."""
+
+
 class Settings(Strict):
     """What decides the numbers of a run, beside method, task and data."""
 
@@ -172,6 +193,9 @@ class Settings(Strict):
 
     compression: Annotated[Compression | None, Remote] = None
     """Quantisation of updates, or None."""
+
+    robust: Annotated[Robust | None, Remote] = None
+    """A rule in place of the mean of updates, should some sites be wrong or not honest; None is the mean."""
 
     @property
     def validates(self) -> bool:

@@ -61,6 +61,7 @@ def check_plan(
     task.objective.check_metrics(task.metrics)
     check_method(method, settings, name)
     check_filters(method, name)
+    check_robust(name, method, settings)
     if problem := name_problem(names):
         raise SettingsError(problem)
     unknown = sorted(set(settings.networks_by_site) - set(names))
@@ -89,6 +90,25 @@ def check_plan(
     trained = list(networks.values()) if own is task else [own.build(network) for network in used]
     _warn_of_limits(name, method, trained)
     return trained
+
+
+def check_robust(name: str, method: Method, settings: Settings) -> None:
+    """Refuse a robust rule with a method whose server makes more of replies than one mean of updates.
+
+    Args:
+        name: The method's.
+        method: It.
+        settings: The run's.
+
+    Raises:
+        SettingsError: If a rule is set and the method has no place for it.
+    """
+    if settings.robust is not None and method.supports_robust is not True:
+        raise SettingsError(
+            f"The robust rule '{settings.robust.rule}' stands in place of the one mean of all updates, and method "
+            f"'{name}', with these settings, makes something else of what sites send. Choose a method that averages "
+            "updates and nothing beside them, such as fedavg, fedprox or fedavgm, or leave 'robust' out."
+        )
 
 
 def check_shared_test(settings: Settings, has_test: bool) -> None:
