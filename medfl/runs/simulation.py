@@ -30,6 +30,7 @@ from medfl.data.pooled import Empty
 from medfl.data.sites import POOLED
 from medfl.data.transforms.dataset import pool
 from medfl.runs.lifecycle import RunWriter
+from medfl.runs.poison import Poison, PoisonedCarrier, poisoned_sites, read_poison
 from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
 from medfl.task import Task
@@ -117,23 +118,23 @@ def simulate(run: Run) -> Result:
     torch.set_num_threads(run.execution.threads)
     method = run.make_method()
     check(run, method)
+    poison = read_poison(run.settings, method, run.task, run.sites)
     names = sorted(run.sites)
     writer = RunWriter(
         run.folder, run.method, run.method_args, run.settings, run.task, names, run.data_digest, run.execution
     )
     with writer.held():
-        hosts, viewers = _hosts(run, method, writer)  # a site may refuse; then the folder stays free
+        hosts, viewers = _hosts(run, method, writer, poison)  # a site may refuse; then the folder stays free
         writer.claim(run.record)
         for host in hosts.values():
             host.check_account()
         run.on_start()
         writer.begin()
-        carrier = LocalCarrier(
-            hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
-        )
+        parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent)
+        carrier = LocalCarrier(*parts) if poison is None else PoisonedCarrier(poison, *parts)
         try:
-            parts = (run.make_method, carrier, run.task, run.settings, run.folder)
-            outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
+            loop_parts = (run.make_method, carrier, run.task, run.settings, run.folder)
+            outcome = ServerLoop(*loop_parts, run.public, _tests(run), run.on_round).run()
         finally:
             carrier.close()
         classes = run.classes or run.task.objective.titles
@@ -179,7 +180,9 @@ def _tests(run: Run) -> dict[str, Dataset]:
     return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
 
 
-def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
+def _hosts(
+    run: Run, method: Method, writer: RunWriter, poison: Poison | None
+) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
     """Sites that train, and holders of test data only."""
 
     def site(name: str, data: Splits) -> SiteRunner:
@@ -190,6 +193,8 @@ def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteR
 
     viewers = {held: writer.viewer(held, test) for held, test in _tests(run).items()}
     sites = dict(sorted(run.sites.items()))
+    if poison is not None:
+        sites = poisoned_sites(sites, poison, run.task, run.settings.seed)
     if run.settings.shared_test:
         sites = {name: replace(data, shared=run.global_test) for name, data in sites.items()}
     if not method.pools_data or len(sites) == 1:
