@@ -88,6 +88,7 @@ def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_pa
     assert "wrote my_prox.py" in call([medfl, "new-method", "my_prox"], tmp_path)
 
 
+@pytest.mark.slow
 def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, tmp_path):
     options = [f"VENV={environment}", "DEMO=demo", "DEMO_OPTIONS=--rounds 1 --images 24"]
     words = ["make", "-f", ROOT / "Makefile", "demo", "-o", environment / ".ready", *options]

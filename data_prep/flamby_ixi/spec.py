@@ -191,6 +191,7 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
         DataError: If a file can't be read, both are of unlike shapes, voxels are not finite, or all are alike.
     """
     import nibabel
+    import torch
     from monai.transforms import NormalizeIntensity, Resize  # MONAI takes seconds to import
     from nibabel.spatialimages import SpatialImage
 
@@ -209,8 +210,8 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
         raise DataError("the mask is of another size than its image. Unpack both again.")
     if not np.isfinite(image).all() or image.min() == image.max():
         raise DataError("voxels are not finite numbers, or all alike")
-    whole = np.asarray(NormalizeIntensity()(resize(image[None])))[0]
-    brain = np.floor(np.asarray(resize(mask[None])))[0]
+    whole = np.asarray(NormalizeIntensity()(resize(torch.from_numpy(image[None]))))[0]
+    brain = np.floor(np.asarray(resize(torch.from_numpy(mask[None]))))[0]
     row = masked_row(whole[..., None], brain, len(STRUCTURES))
     return LoadedItem(row.pixels, row.facts | {"spacing": [float(round(edge, 4)) for edge in edges]})
 

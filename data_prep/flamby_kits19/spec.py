@@ -20,13 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
-
 from medfl.errors import DataError
 from medfl.ingest.options import Positional
 from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.ingest.spec import folder_or_top
-from medfl.ingest.volume_spec import Volumes, VolumeSpec, read_numbers
+from medfl.ingest.volume_spec import Spacing, Volumes, VolumeSpec, Window
 from medfl.ingest.volumes import Case
 from medfl.utils.text import Say
 from medfl_datasets.flamby_kits19 import RECORDS
@@ -72,9 +70,9 @@ class FlambyKiTS19(VolumeSpec):
 
     source: Annotated[Path, Positional()]
     """The folder kits19, or data in it, with the folders case_00000 and so on."""
-    spacing: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (1.62, 1.62, 3.22)
+    spacing: Spacing = (1.62, 1.62, 3.22)
     """Resample all to these millimetres, as 2x2x4: left to right, back to front, feet to head."""
-    window: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (-79.0, 304.0)
+    window: Window = (-79.0, 304.0)
     """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
     splits: Path | None = None
     """FLamby's table thresholded_sites.csv, if it is not in --source."""

@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
-
 from medfl.errors import DataError
 from medfl.ingest.options import Positional
 from medfl.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.ingest.spec import folder_or_top
-from medfl.ingest.volume_spec import Volumes, VolumeSpec, read_numbers
+from medfl.ingest.volume_spec import Spacing, Volumes, VolumeSpec, Window
 from medfl.ingest.volumes import Case
 from medfl.utils.text import Say
 from medfl_datasets.flamby_lidc_idri import RECORDS
@@ -81,9 +79,9 @@ class FlambyLidcIdri(VolumeSpec):
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's download_ct_scans.py writes to."""
-    spacing: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (2.0, 2.0, 2.0)
+    spacing: Spacing = (2.0, 2.0, 2.0)
     """Resample all to these millimetres; FLamby has 1x1x1."""
-    window: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = (-1024.0, 600.0)
+    window: Window = (-1024.0, 600.0)
     """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
     splits: Path | None = None
     """FLamby's table metadata.csv, if it is not in --source."""

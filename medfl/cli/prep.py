@@ -140,7 +140,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     from medfl.ingest.options import Positional
 
     kind, text = _command_type(field), field.description
-    default = inspect.Parameter.empty if field.is_required() else _command_value(field.get_default(), kind)
+    default = inspect.Parameter.empty if field.is_required() else _command_value(field, kind)
     option: Any
     if any(isinstance(mark, Positional) for mark in field.metadata):
         option = typer.Argument(help=text)
@@ -165,12 +165,15 @@ def _command_type(field: FieldInfo) -> Any:
     return str
 
 
-def _command_value(value: Any, kind: Any) -> Any:
+def _command_value(field: FieldInfo, kind: Any) -> Any:
     """A default as the command line shows it."""
-    from medfl.ingest.options import size_text
+    from medfl.ingest.options import Commas, size_text
 
+    value = field.get_default()
     if not isinstance(value, tuple):
         return value
+    if kind is str and any(isinstance(mark, Commas) for mark in field.metadata):
+        return ",".join(part if isinstance(part, str) else f"{part:g}" for part in value)
     if kind is str:
-        return ",".join(value) if value and isinstance(value[0], str) else str(size_text(value))
+        return str(size_text(value))
     return list(value) or None

@@ -220,8 +220,8 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     classes = [str(name) for name in about.get("classes", [])]
     names = [str(name) for name in about.get("names", [])]
     about_data = (opened.shape, classes, str(about.get("name", "")))
-    known = {"names": names, "objective": opened.task.objective, "stock": built.source.weights}
-    home = Home(opened.folder, built.site_values, *about_data, **known)
+    objective, stock = opened.task.objective, built.source.weights
+    home = Home(opened.folder, built.site_values, *about_data, names=names, objective=objective, stock=stock)
     export_global(writer.folder, home, outcome.models, opened.make_method())
     summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
     if names:

@@ -16,7 +16,7 @@ class Positional:
 
 
 class Commas:
-    """Marks a field of several words that the command takes as one, separated by commas."""
+    """Marks a field of several words or numbers that the command takes as one, separated by commas."""
 
 
 def read_edges(size: Any) -> Any:

@@ -74,7 +74,7 @@ class Folder(ImageSpec):
     citation = ""
 
     images: Annotated[Path, Positional()]
-    """The folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, ..."""
+    """The folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, NRRD, MHA, ..."""
     table: Path
     """CSV or TSV with a row for each image."""
     image_column: str

@@ -19,7 +19,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.ingest.choice import Choice, Outcome, exclusions
 from medfl.ingest.labels import number_subjects
 from medfl.ingest.masks import STRATA, about_empty, take_apart, with_masks
-from medfl.ingest.options import Positional, read_edges
+from medfl.ingest.options import Commas, Positional, read_edges
 from medfl.ingest.pipeline import QUARANTINE
 from medfl.ingest.spec import ImageSpec
 from medfl.ingest.volumes import NEAR, Case, Grid, grid_of, read_case
@@ -67,7 +67,7 @@ class _Task:
     spacing: tuple[float, ...]
 
 
-def read_numbers(text: Any) -> Any:
+def _numbers(text: Any) -> Any:
     """Numbers of a text such as 1x1x2.5 or -100,240."""
     if not isinstance(text, str):
         return text
@@ -76,6 +76,13 @@ def read_numbers(text: Any) -> Any:
         return tuple(map(float, words))
     except ValueError:
         raise SettingsError(f"expected numbers such as 1x1x2.5 or -100,240, got '{text}'") from None
+
+
+Spacing = Annotated[tuple[float, ...] | None, BeforeValidator(_numbers)]
+"""Millimetres along each axis, as 1x1x2.5."""
+
+Window = Annotated[tuple[float, ...] | None, BeforeValidator(_numbers), Commas()]
+"""Two intensities, as -100,240."""
 
 
 class VolumeSpec(ImageSpec):
@@ -98,9 +105,9 @@ class VolumeSpec(ImageSpec):
     """The folder of the release."""
     size: Annotated[tuple[int, ...] | None, BeforeValidator(read_edges)] = None
     """Of the volumes in the array, DxHxW; by default the smallest multiples of 16 that hold all."""
-    spacing: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = None
+    spacing: Spacing = None
     """Resample all to these millimetres, as 1x1x2; by default they stay as they are, which must be alike."""
-    window: Annotated[tuple[float, ...] | None, BeforeValidator(read_numbers)] = None
+    window: Window = None
     """Lowest and highest intensity that become 0 and 1, as -100,240; by default each volume has its own scale."""
 
     @abstractmethod

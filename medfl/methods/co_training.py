@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from medfl.contract import Site
 from medfl.methods.feature_hooks import FeatureHooks
@@ -47,10 +48,15 @@ class CompanionModel:
         """Whether the batch is too small for this model's batch-norm layers (rule G-6)."""
         return len(batch.rows) < self._smallest
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, num_classes) of images (B, C, *spatial)."""
+    def __call__(self, images: torch.Tensor, parameters: Tensors | None = None) -> torch.Tensor:
+        """Logits (B, num_classes) of images (B, C, *spatial).
+
+        Args:
+            images: A batch.
+            parameters: What it computes with in place of its own, by name; None leaves them.
+        """
         with self._aside:
-            logits: torch.Tensor = self.model(images)
+            logits: torch.Tensor = functional_call(self.model, parameters or {}, (images,))
         return logits
 
     def features_and_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

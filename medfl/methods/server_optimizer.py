@@ -99,6 +99,18 @@ class AdaptiveServer(Averaging):
         return stepped(old, mean | steps)
 
 
+def lengthened(server: Server, mean: Tensors, length: float) -> Tensors:
+    """The mean update with that of the parameters times a length; with 1 it is the mean update bit by bit.
+
+    Args:
+        server: Its state's meta lists the parameters.
+        mean: The mean update, float64 for floating tensors.
+        length: Of the server's step, > 0.
+    """
+    trained = set(server.state.meta["parameters"])
+    return {name: update * length if name in trained else update for name, update in mean.items()}
+
+
 def stepped(old: Tensors, steps: Tensors) -> Tensors:
     """Old tensors plus their steps; a tensor without one stays as it is."""
     return {name: add_update(tensor, steps[name]) if name in steps else tensor for name, tensor in old.items()}

@@ -25,16 +25,17 @@ from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
 from medfl.core.server import ServerLoop
 from medfl.core.site import SiteRunner, Splits
-from medfl.core.store import Inbox
+from medfl.core.store import Inbox, Store
 from medfl.data.pooled import Empty
 from medfl.data.sites import POOLED
 from medfl.data.transforms.dataset import pool
+from medfl.errors import SettingsError
 from medfl.runs.lifecycle import RunWriter
-from medfl.runs.poison import Poison, PoisonedCarrier, poisoned_sites, read_poison
+from medfl.runs.poison import Attackers, PoisonedCarrier, check_attackers, poisoned_sites
 from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+from medfl.types import GLOBAL, PUBLIC, SERVER, Dataset, Meta
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Run:
         leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
         needs_by_method: Name of each known method to what it needs of a task, for messages.
         absent: Tells whether a site is absent in a step.
+        attackers: Who attacks, as `settings.poison` says; None without attackers.
         secrets: Secrets of sites by name; others are derived from the seed, as this is a simulation.
         on_start: Called when the run folder is this run's.
         on_round: Called after each round.
@@ -86,6 +88,7 @@ class Run:
     leaks: tuple[str, ...] = ()
     needs_by_method: Mapping[str, Collection[str]] = field(default_factory=dict)
     absent: Callable[[str, int], bool] = lambda site, step: False
+    attackers: Attackers | None = None
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     on_start: Callable[[], None] = lambda: None
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
@@ -118,23 +121,21 @@ def simulate(run: Run) -> Result:
     torch.set_num_threads(run.execution.threads)
     method = run.make_method()
     check(run, method)
-    poison = read_poison(run.settings, method, run.task, run.sites)
     names = sorted(run.sites)
     writer = RunWriter(
         run.folder, run.method, run.method_args, run.settings, run.task, names, run.data_digest, run.execution
     )
     with writer.held():
-        hosts, viewers = _hosts(run, method, writer, poison)  # a site may refuse; then the folder stays free
+        hosts, viewers = _hosts(run, method, writer)  # a site may refuse; then the folder stays free
         writer.claim(run.record)
         for host in hosts.values():
             host.check_account()
         run.on_start()
         writer.begin()
-        parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent)
-        carrier = LocalCarrier(*parts) if poison is None else PoisonedCarrier(poison, *parts)
+        carrier = _carrier(run, hosts, viewers)
         try:
-            loop_parts = (run.make_method, carrier, run.task, run.settings, run.folder)
-            outcome = ServerLoop(*loop_parts, run.public, _tests(run), run.on_round).run()
+            parts = (run.make_method, carrier, run.task, run.settings, run.folder)
+            outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
         finally:
             carrier.close()
         classes = run.classes or run.task.objective.titles
@@ -170,6 +171,10 @@ def check(run: Run, method: Method) -> None:
     check_targets(run.task.objective, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
     check_privacy(run.settings, method, networks, images, len(images))
+    if bool(run.settings.poison) != (run.attackers is not None):
+        raise SettingsError("expected attackers if, and only if, the setting 'poison' names some.")
+    if run.attackers is not None:
+        check_attackers(run.attackers, run.settings, method, run.task, run.sites)
 
 
 # ---- sites
@@ -180,9 +185,16 @@ def _tests(run: Run) -> dict[str, Dataset]:
     return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
 
 
-def _hosts(
-    run: Run, method: Method, writer: RunWriter, poison: Poison | None
-) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
+def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner]) -> LocalCarrier:
+    """That of honest sites, or that of attackers among them."""
+    parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent)
+    if run.attackers is None:
+        return LocalCarrier(*parts)
+    memory = Store(run.folder / "state" / SERVER / "attackers")
+    return PoisonedCarrier(run.attackers, run.settings.seed, memory, *parts)
+
+
+def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
     """Sites that train, and holders of test data only."""
 
     def site(name: str, data: Splits) -> SiteRunner:
@@ -193,10 +205,10 @@ def _hosts(
 
     viewers = {held: writer.viewer(held, test) for held, test in _tests(run).items()}
     sites = dict(sorted(run.sites.items()))
-    if poison is not None:
-        sites = poisoned_sites(sites, poison, run.task, run.settings.seed)
     if run.settings.shared_test:
         sites = {name: replace(data, shared=run.global_test) for name, data in sites.items()}
+    if run.attackers is not None:
+        sites = poisoned_sites(sites, run.attackers, run.task, run.settings.seed)
     if not method.pools_data or len(sites) == 1:
         return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]

@@ -9,7 +9,7 @@ from torch import nn
 
 from medfl.objectives import Objective
 from medfl.settings import Settings
-from medfl.training.batches import load
+from medfl.training.batches import load, on_device
 from medfl.training.precision import autocast
 from medfl.types import Dataset, Loaded, Visited
 
@@ -77,6 +77,34 @@ def predict(
         judged.append(objective.judged(outputs, loaded.targets, metrics, loaded.spacing))
         kept.append(objective.kept(loaded.targets))
     return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
+
+
+def mean_loss(
+    model: nn.Module,
+    data: Dataset,
+    objective: Objective,
+    loss: nn.Module,
+    settings: Settings,
+    device: str = "cpu",
+    inferer: Inferer | None = None,
+) -> float:
+    """The mean loss of a model over the cases of a data set; nan for an empty one.
+
+    Args:
+        model: Put into evaluation mode.
+        data: The data set.
+        objective: Of the task; batches with fewer cases than its loss needs are left out.
+        loss: Of outputs and targets of a batch, a scalar; it counts as often as the batch has cases.
+        settings: For the precision.
+        device: Where `model` and `loss` are.
+        inferer: As in `predict`.
+    """
+    total, cases = 0.0, 0
+    for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer):
+        if len(outputs) >= objective.smallest_batch:
+            total += float(loss(outputs.to(device), on_device(loaded.targets, device))) * len(outputs)
+            cases += len(outputs)
+    return total / cases if cases else float("nan")
 
 
 def look_at(

@@ -88,7 +88,8 @@ class FedALA(FedAvg):
         task, settings, device = site.task, site.settings, site.task.device
         model = task.load(common, site.network).eval().requires_grad_(False)
         upper = {name: p.requires_grad_() for name, p in model.named_parameters() if name in own}
-        before, ends = kept(site, MIX), [{name: t[name].to(device) for name in upper} for t in (own, common)]
+        before = kept(site, MIX)
+        mine, theirs = ({name: tensors[name].to(device) for name in upper} for tensors in (own, common))
         weights = {name: before[name].to(device) if before else torch.ones_like(p) for name, p in upper.items()}
         generator, count = site.rng("mixture"), max(1, int(self.sample_fraction * len(site.train)))
         drawn = torch.randperm(len(site.train), generator=generator)[:count].split(settings.batch_size)
@@ -97,12 +98,12 @@ class FedALA(FedAvg):
         for _ in range((1 if before else self.max_passes) if batches else 0):
             for loaded in load(site.train, batches, generator):
                 with torch.no_grad():
-                    for name, tensor in mixture(*ends, weights).items():
+                    for name, tensor in mixture(mine, theirs, weights).items():
                         upper[name].copy_(tensor)
                 with autocast(settings, device):
                     loss = task.loss(model(loaded.inputs.to(device)), on_device(loaded.targets, device))
                 for name, gradient in zip(upper, torch.autograd.grad(loss, list(upper.values())), strict=True):
-                    weights[name] = ala_step(ends[0][name], ends[1][name], weights[name], gradient, self.eta)
+                    weights[name] = ala_step(mine[name], theirs[name], weights[name], gradient, self.eta)
             losses.append(loss.item())
             if len(losses) > self.window and pstdev(losses[-self.window :]) < self.threshold:
                 break

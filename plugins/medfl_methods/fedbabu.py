@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from medfl.contract import Model, Need, Order, Reply, Server, Site
+from medfl.contract import Model, Need, Server, Site
 from medfl.methods.body_sharing import BodySharing
-from medfl.methods.fit import Fit
-from medfl.methods.kept import keep, kept, shared_of
-from medfl.methods.rounds import Due, Step
+from medfl.methods.fit import Fit, FitResult
+from medfl.methods.kept import shared_of
+from medfl.methods.personal import LastStep
 from medfl.methods.trainings import Budget, Part, Training
 from medfl.networks.parts import without_head
 from medfl.task import Task
@@ -20,10 +21,10 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import select
 
 TUNED = "tuned"
-"""Names the fine-tuning, and where a site keeps what came out of it."""
+"""Names the fine-tuning."""
 
 
-class FedBABU(BodySharing):
+class FedBABU(LastStep, BodySharing):
     """Body aggregation and body update: only the body is trained and averaged, under one head that nobody changes.
 
     The head is that of the initial model, the same at all sites with one network, and is never sent. In the last round
@@ -62,34 +63,22 @@ class FedBABU(BodySharing):
         """The site's size, or 1."""
         return super().weight(meta) if self.weights == "size" else 1.0
 
-    # ---- the steps of a round
-
-    def round_steps(self) -> tuple[Step, ...]:
-        """Participants train the body; in the end all sites fine-tune."""
-        return *super().round_steps(), Step(TUNED, self.tune_orders, self.tune, quorum=0)
-
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
-        """The fine-tuning comes in the last round."""
-        last = server.round >= server.settings.rounds and self.finetune_epochs > 0
-        return [Due("fit"), *([Due(TUNED)] if last else [])][len(done) :]
-
-    def tune_orders(self, server: Server) -> list[Order]:
-        """To all sites, with the common body."""
-        return [Order(name, TUNED, self.publish(server)) for name in server.trainable()]
-
     # ---- a site
 
     def trainings(self, site: Site) -> Sequence[Training]:
         """The body's."""
         return (Training(part="body"),)
 
-    def tune(self, site: Site, order: Order) -> Reply:
-        """Fine-tune the common model and keep what comes out; nothing is sent."""
+    @property
+    def adapts(self) -> bool:
+        """Whether there is any fine-tuning."""
+        return self.finetune_epochs > 0
+
+    def adapt(self, site: Site, start: Tensors, sent: Tensors) -> FitResult:
+        """Fine-tune the common model."""
         training = Training(TUNED, Budget(self.finetune_epochs), self.finetune)
-        begin = self.full_state(site, select(order.tensors, MODEL))
-        done = self.fit(training.at(site), begin, training=training, sent=order.tensors)
-        keep(site, f"{TUNED}/", done.after)
-        return Reply(log=training.log(done.log), trained={"personal": Model(site.network, done.after)})
+        done = self.fit(training.at(site), start, training=training, sent=sent)
+        return replace(done, log=training.log(done.log))
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
         """The run's; in the fine-tuning with its learning rate."""
@@ -103,16 +92,15 @@ class FedBABU(BodySharing):
 
     def models(self, holder: Server | Site) -> dict[str, Model]:
         """A common model, and at each site its own."""
-        task, network = holder.task, holder.task.network
+        models, task = super().models(holder), holder.task
         if isinstance(holder, Server):
             common = shared_of(holder)
             full = task.initial(holder.settings.seed) | common
-            return {"global": Model(network, full)} if covers(task, full, common) else {}
-        common = select(holder.published, MODEL)
-        full = self.full_state(holder, common)
-        models = {"personal": Model(holder.network, kept(holder, f"{TUNED}/") or full)}
-        if holder.network == network and covers(task, full, common):
-            models["global"] = Model(network, full)
+        else:
+            common = select(holder.published, MODEL)
+            full = self.full_state(holder, common)
+        if (isinstance(holder, Server) or holder.network == task.network) and covers(task, full, common):
+            models["global"] = Model(task.network, full)
         return models
 
 

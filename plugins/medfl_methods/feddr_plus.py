@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from medfl.contract import Need, Server, Site
 from medfl.errors import SettingsError
 from medfl.methods.fit import Fit
+from medfl.methods.teacher import Teacher
 from medfl.methods.trainings import Training
 from medfl.networks.parts import body_and_head, features_and_logits, head_names, single_linear
 from medfl.task import Task
@@ -91,9 +91,9 @@ class FedDrPlus(FedAvg):
         return (Training(part="body"),)
 
     def before_fit(self, fit: Fit) -> None:
-        """The received model stays beside the one in training."""
+        """What the received body makes of the site's images."""
         if self.distilled:
-            fit.extra["received"] = copy.deepcopy(fit.model).eval().requires_grad_(False)
+            fit.extra["received"] = Teacher(body_and_head(fit.model)[0], fit.site)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Both terms."""
@@ -106,8 +106,7 @@ class FedDrPlus(FedAvg):
             first = dot_regression(features.float(), rows[task.objective.class_labels(batch.targets)]).mean()
         if not self.distilled:
             return self.beta * first
-        with torch.no_grad():
-            received = features_and_logits(fit.extra["received"], batch.images)[0].float()
+        received = fit.extra["received"](batch).flatten(1)
         return self.beta * first + self.distilled * feature_distillation(features.float(), received, self.fd)
 
 

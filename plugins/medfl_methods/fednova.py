@@ -12,6 +12,7 @@ from pydantic import Field
 from medfl.contract import ReducesTo, Replies, Server
 from medfl.methods.aggregation import normalised
 from medfl.methods.fit import Fit
+from medfl.methods.server_optimizer import lengthened
 from medfl.training.sgd import check_sgd, way
 from medfl.types import Meta, Tensors
 from medfl.utils.tells import LARGEST, Tell, count, number
@@ -101,6 +102,4 @@ class FedNova(FedProx):
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """The stretched step of the parameters; buffers take the mean."""
-        stretch, trained = server.state.meta[STRETCH], set(server.state.meta["parameters"])
-        step = {name: update * stretch if name in trained else update for name, update in mean.items()}
-        return super().server_update(server, old, mean if stretch == 1 else step)
+        return super().server_update(server, old, lengthened(server, mean, server.state.meta[STRETCH]))

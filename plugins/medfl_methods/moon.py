@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 from torch import nn
-from torch.nn import functional as F
 
 from medfl.contract import Model, Need, ReducesTo
 from medfl.methods.fit import Fit
 from medfl.methods.kept import keep, kept
 from medfl.methods.local_training import cpu_state
+from medfl.methods.losses import contrastive
 from medfl.methods.teacher import Teacher
 from medfl.networks.parts import body_and_head, features_of, with_head
 from medfl.task import Task
@@ -104,7 +104,7 @@ class Moon(FedAvg):
     def trunk(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
         """What of a network gives features, and what makes outputs of them."""
         body, head = body_and_head(model)
-        return (nn.Sequential(body, head.projection), head.out) if self.proj_dim else (body, head)
+        return (nn.Sequential(body, head.projection), head.out) if isinstance(head, ProjectedHead) else (body, head)
 
     # ---- a site
 
@@ -134,19 +134,3 @@ def projected(build: Callable[[], nn.Module], name: str, width: int, outputs: in
     """A network with a projection head in place of its own."""
     network = build()
     return with_head(network, ProjectedHead(features_of(network, name), width, outputs))
-
-
-def contrastive(features: torch.Tensor, near: torch.Tensor, far: torch.Tensor, tau: float) -> torch.Tensor:
-    """-log(e^{cos(z, near)/tau} / (e^{cos(z, near)/tau} + e^{cos(z, far)/tau})), as a mean over images.
-
-    Args:
-        features: z, (B, d).
-        near: What z is drawn to, (B, d); no gradient flows into it.
-        far: What z is drawn away from, (B, d); no gradient flows into it.
-        tau: Temperature, > 0.
-
-    Returns:
-        A scalar >= 0; ln 2 where both are as near.
-    """
-    gap = F.cosine_similarity(features, far.detach(), dim=1) - F.cosine_similarity(features, near.detach(), dim=1)
-    return F.softplus(gap / tau).mean()

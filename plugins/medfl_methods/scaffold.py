@@ -12,6 +12,7 @@ from medfl.contract import PayloadKind, Server
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.methods.kept import add_to_kept, keep, kept
+from medfl.methods.server_optimizer import lengthened
 from medfl.training.loop import Batch
 from medfl.training.sgd import check_sgd, way
 from medfl.types import MODEL, Meta, Tensors
@@ -75,11 +76,7 @@ class Scaffold(Averaging):
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """A step of length `server_lr`; buffers take the whole one."""
-        if self.server_lr == 1:
-            return super().server_update(server, old, mean)
-        trained = set(server.state.meta["parameters"])
-        step = {name: update * self.server_lr if name in trained else update for name, update in mean.items()}
-        return super().server_update(server, old, step)
+        return super().server_update(server, old, lengthened(server, mean, self.server_lr))
 
     def extra_fold(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
         """c <- c + |S| / N times the mean change."""

@@ -65,6 +65,7 @@ def test_a_run_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_pat
     assert str(os.getpid()) not in trained
 
 
+@pytest.mark.slow
 def test_a_study_with_workers_never_asks_for_a_gpu(gpu: Gpu, cohort: Path, tmp_path: Path) -> None:
     """Its runs are carried out in this process, so that also what the study does between them comes before a fork."""
     study = {

@@ -22,17 +22,28 @@ SITES = make_sites(SIZES)
 REGISTRY = load_plugins()
 
 
+class Double(nn.Module):
+    def forward(self, images):
+        return images.double()
+
+
 class Net(nn.Module):
     """A body of a linear layer and batch norm, and a linear head, all in float64."""
 
     def __init__(self, norm=True):
         super().__init__()
-        layers = [nn.Flatten(), nn.Linear(36, 6), nn.BatchNorm1d(6) if norm else nn.Identity(), nn.Tanh()]
+        layers = [
+            Double(),
+            nn.Flatten(),
+            nn.Linear(36, 6),
+            nn.BatchNorm1d(6) if norm else nn.Identity(),
+            nn.Tanh(),
+        ]  # the norm is body.3
         self.body = nn.Sequential(*layers).double()
         self.head = nn.Linear(6, 3).double()
 
     def forward(self, images):
-        return self.head(self.body(images.double()))
+        return self.head(self.body(images))
 
 
 def task_of(momentum=0.0):
@@ -77,7 +88,7 @@ def batches(site, round_, steps=None, phase=""):
     return rows if steps is None else rows[:steps]
 
 
-def plain_sgd(tensors, site, round_, momentum=0.0, term=lambda w: 0.0, part="", rows=None):
+def plain_sgd(tensors, site, round_, momentum=0.0, term=lambda w: 0.0, part="", rows=None, extra=None):
     """SGD on the mean cross entropy plus a term, from a model; the model after it, buffers included.
 
     Args:
@@ -88,6 +99,7 @@ def plain_sgd(tensors, site, round_, momentum=0.0, term=lambda w: 0.0, part="", 
         term: Of the parameters by name.
         part: Prefix of the names that are trained; the rest is fixed and in evaluation mode.
         rows: Of each batch; those of the round otherwise.
+        extra: A further term, of the features and logits of a batch, its images and its labels.
     """
     model = Net()
     model.load_state_dict(tensors)
@@ -98,13 +110,24 @@ def plain_sgd(tensors, site, round_, momentum=0.0, term=lambda w: 0.0, part="", 
     speed = {name: torch.zeros_like(p) for name, p in w.items()}
     for batch in batches(site, round_) if rows is None else rows:
         images, labels = SITES[site].train.batch(batch)
-        loss = F.cross_entropy(model(images), labels) + term(w)
+        features = model.body(images)
+        logits = model.head(features)
+        loss = F.cross_entropy(logits, labels) + term(w)
+        if extra is not None:
+            loss = loss + extra(features, logits, images, labels)
         grads = torch.autograd.grad(loss, list(w.values()))
         with torch.no_grad():
             for (name, p), grad in zip(w.items(), grads):
                 speed[name] = momentum * speed[name] + grad
                 p -= LR * speed[name]
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def frozen(tensors):
+    """A model in evaluation mode, whose features and logits have no gradient."""
+    model = Net()
+    model.load_state_dict(tensors)
+    return model.eval().requires_grad_(False)
 
 
 def mean(models, weights):

@@ -153,7 +153,8 @@ def _lay_out(kind: Kind, folder: Path, pattern: str, count: int, rng: np.random.
 
 def _write_lists(kind: Kind, path: Path, count: int) -> None:
     """A list file: of one section, or of those that the configuration names, as a Decathlon's has them."""
-    keys = list(dict.fromkeys(re.findall(r"data_list_key='(\w+)'", " ".join(_texts(kind.config)))))
+    configs = [file.read_text() for file in sorted((kind.bundle.root / "configs").iterdir())]  # `evaluate`'s, too
+    keys = list(dict.fromkeys(re.findall(r"data_list_key='(\w+)'", " ".join(configs))))
     if not keys and path.name == "dataset.json":
         keys = ["training"]
     own = next((file for file in kind.list_files.values() if Path(file).name == path.name), None)

@@ -117,3 +117,14 @@ def test_a_long_sum_of_updates_is_warned_of(tmp_path, caplog):
     server = Server("server", 2, state, make_task(), Settings(rounds=2), sites=["a"])
     FedDyn().server_update(server, {"w": torch.ones(2)}, {"w": torch.zeros(2, dtype=torch.float64)})
     assert "FedDyn's sum of updates is more than 10 times as long" in caplog.text
+
+
+@pytest.mark.slow
+def test_single_images_are_hidden_by_dp_sgd(tmp_path):
+    """Both terms are in the loss of each image, so they are clipped with it; g_k is the sum of noised updates."""
+    pytest.importorskip("opacus")
+    privacy = {"unit": "sample", "epsilon": 8.0, "delta": 1e-3, "clip": 1.0}
+    result = run(tmp_path, task=make_task("plain"), privacy=privacy, rounds=2)
+    assert all(bool(tensor.isfinite().all()) for tensor in result.outcome.models["global"].tensors.values())
+    with pytest.raises(SettingsError, match="by_size needs the number of training images"):
+        run(tmp_path / "sizes", args={"by_size": True}, task=make_task("plain"), privacy=privacy)

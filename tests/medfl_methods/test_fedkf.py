@@ -5,9 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from medfl.core.store import Store
+from medfl.networks.norms import evaluating
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_sites, make_task
-from medfl_methods.fedkf.generator import Generator, evaluating, generator_loss, imbalance
+from medfl_methods.fedkf.generator import Generator, generator_loss, imbalance
 
 REGISTRY = load_plugins()
 SMALL = {"noise_dim": 8, "width": 4}

@@ -121,6 +121,7 @@ def test_names_say_the_model_and_the_moment(run_folder: Path) -> None:
     assert not [name for name in metrics if "loss" in name], "what is not finite is no point"
 
 
+@pytest.mark.slow
 def test_the_store_that_monai_names_by_itself(run_folder: Path) -> None:
     """An SQLite file in the run folder, artefacts beside it."""
     pytest.importorskip("sqlalchemy", reason="an SQLite store needs SQLAlchemy")

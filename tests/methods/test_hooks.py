@@ -234,6 +234,7 @@ def test_budgets_are_shared_out():
     assert Budget(3).split(1.0) == (Budget(3), Budget(0))
 
 
+@pytest.mark.slow
 def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
     class Careless(Apart):
         """Says what it may not say."""

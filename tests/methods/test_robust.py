@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from medfl.contract import Server, State
+from medfl.core.checks import check_robust
 from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.methods.robust.fold import robust_mean, squared_distances
-from medfl.methods.robust.rules import bulyan_choice, check_rule, krum_scores, least_replies
+from medfl.methods.robust.rules import bulyan_choice, chance_of_more, check_rule, krum_scores, least_replies
 from medfl.plugins import load_plugins
 from medfl.settings import Robust, Settings
-from medfl.testing.cohort import Case, bits, make_sites, make_task
+from medfl.testing.cohort import Case, bits, make_task
 from medfl.utils.wire import tensors_equal
 
 REGISTRY = load_plugins()
@@ -174,6 +175,12 @@ def test_a_setting_of_another_rule_is_refused(options):
         check_rule(Robust(rule="median", **options), 9)
 
 
+def test_how_likely_too_many_attackers_are_drawn():
+    assert chance_of_more(10, 2, 5, 1) == pytest.approx(0.2222222222)
+    assert chance_of_more(10, 2, 10, 2) == 0
+    assert chance_of_more(10, 3, 10, 2) == 1
+
+
 # ---- in a run
 
 
@@ -217,16 +224,29 @@ def test_a_round_with_too_few_replies_ends_the_run(tmp_path):
 
 SAFE = {
     *("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "fedbn", "fedper", "fedrep", "fedbabu"),
-    *("lg_fedavg", "ditto", "moon", "fedntd", "fedala", "feddr_plus", "mr_mtl"),
+    *("lg_fedavg", "ditto", "moon", "fedntd", "fedala", "feddr_plus", "mr_mtl", "apfl", "per_fedavg", "pfedme"),
+    *("fedrod", "flash", "fenda", "perfcl", "fedkd", "feddyn"),
 }
 
+REASONS = {
+    "centralized": "it has the data themselves",
+    "fedcross": "sites send their models to each other",
+    "local": "sites send nothing, and no updates",
+    "fedproto": r"sites send 'proto/' \(statistic\), and no updates",
+    "fedcurv": r"sites send 'fisher/' \(statistic\), 'pull/' \(statistic\) beside their updates",
+    "scaffold": "several means, of 'model/', 'control/'",
+    "fednova": "weighs replies by what sites say of themselves",
+}
+"""Method to why a rule has no place in it."""
 
-def test_what_makes_something_else_of_replies_is_refused_by_name(tmp_path):
+
+def test_what_makes_something_else_of_replies_is_refused_by_name():
     methods = {name: REGISTRY.make_method(name, {}) for name in REGISTRY.methods}
     assert {name for name, method in methods.items() if method.supports_robust} == SAFE
     assert not REGISTRY.make_method("fedper", {"global_head": "average"}).supports_robust
-    with pytest.raises(SettingsError, match="'median' stands in place of the one mean .* method 'scaffold'"):
-        Case(REGISTRY, "scaffold").run(tmp_path, robust={"rule": "median"}, sites=make_sites())
+    for name, reason in REASONS.items():
+        with pytest.raises(SettingsError, match=f"'median' stands in place of the one mean .* '{name}', .*{reason}"):
+            check_robust(name, methods[name], Settings(rounds=1, robust={"rule": "median"}))
 
 
 def test_who_changes_what_is_folded_has_to_say_that_it_is_safe():

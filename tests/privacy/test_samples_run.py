@@ -42,6 +42,8 @@ METHODS = [
     ("fedntd", {}),
     ("mr_mtl", {}),
     ("lg_fedavg", {}),
+    ("flash", {}),
+    ("fenda", {"cosine": 0.1}),
     ("fedkper", {"lambda_scope": "sample"}),
     ("fedkper", {"distill": False}),
     ("local", {"optimizer_state": "persistent"}),

@@ -98,6 +98,7 @@ def test_the_same_runs_give_the_same_bytes(rich, tmp_path):
     assert write_report(elsewhere, tmp_path / "two.html").read_bytes() == first
 
 
+@pytest.mark.slow
 def test_twenty_sites_a_hundred_rounds_three_runs_fit_into_two_megabytes(tmp_path):
     sites = [f"site-{number:02d}" for number in range(1, 21)]
     options = {"sites": sites, "rounds": 100, "classes": [f"class {n}" for n in range(8)], "state": False, "images": 30}

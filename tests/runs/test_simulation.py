@@ -53,7 +53,9 @@ def refused(folder, error, text, toy=None, **options):
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path):
-    with pytest.raises(PluginError, match=r"Unknown method 'fedporx'\. Did you mean 'fedprox'\? Known: centralized,"):
+    with pytest.raises(
+        PluginError, match=r"Unknown method 'fedporx'\. Did you mean 'fedprox'\? Known: apfl, centralized,"
+    ):
         REGISTRY.make_method("fedporx", {})
     known = r"unknown option 'mue'\. Did you mean 'mu'\? Known: gradient_clip, mu, w"
     with pytest.raises(SettingsError, match=rf"method 'fedprox'.*\n.*{known}"):

@@ -77,7 +77,9 @@ def test_it_runs_and_is_not_run_again(study, tmp_path):
     file = study(zoo_shapes.tools, rows={"together": {"method": "fedavg"}})
     outcome = run_study(load_study(file, tmp_path / "data", tmp_path / "out"))
     assert set(outcome.status.values()) == {"finished"}
-    assert "dice" in (tmp_path / "out" / "results" / "tools.md").read_text().lower()
+    page = (tmp_path / "out" / "results" / "tools.md").read_text()
+    assert "1 of 1 runs are finished" in page
+    assert "No run has scores on the split 'test'. Known: val" in page, "the bundle has no list for `evaluate`"
     again = Runs()
     run_study(load_study(file, tmp_path / "data", tmp_path / "out"), again)
     assert not again.commands

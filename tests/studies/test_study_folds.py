@@ -69,6 +69,7 @@ def rows_of(place: Path, splits: tuple[str, ...]) -> Iterator[tuple[str, list[in
         yield name, sorted(record["image"] for split in splits for record in by_split[split])
 
 
+@pytest.mark.slow
 def test_the_folds_of_a_seed_share_the_dealing_and_test_each_image_once(dealt: Path) -> None:
     held = {}
     for seed in (0, 1):

@@ -34,6 +34,7 @@ def run(registry, folder, args, name="outside", **settings):
     return Case(registry, name, args).run(folder, task=make_task("plain"), **({"rounds": 2} | settings))
 
 
+@pytest.mark.slow
 def test_its_method_keeps_the_contract():
     check_method("outside", plugins=[PLUGIN])
 

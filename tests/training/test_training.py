@@ -1,6 +1,8 @@
 """The local training loop: which rows are visited, what is skipped, what a precision changes."""
 
 import math
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 from medfl.settings import Settings
-from medfl.testing.cohort import SmallNet, TensorData, make_data
+from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
 from medfl.training.loop import row_batches, train
 from medfl.training.precision import autocast
 from medfl.utils.rng import make_generator, pinned
@@ -41,6 +43,40 @@ def test_epochs_are_shuffled_unlike_and_by_the_stream_alone():
     first, second = (sum(part, []) for part in (batches(20, 5, 2)[:4], batches(20, 5, 2)[4:]))
     assert first != second != list(range(20))
     assert batches(20, 5, 2) == batches(20, 5, 2) != batches(20, 5, 2, seed=1)
+
+
+class Halves:
+    """A schedule that restarts in each round, and halves the rate from epoch to epoch."""
+
+    restarts = True
+    facts: ClassVar[dict[str, str]] = {"kind": "halves"}
+
+    def __call__(self, number):
+        return 0.5 ** (number - 1)
+
+
+@pytest.mark.parametrize(
+    ("length", "shares"), [({"epochs": 3}, [1, 1, 0.5, 0.5, 0.25, 0.25]), ({"steps": 3}, [1, 1, 0.5])]
+)
+def test_a_schedule_that_restarts_goes_by_the_epochs_of_a_training(length, shares):
+    """Of 7 images in batches of 5, two are an epoch, also where steps are counted; a round's decay counts besides."""
+    model = net(norm=False)
+    task = replace(make_task(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), schedule=Halves())
+    task = task.in_round(3, lr_decay=0.5)
+    own, beside = task.optimizer(model.parameters()), task.optimizer([nn.Parameter(torch.zeros(1))])
+    seen = []
+    train(
+        model,
+        make_data(7, "site"),
+        lambda batch: nn.functional.cross_entropy(model(batch.images), batch.targets),
+        own,
+        Settings(rounds=1, batch_size=5, **length),
+        make_generator("training"),
+        after_batch=lambda: seen.append((own.param_groups[0]["lr"], beside.param_groups[0]["lr"])),
+        before_epoch=task.epoch_rates,
+    )
+    assert [rate for rate, _ in seen] == pytest.approx([0.1 * 0.25 * share for share in shares])
+    assert all(rate == other for rate, other in seen), "the optimiser of a model beside it follows as well"
 
 
 def fit(model, data, after_batch=None, **settings):

@@ -68,8 +68,7 @@ LOADER = {
 }
 """Arguments of the training loader that are left out."""
 
-SAVERS = ("SaveImaged", "SaveImageD", "SaveImageDict")
-SAVERS += ("SaveClassificationd", "SaveClassificationD", "SaveClassificationDict")
+SAVERS = tuple(f"Save{what}{end}" for what in ("Image", "Classification") for end in ("d", "D", "Dict"))
 """MONAI's transforms that write images and tables of patients."""
 
 SEVERAL_GPUS = ("DistributedDataParallel", "DistributedSampler", "init_process_group", "torch.distributed")

@@ -1,7 +1,7 @@
 """Read one image file, the same way when a data set is prepared and when a trained network is used.
 
-What is read: the pictures of `medfl.data.readers.pictures` (PNG, JPEG, TIFF, BMP, PGM), DICOM, and NIfTI volumes. The
-rules:
+What is read: the pictures of `medfl.data.readers.pictures` (PNG, JPEG, TIFF, BMP, PGM), DICOM, NIfTI volumes, and, with
+`itk`, NRRD and MHA files, which follow the rules of NIfTI. The rules:
 
 - Files with 8 bits a channel (also DICOM files in colour) give uint8, with their values as they are. All others (DICOM
   in grey, NIfTI, images of 16 or 32 bits) give float32 in [0, 1]: each image is scaled by its own smallest and largest
@@ -32,10 +32,12 @@ from medfl.data.readers.dicom import read_dicom
 from medfl.data.readers.dicom_header import cannot_open, decoding, is_dicom, open_dicom
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refuse_identity
 from medfl.data.readers.dicom_intent import intent_of
+from medfl.data.readers.itk_files import ITK_SUFFIXES, open_itk
 from medfl.data.readers.pictures import FORMATS, in_colour, is_deep, open_picture, read_picture, to_unit
+from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError, SettingsError
 
-IMAGE_SUFFIXES = (*FORMATS, ".dcm", ".nii", ".nii.gz")
+IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
 """Ends of file names, in small letters, that say that a file is an image. Others can be read by their full name."""
 
 MOST_VOXELS = 512 * 512 * 2048
@@ -71,10 +73,10 @@ def look_at(path: Path, check: str = "strip") -> ImageKind:
         DataError: If it is no image, or of a kind that can't be read.
     """
     kind = kind_of(path)
-    if kind == "nifti":
+    if kind == "volume":
         with decoding():
-            volume = _open_nifti(path)
-        _check_nifti(volume)
+            volume = _open_volume(path)
+        _check_volume(volume)
         return ImageKind(2 if _is_slice(volume.shape) else 3, colour=False, deep=True)
     if kind == "dicom":
         header = open_dicom(path, pixels=False)
@@ -105,8 +107,8 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
     if channels not in (1, 3):
         raise SettingsError(f"expected 1 or 3 channels, got {channels}")
     kind = kind_of(path)
-    pixels = {"nifti": _read_nifti, "dicom": _read_dicom}.get(kind, read_picture)(path)
-    if kind == "nifti" and pixels.ndim == 3:
+    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_picture)(path)
+    if kind == "volume" and pixels.ndim == 3:
         return _volume(pixels, size, channels)
     if len(size) != 2:
         raise DataError(f"expected a volume for the size {_times(size)}, got a 2-D image. Give two numbers.")
@@ -120,8 +122,8 @@ def image_size(path: Path) -> tuple[int, ...]:
         DataError: As `read_image` does.
     """
     kind = kind_of(path)
-    pixels = {"nifti": _read_nifti, "dicom": _read_dicom}.get(kind, read_picture)(path)
-    return tuple(pixels.shape if kind == "nifti" else pixels.shape[:2])
+    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_picture)(path)
+    return tuple(pixels.shape if kind == "volume" else pixels.shape[:2])
 
 
 def _picture(pixels: np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
@@ -152,7 +154,7 @@ def _resize(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def kind_of(path: Path) -> str:
-    """What a file is read as: ``nifti`` by the end of its name, ``dicom`` by that or its first bytes, or ``picture``.
+    """What a file is read as: ``volume`` by the end of its name, ``dicom`` by that or its first bytes, or ``picture``.
 
     A name that ends as that of a picture counts more than the first bytes: `medfl.data.readers.pictures` then checks
     them.
@@ -165,8 +167,8 @@ def kind_of(path: Path) -> str:
             head = file.read(132)
     except OSError as error:
         raise cannot_open(error) from None
-    if path.name.lower().endswith((".nii", ".nii.gz")):
-        return "nifti"
+    if path.name.lower().endswith((*SUFFIXES, *ITK_SUFFIXES)):
+        return "volume"
     dicom = path.suffix.lower() == ".dcm" or (is_dicom(head) and path.suffix.lower() not in FORMATS)
     return "dicom" if dicom else "picture"
 
@@ -179,13 +181,13 @@ def _read_dicom(path: Path) -> np.ndarray:
     return 1 - unit if image.inverted else unit
 
 
-def _open_nifti(path: Path) -> Any:
+def _open_volume(path: Path) -> Any:
     import nibabel
 
-    return nibabel.load(path)
+    return open_itk(path, MOST_VOXELS) if path.name.lower().endswith(ITK_SUFFIXES) else nibabel.load(path)
 
 
-def _check_nifti(volume: Any) -> None:
+def _check_volume(volume: Any) -> None:
     if math.prod(volume.shape) > MOST_VOXELS:
         raise DataError(
             f"expected a volume of up to {MOST_VOXELS // 10**6} million voxels, its head states "
@@ -200,12 +202,12 @@ def _check_nifti(volume: Any) -> None:
         )
 
 
-def _read_nifti(path: Path) -> np.ndarray:
+def _read_volume(path: Path) -> np.ndarray:
     import nibabel
 
     with decoding():
-        volume = _open_nifti(path)
-    _check_nifti(volume)
+        volume = _open_volume(path)
+    _check_volume(volume)
     with decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from medfl.data.readers.itk_files import lacks_reader
 from medfl.errors import DataError
 from medfl.utils.configuration import described
 
@@ -50,6 +51,9 @@ def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection
                 raise DataError(
                     f"the file of '{key}' at {place} is missing. Put it where the list says, or leave the case out."
                 )
+            for path in _named(case.get(key)):
+                if lack := lacks_reader(path):
+                    raise DataError(f"the file of '{key}' at {place} can't be read: {lack}.")
 
 
 def case_digest(case: Case) -> str:

@@ -57,6 +57,20 @@ def check_rule(robust: Robust, replies: int) -> None:
         )
 
 
+def chance_of_more(sites: int, attackers: int, drawn: int, f: int) -> float:
+    """How likely more than f attackers are among the sites that are drawn for a round, without replacement; in [0, 1].
+
+    Args:
+        sites: Of which sites are drawn.
+        attackers: How many of these attack.
+        drawn: How many are drawn.
+        f: As in the setting.
+    """
+    from scipy.stats import hypergeom  # takes long to import
+
+    return float(hypergeom.sf(f, sites, attackers, drawn))
+
+
 # ---- rules that weigh replies
 
 

@@ -62,7 +62,7 @@ class LowRankFactors:
     @property
     def kinds(self) -> Collection[PayloadKind]:
         """Updates."""
-        return ("update",)
+        return frozenset[PayloadKind]({"update"})
 
     def encode(self, tensors: Tensors, rng: torch.Generator) -> tuple[Tensors, Meta]:
         """Factors where these have fewer numbers, and the shapes of what they are of."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from monai.networks.layers.factories import Conv, Norm
@@ -61,15 +60,3 @@ def imbalance(probabilities: torch.Tensor) -> torch.Tensor:
     """1 + sum_c p_c log p_c / log C of the mean p of probabilities (B, C): 0 for all classes alike, 1 for a single."""
     mean = probabilities.mean(0)
     return 1 + torch.xlogy(mean, mean).sum() / math.log(len(mean))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within the block a model is in evaluation mode; then each of its modules is in the mode that it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

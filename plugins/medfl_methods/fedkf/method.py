@@ -16,6 +16,7 @@ from medfl.methods.kept import keep, kept, shared_of, wide
 from medfl.methods.local_training import cpu_state
 from medfl.methods.losses import distillation
 from medfl.methods.transfer import is_finite
+from medfl.networks.norms import evaluating
 from medfl.networks.parts import features_and_logits
 from medfl.training.loop import Batch
 from medfl.training.optimizer_state import read_state, write_state
@@ -23,7 +24,7 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.rng import pinned
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
-from medfl_methods.fedkf.generator import Generator, evaluating, generator_loss
+from medfl_methods.fedkf.generator import Generator, generator_loss
 
 LAST, TEACHER = "last/", "teacher/"
 """Where the server keeps the last model of each site; what the names of the teacher's tensors begin with."""

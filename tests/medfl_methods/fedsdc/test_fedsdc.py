@@ -209,6 +209,7 @@ def facts(case):
     return result.outcome.findings.meta["heads"]
 
 
+@pytest.mark.slow
 def test_sd_4_choosing_heads_changes_no_training(runs):
     for folder, _, _ in runs.values():
         assert tensors_equal(body_at(folder), body_at(runs["all"][0]))

@@ -1,0 +1,136 @@
+"""FedDG-GA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from medfl.contract import Findings, Order, Replies, Server
+from medfl.errors import SettingsError
+from medfl.methods.averaging import Averaging
+from medfl.methods.fit import Fit
+from medfl.training.predict import mean_loss
+from medfl.types import Meta
+from medfl.utils.tells import Tell, count, number, or_none
+
+LEAST = 1e-9
+"""Gaps whose deviations are smaller than this share of the largest gap count as equal."""
+
+
+class FedDGGA(Averaging):
+    """Averaging in which a site weighs more, the more it loses by the mean: generalisation adjustment.
+
+    The gap of a site is the loss of the common model on its validation images, less the loss there of the model that it
+    had sent to that mean. Weights a_k begin at 1/K, for all K sites with training images. After each round r of R they
+    move by d_r (G_k - mean G) / max |G - mean G|, with d_r = step (1 - (r - 1) / R), are cut to [0, 1], and made to sum
+    to 1. A site tells its gap with its next reply, before which the weights are changed; so a round is one exchange.
+    A site whose last reply was not to the round before has no gap and keeps its a_k. Where gaps are equal nothing
+    changes. Training at the sites is FedAvg's, and the first round is that of `fedavg` with ``weights = uniform``.
+
+    Each site tells how its validation loss changes, so a run with a privacy setting refuses this method. As d_r hangs
+    on the number of rounds, a run can't be continued with another one after its second round.
+
+    When to use it: When the model shall do well at hospitals that took no part: sites that the mean serves badly are
+    heard more. All need validation images.
+
+    Attributes:
+        step: How far weights move at most in the first round, in (0, 1).
+
+    Source: Zhang, Xu, Yao, Zhang, Tian, Wang, CVPR 2023, equations 7 to 9 and Algorithm 1.
+    """
+
+    sends_meta: ClassVar[Mapping[str, Tell]] = {
+        "size": Tell("private", count()),
+        "gap": Tell("needed", or_none(number()), after=("fit",)),
+    }
+
+    step: float = Field(0.2, gt=0, lt=1)
+
+    # ---- the server
+
+    def setup(self, server: Server) -> None:
+        """The common initial model, and equal weights.
+
+        Raises:
+            SettingsError: If a site with training images has none for validation.
+        """
+        super().setup(server)
+        names = server.trainable()
+        if lacking := [name for name in names if not server.facts.get(name, {}).get("validates", True)]:
+            raise SettingsError(
+                f"feddg_ga weighs sites by their validation loss: expected validation images at each, got none at "
+                f"{lacking[:3]}. Give them a validation split, or choose the method 'fedavg'."
+            )
+        server.state.meta["shares"] = dict.fromkeys(names, 1 / max(1, len(names)))
+
+    def orders(self, server: Server) -> list[Order]:
+        """As in FedAvg.
+
+        Raises:
+            SettingsError: If the run was continued with another number of rounds.
+        """
+        begun, rounds = server.state.meta.get("rounds"), server.settings.rounds
+        if begun not in (None, rounds):
+            raise SettingsError(
+                f"feddg_ga's steps hang on the number of rounds: expected {begun}, with which the run began, got "
+                f"{rounds}. Start a new run."
+            )
+        return super().orders(server)
+
+    def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
+        """a_k."""
+        return {name: server.state.meta["shares"].get(name, 0.0) for name in metas}
+
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """Adjust the weights by the gaps of the round before, then average."""
+        gaps = {name: meta["gap"] for name, meta in replies.meta.items() if meta["gap"] is not None}
+        length = self.step * (1 - (server.round - 2) / server.settings.rounds)
+        if server.round > 2:  # before, no step hangs on the number of rounds
+            server.state.meta["rounds"] = server.settings.rounds
+        server.state.meta["shares"] = adjusted(server.state.meta["shares"], gaps, length)
+        super().aggregate(server, replies)
+
+    def findings(self, server: Server) -> Findings:
+        """The weights of the sites."""
+        return Findings({"weights": server.state.meta["shares"]})
+
+    # ---- a site
+
+    def before_fit(self, fit: Fit) -> None:
+        """The gap of the received model to the one that was sent last, if that was a round ago."""
+        last, received = fit.site.state.meta.get("sent"), validation_loss(fit)
+        gap = received - last["loss"] if last is not None and last["round"] == fit.site.round - 1 else math.nan
+        fit.meta["gap"] = gap if math.isfinite(gap) else None
+
+    def after_fit(self, fit: Fit) -> None:
+        """The validation loss of what is sent."""
+        fit.site.state.meta["sent"] = {"round": fit.site.round, "loss": validation_loss(fit)}
+
+
+def validation_loss(fit: Fit) -> float:
+    """The mean loss of the model on the site's validation images."""
+    task, site = fit.site.task, fit.site
+    assert site.val is not None
+    return mean_loss(fit.model, site.val, task.objective, task.loss, site.settings, task.device, task.inferer)
+
+
+def adjusted(shares: Mapping[str, float], gaps: Mapping[str, float], length: float) -> dict[str, float]:
+    """a + length (G - mean G) / max |G - mean G|, cut to [0, 1] and made to sum to 1.
+
+    Args:
+        shares: a, site to weight, >= 0; they sum to 1.
+        gaps: G, site to gap, finite. A site without one keeps its weight, up to the sum; equal gaps change nothing.
+        length: How far a weight moves at most, >= 0.
+    """
+    known = {name: gap for name, gap in gaps.items() if name in shares}
+    mean = math.fsum(known.values()) / max(1, len(known))
+    farthest = max((abs(gap - mean) for gap in known.values()), default=0.0)
+    if farthest <= LEAST * max(map(abs, known.values()), default=0.0):
+        return dict(shares)
+    moved = {name: share + length * (known.get(name, mean) - mean) / farthest for name, share in shares.items()}
+    cut = {name: min(1.0, max(0.0, share)) for name, share in moved.items()}
+    total = math.fsum(cut.values())
+    return {name: share / total for name, share in cut.items()}

@@ -1,0 +1,97 @@
+"""FedDG-GA: its weights by hand, whose losses make them, and what it refuses."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from medfl.core.store import Store
+from medfl.data.pooled import Empty
+from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
+from medfl.testing.cohort import Case, bits, make_sites, make_task, states
+from medfl.types import SERVER
+from medfl.utils.wire import tensors_equal
+from medfl_methods.feddg_ga import adjusted
+
+REGISTRY = load_plugins()
+THIRDS = dict.fromkeys("abc", 1 / 3)
+
+
+def run(folder, args=None, name="feddg_ga", **options):
+    return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 2} | options))
+
+
+def newest(folder, name):
+    return Store(folder / "state" / name).latest().state()
+
+
+# ---- the weights
+
+
+def test_weights_move_by_how_far_gaps_are_from_their_mean():
+    weights = adjusted(THIRDS, {"a": 0.3, "b": 0.1, "c": -0.1}, 0.2)
+    assert list(weights.values()) == pytest.approx([8 / 15, 5 / 15, 2 / 15], abs=1e-12)
+    assert list(weights.values()) != pytest.approx([0.375, 0.3333333333, 0.2916666667], abs=1e-3)
+
+
+@pytest.mark.parametrize("gaps", [{}, {"a": 5.0}, dict.fromkeys("abc", 0.1), dict.fromkeys("abc", 0.0), {"x": 1.0}])
+def test_equal_gaps_change_nothing(gaps):
+    assert adjusted(THIRDS, gaps, 0.2) == THIRDS
+
+
+def test_weights_stay_shares_and_an_absent_site_keeps_its_own():
+    weights = adjusted({"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 2.0, "b": -1.0}, 0.2)
+    assert weights == pytest.approx({"a": 1 / 1.05, "b": 0.0, "c": 0.05 / 1.05})
+
+
+# ---- a run
+
+
+def test_the_first_round_is_the_plain_mean(tmp_path):
+    plain = bits(run(tmp_path / "plain", {"weights": "uniform"}, "fedavg", rounds=1))
+    ours = bits(run(tmp_path / "ours", rounds=1))
+    assert all(tensors_equal(ours[name], plain[name]) for name in plain)
+
+
+def test_gaps_are_those_of_the_mean_to_the_models_that_made_it(tmp_path):
+    """Of two rounds, computed from the models that a run of one round leaves."""
+    task, sites = make_task(), make_sites()
+    first = run(tmp_path / "first", rounds=1)
+    begun, gaps = task.initial(7), {}
+    for name, splits in sites.items():
+        images, labels = splits.val.batch(torch.arange(len(splits.val)))
+        update = Store(tmp_path / "first" / "state" / name).latest().tensors
+        own = {key: tensor + update[f"reply/model/{key}"] for key, tensor in begun.items()}
+        common = first.outcome.models["global"].tensors
+        with torch.no_grad():
+            losses = [task.loss(task.load(model).eval()(images), labels).item() for model in (common, own)]
+        gaps[name] = losses[0] - losses[1]
+    run(tmp_path / "both")
+    expected = adjusted(dict.fromkeys(sites, 1 / 3), gaps, 0.2)
+    assert newest(tmp_path / "both", SERVER).meta["shares"] == pytest.approx(expected, abs=1e-5)
+    replies = [Store(tmp_path / "both" / "state" / name).latest().tensors for name in sites]
+    for name, tensor in states(tmp_path / "first")[SERVER].items():
+        updates = [reply[f"reply/model/{name}"] for reply in replies]
+        if tensor.is_floating_point():
+            mean = sum(share * update for share, update in zip(expected.values(), updates, strict=True))
+            torch.testing.assert_close(states(tmp_path / "both")[SERVER][name], tensor + mean, atol=1e-5, rtol=1e-4)
+
+
+def test_a_site_that_was_away_has_no_gap(tmp_path):
+    run(tmp_path, rounds=3, absent=lambda site, step: site == "site-2" and step == 2)
+    shares = newest(tmp_path, SERVER).meta["shares"]
+    assert math.fsum(shares.values()) == pytest.approx(1)
+    assert newest(tmp_path, "site-2").meta["sent"]["round"] == 3
+    assert shares["site-2"] == pytest.approx(1 / 3)  # the other two moved against each other
+
+
+def test_what_it_can_not_do_without_is_asked_for(tmp_path):
+    sites = make_sites()
+    blind = sites | {"site-2": dataclasses.replace(sites["site-2"], val=Empty())}
+    with pytest.raises(SettingsError, match=r"expected validation images at each, got none at \['site-2'\]"):
+        run(tmp_path / "blind", sites=blind)
+    run(tmp_path / "longer", rounds=3)
+    with pytest.raises(SettingsError, match="expected 3, with which the run began, got 4"):
+        run(tmp_path / "longer", rounds=4)
