@@ -91,6 +91,21 @@ def test_krum_and_bulyan_choose_as_worked_out():
     assert [index + 1 for index in bulyan_choice(squares, 1)] == [1, 5, 2, 4, 3]
 
 
+def test_bulyan_scores_those_that_are_left_anew():
+    """A plain loop, as the paper has it, on twenty clouds of nine points."""
+    for seed in range(20):
+        points = torch.randn(9, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        left, chosen = list(range(9)), []
+        while len(chosen) < 7:
+            nearest = max(1, len(left) - 3)
+            others = {i: [float((points[i] - points[j]).square().sum()) for j in left if j != i] for i in left}
+            best = min(left, key=lambda i: sum(sorted(others[i])[:nearest]))
+            chosen.append(best)
+            left.remove(best)
+        squares = torch.cdist(points, points).square()
+        assert bulyan_choice(squares, 1) == chosen
+
+
 @pytest.mark.parametrize(
     ("robust", "mean", "count"),
     [
