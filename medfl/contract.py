@@ -381,6 +381,14 @@ class Method(Protocol):
         ...
 
     @property
+    def supports_robust(self) -> bool:
+        """Whether all that the server makes of replies is a mean of their updates, weighted by sizes or not at all.
+
+        Then, and only then, a robust rule (``settings.robust``) can stand in place of that mean.
+        """
+        ...
+
+    @property
     def active_needs(self) -> frozenset[Need]:
         """What it needs of a task with the settings that it has; a run without it is refused before anything begins."""
         ...

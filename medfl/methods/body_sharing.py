@@ -77,6 +77,11 @@ class MeanHead(BodySharing):
 
     global_head: Literal["none", "average"] = "none"
 
+    @property
+    def supports_robust(self) -> bool:
+        """Unless heads are averaged beside the bodies."""
+        return self.global_head == "none"
+
     def setup(self, server: Server) -> None:
         """The common initial body and, if heads are averaged, the common initial head.
 

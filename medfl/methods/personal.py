@@ -99,6 +99,8 @@ class LastStep(Averaging):
     in. A run that is continued with more rounds adapts anew in its last one, from the common model.
     """
 
+    supports_robust: ClassVar[bool] = True
+
     @property
     def adapts(self) -> bool:
         """Whether there is such a step."""

@@ -37,6 +37,7 @@ class MRMTL(HeldNear):
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)
 
     supports_dp_sgd: ClassVar[bool] = True
+    supports_robust: ClassVar[bool] = True
 
     lam: float = Field(0.1, ge=0, allow_inf_nan=False)
     weights: Literal["size", "uniform"] = "uniform"

@@ -50,6 +50,21 @@ def test_the_contract_is_kept_whole(name):
     check_method(name, args=SHORTER.get(name))
 
 
+CLIPPED = {"robust": {"rule": "centred_clip", "radius": 0.5}}
+"""A rule that remembers, and needs no number of replies."""
+
+
+@pytest.mark.parametrize("name", ["fedbabu"])
+def test_the_contract_is_kept_under_a_robust_rule(name):
+    check_method(name, checks=["it_resumes_at_every_step"], settings=CLIPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["feddyn", "fenda", "fedkd", "flash", "per_fedavg"])
+def test_the_contract_is_kept_whole_under_a_robust_rule(name):
+    check_method(name, settings=CLIPPED)
+
+
 def test_an_unknown_check_is_named():
     with pytest.raises(ValueError, match=r"unknown checks \['it_remembers'\], there are \['a_dishonest"):
         check_method("fedavg", checks=["it_remembers"])
