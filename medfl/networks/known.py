@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from monai.networks import nets
 from torch import nn
@@ -57,15 +57,15 @@ def name_parts(network: nn.Module, head: str | None = None, stages: Sequence[str
     named = next((named for kind, named in BY_NAME.items() if isinstance(network, kind)), ("", ()))
     ours = next((ours for kind, ours in AS_OURS.items() if isinstance(network, kind)), None)
     if head or not isinstance(getattr(network, "head", None), nn.Module):
-        parts = _modules(network, [head or named[0]], "head") if head or named[0] else []
-        if not parts and ours is not None:
-            parts = [_property(ours, "head")(network)]
-        for part in parts:
+        part = None if ours is None else vars(ours)["head"].fget(network)
+        if head or named[0]:
+            (part,) = _modules(network, [head or named[0]], "head")
+        if part is not None:
             object.__setattr__(network, "head", part)  # by torch's way its tensors would be there under two names
     if stages or not getattr(network, "feature_layers", None):
         layers = _modules(network, stages or named[1], "stages")
         if not layers and ours is not None:
-            layers = _property(ours, "feature_layers")(network)
+            layers = vars(ours)["feature_layers"].fget(network)
         if layers:
             object.__setattr__(network, "feature_layers", layers)
             out_of_place(network)
@@ -94,7 +94,3 @@ def _modules(network: nn.Module, names: Sequence[str], what: str) -> list[nn.Mod
                 f"name as in `named_modules()`; at the top there are: {there}. Correct the name."
             ) from None
     return modules
-
-
-def _property(kind: type, name: str) -> Callable[[nn.Module], nn.Module | list[nn.Module]]:
-    return vars(kind)[name].fget  # type: ignore[no-any-return]
