@@ -120,6 +120,7 @@ def test_mistakes_end_with_a_message_and_status_2(folder: Path, medfl, options: 
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: Path, medfl) -> None:
     out = folder / "out"
     alone, together = (out / "runs" / "demo" / row / "seed-0" for row in ("alone", "together"))

@@ -23,7 +23,7 @@ SHORTER = {
 }
 """Settings that spare time and leave out no part of a method."""
 
-WHOLE = ("ditto", "fedavg", "fedkper", "fedper", "scaffold")
+WHOLE = ("ditto", "fedavg", "scaffold")
 """Methods whose contract is checked whole by `make test`, too."""
 
 SAMPLE = (
