@@ -44,7 +44,9 @@ PUBLIC = 100
 
 SETTINGS: Mapping[str, Meta] = {
     "fedcross": {"route": "derangement"},  # so that models travel in each round
-    **dict.fromkeys(("fedcross_star", "fedskd"), {"route": "derangement", "p2p_scale": 1}),  # and train as long as others
+    **dict.fromkeys(
+        ("fedcross_star", "fedskd"), {"route": "derangement", "p2p_scale": 1}
+    ),  # and train as long as others
     **dict.fromkeys(("fedfed", "fedtpf"), {"distil_rounds": 1}),  # the stage of the task's network is counted
     "pfedcdp": {"refine": None},  # its student is made after the last round
 }
