@@ -2,8 +2,8 @@
 
 Each repetition runs a few rounds of every method on the same sites, one after the other in a new order, so all meet the
 same machine, and counts one round: not the first, which prepares, nor the last, which may end with a further step. The
-work: two sites of a 28-pixel RGB data set, 5 local epochs, batch 50, the four-layer CNN, one thread. Seconds are those of
-the sites: training, and what a method does before and after it, such as a teacher's predictions. Bytes are those of
+work: two sites of a 28-pixel RGB data set, 5 local epochs, batch 50, the four-layer CNN, one thread. Seconds are the
+sites': training, and what a method does before and after it, such as a teacher's predictions. Bytes are those of
 messages from the server, to it, and from site to site.
 
     python benchmarks/method_cost.py
@@ -31,7 +31,7 @@ from medfl.objectives import Multiclass
 from medfl.plugins import Registry, load_plugins
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
-from medfl.task import Task
+from medfl.task import Scale, Task
 from medfl.types import Dataset, Meta
 
 BASE = "fedavg"
@@ -43,7 +43,10 @@ PUBLIC = 100
 """Public images, for methods whose server needs some."""
 
 SETTINGS: Mapping[str, Meta] = {
-    **dict.fromkeys(("fedcross_star", "fedskd"), {"p2p_scale": 1}),  # as many epochs as the others
+    "fedcross": {"route": "derangement"},  # so that models travel in each round
+    **dict.fromkeys(
+        ("fedcross_star", "fedskd"), {"route": "derangement", "p2p_scale": 1}
+    ),  # and train as long as others
     **dict.fromkeys(("fedfed", "fedtpf"), {"distil_rounds": 1}),  # the stage of the task's network is counted
     "pfedcdp": {"refine": None},  # its student is made after the last round
 }
@@ -84,6 +87,7 @@ class Bench:
             lambda parameters: torch.optim.SGD(parameters, lr=0.01),
             Multiclass(CLASSES),
             ("accuracy",),
+            scale=Scale((3, 28, 28), (0.5,) * 3, (0.5,) * 3),
         )
         written: list[Row] = []
         settings = dict(SETTINGS.get(name, {}))
