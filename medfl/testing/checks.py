@@ -127,11 +127,8 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
                 raise _StopError
             super().fold(server, replies)
 
-    def make_method() -> Method:
-        return Stopped(**case.make_method().model_dump())
-
     try:
-        case.run(folder, absent=absent, make_method=make_method)
+        case.run(folder, absent=absent, make_method=lambda: Stopped(**case.make_method().model_dump()))
     except _StopError:
         return
     raise AssertionError(f"the run has no {where} in step {stop}")
