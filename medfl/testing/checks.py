@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Method
 from medfl.core.encoding import FILTERED
 from medfl.core.needs import MEANING
 from medfl.core.site import Splits
