@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -117,7 +117,7 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
     class Stopped(case.kind):  # type: ignore[name-defined]
         """The method, stopping in the fold of a step."""
 
-        supports_robust = case.kind.supports_robust
+        supports_robust: ClassVar[Any] = case.kind.supports_robust
 
         def fold(self, server: Any, replies: Any) -> None:
             nonlocal folds
