@@ -99,9 +99,9 @@ def tools(tmp_path):
     [
         (zoo_shapes.spleen, "fedbn", {}),
         (zoo_shapes.tools, "ditto", {}),
-        (zoo_shapes.brain_tumours, "fedprox", {}),
         (zoo_shapes.in_body, "fedkper", {}),
-        (zoo_shapes.hippocampus, "fedavg", {"rounds": 1}),
+        pytest.param(zoo_shapes.brain_tumours, "fedprox", {}, marks=pytest.mark.slow),
+        pytest.param(zoo_shapes.hippocampus, "fedavg", {"rounds": 1}, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
