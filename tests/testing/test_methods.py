@@ -38,7 +38,7 @@ BY_TURNS = ("it_resumes_at_every_step", "further_objectives_are_refused_or_work"
 NAMES = sorted(load_plugins().methods)
 
 
-@pytest.mark.parametrize(("turn", "name"), enumerate(NAMES), ids=NAMES)
+@pytest.mark.parametrize(("turn", "name"), list(enumerate(NAMES)), ids=NAMES)
 def test_the_contract_is_kept(turn, name):
     sample = [*ALWAYS, BY_TURNS[turn % len(BY_TURNS)]]
     check_method(name, args=SHORTER.get(name), checks=None if name in WHOLE else sample)
