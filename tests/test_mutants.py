@@ -79,6 +79,7 @@ def start(tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_what_was_tried_in_this_tree_is_not_tried_again(start, tmp_path):
     done = tmp_path / "build/mutants.jsonl"
     test = "tests/test_sums.py::test_add"

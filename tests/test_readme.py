@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 QUICK = {
     "--rounds 5": "--rounds 1 --settings#steps 1",
     "--rounds 3": "--rounds 1 --settings#steps 1",
+    "--steps 100": "--steps 5",
     "breastmnist pneumoniamnist adrenalmnist3d": "adrenalmnist3d",
 }
 """Fewer rounds, and of a loop over data sets the volumes: the commands are the same."""

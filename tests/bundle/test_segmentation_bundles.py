@@ -82,6 +82,9 @@ def bits(run: Path) -> dict[str, bytes]:
     return content
 
 
+@pytest.mark.parametrize(
+    "made", ["lesion_segmentation", pytest.param("volume_segmentation", marks=pytest.mark.slow)], indirect=True
+)
 def test_workers_and_a_resumed_run_change_no_bit(made: Made) -> None:
     whole = bits(made.run("whole", "fedavg", rounds=2))
     assert len(whole) > 2 * len(made.sites)

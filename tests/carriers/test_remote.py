@@ -48,8 +48,8 @@ def compare(place: Place, tmp_path: Path, name: str, **overrides: Any) -> None:
 
 METHODS = ["local", "fedavg", "feddisco", "fedper", "fedcross", "fedskd", "fedtpf", "pfedcdp"]
 """One of each way to use a carrier; fedkper and fedsdc run in `flare`."""
-SLOW = ("local", "fedcross", "fedper", "fedtpf")
-"""Those that use it in no way that the others don't."""
+SLOW = ("local", "fedcross", "feddisco", "fedper", "fedtpf")
+"""Those that use it in hardly a way that the others don't."""
 MORE = {
     "fedavg": {"global_test": True, "fraction": 0.7, "evaluate_every": 2},
     "fedper": {"rounds": 3, "best_round": True, "seed": 5, "shared_test": True},

@@ -138,6 +138,7 @@ def test_transforms_that_a_spawned_loader_can_not_get(cases: list[dict[str, Any]
     assert "named function" in message
 
 
+@pytest.mark.slow
 def test_loaders_that_are_no_forks_give_the_same_bits(cases: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
     expected = visit(make_data(cases), [[0, 1], [2]])
     monkeypatch.setattr("medfl.data.transforms.loaders.torch.cuda.is_initialized", lambda: True)

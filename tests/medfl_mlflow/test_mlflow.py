@@ -143,6 +143,7 @@ def test_it_is_found_as_a_plugin_with_hooks_that_fit() -> None:
     assert not [problem for problem in registry.problems if "medfl_mlflow" in problem]
 
 
+@pytest.mark.slow
 def test_a_run_with_monais_tracking_is_in_mlflow(tmp_path: Path) -> None:
     """``medfl run --tracking mlflow``: everything that metrics.csv holds, in the store that MONAI names."""
     pytest.importorskip("sqlalchemy", reason="an SQLite store needs SQLAlchemy")

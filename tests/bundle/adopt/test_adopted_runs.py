@@ -97,7 +97,7 @@ def tools(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "method", "options"),
     [
-        (zoo_shapes.spleen, "fedbn", {}),
+        pytest.param(zoo_shapes.spleen, "fedbn", {}, marks=pytest.mark.slow),
         (zoo_shapes.tools, "ditto", {}),
         (zoo_shapes.in_body, "fedkper", {}),
         pytest.param(zoo_shapes.brain_tumours, "fedprox", {}, marks=pytest.mark.slow),
