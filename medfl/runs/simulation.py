@@ -11,7 +11,7 @@ import torch
 
 from medfl.carriers.local import LocalCarrier
 from medfl.contract import Method, Model, PeerMessage
-from medfl.core.carrier import MethodFactory
+from medfl.core.carrier import MethodFactory, Note
 from medfl.core.checks import (
     check_plan,
     check_privacy,
@@ -128,30 +128,39 @@ def simulate(run: Run) -> Result:
             host.check_account()
         run.on_start()
         writer.begin()
-        carrier = LocalCarrier(
-            hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
-        )
-        try:
-            parts = (run.make_method, carrier, run.task, run.settings, run.folder)
-            outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
-        finally:
-            carrier.close()
-        classes = run.classes or run.task.objective.titles
-        named_splits = {name: _by_name(data) for name, data in run.sites.items()}
-        summary = writer.summarise(outcome)
-        summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
-        if run.names:
-            summary["names"] = list(run.names)
-        if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
-            summary["privacy"] = accounts
-        everyone = hosts | viewers
-        models = {
-            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
-            for name in names
-        }
-        result = Result(outcome, models, summary)
-        run.take_home(result)
-        writer.finish(outcome, summary)
+        with writer.noted() as note:
+            result = _simulated(run, writer, hosts, viewers, note)
+    return result
+
+
+def _simulated(
+    run: Run, writer: RunWriter, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note
+) -> Result:
+    """The run itself, in a folder that is claimed, and what it leaves."""
+    execution = run.execution
+    carrier = LocalCarrier(hosts, run.make_method, viewers, execution.workers, execution.threads, run.absent, note)
+    try:
+        parts = (run.make_method, carrier, run.task, run.settings, run.folder)
+        outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round, writer.commit_noted(note)).run()
+    finally:
+        carrier.close()
+    classes = run.classes or run.task.objective.titles
+    named_splits = {name: _by_name(data) for name, data in run.sites.items()}
+    summary = writer.summarise(outcome)
+    summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
+    if run.names:
+        summary["names"] = list(run.names)
+    if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
+        summary["privacy"] = accounts
+    everyone = hosts | viewers
+    models = {
+        name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
+        for name in writer.sites
+    }
+    result = Result(outcome, models, summary)
+    run.take_home(result)
+    writer.finish(outcome, summary)
+    writer.end_noted(note, summary)
     return result
 
 
