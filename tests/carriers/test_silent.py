@@ -33,7 +33,7 @@ class Deaf:
 def test_a_silent_site_is_left_out_after_a_few_steps(place: Place) -> None:
     deaf, files = Deaf(), place.files("left-out")
     loopback = Loopback(files, tamper=deaf)
-    _, progress = loopback.serve(place.offer(rounds=4, steps=1))
+    _, progress = loopback.serve(place.offer(rounds=4, steps=1, min_replies=2))
     assert deaf.lost == ["step"] * MAX_SILENT
     assert progress.state == "finished"
     assert progress.missing == {SITES[-1]: "did not answer in time; left out until the run is resumed"}
@@ -61,11 +61,11 @@ def test_a_run_that_needs_the_silent_site_goes_on_when_it_is_back(place: Place, 
 
 def test_a_site_that_was_away_at_the_start_is_known_when_the_run_is_resumed(place: Place) -> None:
     files = place.files("late")
-    offer = place.offer(rounds=1, steps=1)
+    offer = place.offer(rounds=1, steps=1, min_replies=2)
     loopback = Loopback(files, tamper=lambda site, blob: None if site == SITES[0] else blob)
     assert list(loopback.serve(offer)[1].missing) == [SITES[0]]
     loopback.tamper = lambda site, blob: blob
     loopback.restart()
-    folder, progress = loopback.serve(place.offer(rounds=2, steps=1))
+    folder, progress = loopback.serve(place.offer(rounds=2, steps=1, min_replies=2))
     assert (progress.state, progress.round, progress.missing) == ("finished", 2, {})
     assert set(digests(folder, files, offer.run)) == {"server", *SITES}
