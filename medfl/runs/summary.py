@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from medfl.core.journal import FINISHED, Outcome
+from medfl.core.journal import DIVERGED, FINISHED, Outcome
 from medfl.data.pooled import countable
 from medfl.metrics import worst
 from medfl.objectives import Objective
@@ -87,11 +87,13 @@ def summarise(
 def ended_on(summary: Meta) -> str:
     """On how many of its sites a run ended, as a part of a sentence: `` on 5 of 7 sites``; empty if on all.
 
+    Of a run that diverged it says nothing: that its replies could not be used is another matter than who was there.
+
     Args:
         summary: Of the run; of an earlier version, or empty while the run is not over, it says nothing of that.
     """
     attendance = summary.get("attendance", {})
-    away = len(attendance.get("away", ()))
+    away = 0 if summary.get("status") == DIVERGED else len(attendance.get("away", ()))
     return f" on {attendance['sites'] - away} of {attendance['sites']} sites" if away else ""
 
 

@@ -99,18 +99,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # noqa: N802 - the standard library's name
         """The page, or the stream of events."""
-        if self.headers.get("Host") not in (
-            f"{HOST}:{self.server.server_port}",
-            f"localhost:{self.server.server_port}",
-        ):
-            self.send_error(HTTPStatus.FORBIDDEN)  # a page of somebody else, under a name that means this machine
-            return
-        _, token, *rest = [*urlsplit(self.path).path.split("/"), ""][:3]
-        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+        names = (f"{HOST}:{self.server.server_port}", f"localhost:{self.server.server_port}")
+        token, _, page = urlsplit(self.path).path.removeprefix("/").partition("/")
+        known = secrets.compare_digest(token.encode(), self.server.token.encode())
+        if not known or self.headers.get("Host") not in names:  # another name: a page of somebody else asks
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif rest == [""] and urlsplit(self.path).path.endswith("/"):
+        elif page == "":
             self._page()
-        elif rest == ["events"]:
+        elif page == "events":
             self._stream()
         else:
             self.send_error(HTTPStatus.NOT_FOUND)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medfl.core.attendance import MISSED, TOOK_PART
+from medfl.core.journal import DIVERGED
 from medfl.types import Meta
 
 SILENT_SECONDS = 50.0
@@ -94,7 +95,8 @@ class RunState:
         curves: "model split metric" to round to mean score; `losses` the same of the training loss.
         by_site: "model split" to site to round to score, of `metric`.
         attendance: Site to round to `TOOK_PART` or `MISSED`; a round that it had no order in is not there.
-        log: What happened, in words.
+        log: What happened, in words: the last lines.
+        said: How many lines there have been.
     """
 
     method: str = ""
@@ -116,6 +118,7 @@ class RunState:
     by_site: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     attendance: dict[str, dict[int, str]] = field(default_factory=dict)
     log: deque[Line] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    said: int = 0
     _mark: float = 0.0
     """When the round began that is under way."""
 
@@ -163,11 +166,11 @@ class RunState:
             site.doing, site.share, site.since, site.heard = clean(facts["doing"], 40), None, at, at
 
     def _beat(self, at: float, facts: Meta) -> None:
-        share = facts.get("share")
+        share, doing = facts.get("share"), clean(facts["doing"], 40)
+        known = None if share is None else min(1.0, max(0.0, float(share)))
         for site in self._named(facts):
             if site.doing:  # a late one, of work that is done, says nothing
-                site.doing = clean(facts["doing"], 40) or site.doing
-                site.share = None if share is None else min(1.0, max(0.0, float(share)))
+                site.doing, site.share = doing or site.doing, known
             site.heard = at
 
     def _done(self, at: float, facts: Meta) -> None:
@@ -250,7 +253,7 @@ class RunState:
     def ended_on(self) -> str:
         """On how many of its sites it ended, as a part of a sentence; empty if on all."""
         there, count = len(self.sites) - len(self.away), len(self.sites)
-        return f" on {there} of {count} sites" if self.away else ""
+        return f" on {there} of {count} sites" if self.away and self.status != DIVERGED else ""
 
     def _rest(self) -> None:
         for site in self.sites.values():
@@ -262,6 +265,7 @@ class RunState:
 
     def _say(self, at: float, text: str, level: str = "info") -> None:
         self.log.append(Line(at, text, level))
+        self.said += 1
 
 
 def clean(text: object, most: int = LONGEST) -> str:

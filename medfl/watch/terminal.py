@@ -58,14 +58,15 @@ def watch(folder: WatchedFolder, console: Console, follow: bool, wait: Callable[
 def _follow_in_lines(folder: WatchedFolder, say: Say, wait: Callable[[float], None]) -> None:
     """Say what happens in plain lines: what the logs have, and who is silent."""
     known: dict[str, str] = {}
-    seen: dict[str, float] = {}
+    seen: dict[str, int] = {}
     while True:
         views = {view.name: view for view in folder.views()}
         for run in folder.runs.values():
             prefix = "" if folder.single else f"{run.name}: "
-            for line in [line for line in run.state.log if line.at > seen.get(run.name, 0.0)]:
+            new = run.state.said - seen.get(run.name, 0)
+            for line in list(run.state.log)[-new:] if new > 0 else ():
                 say(f"{time.strftime('%H:%M:%S', time.localtime(line.at))} {prefix}{line.text}")
-                seen[run.name] = line.at
+            seen[run.name] = run.state.said
             silent = ", ".join(site.name for site in views[run.name].sites if site.now.startswith("silent"))
             if silent and known.get(run.name) != silent:
                 say(f"{prefix}silent: {silent}")
@@ -109,7 +110,11 @@ def runs_table(views: Sequence[View]) -> Table:
 def run_panel(view: View) -> Panel:
     """One run in full."""
     facts = Table.grid(padding=(0, 2))
-    rows = [("status", view.status), ("rounds", f"{view.round} of {view.rounds} {bar(view.round, view.rounds)}")]
+    rows = [
+        ("run", view.title),
+        ("status", view.status),
+        ("rounds", f"{view.round} of {view.rounds} {bar(view.round, view.rounds)}"),
+    ]
     rows += [("time", view.time), ("score", view.score), ("traffic", view.costs)]
     rows += [("privacy", view.privacy)] if view.privacy else []
     for name, text in rows:
@@ -117,7 +122,7 @@ def run_panel(view: View) -> Panel:
     parts: list[RenderableType] = [facts, *map(_curve_line, view.curves), sites_table(view)]
     parts += [_matrix(view)] if view.last_round else []
     parts += [Text(f"{at} {text}", COLOURS[level]) for at, text, level in view.log]
-    return Panel(Group(*parts), title=Text(f"{view.name}: {view.title}"), title_align="left")
+    return Panel(Group(*parts), title=Text(view.name), title_align="left")
 
 
 def sites_table(view: View) -> Table:
