@@ -22,7 +22,9 @@ def command(
     """Watch runs as they happen: rounds, curves, who trains, who is silent, seconds, bytes, epsilon, log.
 
     It reads what runs note down in progress.jsonl and writes nothing. Without a terminal it says what happens in plain
-    lines. It ends when the runs are over; a page stays until Ctrl-C. For example: medfl watch runs/fedavg --serve
+    lines. It ends when the runs are over; a page stays until Ctrl-C, and so does the view of a kit.
+
+    For example: medfl watch runs/fedavg --serve
     """
     from rich.console import Console
 
@@ -32,7 +34,7 @@ def command(
 
     if serve and once:
         raise SettingsError("expected --serve or --once, not both: a page goes on until Ctrl-C.")
-    folder = WatchedFolder(runs_of(what))
+    folder = WatchedFolder(runs_of(what), stays=is_kit(what))
     if serve:
         with serving(folder, str(what), port) as server:
             typer.echo(
@@ -45,6 +47,11 @@ def command(
         watch(folder, console, not once)
     except KeyboardInterrupt:
         typer.echo("no longer watching; the run goes on", err=True)
+
+
+def is_kit(what: Path) -> bool:
+    """Whether it is a participant's startup kit."""
+    return (what / "startup").is_dir()
 
 
 def runs_of(what: Path) -> Path:
@@ -60,7 +67,7 @@ def runs_of(what: Path) -> Path:
         from medfl.studies.study import default_out
 
         return default_out(read_study(what, FULL, None, ()), FULL)
-    if not (what / "startup").is_dir():
+    if not is_kit(what):
         return what
     from medfl.deploy.kit import kind_of
     from medfl.deploy.site_file import FILE, read_site_file

@@ -110,16 +110,17 @@ class WatchedFolder:
     Args:
         folder: It.
         clock: Seconds since 1970.
+        stays: Whether runs come and go there, as at a server or a site; the folder may not be there yet.
 
     Raises:
         StoreError: If there is no such folder, or it is a run's without events.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self._clock, self._looked = folder, clock, 0.0
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time, stays: bool = False) -> None:
+        self.folder, self._clock, self._looked, self.stays = folder, clock, 0.0, stays
         self.single = (folder / "run.json").is_file() or (folder / PROGRESS).is_file()
         self.runs: dict[Path, WatchedRun] = {}
-        if not folder.is_dir():
+        if not folder.is_dir() and not stays:
             raise StoreError(f"expected a folder at '{folder}', there is none. Give a run's, a study's, or a kit.")
         if self.single and not (folder / PROGRESS).is_file():
             raise StoreError(

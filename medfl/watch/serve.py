@@ -100,13 +100,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802 - the standard library's name
         """The page, or the stream of events."""
         names = (f"{HOST}:{self.server.server_port}", f"localhost:{self.server.server_port}")
-        token, _, page = urlsplit(self.path).path.removeprefix("/").partition("/")
+        token, slash, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
         known = secrets.compare_digest(token.encode(), self.server.token.encode())
         if not known or self.headers.get("Host") not in names:  # another name: a page of somebody else asks
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif page == "":
+        elif slash and not rest:
             self._page()
-        elif page == "events":
+        elif rest == "events":
             self._stream()
         else:
             self.send_error(HTTPStatus.NOT_FOUND)

@@ -96,7 +96,7 @@ class RunState:
         by_site: "model split" to site to round to score, of `metric`.
         attendance: Site to round to `TOOK_PART` or `MISSED`; a round that it had no order in is not there.
         log: What happened, in words: the last lines.
-        said: How many lines there have been.
+        lines: How many lines there have been.
     """
 
     method: str = ""
@@ -118,7 +118,7 @@ class RunState:
     by_site: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     attendance: dict[str, dict[int, str]] = field(default_factory=dict)
     log: deque[Line] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
-    said: int = 0
+    lines: int = 0
     _mark: float = 0.0
     """When the round began that is under way."""
 
@@ -265,7 +265,7 @@ class RunState:
 
     def _say(self, at: float, text: str, level: str = "info") -> None:
         self.log.append(Line(at, text, level))
-        self.said += 1
+        self.lines += 1
 
 
 def clean(text: object, most: int = LONGEST) -> str:

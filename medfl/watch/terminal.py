@@ -63,10 +63,10 @@ def _follow_in_lines(folder: WatchedFolder, say: Say, wait: Callable[[float], No
         views = {view.name: view for view in folder.views()}
         for run in folder.runs.values():
             prefix = "" if folder.single else f"{run.name}: "
-            new = run.state.said - seen.get(run.name, 0)
+            new = run.state.lines - seen.get(run.name, 0)
             for line in list(run.state.log)[-new:] if new > 0 else ():
                 say(f"{time.strftime('%H:%M:%S', time.localtime(line.at))} {prefix}{line.text}")
-            seen[run.name] = run.state.said
+            seen[run.name] = run.state.lines
             silent = ", ".join(site.name for site in views[run.name].sites if site.now.startswith("silent"))
             if silent and known.get(run.name) != silent:
                 say(f"{prefix}silent: {silent}")
@@ -81,7 +81,7 @@ def _follow_in_lines(folder: WatchedFolder, say: Say, wait: Callable[[float], No
 
 def is_over(folder: WatchedFolder) -> bool:
     """Whether nothing more comes unless somebody continues a run, or begins one."""
-    return not folder.at_work and all(view.over for view in folder.views())
+    return not folder.stays and not folder.at_work and all(view.over for view in folder.views())
 
 
 def frame(views: Sequence[View]) -> RenderableType:
@@ -110,11 +110,8 @@ def runs_table(views: Sequence[View]) -> Table:
 def run_panel(view: View) -> Panel:
     """One run in full."""
     facts = Table.grid(padding=(0, 2))
-    rows = [
-        ("run", view.title),
-        ("status", view.status),
-        ("rounds", f"{view.round} of {view.rounds} {bar(view.round, view.rounds)}"),
-    ]
+    rounds = f"{view.round} of {view.rounds} {bar(view.round, view.rounds)}"
+    rows = [("run", view.title), ("status", view.status), ("rounds", rounds)]
     rows += [("time", view.time), ("score", view.score), ("traffic", view.costs)]
     rows += [("privacy", view.privacy)] if view.privacy else []
     for name, text in rows:

@@ -21,7 +21,7 @@ def test_stretches_are_the_rounds_that_were_missed(rounds: list[set[str]]) -> No
         wanted = [number for number, sites in enumerate(rounds, 1) if site in sites]
         spans = missed.get(site, [])
         assert [number for first, last in spans for number in range(first, last + 1)] == wanted
-        assert all(one[1] + 1 < other[0] for one, other in zip(spans, spans[1:], strict=False)), "they don't touch"
+        assert all(span[1] + 1 < after[0] for span, after in zip(spans, spans[1:], strict=False)), "they don't touch"
 
 
 def test_a_matrix_has_every_round_of_every_site_once() -> None:

@@ -88,4 +88,4 @@ def test_batches_of_a_data_set_are_the_same_with_and_without_heartbeats() -> Non
     with Pulse(never, 3600) as pulse:
         watched = [loaded.inputs for loaded in load(data, rows, total=len(rows))]
         assert pulse.beat() == Beat("training", 1.0, True)
-    assert all(torch.equal(one, other) for one, other in zip(plain, watched, strict=True))
+    assert all(map(torch.equal, plain, watched))

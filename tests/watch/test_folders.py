@@ -103,8 +103,9 @@ def test_what_can_not_be_watched_says_why(tmp_path: Path) -> None:
 
 def test_a_kit_is_where_its_own_file_says(tmp_path: Path) -> None:
     kit = make_kit(tmp_path / "kit", "client", "")
-    write_site_file(kit / "local", "site-01", tmp_path, None)
+    write_site_file(kit / "local", "site-01", tmp_path, tmp_path)
     assert runs_of(kit) == kit / "local" / "state" / "runs"
+    assert WatchedFolder(runs_of(kit), stays=True).views() == [], "before its first run"
     assert runs_of(tmp_path) == tmp_path
     with pytest.raises(SettingsError, match="a researcher's kit. Give the folder of a run"):
         runs_of(make_kit(tmp_path / "admin", "admin", ""))
@@ -131,10 +132,10 @@ def test_where_the_accounts_are_elsewhere_the_noise_that_hides_a_site_says_it(tm
     write(tmp_path, events)
     run = WatchedRun(tmp_path, "one")
     run.look()
-    one, two, three = (site.epsilon for site in run.view().sites)
-    assert one == two
-    assert 0 < one < 6.0
-    assert three == 0, "nothing of it left it"
+    first, second, third = (site.epsilon for site in run.view().sites)
+    assert first == second
+    assert 0 < first < 6.0
+    assert third == 0, "nothing of it left it"
     add(tmp_path, commit(9, 2))
     run.look()
     assert run.view().sites[0].epsilon == pytest.approx(6.0, rel=1e-3)

@@ -54,7 +54,7 @@ def test_without_the_token_there_is_nothing(server: Server, path: str) -> None:
     assert b"site-1" not in answer.read()
 
 
-@pytest.mark.parametrize("path", ["/x", "/page", "/../events", "/events/more"])
+@pytest.mark.parametrize("path", ["", "/x", "/page", "/../events", "/events/more", "/events/"])
 def test_with_the_token_there_are_the_page_and_its_stream_only(server: Server, path: str) -> None:
     assert ask(server, f"/{TOKEN}/").status == 200
     assert ask(server, f"/{TOKEN}{path}").status == 404
