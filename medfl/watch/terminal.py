@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.panel import Panel
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from medfl.core.attendance import TOOK_PART
+from medfl.core.attendance import MISSED, TOOK_PART
 from medfl.report.formats import MISSING, score
 from medfl.utils.text import Say
 from medfl.watch.folders import WatchedFolder
 from medfl.watch.view import Drawn, View
 
-REFRESH = 1.0
+POLL = 0.5
 """Seconds between two looks."""
+
+FASTEST, TICK = 1.5, 5.0
+"""Seconds between two pictures of a terminal, at least and at most: drawing it takes longer than looking."""
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 """From the lowest to the highest value of a curve."""
@@ -29,11 +33,20 @@ WIDEST = 60
 COLOURS = {"work": "cyan", "good": "green", "warn": "yellow", "bad": "red", "idle": "dim", "info": ""}
 """Level to how it looks."""
 
+MARKS: dict[str | None, tuple[str, str]] = {TOOK_PART: ("■", "green"), MISSED: ("×", "bold red")}
+"""What a site did in a round to how it is drawn; a dot for a round that it was not asked in."""
+
 DETAILED = 2
 """Runs at work that are shown in full beside the table of all."""
 
 
-def watch(folder: WatchedFolder, console: Console, follow: bool, wait: Callable[[float], None] = time.sleep) -> None:
+def watch(
+    folder: WatchedFolder,
+    console: Console,
+    follow: bool,
+    wait: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Show a folder until its runs are over, or somebody interrupts.
 
     Args:
@@ -41,6 +54,7 @@ def watch(folder: WatchedFolder, console: Console, follow: bool, wait: Callable[
         console: Where it is shown.
         follow: Whether to go on until the runs are over; else it is shown once, as it stands.
         wait: Lets seconds pass.
+        clock: Seconds that only go on.
     """
     if not follow:
         console.print(frame(folder.views()))
@@ -48,11 +62,15 @@ def watch(folder: WatchedFolder, console: Console, follow: bool, wait: Callable[
     if not console.is_terminal:
         _follow_in_lines(folder, lambda line: console.print(line, soft_wrap=True), wait)
         return
-    with Live(frame(folder.views()), console=console, refresh_per_second=4, transient=False) as live:
+    with Live(frame(folder.views()), console=console, auto_refresh=False) as live:
+        drawn, news = clock(), False
         while not is_over(folder):
-            wait(REFRESH)
-            folder.look()
-            live.update(frame(folder.views()))
+            wait(POLL)
+            news, since = folder.look() or news, clock() - drawn
+            if since >= TICK or (news and since >= FASTEST):
+                live.update(frame(folder.views()), refresh=True)
+                drawn, news = clock(), False
+        live.update(frame(folder.views()), refresh=True)
 
 
 def _follow_in_lines(folder: WatchedFolder, say: Say, wait: Callable[[float], None]) -> None:
@@ -75,7 +93,7 @@ def _follow_in_lines(folder: WatchedFolder, say: Say, wait: Callable[[float], No
             for view in views.values():
                 say(f"{view.name}: {view.status}, {view.round} of {view.rounds} rounds")
             return
-        wait(REFRESH)
+        wait(2 * POLL)
         folder.look()
 
 
@@ -89,9 +107,9 @@ def frame(views: Sequence[View]) -> RenderableType:
     if not views:
         return Text("No run has begun there yet.")
     if len(views) == 1:
-        return run_panel(views[0])
+        return run_frame(views[0])
     at_work = [view for view in views if not view.over][:DETAILED]
-    return Group(runs_table(views), *map(run_panel, at_work))
+    return Group(runs_table(views), *map(run_frame, at_work))
 
 
 def runs_table(views: Sequence[View]) -> Table:
@@ -107,7 +125,7 @@ def runs_table(views: Sequence[View]) -> Table:
     return table
 
 
-def run_panel(view: View) -> Panel:
+def run_frame(view: View) -> Group:
     """One run in full."""
     facts = Table.grid(padding=(0, 2))
     rounds = f"{view.round} of {view.rounds} {bar(view.round, view.rounds)}"
@@ -119,7 +137,7 @@ def run_panel(view: View) -> Panel:
     parts: list[RenderableType] = [facts, *map(_curve_line, view.curves), sites_table(view)]
     parts += [_matrix(view)] if view.last_round else []
     parts += [Text(f"{at} {text}", COLOURS[level]) for at, text, level in view.log]
-    return Panel(Group(*parts), title=Text(view.name), title_align="left")
+    return Group(Rule(Text(view.name), align="left"), *parts)
 
 
 def sites_table(view: View) -> Table:
@@ -169,9 +187,8 @@ def _matrix(view: View) -> Table:
     table.add_column("■ took part, × missed, · not asked", header_style="dim")
     for site, known in sorted(view.attendance.items()):
         line = Text()
-        for round_ in shown:
-            did = known.get(round_)
-            mark, look = ("·", "dim") if did is None else ("■", "green") if did == TOOK_PART else ("×", "bold red")
-            line.append(mark, look)
+        for did, rounds in groupby(shown, key=known.get):
+            mark, look = MARKS.get(did, ("·", "dim"))
+            line.append(mark * len(list(rounds)), look)
         table.add_row(Text(site), line)
     return table
