@@ -171,7 +171,7 @@ class LocalCarrier:
             facts = {"doing": DOING[type(job)]}
         elif self._hides_counts:
             facts = {name: value for name, value in facts.items() if name != "share"}
-        self._note(event, {"sites": job.whose} | facts)
+        self._note(event, {"sites": job.whose, "job": job.name} | facts)
 
     @property
     def _hides_counts(self) -> bool:

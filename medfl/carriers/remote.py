@@ -55,7 +55,7 @@ DOING = {
     "post": "global test",
     "guest": "global test",
     "install": "writing its bundle",
-    "end": "",
+    "end": "leaving",
 }
 """Kind of a message to what a site does with it, before it says more itself."""
 
@@ -259,7 +259,7 @@ class RemoteCarrier:
                         self._file(site).write_bytes(blob)
                     results[site] = result
                     self.missing.pop(site, None)
-                    self.note("done", {"sites": [site]})
+                    self.note("done", {"sites": [site], "job": messages[site].kind})
                 except MedflError as error:
                     self.missing[site] = str(error)
                 except Exception as error:  # whatever a message brings about, the others go on
@@ -270,9 +270,9 @@ class RemoteCarrier:
             if id(message) not in blobs:
                 blobs[id(message)] = pack(message)
         requests = {site: blobs[id(message)] for site, message in messages.items()}
-        for doing in sorted({DOING[message.kind] for message in messages.values()} - {""}):
-            working = sorted(site for site, message in messages.items() if DOING[message.kind] == doing)
-            self.note("work", {"sites": working, "doing": doing})
+        for kind in sorted({message.kind for message in messages.values()}):
+            working = sorted(site for site, message in messages.items() if message.kind == kind)
+            self.note("work", {"sites": working, "job": kind, "doing": DOING[kind]})
         silent = self._transport.ask(requests, patience or self._patience, take)
         with self._lock:
             self.missing |= {site: why for site, why in silent.items() if site not in results}

@@ -13,7 +13,7 @@ import torch
 from medfl.carriers.messages import Limits
 from medfl.carriers.remote import Expected, RemoteCarrier, Transport
 from medfl.contract import Method
-from medfl.core.carrier import Evaluation
+from medfl.core.carrier import Evaluation, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
@@ -104,6 +104,7 @@ def serve(
             parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
             outcome = ServerLoop(*parts, public, data.tests, round_ended, writer.commit_noted(note)).run()
             _finish(opened, carrier, outcome, writer, about)
+            carrier.note = unnoted  # the end is noted, and what follows is no part of the run
             carrier.end()
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
     return folder

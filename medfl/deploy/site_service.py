@@ -127,9 +127,10 @@ class SiteService:
         }
         if message.kind not in parts:
             raise RefusedError(f"expected a message of kind {sorted(parts)}, got '{message.kind}'")
-        self._run.note("work", {"sites": [self._file.site], "doing": DOING[message.kind]})
+        about = {"sites": [self._file.site], "job": message.kind}
+        self._run.note("work", about | {"doing": DOING[message.kind]})
         tensors, meta = parts[message.kind](message)
-        self._run.note("done", {"sites": [self._file.site]})
+        self._run.note("done", about)
         if message.kind == "step":
             self._note_step(self._run, message.meta, meta)
         return Message(message.kind, tensors, {"refused": None} | meta)

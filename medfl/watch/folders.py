@@ -134,7 +134,7 @@ class WatchedFolder:
         if not self._looked or self._clock() - self._looked > AGAIN:
             self._looked = self._clock()
             for folder in [self.folder] if self.single else sorted(_runs_below(self.folder)):
-                name = str(folder) if self.single else folder.relative_to(self.folder).as_posix()
+                name = str(folder) if folder == self.folder else folder.relative_to(self.folder).as_posix()
                 self.runs.setdefault(folder, WatchedRun(folder, name, self._clock))
         news = [run.look() for run in self.runs.values()]
         return any(news)

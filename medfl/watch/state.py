@@ -19,8 +19,26 @@ LOG_LINES = 200
 LONGEST = 300
 """Letters of a text that came from elsewhere, such as a site's reason."""
 
+ORDER = "step"
+"""Kind of the jobs that are orders of the method."""
+
 FINISHED, STOPPED, LEFT = "finished", "stopped", "left"
 """How a run ended, beside the words of `medfl.core.journal`: `STOPPED` by an error, `LEFT` by the server of a site."""
+
+
+@dataclass
+class Task:
+    """Something that a site was asked to do.
+
+    Attributes:
+        doing: What, in words.
+        since: When it was asked, seconds since 1970.
+        share: Of its batches that are done, in [0, 1]; None where nobody tells.
+    """
+
+    doing: str
+    since: float
+    share: float | None = None
 
 
 @dataclass
@@ -28,10 +46,8 @@ class SiteState:
     """A site.
 
     Attributes:
-        doing: What it is at; empty while nothing is asked of it.
-        share: Of its batches, in [0, 1]; None where nobody tells.
-        since: When it was asked, seconds since 1970.
-        heard: When it was heard of last, the same.
+        tasks: Kind of a job to what it is at; several where one machine trains and scores it at once.
+        heard: When it was heard of last, seconds since 1970.
         why: Why nothing usable came from it last; empty if something did.
         seconds: Of its last work.
         spent: Seconds of all its work.
@@ -41,9 +57,7 @@ class SiteState:
         replies: Steps that it answered.
     """
 
-    doing: str = ""
-    share: float | None = None
-    since: float = 0.0
+    tasks: dict[str, Task] = field(default_factory=dict)
     heard: float = 0.0
     why: str = ""
     seconds: float = 0.0
@@ -53,10 +67,15 @@ class SiteState:
     to_peers: float = 0.0
     replies: int = 0
 
+    @property
+    def task(self) -> Task | None:
+        """What it is at, its orders first; None while nothing is asked of it."""
+        return self.tasks.get(ORDER) or next(iter(self.tasks.values()), None)
+
     def silent(self, now: float) -> float | None:
         """For how many seconds it has been silent while it should work; None if it is not, or not for long enough."""
         quiet = now - self.heard
-        return quiet if self.doing and quiet > SILENT_SECONDS else None
+        return quiet if self.tasks and quiet > SILENT_SECONDS else None
 
 
 @dataclass
@@ -148,7 +167,7 @@ class RunState:
         names = sorted(clean(site, 80) for site in facts["sites"])
         self.sites = {name: self.sites.get(name, SiteState()) for name in names}
         for name, site in self.sites.items():
-            site.doing, site.why = "", clean(facts["missing"].get(name, ""))
+            site.tasks, site.why = {}, clean(facts["missing"].get(name, ""))
         for known in self.attendance.values():  # what came after the last whole round is done again
             for round_ in [round_ for round_ in known if round_ > self.round]:
                 del known[round_]
@@ -162,25 +181,28 @@ class RunState:
                 self._say(at, f"{name} is missing: {site.why}", "warn")
 
     def _work(self, at: float, facts: Meta) -> None:
+        job, doing = clean(facts["job"], 40), clean(facts["doing"], 40)
         for site in self._named(facts):
-            site.doing, site.share, site.since, site.heard = clean(facts["doing"], 40), None, at, at
+            site.tasks[job], site.heard = Task(doing, at), at
 
     def _beat(self, at: float, facts: Meta) -> None:
         share, doing = facts.get("share"), clean(facts["doing"], 40)
         known = None if share is None else min(1.0, max(0.0, float(share)))
         for site in self._named(facts):
-            if site.doing:  # a late one, of work that is done, says nothing
-                site.doing, site.share = doing or site.doing, known
+            task = site.tasks.get(clean(facts.get("job"), 40)) or site.task
+            if task is not None:  # a late one, of work that is done, says nothing
+                task.doing, task.share = doing or task.doing, known
             site.heard = at
 
     def _done(self, at: float, facts: Meta) -> None:
         for site in self._named(facts):
-            site.doing, site.share, site.heard, site.why = "", None, at, ""
+            site.tasks.pop(clean(facts["job"], 40), None)
+            site.heard, site.why = at, ""
 
     def _missing(self, at: float, facts: Meta) -> None:
         name, why = clean(facts["site"], 80), clean(facts["why"])
         site = self.sites[name]
-        site.doing, site.share = "", None
+        site.tasks = {}
         if why != site.why:
             site.why = why
             self._say(at, f"{name} is missing: {why}", "warn")
@@ -196,8 +218,7 @@ class RunState:
                 self.sites[name].replies += 1
         self._costs(facts.get("costs", {}))
         self._scores(facts)
-        for site in self.sites.values():
-            site.doing = ""
+        self._rest()
         if ended:
             self.took[done], self._mark = at - self._mark, at
             names = ", ".join(missing)
@@ -257,7 +278,7 @@ class RunState:
 
     def _rest(self) -> None:
         for site in self.sites.values():
-            site.doing = ""
+            site.tasks = {}
 
     def _named(self, facts: Meta) -> list[SiteState]:
         names = [clean(name, 80) for name in facts["sites"]]

@@ -56,7 +56,7 @@ def watch(
         wait: Lets seconds pass.
         clock: Seconds that only go on.
     """
-    if not follow:
+    if not follow or (is_over(folder) and not folder.runs):
         console.print(frame(folder.views()))
         return
     if not console.is_terminal:

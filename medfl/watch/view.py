@@ -171,7 +171,8 @@ def _standing(state: RunState, now: float, writing: bool | None) -> tuple[str, s
         return "stopped: no process is at work on it; the same command continues it", "bad", True
     if writing is None and now - state.last > QUIET:
         return f"nothing was heard of it for {duration(now - state.last)}", "warn", False
-    return f"{RUNNING}, round {min(state.round + 1, state.rounds)} of {state.rounds}", "work", False
+    at = "all rounds are over" if state.round >= state.rounds else f"round {state.round + 1} of {state.rounds}"
+    return f"{RUNNING}, {at}", "work", False
 
 
 def _line(name: str, state: RunState, now: float, over: bool, epsilon: float | None) -> SiteLine:
@@ -181,7 +182,7 @@ def _line(name: str, state: RunState, now: float, over: bool, epsilon: float | N
         name,
         doing,
         level,
-        site.share if level == "work" else None,
+        site.task.share if level == "work" and site.task else None,
         f"{sum(did == TOOK_PART for did in known.values())} of {len(known)}",
         f"{duration(site.seconds)} ({duration(site.spent)})" if site.replies else MISSING,
         size(site.up + site.to_peers),
@@ -196,10 +197,10 @@ def _doing(site: SiteState, now: float, over: bool, away: bool) -> tuple[str, st
     quiet = None if over else site.silent(now)
     if site.why:
         return f"missing: {site.why}", "bad"
-    if quiet is not None:
-        return f"silent for {duration(quiet)}, while {site.doing}", "bad"
-    if site.doing and not over:
-        return f"{site.doing} for {duration(max(0.0, now - site.since))}", "work"
+    if quiet is not None and site.task:
+        return f"silent for {duration(quiet)}, while {site.task.doing}", "bad"
+    if site.task and not over:
+        return f"{site.task.doing} for {duration(max(0.0, now - site.task.since))}", "work"
     return ("missing in the end", "bad") if away else ("–" if over else "waiting", "idle")
 
 

@@ -19,7 +19,7 @@ def start(at: float, sites: Sequence[str] = SITES, rounds: int = 3, **more: Any)
 
 
 def work(at: float, *sites: str, doing: str = "training") -> Event:
-    return {"t": at, "event": "work", "sites": list(sites), "doing": doing}
+    return {"t": at, "event": "work", "sites": list(sites), "job": "step", "doing": doing}
 
 
 def beat(at: float, site: str, share: float | None = 0.5, doing: str = "training") -> Event:
@@ -27,7 +27,7 @@ def beat(at: float, site: str, share: float | None = 0.5, doing: str = "training
 
 
 def done(at: float, *sites: str) -> Event:
-    return {"t": at, "event": "done", "sites": list(sites)}
+    return {"t": at, "event": "done", "sites": list(sites), "job": "step"}
 
 
 def missing(at: float, site: str, why: str) -> Event:

@@ -37,6 +37,17 @@ def test_who_trains_and_who_waits() -> None:
     assert view.summary == "1 of 3 at work"
 
 
+def test_a_site_that_is_scored_while_it_trains_goes_on_training() -> None:
+    """Several workers of one machine do that."""
+    scoring = {"sites": ["site-1"], "job": "evaluate"}
+    events = [start(9), work(10, "site-1"), {"t": 11, "event": "work", "doing": "scoring"} | scoring]
+    events += [{"t": 12, "event": "beat", "doing": "scoring", "share": 0.9} | scoring]
+    for more in ([], [{"t": 13, "event": "done"} | scoring]):
+        site = view_of(*events, *more, now=14).sites[0]
+        assert (site.now, site.share) == ("training for 4.0 s", None)
+    assert view_of(*events, done(13, "site-1"), now=14).sites[0].now == "scoring for 3.0 s"
+
+
 def test_a_round_is_there_with_its_commit() -> None:
     view = view_of(start(9), *ROUND, commit(21, 2), now=22)
     assert (view.round, view.rounds) == (2, 3)

@@ -106,6 +106,8 @@ def test_nothing_there_yet(tmp_path: Path) -> None:
     screen = console()
     watch(WatchedFolder(tmp_path), screen, follow=False)
     assert shown(screen) == "No run has begun there yet.\n"
+    watch(WatchedFolder(tmp_path), again := console(), follow=True, wait=no_wait)
+    assert shown(again) == shown(screen)
 
 
 def test_drawings() -> None:
