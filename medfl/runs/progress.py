@@ -88,7 +88,9 @@ class ProgressFile:
 
 @contextlib.contextmanager
 def noted(folder: Path, begin: Meta) -> Iterator[Note]:
-    """Note a run down for the length of a block: its start, and that it was stopped if an error ends the block.
+    """Note a run down for the length of a block, and that it was stopped if an error ends the block.
+
+    Its start comes before its first event. A finished run that is given again has nothing to do, so nothing is noted.
 
     Args:
         folder: The run folder; the caller holds it.
@@ -97,12 +99,21 @@ def noted(folder: Path, begin: Meta) -> Iterator[Note]:
     Yields:
         A function that adds an event.
     """
-    progress = ProgressFile(folder)
-    progress.note("start", begin)
+    progress, begun = ProgressFile(folder), False
+
+    def note(event: str, facts: Meta) -> None:
+        nonlocal begun
+        if not begun and event == "end" and progress.path.exists():
+            return
+        if not begun:
+            begun = True
+            progress.note("start", begin)
+        progress.note(event, facts)
+
     try:
-        yield progress.note
+        yield note
     except BaseException as error:
-        progress.note("stop", {"error": type(error).__name__})  # its text may hold a path
+        note("stop", {"error": type(error).__name__})  # its text may hold a path
         raise
     finally:
         progress.close()

@@ -106,6 +106,13 @@ def test_a_run_notes_its_steps_down_and_a_resumed_one_goes_on(tmp_path: Path) ->
     assert str(tmp_path) not in (tmp_path / PROGRESS).read_text()
 
 
+def test_a_finished_run_that_is_given_again_notes_nothing(tmp_path: Path) -> None:
+    case = builtin("fedavg")
+    for _ in range(2):
+        case.run(tmp_path, sites=make_sites(PAIR), rounds=1)
+    assert names(tmp_path).count("start") == names(tmp_path).count("end") == 1
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_work_begins_before_it_is_done_at_every_site_whoever_does_it(tmp_path: Path, workers: int) -> None:
     builtin("fedavg").run(tmp_path, sites=make_sites(PAIR), rounds=1, workers=workers)
