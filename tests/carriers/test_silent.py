@@ -77,8 +77,8 @@ def test_all_sites_must_reply_unless_the_run_says_otherwise(place: Place) -> Non
 def test_of_a_share_of_the_sites_all_that_are_asked_must_reply(place: Place) -> None:
     folder, progress = Loopback(place.files("share")).serve(place.offer(rounds=2, steps=1, fraction=0.4))
     assert (progress.state, progress.round) == ("finished", 2)
-    asked = [event["ordered"] for event in events(folder) if event["event"] == "commit" and event["ordered"]]
-    assert [len(sites) for sites in asked] == [1, 1]
+    ordered = [event["ordered"] for event in events(folder) if event["event"] == "commit" and event["ordered"]]
+    assert [len(sites) for sites in ordered] == [1, 1]
 
 
 class Spoken(Pulse):
