@@ -161,6 +161,7 @@ def medfl_report_sections() -> list[SectionRecord]:
         SectionRecord("curves", "Round by round", "medfl.report.sections.standard:CurvesSection", 510),
         SectionRecord("forgetting", "What is forgotten", "medfl.report.sections.forgetting:ForgettingSection", 520),
         SectionRecord("holdings", "Who holds what", "medfl.report.sections.standard:HoldingsSection", 530),
+        SectionRecord("attendance", "Who took part", "medfl.report.sections.attendance:AttendanceSection", 535),
         SectionRecord("costs", "Costs", "medfl.report.sections.standard:CostsSection", 540),
         SectionRecord("settings", "Settings", "medfl.report.sections.standard:SettingsSection", 550),
     ]

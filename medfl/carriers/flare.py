@@ -7,6 +7,7 @@ holds bytes and strings only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from abc import abstractmethod
@@ -23,7 +24,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from medfl.carriers.remote_messages import PROGRESS, TASK
+from medfl.carriers.heartbeat import Silence
+from medfl.carriers.remote_messages import AFTER, PROGRESS, TASK
 from medfl.errors import MedflError
 from medfl.types import Meta
 
@@ -35,6 +37,12 @@ BLOB, REFUSED = "medfl", "refused"
 PARCEL = "medfl.parcel"
 """Topic of aux messages from site to site."""
 
+HEARTBEAT = "medfl.beat"
+"""Topic of aux messages from a site that works to the server."""
+
+NEVER = 10**7
+"""Seconds of NVFlare's own deadline for a task, which counts duration; `Silence` decides long before."""
+
 POLL = 0.1
 """Seconds between two looks at tasks."""
 
@@ -45,6 +53,7 @@ WHY = {
     TaskCompletionStatus.TIMEOUT: "did not answer in time",
     TaskCompletionStatus.CLIENT_DEAD: "its process has ended",
 }
+"""NVFlare's words for how a task ended."""
 
 
 class StoppedError(MedflError):
@@ -63,9 +72,22 @@ class FlareTransport:
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
         self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort_signal
         self._present = {client.name for client in fl_ctx.get_engine().get_clients()}
+        self._silence = Silence((), 1.0)
+        self._hear: Callable[[str, bytes], bool] = lambda site, blob: False
+        fl_ctx.get_engine().register_aux_message_handler(HEARTBEAT, self._on_beat)
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
-        """Send each site a task with its message, and wait.
+    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
+        """Name what reads heartbeats."""
+        self._hear = hear
+
+    def _on_beat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        site, blob = str(fl_ctx.get_peer_context().get_identity_name()), request.get(BLOB)
+        if isinstance(blob, bytes) and self._hear(site, blob):
+            self._silence.moved(site)
+        return make_reply(ReturnCode.OK)
+
+    def ask(self, requests: Mapping[str, bytes], patience: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
+        """Send each site a task with its message, and wait for those whose work moves.
 
         Raises:
             StoppedError: If the job is to stop.
@@ -81,18 +103,23 @@ class FlareTransport:
             else:
                 failed[site] = f"its process could not carry out the task ({result.get_return_code()})"
 
-        tasks = {site: self._send(site, requests[site], timeout, received) for site in requests if site not in failed}
+        silence = self._silence = Silence(requests.keys() - failed.keys(), patience)
+        tasks = {site: self._send(site, requests[site], received) for site in requests if site not in failed}
         while any(task.completion_status is None for task in tasks.values()):
             if self._abort.triggered:
                 raise StoppedError("The job was stopped. What is finished is saved; resume the run to go on.")
+            for site in silence.overdue():
+                if tasks[site].completion_status is None:
+                    failed[site] = silence.why
+                    self._controller.cancel_task(tasks[site], TaskCompletionStatus.TIMEOUT)
             time.sleep(POLL)
         for site, task in tasks.items():
-            if task.completion_status != TaskCompletionStatus.OK:
+            if task.completion_status != TaskCompletionStatus.OK and site not in failed:
                 failed[site] = WHY.get(task.completion_status, f"its task ended as {task.completion_status}")
         return failed
 
-    def _send(self, site: str, blob: bytes, timeout: float, received: Callable[[ClientTask, FLContext], None]) -> Task:
-        task = Task(TASK, Shareable({BLOB: blob}), timeout=max(1, int(timeout)), result_received_cb=received)
+    def _send(self, site: str, blob: bytes, received: Callable[[ClientTask, FLContext], None]) -> Task:
+        task = Task(TASK, Shareable({BLOB: blob}), timeout=NEVER, result_received_cb=received)
         self._controller.send(task, self._fl_ctx, targets=[site], send_order=SendOrder.SEQUENTIAL)
         return task
 
@@ -114,12 +141,16 @@ class FlareController(Controller):  # type: ignore[misc]
         """
 
     @abstractmethod
-    def progress(self) -> Meta:
-        """How far the run is; JSON."""
+    def progress(self, after: int) -> Meta:
+        """How far the run is; JSON.
+
+        Args:
+            after: Bytes of the run's progress that whoever asks has already.
+        """
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Called by NVFlare before the flow."""
-        fl_ctx.get_engine().register_app_command(PROGRESS, lambda topic, data, fl_ctx: self.progress())
+        fl_ctx.get_engine().register_app_command(PROGRESS, lambda topic, data, fl_ctx: self.progress(_after(data)))
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Called by NVFlare: the job's work."""
@@ -138,12 +169,19 @@ class FlareController(Controller):  # type: ignore[misc]
         logger.warning("An answer of %s came too late.", client.name)
 
 
+def _after(data: Any) -> int:
+    """The number in a question how far a run is; 0 where there is none."""
+    after = data.get(AFTER) if isinstance(data, dict) else None
+    return after if type(after) is int and after >= 0 else 0
+
+
 class FlareExecutor(Executor):  # type: ignore[misc]
     """A site's side of a job."""
 
     def __init__(self) -> None:
         super().__init__()
         self._fl_ctx: FLContext | None = None
+        self._engine: Any = None
 
     @abstractmethod
     def open(self, local: Path) -> None:
@@ -164,7 +202,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Called by NVFlare: gets ready before the first task."""
         if event_type == EventType.START_RUN:
-            engine = fl_ctx.get_engine()
+            engine = self._engine = fl_ctx.get_engine()
             self.open(Path(engine.get_workspace().get_site_config_dir()).absolute())
             engine.register_aux_message_handler(PARCEL, self._on_parcel)
 
@@ -195,6 +233,11 @@ class FlareExecutor(Executor):  # type: ignore[misc]
                 return not answer.get(REFUSED)
             time.sleep(1)
         return False
+
+    def beat(self, blob: bytes) -> None:
+        """Send a heartbeat to the server, which may be lost; called from a thread of its own."""
+        with contextlib.suppress(Exception), self._engine.new_context() as fl_ctx:
+            self._engine.fire_and_forget_aux_request(HEARTBEAT, Shareable({BLOB: blob}), fl_ctx, optional=True)
 
     def _on_parcel(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         sender, blob = str(fl_ctx.get_peer_context().get_identity_name()), request.get(BLOB)

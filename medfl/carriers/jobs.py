@@ -23,9 +23,14 @@ class Job:
     tensors: Tensors = field(repr=False)
 
     @property
-    def who(self) -> str:
-        """The site that it is for, for messages."""
+    def whose(self) -> list[str]:
+        """The sites that it is for."""
         raise NotImplementedError
+
+    @property
+    def who(self) -> str:
+        """The same in words."""
+        return ", ".join(self.whose)
 
     def facts(self) -> Meta:
         """All but the tensors, as JSON."""
@@ -61,9 +66,9 @@ class StepJob(Job):
     keep: list[int]
 
     @property
-    def who(self) -> str:
+    def whose(self) -> list[str]:
         """The site."""
-        return self.to
+        return [self.to]
 
     @property
     def order(self) -> Order:
@@ -87,9 +92,9 @@ class EvaluateJob(Job):
     round: int
 
     @property
-    def who(self) -> str:
+    def whose(self) -> list[str]:
         """The sites."""
-        return ", ".join(self.sites)
+        return self.sites
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +113,9 @@ class ExchangeJob(Job):
     round: int
 
     @property
-    def who(self) -> str:
+    def whose(self) -> list[str]:
         """The owner of the model."""
-        return self.owner
+        return [self.owner]
 
 
 JOBS: tuple[type[Job], ...] = (StepJob, EvaluateJob, ExchangeJob)

@@ -15,14 +15,19 @@ import torch
 from medfl.carriers.jobs import EvaluateJob, ExchangeJob, Job, StepJob
 from medfl.carriers.pool import Pool, describe_bug
 from medfl.contract import Order, Replies
-from medfl.core.carrier import Answer, Evaluation, MethodFactory
+from medfl.core.carrier import Answer, Evaluation, MethodFactory, Note, unnoted
 from medfl.core.evaluation import Row, rows_of, score
 from medfl.core.replies import StoredReplies
 from medfl.core.site import SiteRunner
 from medfl.core.store import Steps
 from medfl.errors import MedflError
+from medfl.training.batches import SCORING, TRAINING
 from medfl.types import NO_SITES, Meta
 from medfl.utils import wire
+from medfl.utils.pulse import Pulse
+
+DOING: dict[type[Job], str] = {StepJob: TRAINING, EvaluateJob: SCORING, ExchangeJob: "global test"}
+"""Kind of a job to what its sites do, before they say more themselves."""
 
 
 class LocalCarrier:
@@ -35,6 +40,7 @@ class LocalCarrier:
         workers: Processes, >= 1.
         threads: Threads of each process, >= 1.
         absent: Tells whether a site is absent in a step; for tests and simulations of drop-outs.
+        note: Hears what the sites do.
     """
 
     def __init__(
@@ -45,9 +51,10 @@ class LocalCarrier:
         workers: int = 1,
         threads: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,
+        note: Note = unnoted,
     ) -> None:
         self.hosts, self.viewers = hosts, viewers or {}
-        self._make_method, self._absent = make_method, absent
+        self._make_method, self._absent, self._note = make_method, absent, note
         self._pool = Pool(self._run, workers, threads) if workers > 1 else None
 
     @property
@@ -142,15 +149,33 @@ class LocalCarrier:
         return [EvaluateJob(sites=chunk, step=step, round=round_, tensors=published) for chunk in chunks if chunk]
 
     def _do(self, jobs: Sequence[Job]) -> list[Meta]:
-        return self._pool.run(jobs) if self._pool is not None else [self._run_here(job.copy()) for job in jobs]
+        if self._pool is not None:
+            return self._pool.run(jobs, self._tell)
+        return [self._run_here(job.copy()) for job in jobs]
 
     def _run_here(self, job: Job) -> Meta:
+        self._tell("work", job, {})
         try:
-            return self._run(job)
+            with Pulse(lambda beat: self._tell("beat", job, vars(beat))):
+                result = self._run(job)
         except MedflError:
             raise
         except Exception as error:
             raise RuntimeError(describe_bug(error, job)) from error
+        self._tell("done", job, {})
+        return result
+
+    def _tell(self, event: str, job: Job, facts: Meta) -> None:
+        """Note how a job stands. Under privacy the share of the batches stays out, which says how many there are."""
+        if event == "work":
+            facts = {"doing": DOING[type(job)]}
+        elif self._hides_counts:
+            facts = {name: value for name, value in facts.items() if name != "share"}
+        self._note(event, {"sites": job.whose, "job": job.name} | facts)
+
+    @property
+    def _hides_counts(self) -> bool:
+        return any(host.settings.privacy is not None for host in self.hosts.values())
 
     def _run(self, job: Job) -> Meta:
         """Do one job, in a worker or here."""

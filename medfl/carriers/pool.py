@@ -21,9 +21,21 @@ from medfl.errors import MedflError
 from medfl.types import Meta
 from medfl.utils import wire
 from medfl.utils.memory import release
+from medfl.utils.pulse import Beat, Pulse
 
 Work = Callable[[Job], Meta]
 """Does one job; its result is JSON."""
+
+Tell = Callable[[str, Job, Meta], None]
+"""Hears how jobs stand, as (event, job, facts): ``work`` at its start, ``beat`` now and then, ``done`` at its end."""
+
+BEAT = "beat"
+"""Key of a heartbeat among a worker's results."""
+
+
+def untold(event: str, job: Job, facts: Meta) -> None:
+    """Nobody wants to know."""
+
 
 FORKED_LATE = (
     "This process trained or used a GPU before it was to start workers, and torch can't go on in those. Begin the run "
@@ -58,8 +70,12 @@ class Pool:
     def __len__(self) -> int:
         return len(self._pipes)
 
-    def run(self, jobs: Sequence[Job]) -> list[Meta]:
+    def run(self, jobs: Sequence[Job], tell: Tell = untold) -> list[Meta]:
         """Do all jobs; results in the order of the jobs.
+
+        Args:
+            jobs: What is to be done.
+            tell: Hears how they stand.
 
         Raises:
             MedflError: The first error of a worker, after the running jobs have ended.
@@ -74,15 +90,23 @@ class Pool:
                 if pipe not in running and waiting and error is None:
                     index = waiting.pop(0)
                     running[pipe] = index
+                    tell("work", jobs[index], {})
                     with contextlib.suppress(OSError):  # the worker is gone; `_receive` says so
                         self._send(pipe, jobs[index], blobs)
             for ready in wait(list(running)):
                 pipe = self._pipes[self._pipes.index(ready)]  # type: ignore[arg-type]
                 index = running.pop(pipe)
                 try:
-                    results[index] = _receive(pipe, jobs[index])
+                    result = _receive(pipe, jobs[index])
                 except Exception as problem:  # kept until the running jobs have ended, then raised
                     error = error or problem
+                    continue
+                if BEAT in result:
+                    running[pipe] = index
+                    tell("beat", jobs[index], result[BEAT])
+                else:
+                    results[index] = result
+                    tell("done", jobs[index], {})
         if error is not None:
             raise error
         return results
@@ -149,11 +173,18 @@ def _answer_jobs(pipe: Connection, work: Work, threads: int, kinds: Mapping[str,
                 return
             facts = json.loads(head)
             job = kinds[facts.pop("job")](**facts, tensors={})
-            result = _do(work, job, pipe.recv_bytes())
+            blob = pipe.recv_bytes()
+            with Pulse(lambda beat: _send_beat(pipe, beat)):
+                result = _do(work, job, blob)
             pipe.send_bytes(json.dumps(result).encode())
         except (EOFError, OSError):
             return
         release()
+
+
+def _send_beat(pipe: Connection, beat: Beat) -> None:
+    with contextlib.suppress(OSError):  # the parent is gone; the result won't get through, either
+        pipe.send_bytes(json.dumps({BEAT: vars(beat)}).encode())
 
 
 def _do(work: Work, job: Job, blob: bytes) -> Meta:

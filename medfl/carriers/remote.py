@@ -1,7 +1,8 @@
 """A carrier whose sites are elsewhere: the server's end of the conversation, over any transport.
 
-Each call asks sites and waits. A site that refuses, answers what can't be used, or does not answer in time counts as
-missing, with the reason; the quorum of the plan decides whether the run goes on. Answers are checked as they come and
+Each call asks sites and waits. A site that refuses, answers what can't be used, or is silent for too long counts as
+missing, with the reason; the quorum of the plan decides whether the run goes on. While it works a site sends
+heartbeats, and one whose work moves is waited for (`medfl.carriers.heartbeat`). Answers are checked as they come and
 laid into files, so that one at a time is in memory when they are folded.
 
 What is said (`medfl.deploy.site_service` is the other end):
@@ -18,21 +19,25 @@ What is said (`medfl.deploy.site_service` is the other end):
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from medfl.carriers.answers import Expected, opened, read_answer
+from medfl.carriers.heartbeat import FASTEST, read_beat
 from medfl.carriers.messages import Limits, Message, pack
 from medfl.carriers.remote_messages import UNDELIVERED, StepMessages, read_account, read_facts, read_network, read_rows
 from medfl.contract import Order
-from medfl.core.carrier import Answer, Evaluation
+from medfl.core.carrier import Answer, Evaluation, Note, unnoted
 from medfl.core.evaluation import Row
 from medfl.core.replies import StoredReplies
 from medfl.core.store import Steps
 from medfl.errors import MedflError
+from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
 
@@ -43,15 +48,37 @@ MAX_SILENT = 2
 """Steps in a row without an answer after which a site is asked no more."""
 
 
+DOING = {
+    "hello": "joining",
+    "begin": "loading data",
+    "step": TRAINING,
+    "post": "global test",
+    "guest": "global test",
+    "install": "writing its bundle",
+    "end": "leaving",
+}
+"""Kind of a message to what a site does with it, before it says more itself."""
+
+
 class Transport(Protocol):
     """Brings messages to sites and their answers back."""
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
+    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
+        """Name what reads heartbeats.
+
+        Args:
+            hear: (site, heartbeat) to whether the site's work moves. It may be called from any thread and raises
+                nothing.
+        """
+        ...
+
+    def ask(self, requests: Mapping[str, bytes], patience: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
         """Send each site its message and hand over what each answers, as it comes.
 
         Args:
             requests: Site to message.
-            timeout: Seconds to wait for all of them together.
+            patience: Seconds of silence after which a site is waited for no more, since its message or since its work
+                last moved.
             take: Called with (site, answer); it raises nothing.
 
         Returns:
@@ -68,11 +95,12 @@ class RemoteCarrier:
         sites: All sites of the run.
         folder: Where answers lie until they are folded; emptied at every step.
         limits: Of a message.
-        timeout: Seconds to wait for the answers to one message.
+        patience: Seconds of silence after which a site is waited for no more.
 
     Attributes:
         missing: Site to the reason why nothing came from it last; a site that answers again is taken out.
         facts: What each site told of its data in `begin`: ``facts``, ``newest``, ``data``.
+        note: Hears what the sites do; a carrier begins before there is anything that could be watched.
     """
 
     def __init__(
@@ -81,15 +109,18 @@ class RemoteCarrier:
         sites: Collection[str],
         folder: Path,
         limits: Limits,
-        timeout: float,
+        patience: float,
     ) -> None:
         self._transport, self._all, self._folder = transport, sorted(sites), folder
-        self._limits, self._timeout = limits, timeout
+        self._limits, self._patience = limits, patience
         self._viewers: Callable[[Evaluation], list[Row]] = lambda evaluation: []
         self._lock, self._silent = threading.Lock(), dict[str, int]()
         self.missing: dict[str, str] = {}
         self.facts: dict[str, Meta] = {}
         self._expected: Expected | None = None
+        self.note: Note = unnoted
+        self._noted: dict[str, float] = {}
+        transport.listen(self._hear)
 
     @property
     def sites(self) -> list[str]:
@@ -102,9 +133,9 @@ class RemoteCarrier:
 
     # ---- before the run
 
-    def hello(self, offer: Meta, timeout: float) -> dict[str, str]:
+    def hello(self, offer: Meta, patience: float) -> dict[str, str]:
         """Offer the run to all sites; returns the network that each one's own file names, where it names one."""
-        networks = self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_network, timeout)
+        networks = self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_network, patience)
         return {site: network for site, network in networks.items() if network is not None}
 
     def begin(self, networks: Mapping[str, str], expected: Expected) -> None:
@@ -124,6 +155,7 @@ class RemoteCarrier:
         """Leave a site out of the run, as far as the quorum allows."""
         self.facts.pop(site, None)
         self.missing[site] = why
+        self.note("missing", {"site": site, "why": why})
 
     def describe(self) -> dict[str, Meta]:
         """What each site tells about itself; nothing of a site that is missing."""
@@ -209,7 +241,7 @@ class RemoteCarrier:
         self,
         messages: Mapping[str, Message],
         read: Callable[[str, Message], Any],
-        timeout: float | None = None,
+        patience: float | None = None,
         keep: bool = False,
     ) -> dict[str, Any]:
         """Ask sites; site to what `read` makes of its answer. Why a site is not in it stands in `missing`.
@@ -227,6 +259,7 @@ class RemoteCarrier:
                         self._file(site).write_bytes(blob)
                     results[site] = result
                     self.missing.pop(site, None)
+                    self.note("done", {"sites": [site], "job": messages[site].kind})
                 except MedflError as error:
                     self.missing[site] = str(error)
                 except Exception as error:  # whatever a message brings about, the others go on
@@ -237,12 +270,30 @@ class RemoteCarrier:
             if id(message) not in blobs:
                 blobs[id(message)] = pack(message)
         requests = {site: blobs[id(message)] for site, message in messages.items()}
-        silent = self._transport.ask(requests, timeout or self._timeout, take)
+        for kind in sorted({message.kind for message in messages.values()}):
+            working = sorted(site for site, message in messages.items() if message.kind == kind)
+            self.note("work", {"sites": working, "job": kind, "doing": DOING[kind]})
+        silent = self._transport.ask(requests, patience or self._patience, take)
         with self._lock:
             self.missing |= {site: why for site, why in silent.items() if site not in results}
         for site in sorted(set(messages) - set(results)):
-            logger.warning("%s is missing: %s", site, self.missing.get(site, "no answer"))
+            why = self.missing.get(site, "no answer")
+            logger.warning("%s is missing: %s", site, why)
+            self.note("missing", {"site": site, "why": why})
         return {site: results[site] for site in messages if site in results}
+
+    def _hear(self, site: str, blob: bytes) -> bool:
+        """Whether a heartbeat says that the site's work moves; it is noted down, but not more often than they come."""
+        try:
+            beat = read_beat(blob)
+        except MedflError as error:
+            logger.debug("A heartbeat of %s is refused: %s", site, error)
+            return False
+        now = time.monotonic()
+        if site in self._all and now - self._noted.get(site, -math.inf) >= FASTEST:
+            self._noted[site] = now
+            self.note("beat", {"sites": [site]} | vars(beat))
+        return beat.moved
 
     def _file(self, site: str) -> Path:
         return self._folder / f"{site}.safetensors"

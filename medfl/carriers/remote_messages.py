@@ -88,8 +88,12 @@ UNDELIVERED = "undelivered"
 """In an answer: receivers that did not acknowledge their parcel."""
 
 
-TASK, PROGRESS = "medfl", "medfl.runs.console"
+TASK, PROGRESS = "medfl", "medfl.progress"
 """What a job's one kind of task is called, and the command that asks how far a run is."""
+
+
+AFTER, EVENTS, START = "after", "events", "start"
+"""In such a question: bytes of the run's progress that are known. In its answer: those that follow, and their place."""
 
 
 FACTS = {

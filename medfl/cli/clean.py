@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from medfl.runs.records import RunRecord
 
 KNOWN = (
-    *(".lock", "run.json", "metrics.csv", "summary.json", "report.html", "state", "sites", "global"),
+    *(".lock", "run.json", "metrics.csv", "progress.jsonl", "summary.json", "report.html", "state", "sites", "global"),
     *("findings.safetensors", "attacks", "kept"),
     *("mlflow.json", "mlruns", "mlruns.db*", "config_*.json"),
     "study.json",

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("medfl.cli.run:app", "Run a federation described by a bundle."),
     "federate": ("medfl.cli.federate:app", "Run federations between machines."),
     "status": ("medfl.cli.status:command", "Say how far runs are."),
+    "watch": ("medfl.cli.watch:command", "Watch runs as they happen, in the terminal or on a page."),
     "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
     "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
     "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),

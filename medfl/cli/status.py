@@ -39,10 +39,12 @@ def describe(record: RunRecord) -> dict[str, str]:
 
     writing = being_written(record.folder)
     done, planned = rounds_done(record, writing), int(record.run["rounds"])
+    sites = _sites(record) if writing else ""
     return {
         "method": f"{record.method}, seed {record.seed}",
         "status": _status(record, writing),
         "rounds": f"{done} of {planned}",
+        **({"sites": sites} if sites else {}),
         "score": _score(record),
         "time": _time(record, planned - done if writing or not record.summary else 0),
         "disk": f"{size(bytes_in(record.folder))}, of which state {size(bytes_in(record.folder / 'state'))}",
@@ -69,13 +71,24 @@ def rounds_done(record: RunRecord, writing: bool) -> int:
 
 
 def _status(record: RunRecord, writing: bool) -> str:
+    from medfl.runs.summary import ended_on
+
     if writing:
         return "being written now"
     if not record.summary:
         return "stopped; the same command continues it"
+    status = f"{record.status}{ended_on(record.summary)}"
     if record.status != "finished":
-        return f"{record.status}: {record.summary['reason']} The same command tries that round again."
-    return "finished; cleaned, so it can't be continued" if record.run.get("cleaned") else "finished"
+        return f"{status}: {record.summary['reason']} The same command tries that round again."
+    return f"{status}; cleaned, so it can't be continued" if record.run.get("cleaned") else status
+
+
+def _sites(record: RunRecord) -> str:
+    """Who is at work, silent or missing, as `medfl watch` shows it; empty where nothing was noted down."""
+    from medfl.watch.folders import WatchedRun
+
+    run = WatchedRun(record.folder, str(record.folder))
+    return run.view().summary if run.look() else ""
 
 
 def _score(record: RunRecord) -> str:

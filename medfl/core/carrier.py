@@ -74,5 +74,13 @@ class Answer:
     rows: list[Row] = field(default_factory=list)
 
 
+Note = Callable[[str, Meta], None]
+"""Hears what happens, as (event, facts), for whoever watches the run (`medfl.runs.progress`). It raises nothing."""
+
+
+def unnoted(event: str, facts: Meta) -> None:
+    """Nobody watches."""
+
+
 MethodFactory = Callable[[], Method]
 """Makes the method anew; called before every step, since nothing may live on a method object."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Findings, Model, Order, State
+from medfl.core.attendance import Stretches
 from medfl.core.evaluation import Best, Row, csv_lines
 from medfl.core.store import Record, Store
 from medfl.errors import DamagedError, SettingsError, StoreError
@@ -53,6 +54,9 @@ class Commit:
         reason: Why the run ended early.
         best: The round with the best validation scores so far.
         keep: Earlier steps that are still needed.
+        ordered: The sites that this step had orders for.
+        missed: Site to the rounds in which it was asked and nothing usable came: first and last of each stretch.
+        away: Sites from which nothing usable came when they were asked last.
     """
 
     step: int = 0
@@ -68,6 +72,14 @@ class Commit:
     reason: str = ""
     best: Best = field(default_factory=Best)
     keep: list[int] = field(default_factory=list)
+    ordered: list[str] = field(default_factory=list)
+    missed: Stretches = field(default_factory=dict)
+    away: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that this step had orders for and of which it has nothing usable."""
+        return sorted(set(self.ordered) & set(self.away))
 
 
 @dataclass
@@ -84,6 +96,8 @@ class Outcome:
         published: What every site needs to take its model home.
         models: The server's models.
         findings: What the method has to show of all rounds, beside its scores.
+        missed: As of the last `Commit`.
+        away: As of the last `Commit`.
     """
 
     status: str
@@ -95,6 +109,8 @@ class Outcome:
     published: Tensors
     models: dict[str, Model]
     findings: Findings
+    missed: Stretches = field(default_factory=dict)
+    away: list[str] = field(default_factory=list)
 
 
 class Journal:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from medfl.contract import Plan, Server, State
+from medfl.core.attendance import with_missed
 from medfl.core.carrier import Carrier, Evaluation, MethodFactory
 from medfl.core.evaluation import Best, Row, watcher
 from medfl.core.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Commit, Journal, Outcome
@@ -41,6 +42,7 @@ class ServerLoop:
         public: Public data for the server, if the run gives it any.
         tests: The server's test sets by their names.
         on_round: Called after each committed round with (round, rows).
+        on_commit: Called after each committed step.
     """
 
     def __init__(
@@ -53,10 +55,11 @@ class ServerLoop:
         public: Dataset | None = None,
         tests: Mapping[str, Dataset] | None = None,
         on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
+        on_commit: Callable[[Commit], None] = lambda commit: None,
     ) -> None:
         self._make_method, self._carrier = make_method, carrier
         self._task, self._settings, self._folder, self._public = task, settings, folder, public
-        self._on_round, self._tests = on_round, dict(tests or {})
+        self._on_round, self._on_commit, self._tests = on_round, on_commit, dict(tests or {})
         self._journal = Journal(folder)
 
     def run(self) -> Outcome:
@@ -81,7 +84,8 @@ class ServerLoop:
         then, taken = self._taken(server, last, last.best)
         method = self._make_method()
         shown = method.publish(then), method.models(then), method.findings(server)
-        return Outcome(last.status, last.rounds_done, taken.rounds_done, taken.step, last.best, last.reason, *shown)
+        ended = last.status, last.rounds_done, taken.rounds_done, taken.step, last.best, last.reason
+        return Outcome(*ended, *shown, last.missed, last.away)
 
     # ---- one step
 
@@ -98,6 +102,8 @@ class ServerLoop:
             logger.warning("Round %d: no reply from %s.", plan.round, ", ".join(sorted(absent)))
         missing = sorted(set(absent) | {answer.site for answer in answers if answer.refused is not None})
         rows = scores + [row for answer in answers for row in answer.rows]
+        ordered = [order.to for order in plan.orders]
+        away = sorted({*last.away} - {*ordered} | {*missing})
         now = Commit(
             step,
             RUNNING,
@@ -109,6 +115,9 @@ class ServerLoop:
             rows=rows,
             best=self._best(last, pending, scores),
             keep=keep,
+            ordered=ordered,
+            missed=with_missed(last.missed, missing, plan.round),
+            away=away,
         )
         quorum = len(plan.orders) if plan.quorum is None else plan.quorum
         if len(accepted) < quorum:
@@ -124,7 +133,7 @@ class ServerLoop:
             return self._fail(server, now, last, f"The folded tensor '{name}' is not finite.", False)
         if plan.ends_round and now.rounds_done in self._settings.keep_rounds:
             self._journal.keep_model(now.rounds_done, self._make_method().models(server)["global"])
-        self._journal.commit(server.state, now)
+        self._commit(server.state, now)
         release()
         if plan.ends_round:
             self._on_round(plan.round, rows)
@@ -143,8 +152,12 @@ class ServerLoop:
         status = INCOMPLETE if absent else DIVERGED
         now = replace(now, status=status, reason=reason, rounds_done=last.rounds_done)
         server.state, _ = self._journal.at(last.step)
-        self._journal.commit(server.state, now)
+        self._commit(server.state, now)
         return now
+
+    def _commit(self, state: State, now: Commit) -> None:
+        self._journal.commit(state, now)
+        self._on_commit(now)
 
     # ---- evaluation
 
@@ -166,8 +179,9 @@ class ServerLoop:
             then, taken = self._taken(server, last, best)
             rows += self._carrier.exchange(Evaluation(taken.rounds_done, taken.step, self._make_method().publish(then)))
         status = FINISHED if self._stops(last) else RUNNING
-        now = replace(last, step=step, status=status, evaluated=pending.round, rows=rows, best=best, keep=keep)
-        self._journal.commit(server.state, now)
+        now = replace(last, step=step, status=status, evaluated=pending.round, rows=rows, best=best)
+        now.keep, now.ordered = keep, []
+        self._commit(server.state, now)
         self._on_round(pending.round, rows)
         return replace(now, status=FINISHED)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfl.carriers.remote_messages import PROGRESS
+from medfl.carriers.remote_messages import AFTER, PROGRESS
 from medfl.deploy.kit import LOG
 from medfl.errors import MedflError
 from medfl.types import Meta
@@ -122,10 +122,15 @@ class Connection:
         refused = [str(text) for text in reasons if not str(text).endswith(": OK")]
         return f"NVFlare says {meta.get('status')}" + (f": {'; '.join(refused)}." if refused else ".")
 
-    def progress(self, job: str) -> Answer:
-        """How far a job is."""
+    def progress(self, job: str, after: int = 0) -> Answer:
+        """How far a job is.
+
+        Args:
+            job: Its id.
+            after: Bytes of the run's progress that are here already; the answer has those that follow.
+        """
         try:
-            progress = self._ask("do_app_command", job, PROGRESS, {})
+            progress = self._ask("do_app_command", job, PROGRESS, {AFTER: after})
         except SilentError:
             return Answer(True, {})
         except GoneError:

@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from medfl.carriers.remote_messages import EVENTS, START
 from medfl.deploy.connection import Connection, is_end
+from medfl.runs.progress import Mirror
 from medfl.types import Meta
 from medfl.utils.progress import progress_bar
 
@@ -47,17 +50,18 @@ class Followed:
         return f" {message}" if message else ""
 
 
-def follow(connection: Connection, job: str) -> Followed:
-    """Follow a job to its end.
+def follow(connection: Connection, job: str, out: Path) -> Followed:
+    """Follow a job to its end. What happens in the run can be watched here meanwhile (`medfl watch`).
 
     Args:
         connection: To the server.
         job: Its id.
+        out: The run folder here.
 
     Raises:
         MedflError: If the server can't be reached for a long time.
     """
-    followed, teller = Followed(job), _Teller()
+    followed, teller, mirror = Followed(job), _Teller(), Mirror(out)
     silent_since: float | None = None
     with _display() as show:
         while True:
@@ -66,9 +70,10 @@ def follow(connection: Connection, job: str) -> Followed:
                 return followed
             now = time.monotonic()
             if followed.status == "RUNNING":
-                answer = connection.progress(job)
+                answer = connection.progress(job, mirror.known)
                 if answer.progress:
                     followed.progress = answer.progress
+                    mirror.add(answer.progress.get(START), answer.progress.get(EVENTS))
                     teller.tell(answer.progress)
                     show(int(answer.progress.get("round", 0)), answer.progress)
                 silent_since = None if answer.alive else silent_since or now

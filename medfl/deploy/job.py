@@ -7,13 +7,14 @@ from pathlib import Path
 
 from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
 from medfl.deploy.offer import Offer
-from medfl.deploy.server import Progress, serve
+from medfl.deploy.server import serve
 from medfl.deploy.site_file import FILE, read_site_file
 from medfl.deploy.site_service import SiteService
 from medfl.errors import MedflError
+from medfl.runs.progress import PROGRESS, Progress
 from medfl.types import Meta
 
-FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global")
+FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS)
 """What whoever submitted a run gets of its folder at the server."""
 
 
@@ -28,9 +29,9 @@ class MedflController(FlareController):
         super().__init__()
         self._offer, self._progress = offer, Progress()
 
-    def progress(self) -> Meta:
-        """How far the run is (`medfl.deploy.server.Progress`)."""
-        return self._progress.facts()
+    def progress(self, after: int) -> Meta:
+        """How far the run is (`medfl.runs.progress.Progress`)."""
+        return self._progress.facts(after)
 
     def federate(self, transport: FlareTransport, local: Path, result: Path) -> None:
         """Run the federation; what comes of it, or why nothing does, lies in `result`."""
@@ -49,7 +50,7 @@ class MedflExecutor(FlareExecutor):
 
     def open(self, local: Path) -> None:
         """Read the site's own file."""
-        self._service = SiteService(read_site_file(local / FILE), self.post)
+        self._service = SiteService(read_site_file(local / FILE), self.post, self.beat)
 
     def answer(self, blob: bytes) -> bytes:
         """The answer to a message of the server."""

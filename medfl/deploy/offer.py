@@ -50,7 +50,7 @@ class Offer(Strict):
         method_version: `method_version` of it.
         overrides: Id to value that differs from the bundle's files; `check_overrides` says what is allowed.
         sites: Names, sorted; empty means that whoever submits the run fills in the connected ones.
-        answer_timeout: Seconds to wait for the answers of a step, >= 1.
+        answer_timeout: Seconds for which a site's work may stand still until it counts as missing, >= 1.
         given_by: Who gave the overrides, for the record.
     """
 
@@ -195,7 +195,7 @@ def make_offer(
             ``epochs``.
         run: Name of the run.
         sites: Names, in any order; none leaves it to whoever submits.
-        answer_timeout: Seconds to wait for the answers of a step, >= 1.
+        answer_timeout: Seconds for which a site's work may stand still until it counts as missing, >= 1.
         registry: Plugins; None loads those that are installed.
         given_by: Who gave the overrides, for the record.
 

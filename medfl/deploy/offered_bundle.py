@@ -87,6 +87,8 @@ class OfferedRun:
 def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     """Compare an offer with what this participant has, check that it is allowed, and open the bundle.
 
+    Where neither the bundle nor the offer says `min_replies`, all sites that a step asks must answer it.
+
     Raises:
         RefusedError: If this participant has something else, or does not allow the run.
         SettingsError: If the run's settings are not valid for the bundle.
@@ -101,7 +103,7 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
         raise RefusedError(f"'{site_file.site}' refuses the run '{offer.run}': {'. '.join(unlike)}.")
     check_overrides(offer.overrides, bundle_values(folder))
     built = _build(folder, offer.overrides, site_file, entry.data)
-    settings = read_settings(Settings, built.settings, "the run")
+    settings = read_settings(Settings, {"min_replies": max(len(offer.sites), 1)} | built.settings, "the run")
     method: Method = registry.make_method(built.method, built.method_args)
     check_run(site_file, offer, settings, built.method, method)
     scale = Scale(_shape(built.site_values), built.mean, built.std)

@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from medfl.carriers.messages import Limits
 from medfl.carriers.remote import Expected, RemoteCarrier, Transport
 from medfl.contract import Method
-from medfl.core.carrier import Evaluation
+from medfl.core.carrier import Evaluation, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
@@ -30,6 +29,7 @@ from medfl.privacy.ledger import fingerprint
 from medfl.runs.folder import begun_settings
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
+from medfl.runs.progress import Progress
 from medfl.runs.provenance import bundle_values, run_record
 from medfl.runs.site_bundles import export_global
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
@@ -38,31 +38,6 @@ logger = logging.getLogger(__name__)
 
 HELLO = 180.0
 """Seconds to wait for the sites to take the offer: their processes start first, and import torch."""
-
-
-@dataclass
-class Progress:
-    """How far a run is, for whoever asks; JSON.
-
-    Attributes:
-        state: ``starting``, ``running``, ``finished``, ``incomplete``, ``diverged`` or ``failed``.
-        round: Rounds that are over.
-        rounds: Rounds of the run.
-        scores: Metric to its mean over the sites, of the round that was scored last, on validation images.
-        missing: Site to why nothing came from it last.
-        message: What went wrong.
-    """
-
-    state: str = "starting"
-    round: int = 0
-    rounds: int = 0
-    scores: dict[str, float] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    message: str = ""
-
-    def facts(self) -> Meta:
-        """As JSON; also while the run changes it."""
-        return vars(self) | {"scores": dict(self.scores), "missing": dict(self.missing)}
 
 
 def serve(
@@ -107,26 +82,30 @@ def serve(
     with writer.held(JOB_PATIENCE):
         _claim(opened, writer)
         writer.begin()
-        carrier.begin(opened.settings.networks_by_site, _expected(opened, method))
-        about = _same_data(carrier)
-        _same_shared_test(carrier, data.tests.get(GLOBAL))
-        data.meet(tuple(about.get("classes", ())))
-        carrier.set_viewers(data.viewers(writer))
-        facts_by_site = {site: facts["facts"] for site, facts in carrier.facts.items()}
-        check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
-        training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
-        check_privacy(opened.settings, method, built, {}, training)
-        progress.state = "running"
+        progress.folder = folder
+        with writer.noted(carrier.missing) as note:
+            carrier.note = note
+            carrier.begin(opened.settings.networks_by_site, _expected(opened, method))
+            about = _same_data(carrier)
+            _same_shared_test(carrier, data.tests.get(GLOBAL))
+            data.meet(tuple(about.get("classes", ())))
+            carrier.set_viewers(data.viewers(writer))
+            facts_by_site = {site: facts["facts"] for site, facts in carrier.facts.items()}
+            check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
+            training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
+            check_privacy(opened.settings, method, built, {}, training)
+            progress.state = "running"
 
-        def round_ended(round_: int, rows: list[Row]) -> None:
-            progress.round, progress.scores = round_, _means(rows) or progress.scores
-            on_round(round_, rows)
+            def round_ended(round_: int, rows: list[Row]) -> None:
+                progress.round, progress.scores = round_, _means(rows) or progress.scores
+                on_round(round_, rows)
 
-        public = data.public.train if data.public is not None else None
-        parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
-        outcome = ServerLoop(*parts, public, data.tests, round_ended).run()
-        _finish(opened, carrier, outcome, writer, about)
-        carrier.end()
+            public = data.public.train if data.public is not None else None
+            parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
+            outcome = ServerLoop(*parts, public, data.tests, round_ended, writer.commit_noted(note)).run()
+            _finish(opened, carrier, outcome, writer, about)
+            carrier.note = unnoted  # the end is noted, and what follows is no part of the run
+            carrier.end()
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
     return folder
 
@@ -172,6 +151,8 @@ def _claim(opened: OfferedRun, writer: RunWriter) -> None:
         method=opened.make_method(),
         method_args=opened.built.method_args,
     )
+    if "min_replies" not in opened.built.settings:
+        record["settings"]["min_replies"]["origin"] = "default between machines"
     plugins = dict(sorted(opened.registry.plugins.items()))
     writer.claim(record | {"offer": opened.offer.to_meta(), "plugins": plugins}, carrier="flare")
 
@@ -223,12 +204,14 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     objective, stock = opened.task.objective, built.source.weights
     home = Home(opened.folder, built.site_values, *about_data, names=names, objective=objective, stock=stock)
     export_global(writer.folder, home, outcome.models, opened.make_method())
-    summary = writer.summarise(outcome) | {"leaks": [], "missing": dict(sorted(carrier.missing.items()))}
+    missing = dict(sorted(carrier.missing.items()))
+    summary = writer.summarise(outcome, missing) | {"leaks": [], "missing": missing}
     if names:
         summary["names"] = names
     if known_accounts := {site: account for site, account in accounts.items() if account}:
         summary["privacy"] = known_accounts
     writer.finish(outcome, summary)
+    writer.end_noted(carrier.note, summary)
 
 
 class _ServerData:

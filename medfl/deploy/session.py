@@ -244,7 +244,7 @@ def _send(connection: Connection, offer: Offer) -> str:
 
 def _follow(connection: Connection, job: str, out: Path) -> Followed:
     try:
-        return follow(connection, job)
+        return follow(connection, job, out)
     except KeyboardInterrupt:
         logger.warning(
             "No longer following; the run goes on. `medfl federate resume %s` follows it again and fetches its "

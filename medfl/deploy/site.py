@@ -25,6 +25,7 @@ from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
+from medfl.runs.progress import begin_facts, noted
 from medfl.runs.site_bundles import export_site, write_predictions
 from medfl.runs.summary import COSTS
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
@@ -123,7 +124,10 @@ class SiteRun:
             writer.claim({"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}})
             self.host = self._host(writer)
             self.host.check_account()
-            yield
+            begin = begin_facts(writer.identity, self.settings.rounds) | {"sites": [self.name]}
+            with noted(self.folder, begin) as self.note:
+                yield
+                self.note("left", {})
 
     def _host(self, writer: RunWriter) -> SiteRunner:
         scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})

@@ -10,18 +10,24 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from medfl.carriers.heartbeat import pack_beat
 from medfl.carriers.messages import Limits, Message, pack, unpack
+from medfl.carriers.remote import DOING
+from medfl.carriers.remote_messages import rows_from_json
 from medfl.contract import PeerMessage
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.site import SiteRun
 from medfl.deploy.site_file import SiteFile
 from medfl.errors import MedflError, RefusedError
+from medfl.runs.progress import row_facts
 from medfl.types import Meta
+from medfl.utils.pulse import Beat, Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +47,11 @@ class SiteService:
     Args:
         site_file: The site's own file.
         post: Brings a parcel to another site.
+        beat: Brings a heartbeat to the server, or loses it; called from a thread of its own.
     """
 
-    def __init__(self, site_file: SiteFile, post: Post) -> None:
-        self._file, self._post = site_file, post
+    def __init__(self, site_file: SiteFile, post: Post, beat: Callable[[bytes], None] = lambda blob: None) -> None:
+        self._file, self._post, self._send_beat = site_file, post, beat
         self._limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
         self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
@@ -57,7 +64,8 @@ class SiteService:
         try:
             message = unpack(blob, BEFORE_BEGIN if self._run is None else self._limits)
             kind = message.kind[:64]
-            return pack(self._answers(message))
+            with Pulse(self._beat):
+                return pack(self._answers(message))
         except RefusedError as error:
             return self._refuse(kind, str(error))
         except MedflError as error:  # its text is for this site's administrator: it may name folders
@@ -119,8 +127,22 @@ class SiteService:
         }
         if message.kind not in parts:
             raise RefusedError(f"expected a message of kind {sorted(parts)}, got '{message.kind}'")
+        about = {"sites": [self._file.site], "job": message.kind}
+        self._run.note("work", about | {"doing": DOING[message.kind]})
         tensors, meta = parts[message.kind](message)
+        self._run.note("done", about)
+        if message.kind == "step":
+            self._note_step(self._run, message.meta, meta)
         return Message(message.kind, tensors, {"refused": None} | meta)
+
+    def _note_step(self, run: SiteRun, step: Meta, answer: Meta) -> None:
+        """Note down for this site's administrator what it did, as far as the server learns it, too."""
+        site, order, evaluate = self._file.site, step.get("order"), step.get("evaluate")
+        rows = rows_from_json(answer["evaluation"] + (answer["answer"] or {"rows": []})["rows"], site)
+        done = order["round"] - 1 if order else evaluate["round"] if evaluate else 0
+        facts = {"step": (order or evaluate or {}).get("step"), "round": done + bool(order), "rounds_done": done}
+        facts |= {"ordered": [site] if order else [], "missing": []}
+        run.note("commit", facts | row_facts(rows, run.task.metrics[0]))
 
     def _hello(self, offer: Offer) -> Message:
         self.close()
@@ -135,6 +157,14 @@ class SiteService:
             self._held.enter_context(run.held())
             self._run = run
         return Message("begin", {}, {"refused": None} | self._run.facts())
+
+    def _beat(self, beat: Beat) -> None:
+        """Say that the work goes on. The share that is done tells how many images there are, so it may stay here."""
+        if self._run is not None:
+            self._run.note("beat", {"sites": [self._file.site]} | vars(beat))
+        opened = self._opened
+        tells = opened is not None and opened.settings.privacy is None and "size" in self._file.describe
+        self._send_beat(pack_beat(beat if tells else replace(beat, share=None)))
 
     def _send(self, parcel: PeerMessage, step: int, use: str) -> bool:
         meta = {"step": step, "use": use, "meta": parcel.meta}

@@ -16,8 +16,8 @@ from medfl.runs.setting_ids import bare_name
 from medfl.types import Meta
 
 OPTIONS: Meta = {"kit": None, "answer_timeout": 3600}
-"""Ids that a run across machines knows beside those of the bundle: the researcher's startup kit, and the seconds to
-wait for the sites' answers in a step."""
+"""Ids that a run across machines knows beside those of the bundle: the researcher's startup kit, and the seconds for
+which a site's work may stand still until it counts as missing."""
 
 HERE = frozenset({"carrier", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", *OPTIONS})
 """Options that are for this machine, or have a place of their own in the offer."""

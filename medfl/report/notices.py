@@ -11,6 +11,7 @@ from medfl.report.groups import Group, data_per
 from medfl.report.scores import named_runs
 from medfl.report.section import LEVELS, Notice
 from medfl.runs.records import RunRecord
+from medfl.runs.summary import ended_on
 from medfl.settings import Privacy
 
 Named = tuple[str, RunRecord]
@@ -103,8 +104,13 @@ def _poisoned(runs: Sequence[Named]) -> list[Notice]:
 
 
 def _missing(runs: Sequence[Named]) -> list[Notice]:
-    """Sites on other machines from which nothing came when they were asked last."""
-    return [
+    """Runs that ended on a part of their sites; and sites on other machines that were missing when asked last."""
+    parts = [
+        Notice("warn", f"{name} {run.status}{on}: without {listed(run.summary['attendance']['away'])}.")
+        for name, run in runs
+        if (on := ended_on(run.summary)) and run.status == "finished"
+    ]
+    return parts + [
         Notice("warn", f"{name}: site {site} was missing when it was asked last: {why}.")
         for name, run in runs
         for site, why in sorted(run.summary.get("missing", {}).items())
@@ -126,7 +132,8 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
             last = run.summary.get("evaluated_round")
             scored = f"Its scores are those after round {last}." if last else "It has no scores."
             rounds = f"{run.summary['rounds']} of {run.run['rounds']} rounds"
-            notices.append(Notice("bad", f"{name} ended as {run.status} after {rounds}: {reason}. {scored}"))
+            on = ended_on(run.summary)
+            notices.append(Notice("bad", f"{name} ended as {run.status}{on} after {rounds}: {reason}. {scored}"))
     return notices
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from medfl.core.evaluation import Row
+from medfl.runs.summary import ended_on
 from medfl.types import NO_SITES, Meta
 from medfl.utils.progress import progress_bar
 
@@ -27,7 +28,8 @@ def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
     """Print the scores of a run by its first metrics as a table, and where its files are."""
     console = Console(width=None if sys.stdout.isatty() else 100, markup=False)
     ending = "" if summary["rounds"] == 1 else "s"
-    table = Table(title=f"{summary['method']}: {summary['status']} after {summary['rounds']} round{ending}")
+    status = f"{summary['status']}{ended_on(summary)}"
+    table = Table(title=f"{summary['method']}: {status} after {summary['rounds']} round{ending}")
     for column in ("model", "split", "metric", "mean of sites", "worst site", "global test"):
         table.add_column(column)
     for model, splits in summary["scores"].items():

@@ -7,13 +7,14 @@ such a folder at any time and can't write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
+from medfl.core.carrier import Note
 from medfl.core.journal import Commit, Journal, Outcome
 from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import PATIENCE, Store, only_writer
@@ -21,6 +22,7 @@ from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
 from medfl.runs.findings import write_findings
 from medfl.runs.folder import claim, identity, note_best_round, run_id_of
+from medfl.runs.progress import begin_facts, commit_facts, noted
 from medfl.runs.summary import SUMMARY, summarise
 from medfl.settings import Execution, Settings
 from medfl.task import Task
@@ -139,9 +141,26 @@ class RunWriter:
         """
         return self.runner(name, Splits(Empty(), val or Empty(), test), _refuse_to_post)
 
-    def summarise(self, outcome: Outcome) -> Meta:
+    def noted(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[Note]:
+        """Note the run down for whoever watches it (`medfl.runs.progress.noted`).
+
+        Args:
+            missing: Site to why it does not take part so far.
+        """
+        return noted(self.folder, begin_facts(self.identity, self.settings.rounds, missing))
+
+    def commit_noted(self, note: Note) -> Callable[[Commit], None]:
+        """What notes each commit down.
+
+        Args:
+            note: Adds an event.
+        """
+        return lambda commit: note("commit", commit_facts(commit, self.task.metrics[0]))
+
+    def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Meta:
         """What ``summary.json`` says of the outcome (`medfl.runs.summary.summarise`)."""
-        return summarise(self.folder / "metrics.csv", self.method, outcome, self.settings, self.task.metrics[0])
+        csv, metric = self.folder / "metrics.csv", self.task.metrics[0]
+        return summarise(csv, self.method, outcome, self.settings, metric, self.sites, missing)
 
     def finish(self, outcome: Outcome, summary: Meta) -> None:
         """Write what the run leaves; ``summary.json``, which marks it as over, comes last.
@@ -156,6 +175,16 @@ class RunWriter:
         write_findings(self.folder, outcome.findings)
         note_best_round(self.folder, summary["best_round"])
         write_json(self.folder / SUMMARY, summary)
+
+    def end_noted(self, note: Note, summary: Meta) -> None:
+        """Note the run's end down.
+
+        Args:
+            note: Adds an event.
+            summary: What `finish` wrote.
+        """
+        parts = {name: summary[name] for name in ("status", "reason", "rounds")}
+        note("end", parts | {"away": summary["attendance"]["away"]})
 
 
 def _refuse_to_post(step: int, parcel: PeerMessage) -> None:

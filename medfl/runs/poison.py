@@ -211,7 +211,7 @@ class PoisonedCarrier(LocalCarrier):
         """As any step; attackers note what they receive."""
         self._round = round_  # a run that is continued has the same rounds, and other numbers of steps
         if isinstance(self._attackers.poison, ReplyPoison) and self._attackers.poison.remembers:
-            self._note(step, orders)
+            self._remember(step, orders)
         return super().step(step, round_, orders, evaluation, keep)
 
     def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
@@ -224,7 +224,7 @@ class PoisonedCarrier(LocalCarrier):
             known = select(self._memory.load(step).tensors, CHANGE)
         return PoisonedReplies(replies, self._attackers, self._seed, self._round, known)
 
-    def _note(self, step: int, orders: list[Order]) -> None:
+    def _remember(self, step: int, orders: list[Order]) -> None:
         """The model that came, and its change; once, so that a step that is done again finds the same."""
         models = [select(order.tensors, MODEL) for order in orders if order.to in self._attackers.sites]
         if not any(models) or self._memory.path(step).exists():

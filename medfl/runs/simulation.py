@@ -11,7 +11,7 @@ import torch
 
 from medfl.carriers.local import LocalCarrier
 from medfl.contract import Method, Model, PeerMessage
-from medfl.core.carrier import MethodFactory
+from medfl.core.carrier import MethodFactory, Note
 from medfl.core.checks import (
     check_plan,
     check_privacy,
@@ -132,28 +132,38 @@ def simulate(run: Run) -> Result:
             host.check_account()
         run.on_start()
         writer.begin()
-        carrier = _carrier(run, hosts, viewers)
-        try:
-            parts = (run.make_method, carrier, run.task, run.settings, run.folder)
-            outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
-        finally:
-            carrier.close()
-        classes = run.classes or run.task.objective.titles
-        named_splits = {name: _by_name(data) for name, data in run.sites.items()}
-        summary = writer.summarise(outcome)
-        summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
-        if run.names:
-            summary["names"] = list(run.names)
-        if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
-            summary["privacy"] = accounts
-        everyone = hosts | viewers
-        models = {
-            name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
-            for name in names
-        }
-        result = Result(outcome, models, summary)
-        run.take_home(result)
-        writer.finish(outcome, summary)
+        with writer.noted() as note:
+            result = _simulated(run, writer, hosts, viewers, note)
+    return result
+
+
+def _simulated(
+    run: Run, writer: RunWriter, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note
+) -> Result:
+    """The run itself, in a folder that is claimed, and what it leaves."""
+    carrier = _carrier(run, hosts, viewers, note)
+    try:
+        parts = (run.make_method, carrier, run.task, run.settings, run.folder)
+        outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round, writer.commit_noted(note)).run()
+    finally:
+        carrier.close()
+    classes = run.classes or run.task.objective.titles
+    named_splits = {name: _by_name(data) for name, data in run.sites.items()}
+    summary = writer.summarise(outcome)
+    summary |= {"holdings": holdings(named_splits, classes, run.task.objective), "leaks": list(run.leaks)}
+    if run.names:
+        summary["names"] = list(run.names)
+    if accounts := {name: host.account.facts() for name, host in hosts.items() if host.account is not None}:
+        summary["privacy"] = accounts
+    everyone = hosts | viewers
+    models = {
+        name: everyone[name].models(run.make_method(), outcome.published, outcome.step, outcome.round)
+        for name in writer.sites
+    }
+    result = Result(outcome, models, summary)
+    run.take_home(result)
+    writer.finish(outcome, summary)
+    writer.end_noted(note, summary)
     return result
 
 
@@ -185,9 +195,9 @@ def _tests(run: Run) -> dict[str, Dataset]:
     return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
 
 
-def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner]) -> LocalCarrier:
+def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner], note: Note) -> LocalCarrier:
     """That of honest sites, or that of attackers among them."""
-    parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent)
+    parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent, note)
     if run.attackers is None:
         return LocalCarrier(*parts)
     memory = Store(run.folder / "state" / SERVER / "attackers")

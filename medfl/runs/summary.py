@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from medfl.core.journal import FINISHED, Outcome
+from medfl.core.journal import DIVERGED, FINISHED, Outcome
 from medfl.data.pooled import countable
 from medfl.metrics import worst
 from medfl.objectives import Objective
@@ -30,7 +30,15 @@ COSTS = {
 """Name of a cost in the summary to its metric in ``metrics.csv``."""
 
 
-def summarise(csv: Path, method: str, outcome: Outcome, settings: Settings, metric: str) -> Meta:
+def summarise(
+    csv: Path,
+    method: str,
+    outcome: Outcome,
+    settings: Settings,
+    metric: str,
+    sites: Sequence[str] = (),
+    missing: Collection[str] = (),
+) -> Meta:
     """The scores of the run's models (per site, mean, worst site, the global test set), and what each site spent.
 
     Args:
@@ -39,6 +47,8 @@ def summarise(csv: Path, method: str, outcome: Outcome, settings: Settings, metr
         outcome: How the run ended.
         settings: The run's.
         metric: What rounds are compared by.
+        sites: Of the run.
+        missing: Sites that did not answer when they were asked last, for whatever.
     """
     table = read_metrics(csv)
     scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test", "shared"])]
@@ -66,7 +76,25 @@ def summarise(csv: Path, method: str, outcome: Outcome, settings: Settings, metr
         "best_round": chosen_round(outcome, settings, metric),
         "scores": results,
         "costs": _costs(table),
+        "attendance": {
+            "sites": len(sites),
+            "away": sorted({*outcome.away, *missing} & {*sites}),
+            "missed": outcome.missed,
+        },
     }
+
+
+def ended_on(summary: Meta) -> str:
+    """On how many of its sites a run ended, as a part of a sentence: `` on 5 of 7 sites``; empty if on all.
+
+    Of a run that diverged it says nothing: that its replies could not be used is another matter than who was there.
+
+    Args:
+        summary: Of the run; of an earlier version, or empty while the run is not over, it says nothing of that.
+    """
+    attendance = summary.get("attendance", {})
+    away = 0 if summary.get("status") == DIVERGED else len(attendance.get("away", ()))
+    return f" on {attendance['sites'] - away} of {attendance['sites']} sites" if away else ""
 
 
 def chosen_round(outcome: Outcome, settings: Settings, metric: str) -> Meta | None:

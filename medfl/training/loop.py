@@ -228,7 +228,8 @@ def train(
 
     total, samples, batches = torch.zeros((), device=device), 0, 0
     in_epoch = max(1, math.ceil(len(data) / settings.batch_size))
-    for number, loaded in enumerate(load(data, steps.batches(len(data)), generator)):
+    planned = in_epoch * settings.epochs if settings.steps is None else settings.steps
+    for number, loaded in enumerate(load(data, steps.batches(len(data)), generator, total=planned)):
         if before_epoch is not None and number % in_epoch == 0:
             before_epoch(number // in_epoch + 1)
         count = len(loaded.rows)

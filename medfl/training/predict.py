@@ -9,7 +9,7 @@ from torch import nn
 
 from medfl.objectives import Objective
 from medfl.settings import Settings
-from medfl.training.batches import load, on_device
+from medfl.training.batches import SCORING, load, on_device
 from medfl.training.precision import autocast
 from medfl.types import Dataset, Loaded, Visited
 
@@ -147,7 +147,7 @@ def _applied(
 ) -> Iterator[tuple[Loaded, torch.Tensor]]:
     model.eval()
     with torch.no_grad(), autocast(settings, device):
-        for loaded in load(data, batches):
+        for loaded in load(data, batches, doing=SCORING, total=len(batches)):
             images = loaded.inputs.to(device)
             outputs = model(images) if inferer is None else inferer(images, model)
             yield loaded, outputs.float().cpu()

@@ -175,7 +175,7 @@ def test_a_lost_parcel_makes_its_sender_missing(place: Place, tmp_path: Path) ->
 
 
 def test_a_sender_is_not_blamed_for_a_receiver_that_is_away(place: Place) -> None:
-    files, offer = place.files("away"), offered(place, method="fedskd", rounds=1)
+    files, offer = place.files("away"), offered(place, method="fedskd", rounds=1, min_replies=2)
     seen: list[dict[str, str]] = []
     loopback = Loopback(files)
     loopback.tamper_answer = silent("site-03", "begin")
@@ -221,7 +221,8 @@ def test_a_run_that_ended_incomplete_has_the_unbroken_bits_when_the_site_is_back
 @pytest.mark.parametrize("away_first", [True, False])
 def test_a_site_that_names_its_network_itself_may_be_away_and_come_back(place: Place, away_first: bool) -> None:
     own = {site: {"entry": {"network": network}} for site, network in MINIS.items()}
-    files, offer = place.files(f"own-network-{away_first}", own), offered(place, method="local", rounds=1)
+    files = place.files(f"own-network-{away_first}", own)
+    offer = offered(place, method="local", rounds=1, min_replies=2)
     disturbed = {"tamper": silent("site-02")}
     _, progress, _ = serve(files, offer, **(disturbed if away_first else {}))
     assert progress.state == "finished"

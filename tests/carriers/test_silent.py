@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loopback import SITES, Loopback, Place, digests, make_place
 
+from medfl.carriers.heartbeat import pack_beat
 from medfl.carriers.messages import Limits, unpack
 from medfl.carriers.remote import MAX_SILENT
+from medfl.cli.status import describe
+from medfl.report.page import write_report
+from medfl.runs.progress import PROGRESS
+from medfl.runs.records import read_run
+from medfl.utils.pulse import Beat, Pulse
+from medfl.watch.folders import WatchedFolder
+
+PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 50.0, "delta": 1e-5, "clip": 0.5}
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / PROGRESS).read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +48,97 @@ class Deaf:
 def test_a_silent_site_is_left_out_after_a_few_steps(place: Place) -> None:
     deaf, files = Deaf(), place.files("left-out")
     loopback = Loopback(files, tamper=deaf)
-    _, progress = loopback.serve(place.offer(rounds=4, steps=1))
+    folder, progress = loopback.serve(place.offer(rounds=4, steps=1, min_replies=2))
     assert deaf.lost == ["step"] * MAX_SILENT
     assert progress.state == "finished"
-    assert progress.missing == {SITES[-1]: "did not answer in time; left out until the run is resumed"}
+    why = "did not answer in time; left out until the run is resumed"
+    assert progress.missing == {SITES[-1]: why}
+    attendance = json.loads((folder / "summary.json").read_text())["attendance"]
+    assert attendance == {"sites": 3, "away": [SITES[-1]], "missed": {SITES[-1]: [[1, 4]]}}
+    assert describe(read_run(folder))["status"] == "finished on 2 of 3 sites"
+    page = write_report([folder]).read_text()
+    assert "finished on 2 of 3 sites" in page
+    assert f"{SITES[-1]} missed rounds 1 to 4" in page
+    view = WatchedFolder(folder).views()[0]
+    assert view.status == "finished on 2 of 3 sites"
+    assert [site.now for site in view.sites] == ["–", "–", f"missing: {why}"]
+    assert [site.rounds for site in view.sites] == ["4 of 4", "4 of 4", "0 of 4"]
+
+
+def test_all_sites_must_reply_unless_the_run_says_otherwise(place: Place) -> None:
+    loopback = Loopback(place.files("all"), tamper=Deaf())
+    folder, progress = loopback.serve(place.offer(rounds=2, steps=1))
+    assert (progress.state, progress.round) == ("incomplete", 0)
+    assert "2 of 3 needed replies came. Missing: site-03" in progress.message
+    setting = json.loads((folder / "run.json").read_text())["settings"]["min_replies"]
+    assert setting == {"value": 3, "origin": "default between machines"}
+
+
+def test_of_a_share_of_the_sites_all_that_are_asked_must_reply(place: Place) -> None:
+    folder, progress = Loopback(place.files("share")).serve(place.offer(rounds=2, steps=1, fraction=0.4))
+    assert (progress.state, progress.round) == ("finished", 2)
+    ordered = [event["ordered"] for event in events(folder) if event["event"] == "commit" and event["ordered"]]
+    assert [len(sites) for sites in ordered] == [1, 1]
+
+
+class Spoken(Pulse):
+    """Sends a heartbeat at the end of each piece of work, too, however short."""
+
+    def __exit__(self, *error: object) -> None:
+        self._send(self.beat())
+        super().__exit__(*error)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "own", "share"),
+    [
+        ("told", {}, {}, 1.0),
+        ("withheld", {}, {SITES[0]: {"describe": []}}, None),
+        ("private", {"privacy": PRIVACY, "norm_sync": "params"}, {}, None),
+    ],
+)
+def test_heartbeats_come_to_the_server_without_counts_that_stay_at_home(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any, own: Any, share: float | None
+) -> None:
+    monkeypatch.setattr("medfl.deploy.site_service.Pulse", Spoken)
+    monkeypatch.setattr("medfl.carriers.remote.FASTEST", 0.0)
+    files = place.files(f"beats-{name}", own)
+    folder, progress = Loopback(files).serve(place.offer(rounds=1, steps=2, **settings))
+    assert progress.state == "finished"
+    beats = [event for event in events(folder) if event["event"] == "beat" and event["sites"] == [SITES[0]]]
+    trained = [event for event in beats if event["doing"] == "training"]
+    assert trained
+    assert {event["share"] for event in trained} == {share}
+    assert all(event["moved"] for event in trained)
+    assert str(place.root) not in (folder / PROGRESS).read_text()
+
+
+def test_heartbeats_of_a_site_that_floods_are_noted_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = place.files("flood")
+    loopback = Loopback(files)
+
+    def flood(site: str, blob: bytes) -> bytes:
+        if site == SITES[0] and unpack(blob, Limits()).kind == "step":
+            for _ in range(50):
+                loopback._beat(site, pack_beat(Beat("training", 0.5, True)))
+                loopback._beat(site, b"nonsense")
+            loopback._beat("a stranger", pack_beat(Beat("training", 0.5, True)))
+        return blob
+
+    loopback.tamper_answer = flood
+    folder, _ = loopback.serve(place.offer(rounds=1, steps=1))
+    beats = [event for event in events(folder) if event["event"] == "beat"]
+    assert [event["sites"] for event in beats] == [[SITES[0]]]
+
+
+def test_a_site_sees_its_own_part(place: Place) -> None:
+    files = place.files("own-part")
+    Loopback(files).serve(place.offer(rounds=2, steps=1))
+    (view,) = WatchedFolder(files[SITES[1]].state / "runs").views()
+    assert view.status == "the server ended its job; nothing runs here"
+    assert [(site.name, site.rounds) for site in view.sites] == [(SITES[1], "2 of 2")]
+    assert view.curves
+    assert view.round == 2
 
 
 def test_a_run_that_needs_the_silent_site_goes_on_when_it_is_back(place: Place, tmp_path: Path) -> None:
@@ -61,11 +163,11 @@ def test_a_run_that_needs_the_silent_site_goes_on_when_it_is_back(place: Place, 
 
 def test_a_site_that_was_away_at_the_start_is_known_when_the_run_is_resumed(place: Place) -> None:
     files = place.files("late")
-    offer = place.offer(rounds=1, steps=1)
+    offer = place.offer(rounds=1, steps=1, min_replies=2)
     loopback = Loopback(files, tamper=lambda site, blob: None if site == SITES[0] else blob)
     assert list(loopback.serve(offer)[1].missing) == [SITES[0]]
     loopback.tamper = lambda site, blob: blob
     loopback.restart()
-    folder, progress = loopback.serve(place.offer(rounds=2, steps=1))
+    folder, progress = loopback.serve(place.offer(rounds=2, steps=1, min_replies=2))
     assert (progress.state, progress.round, progress.missing) == ("finished", 2, {})
     assert set(digests(folder, files, offer.run)) == {"server", *SITES}

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from make_runs import make_run
+from run_events import missing, start, work, write
 
 from medfl.cli import clean as clean_command
 from medfl.cli.status import describe, seconds_per_round
@@ -69,6 +70,23 @@ def test_a_run_that_is_being_written(tmp_path):
     with only_writer(run):
         assert describe(read_run(run))["status"] == "being written now"
     assert describe(read_run(run))["status"] == "stopped; the same command continues it"
+
+
+def test_a_run_that_is_being_written_says_who_is_at_work_and_who_is_missing(tmp_path):
+    run = make_run(tmp_path / "one", rounds=10, done=4, status="running")
+    write(run, [start(0), work(1, "site-1", "site-2"), missing(2, "site-3", "no answer")])
+    with only_writer(run):
+        facts = describe(read_run(run))
+    assert facts["sites"] == "2 of 3 at work; site-3 missing: no answer"
+    assert "sites" not in describe(read_run(run)), "nobody is at work in a run that was stopped"
+
+
+def test_a_run_that_ended_on_a_part_of_its_sites_says_so(tmp_path):
+    run = make_run(tmp_path / "one")
+    path = run / "summary.json"
+    attendance = {"sites": 3, "away": ["site-2"], "missed": {"site-2": [[3, 3]]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attendance": attendance}))
+    assert describe(read_run(run))["status"] == "finished on 2 of 3 sites"
 
 
 def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):

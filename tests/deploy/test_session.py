@@ -161,6 +161,25 @@ def test_a_run_is_submitted_followed_and_fetched(place: SimpleNamespace, caplog:
     }
 
 
+def test_what_happens_at_the_server_can_be_watched_here(place: SimpleNamespace) -> None:
+    lines = ['{"t": 1, "event": "start"}\n', '{"t": 2, "event": "end"}\n']
+    parts = [{"start": 0, "events": lines[0]}, {"start": len(lines[0]), "events": lines[1]}]
+    flare = Flare(
+        [{}, *(progress(1, **part) for part in parts), progress(2, start=len("".join(lines)), events=""), DONE]
+    )
+    asked_after: list[int] = []
+    ask = flare.do_app_command
+
+    def note(job: str, topic: str, data: dict) -> dict:
+        asked_after.append(data["after"])
+        return ask(job, topic, data)
+
+    flare.do_app_command, flare.result = note, summary()  # type: ignore[method-assign]
+    submit(flare, place)
+    assert (place.out / "progress.jsonl").read_text() == "".join(lines)
+    assert asked_after[:3] == [0, 0, len(lines[0])]
+
+
 def test_a_run_that_ended_early_says_why_and_how_to_go_on(place: SimpleNamespace) -> None:
     flare = Flare([DONE])
     flare.result = summary("incomplete", "1 of 2 needed replies came.")

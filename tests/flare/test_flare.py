@@ -103,10 +103,11 @@ def further(running: Federation) -> Iterator[Begun]:
     runs.begin_silent(running, "ends", min_replies=3)
     for name, more in METHODS.items():
         runs.begin(running, name, method=name, **more)
-    runs.begin(running, "unlike", bundle="other", method="fedprox", rounds=1)
+    runs.begin(running, "unlike", bundle="other", method="fedprox", rounds=1, min_replies=1)
     runs.wait(running)
     running.write_files(site_01={"privacy": PRIVACY | {"epsilon": 8.0}})
-    runs.begin(running, "loose", network_name="large", rounds=1, steps=1, privacy=PRIVACY | {"clip": 0.5})
+    private = PRIVACY | {"clip": 0.5}
+    runs.begin(running, "loose", network_name="large", rounds=1, steps=1, privacy=private, min_replies=1)
     yield runs
     runs.end()
 

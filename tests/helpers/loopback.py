@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ class Loopback:
             service.close()
         for site in self.files:
             if site != "server":
-                self.services[site] = SiteService(self.files[site], self._poster(site))
+                beat = partial(self._beat, site)
+                self.services[site] = SiteService(self.files[site], self._poster(site), beat)
 
     def _poster(self, sender: str) -> Callable[[str, bytes, float], bool]:
         def post(to: str, blob: bytes, patience: float) -> bool:
@@ -103,7 +105,13 @@ class Loopback:
 
         return post
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
+    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
+        self._hear = hear
+
+    def _beat(self, site: str, blob: bytes) -> None:
+        self._hear(site, blob)
+
+    def ask(self, requests: Mapping[str, bytes], patience: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
         silent = {}
         for site in sorted(requests, reverse=True):  # any order will do
             blob = self.tamper(site, requests[site])

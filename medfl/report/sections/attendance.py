@@ -1,0 +1,54 @@
+"""Which sites took part in which rounds: a row of stretches for each site of a run that missed some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from medfl.core.attendance import MISSED, TOOK_PART, stretches
+from medfl.report.notices import Named
+from medfl.report.section import ReportData, TemplateSection
+from medfl.runs.records import RunRecord
+from medfl.runs.summary import ended_on
+from medfl.types import Meta
+
+
+def attendance_of(run: RunRecord) -> dict[str, dict[int, str]]:
+    """Site to round to what it did, of a run that is over: who spent time in a round took part, unless it missed it."""
+    missed = run.summary.get("attendance", {}).get("missed", {})
+    sites = [str(site) for site in run.run["identity"]["sites"]]
+    known: dict[str, dict[int, str]] = {site: {} for site in sites}
+    table = run.metrics
+    worked = table[(table["metric"] == "work_seconds") & table["site"].isin(sites)]
+    for site, round_ in zip(worked["site"], worked["round"], strict=True):
+        known[str(site)][int(round_)] = TOOK_PART
+    for site, spans in missed.items():
+        for first, last in spans:
+            known.setdefault(str(site), {}).update(dict.fromkeys(range(first, last + 1), MISSED))
+    return known
+
+
+class AttendanceSection(TemplateSection):
+    """Who took part, of runs in which a site missed a round."""
+
+    template = "attendance.html"
+    stylesheet = "attendance.css"
+
+    def content(self, data: ReportData) -> Meta | None:
+        """A matrix of sites and rounds for each such run; None without any."""
+        runs = [_matrix(name, run) for name, run in _with_gaps(data.runs)]
+        return {"runs": runs} if runs else None
+
+
+def _with_gaps(runs: Sequence[Named]) -> list[Named]:
+    return [(name, run) for name, run in runs if run.summary.get("attendance", {}).get("missed")]
+
+
+def _matrix(name: str, run: RunRecord) -> Meta:
+    known = attendance_of(run)
+    rounds = max((max(did, default=0) for did in known.values()), default=0)
+    counts = {site: sum(what == TOOK_PART for what in did.values()) for site, did in known.items()}
+    orders = {site: len(did) for site, did in known.items()}
+    ending = (
+        f"{name} {run.status}{ended_on(run.summary) or ' on all of its sites'} after {run.summary['rounds']} rounds"
+    )
+    return {"name": ending, "rows": stretches(known, rounds), "counts": counts, "orders": orders, "rounds": rounds}

@@ -1,0 +1,295 @@
+"""What a run's events come to: a state that each event changes, and nothing else does."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from medfl.core.attendance import MISSED, TOOK_PART
+from medfl.core.journal import DIVERGED
+from medfl.types import Meta
+
+SILENT_SECONDS = 50.0
+"""Seconds without a heartbeat after which a site that works counts as silent: one and a half times between two."""
+
+LOG_LINES = 200
+"""Lines of the log that are kept."""
+
+LONGEST = 300
+"""Letters of a text that came from elsewhere, such as a site's reason."""
+
+ORDER = "step"
+"""Kind of the jobs that are orders of the method."""
+
+FINISHED, STOPPED, LEFT = "finished", "stopped", "left"
+"""How a run ended, beside the words of `medfl.core.journal`: `STOPPED` by an error, `LEFT` by the server of a site."""
+
+
+@dataclass
+class Task:
+    """Something that a site was asked to do.
+
+    Attributes:
+        doing: What, in words.
+        since: When it was asked, seconds since 1970.
+        share: Of its batches that are done, in [0, 1]; None where nobody tells.
+    """
+
+    doing: str
+    since: float
+    share: float | None = None
+
+
+@dataclass
+class SiteState:
+    """A site.
+
+    Attributes:
+        tasks: Kind of a job to what it is at; several where one machine trains and scores it at once.
+        heard: When it was heard of last, seconds since 1970.
+        why: Why nothing usable came from it last; empty if something did.
+        seconds: Of its last work.
+        spent: Seconds of all its work.
+        up: Bytes that it sent to the server.
+        down: Bytes that it got from there.
+        to_peers: Bytes that it sent to other sites.
+        replies: Steps that it answered.
+    """
+
+    tasks: dict[str, Task] = field(default_factory=dict)
+    heard: float = 0.0
+    why: str = ""
+    seconds: float = 0.0
+    spent: float = 0.0
+    up: float = 0.0
+    down: float = 0.0
+    to_peers: float = 0.0
+    replies: int = 0
+
+    @property
+    def task(self) -> Task | None:
+        """What it is at, its orders first; None while nothing is asked of it."""
+        return self.tasks.get(ORDER) or next(iter(self.tasks.values()), None)
+
+    def silent(self, now: float) -> float | None:
+        """For how many seconds it has been silent while it should work; None if it is not, or not for long enough."""
+        quiet = now - self.heard
+        return quiet if self.tasks and quiet > SILENT_SECONDS else None
+
+
+@dataclass
+class Line:
+    """A line of the log.
+
+    Attributes:
+        at: Seconds since 1970.
+        text: It.
+        level: ``info``, ``warn`` or ``bad``.
+    """
+
+    at: float
+    text: str
+    level: str = "info"
+
+
+@dataclass
+class RunState:
+    """A run, as far as its events tell.
+
+    Attributes:
+        method: Its name.
+        seed: The run's.
+        rounds: That it is to have.
+        metric: The task's first one.
+        privacy: What is promised, as in the run's settings; None for nothing.
+        sites: Site to how it stands, in the order of their names.
+        round: Rounds that are over.
+        step: Of the last commit.
+        status: How it ended; empty while it is at work, as far as the events tell.
+        reason: Why it ended so.
+        away: Sites without which it ended.
+        begun: When its first event was, seconds since 1970; `last` the last one.
+        took: Round to the seconds from the one before, within one start of the run.
+        curves: "model split metric" to round to mean score; `losses` the same of the training loss.
+        by_site: "model split" to site to round to score, of `metric`.
+        attendance: Site to round to `TOOK_PART` or `MISSED`; a round that it had no order in is not there.
+        log: What happened, in words: the last lines.
+        lines: How many lines there have been.
+    """
+
+    method: str = ""
+    seed: int = 0
+    rounds: int = 0
+    metric: str = ""
+    privacy: Meta | None = None
+    sites: dict[str, SiteState] = field(default_factory=dict)
+    round: int = 0
+    step: int = 0
+    status: str = ""
+    reason: str = ""
+    away: list[str] = field(default_factory=list)
+    begun: float = 0.0
+    last: float = 0.0
+    took: dict[int, float] = field(default_factory=dict)
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    by_site: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    attendance: dict[str, dict[int, str]] = field(default_factory=dict)
+    log: deque[Line] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    lines: int = 0
+    _mark: float = 0.0
+    """When the round began that is under way."""
+
+    def apply(self, event: Any) -> None:
+        """Take in an event (`medfl.runs.progress`); one that is not known, or not whole, is passed over."""
+        handlers = {
+            "start": self._start,
+            "work": self._work,
+            "beat": self._beat,
+            "done": self._done,
+            "missing": self._missing,
+            "commit": self._commit,
+            "end": self._end,
+            "stop": self._stop,
+            "left": self._leave,
+        }
+        try:
+            at, handle = float(event["t"]), handlers[event["event"]]
+            handle(at, event)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return
+        self.begun, self.last = self.begun or at, at
+
+    # ---- one event each
+
+    def _start(self, at: float, facts: Meta) -> None:
+        names = sorted(clean(site, 80) for site in facts["sites"])
+        self.sites = {name: self.sites.get(name, SiteState()) for name in names}
+        for name, site in self.sites.items():
+            site.tasks, site.why = {}, clean(facts["missing"].get(name, ""))
+        for known in self.attendance.values():  # what came after the last whole round is done again
+            for round_ in [round_ for round_ in known if round_ > self.round]:
+                del known[round_]
+        self.method, self.seed, self.rounds = clean(facts["method"], 80), int(facts["seed"]), int(facts["rounds"])
+        self.metric, self.privacy = clean(facts["metric"], 80), facts["privacy"]
+        went_on, self.status, self.reason, self.away, self._mark = self.last > 0, "", "", [], at
+        sites = f"{self.rounds} rounds at {len(names)} site{'s' * (len(names) != 1)}"
+        self._say(at, f"went on after round {self.round}" if went_on else f"began: {self.method}, {sites}")
+        for name, site in self.sites.items():
+            if site.why:
+                self._say(at, f"{name} is missing: {site.why}", "warn")
+
+    def _work(self, at: float, facts: Meta) -> None:
+        job, doing = clean(facts["job"], 40), clean(facts["doing"], 40)
+        for site in self._named(facts):
+            site.tasks[job], site.heard = Task(doing, at), at
+
+    def _beat(self, at: float, facts: Meta) -> None:
+        share, doing = facts.get("share"), clean(facts["doing"], 40)
+        known = None if share is None else min(1.0, max(0.0, float(share)))
+        for site in self._named(facts):
+            task = site.tasks.get(clean(facts.get("job"), 40)) or site.task
+            if task is not None:  # a late one, of work that is done, says nothing
+                task.doing, task.share = doing or task.doing, known
+            site.heard = at
+
+    def _done(self, at: float, facts: Meta) -> None:
+        for site in self._named(facts):
+            site.tasks.pop(clean(facts["job"], 40), None)
+            site.heard, site.why = at, ""
+
+    def _missing(self, at: float, facts: Meta) -> None:
+        name, why = clean(facts["site"], 80), clean(facts["why"])
+        site = self.sites[name]
+        site.tasks = {}
+        if why != site.why:
+            site.why = why
+            self._say(at, f"{name} is missing: {why}", "warn")
+
+    def _commit(self, at: float, facts: Meta) -> None:
+        self.step, round_, done = int(facts["step"]), int(facts["round"]), int(facts["rounds_done"])
+        ended, self.round = done > self.round and done == round_, done
+        missing = [clean(name, 80) for name in facts["missing"]]
+        for name in [clean(name, 80) for name in facts["ordered"]]:
+            known = self.attendance.setdefault(name, {})
+            known[round_] = MISSED if name in missing or known.get(round_) == MISSED else TOOK_PART
+            if name in self.sites and name not in missing:
+                self.sites[name].replies += 1
+        self._costs(facts.get("costs", {}))
+        self._scores(facts)
+        self._rest()
+        if ended:
+            self.took[done], self._mark = at - self._mark, at
+            names = ", ".join(missing)
+            without = f"; without {names}" if missing else ""
+            text = f"round {done} of {self.rounds} is over after {self.took[done]:.1f} s{without}"
+            self._say(at, text, "warn" if missing else "info")
+
+    def _costs(self, costs: Meta) -> None:
+        for name, cost in costs.items():
+            if (site := self.sites.get(clean(name, 80))) is not None:
+                site.seconds = float(cost.get("seconds", 0.0))
+                site.spent += site.seconds
+                site.up += float(cost.get("up", 0.0))
+                site.down += float(cost.get("down", 0.0))
+                site.to_peers += float(cost.get("to_peers", 0.0))
+
+    def _scores(self, facts: Meta) -> None:
+        if "loss" in facts:
+            self.losses[int(facts["round"])] = float(facts["loss"])
+        if "scored" not in facts:
+            return
+        scored = int(facts["scored"])
+        for name, value in {**facts.get("scores", {}), **facts.get("at_server", {})}.items():
+            self.curves.setdefault(clean(name, 120), {})[scored] = float(value)
+        for kind, values in facts.get("by_site", {}).items():
+            for name, value in values.items():
+                sites = self.by_site.setdefault(clean(kind, 80), {})
+                sites.setdefault(clean(name, 80), {})[scored] = float(value)
+
+    def _end(self, at: float, facts: Meta) -> None:
+        self.status, self.reason = clean(facts["status"], 40), clean(facts["reason"])
+        self.away, self.round = [clean(name, 80) for name in facts["away"]], int(facts["rounds"])
+        self._rest()
+        why = f": {self.reason}" if self.reason else ""
+        self._say(at, f"{self.status}{self.ended_on}{why}", "info" if self.status == FINISHED else "bad")
+
+    def _stop(self, at: float, facts: Meta) -> None:
+        error = clean(facts["error"], 80)
+        self.status = STOPPED
+        by_hand = error in ("KeyboardInterrupt", "StoppedError")
+        self.reason = "by hand" if by_hand else f"by an error ({error}); where it was started it says more"
+        self._rest()
+        self._say(at, f"stopped {self.reason}", "warn" if by_hand else "bad")
+
+    def _leave(self, at: float, facts: Meta) -> None:
+        self.status = LEFT
+        self._rest()
+        self._say(at, "the server ended its job")
+
+    # ---- pieces
+
+    @property
+    def ended_on(self) -> str:
+        """On how many of its sites it ended, as a part of a sentence; empty if on all."""
+        there, count = len(self.sites) - len(self.away), len(self.sites)
+        return f" on {there} of {count} sites" if self.away and self.status != DIVERGED else ""
+
+    def _rest(self) -> None:
+        for site in self.sites.values():
+            site.tasks = {}
+
+    def _named(self, facts: Meta) -> list[SiteState]:
+        names = [clean(name, 80) for name in facts["sites"]]
+        return [self.sites[name] for name in names if name in self.sites]
+
+    def _say(self, at: float, text: str, level: str = "info") -> None:
+        self.log.append(Line(at, text, level))
+        self.lines += 1
+
+
+def clean(text: object, most: int = LONGEST) -> str:
+    """A text from a file as a terminal or a page can show it: one line of printable letters."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -1,0 +1,158 @@
+"""Deadlines count silence: a slow site whose work moves is waited for, a silent one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from medfl.carriers.heartbeat import LIMITS, Silence, pack_beat, read_beat
+from medfl.carriers.messages import Message, pack
+from medfl.errors import RefusedError
+from medfl.utils.pulse import Beat
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("beat", [Beat(), Beat("training", 0.25, True), Beat("scoring", 1.0, False)])
+def test_a_heartbeat_arrives_as_it_was_sent(beat: Beat) -> None:
+    assert read_beat(pack_beat(beat)) == beat
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"doing": "resting", "share": None, "moved": True},
+        {"doing": ["training"], "share": None, "moved": True},
+        {"doing": "training", "share": 1.5, "moved": True},
+        {"doing": "training", "share": "half", "moved": True},
+        {"doing": "training", "share": True, "moved": True},
+        {"doing": "training", "share": 0.5, "moved": 1},
+    ],
+)
+def test_anything_else_is_refused(meta: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError):
+        read_beat(pack(Message("beat", {}, meta)))
+
+
+def test_bytes_that_are_no_heartbeat_are_refused() -> None:
+    fine = {"doing": "", "share": None, "moved": True}
+    for blob in (b"", b"beat", pack(Message("step", {}, fine)), pack(Message("beat", {}, fine | {"x": "y" * 5000}))):
+        with pytest.raises(RefusedError):
+            read_beat(blob)
+
+
+def test_silence_begins_with_the_question_and_anew_whenever_the_work_moves() -> None:
+    clock = Clock()
+    silence = Silence(["a", "b"], 5, clock)
+    clock.now += 5
+    assert silence.overdue() == []
+    silence.moved("a")
+    silence.moved("somebody else")
+    clock.now += 1
+    assert silence.overdue() == ["b"]
+    clock.now += 100
+    assert silence.overdue() == ["a", "b"]
+
+
+class Flare:
+    """What `FlareTransport` needs of NVFlare, on a clock of its own.
+
+    A site's script tells what it does and when, in seconds after it was asked: ``beat`` (its work moved), ``alive`` (it
+    did not), ``answer``, or nothing at all.
+    """
+
+    def __init__(self, scripts: dict[str, list[tuple[float, str]]]) -> None:
+        self.clock, self.scripts, self.tasks = Clock(), scripts, dict[str, Any]()
+        self.hear: Callable[..., Any] = lambda *about: None
+
+    # ---- the engine
+
+    def get_engine(self) -> Flare:
+        return self
+
+    def get_clients(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.scripts]
+
+    def register_aux_message_handler(self, topic: str, handler: Callable[..., Any]) -> None:
+        self.hear = handler
+
+    # ---- the controller
+
+    def send(self, task: Any, fl_ctx: Any, targets: list[str], send_order: Any) -> None:
+        self.tasks[targets[0]] = task
+        self.begun = self.clock.now
+
+    def cancel_task(self, task: Any, status: Any) -> None:
+        task.completion_status = status
+
+    # ---- time
+
+    def sleep(self, seconds: float) -> None:
+        before = self.clock.now
+        self.clock.now += seconds
+        for site, script in self.scripts.items():
+            for at, what in script:
+                if before - self.begun < at <= self.clock.now - self.begun:
+                    self._act(site, what)
+
+    def _act(self, site: str, what: str) -> None:
+        from nvflare.apis.fl_constant import ReturnCode
+        from nvflare.apis.shareable import Shareable, make_reply
+
+        from medfl.carriers.flare import BLOB, TaskCompletionStatus
+
+        if what == "answer":
+            task, result = self.tasks[site], make_reply(ReturnCode.OK)
+            result[BLOB] = b"an answer"
+            if task.completion_status is None:
+                task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=site)), None)
+                task.completion_status = TaskCompletionStatus.OK
+            return
+        peer = SimpleNamespace(get_identity_name=lambda: site)
+        beat = Shareable({BLOB: pack_beat(Beat("training", 0.5, what == "beat"))})
+        self.hear("medfl.beat", beat, SimpleNamespace(get_peer_context=lambda: peer))
+
+
+def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flare = pytest.importorskip("medfl.carriers.flare")
+    nvflare = Flare(
+        {
+            "quick": [(1.0, "answer")],
+            "slow": [*((float(at), "beat") for at in range(4, 100, 4)), (100.0, "answer")],
+            "silent": [],
+            "stuck": [*((float(at), "alive") for at in range(4, 200, 4)), (200.0, "answer")],
+            "dies": [(4.0, "beat"), (8.0, "beat")],
+        }
+    )
+    monkeypatch.setattr(flare, "Silence", partial(Silence, clock=nvflare.clock))
+    monkeypatch.setattr(flare, "time", nvflare)
+    transport = flare.FlareTransport(nvflare, nvflare, SimpleNamespace(triggered=False))
+    beats: list[str] = []
+    transport.listen(lambda site, blob: beats.append(site) is None and read_beat(blob).moved)
+    answers: dict[str, float] = {}
+    requests = dict.fromkeys([*nvflare.scripts, "nobody"], b"work")
+    failed = transport.ask(requests, 5, lambda site, blob: answers.update({site: nvflare.clock.now - nvflare.begun}))
+    assert set(answers) == {"quick", "slow"}
+    assert answers["slow"] >= 100 > 20 * 5 - 1, "twenty times as long as it may be silent"
+    assert failed.pop("nobody") == "is not connected"
+    assert failed == dict.fromkeys(
+        ["silent", "stuck", "dies"], "did not answer in time: its work has not moved for 5 s"
+    )
+    assert beats.count("stuck") > 2
+
+
+def test_a_heartbeat_is_small() -> None:
+    assert len(pack_beat(Beat("training", 0.33, True))) < LIMITS.max_bytes
