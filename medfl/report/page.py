@@ -103,19 +103,8 @@ def render(
         SettingsError: If two have the same settings and seed, or the baseline is none of them.
         StoreError: If a file of predictions or findings can't be read.
     """
-    groups = group_runs(records, labels)
-    known = [group.label for group in groups]
-    if isinstance(baseline, str) and baseline not in known:
-        raise SettingsError(f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}")
-    runs = named_runs(groups)
-    data = ReportData(
-        runs=tuple(runs),
-        groups=tuple(groups),
-        predictions={str(run.folder): read_tested(run) for _, run in runs},
-        findings={str(run.folder): read_findings(run.folder) for _, run in runs},
-        baseline=baseline,
-        folder=folder,
-    )
+    data = report_data(records, labels, baseline, folder)
+    groups, runs = data.groups, data.runs
     sections = make_sections(registry or load_plugins(), data)
     page = render_template(
         __file__,
@@ -130,6 +119,28 @@ def render(
         sources=listed([source for section in sections for source in section.sources]),
     )
     return str(page)
+
+
+def report_data(
+    records: Sequence[RunRecord],
+    labels: Sequence[str] | None = None,
+    baseline: Baseline = None,
+    folder: Path | None = None,
+) -> ReportData:
+    """What a page, its files for papers and a card are made from. Arguments and errors as in `render`."""
+    groups = group_runs(records, labels)
+    known = [group.label for group in groups]
+    if isinstance(baseline, str) and baseline not in known:
+        raise SettingsError(f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}")
+    runs = named_runs(groups)
+    return ReportData(
+        runs=tuple(runs),
+        groups=tuple(groups),
+        predictions={str(run.folder): read_tested(run) for _, run in runs},
+        findings={str(run.folder): read_findings(run.folder) for _, run in runs},
+        baseline=baseline,
+        folder=folder,
+    )
 
 
 def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:

@@ -1,0 +1,130 @@
+"""Cards and evidence of all bundles of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import medfl
+from medfl.card.answers import read_answers
+from medfl.card.bundles import Bundle, bundles_of, read_config, read_predicted
+from medfl.card.data_facts import data_facts
+from medfl.card.evidence import EVIDENCE, card_file, digest_of, file_hash, file_hashes, source_hash, to_bytes
+from medfl.card.page import render_card
+from medfl.card.run_facts import outputs_of, run_facts
+from medfl.card.scores import card_scores
+from medfl.errors import StoreError
+from medfl.plugins import Registry
+from medfl.report.page import report_data
+from medfl.report.section import ReportData
+from medfl.runs.attack_results import FOLDER
+from medfl.runs.records import RunRecord, read_run
+from medfl.types import GLOBAL, Meta
+from medfl.utils.files import write_atomic
+from medfl.utils.wire import digest
+
+RUN_FILES = ("run.json", "summary.json", "metrics.csv")
+"""Of the run folder, what a card is made from, beside the results of attacks."""
+
+
+def write_cards(folder: Path, registry: Registry, data: Path | None = None, answers: Path | None = None) -> list[Path]:
+    """Write a card and its evidence into every bundle of a run; no other file of a bundle is touched.
+
+    Args:
+        folder: The run folder.
+        registry: Knows the run's method.
+        data: Folder of the partitioned data; None means where the run says that it lay.
+        answers: What people answer (`medfl.card.answers.read_answers`); None for nothing.
+
+    Returns:
+        The cards.
+
+    Raises:
+        SettingsError: If the answers can't be read.
+        StoreError: If the folder holds no run that is over, or a file can't be read or written.
+    """
+    run, people = read_run(folder), read_answers(answers)
+    described = report_data([run])
+    known = registry.methods.get(run.method)
+    method: Meta = {"summary": known.summary, "paper": known.paper} if known else {"summary": "", "paper": ""}
+    written = []
+    for bundle in bundles_of(run):
+        digests = run.run.get("data", {}).get("sites", {})
+        facts = data_facts(
+            data or run.data_folder, digests, [bundle.site] if bundle.site else run.run["identity"]["sites"]
+        )
+        about = about_bundle(described, bundle, facts, people, method)
+        tested = read_predicted(bundle.predictions, run.objective)
+        scores = card_scores(tested, outputs_of(run), run.run["identity"]["task"]["metrics"])
+        written.append(_write(run, bundle, about, scores))
+    return written
+
+
+def about_bundle(described: ReportData, bundle: Bundle, data: Meta, people: Meta, method: Meta) -> Meta:
+    """What a card says beside scores."""
+    run = run_facts(described, bundle.site)
+    model = _model(bundle.folder)
+    ((_, record),) = described.runs
+    name = str(record.run.get("data", {}).get("name") or "")
+    whose = "global model" if bundle.site is None else f"model of {bundle.site}"
+    shown = " and ".join(data.get("names", [])) or name or "data without a name"
+    return {
+        "title": f"{run['method']} on {shown}: {whose}",
+        "name": name,
+        "site": bundle.site,
+        "license": people["license"],
+        "intended_use": people["intended_use"] or model["intended_use"],
+        "unscored": _unscored(run, bundle),
+        "answers": people,
+        "model": model,
+        "run": run,
+        "data": data,
+        **method,
+    }
+
+
+def _unscored(run: Meta, bundle: Bundle) -> str:
+    if bundle.site is None and run["taken_home"] != [GLOBAL]:
+        return "sites took models of their own home, and their predictions are of these"
+    return "there are no predictions of test images"
+
+
+def run_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files of a run folder that cards are made from."""
+    paths = [*(folder / name for name in RUN_FILES), *sorted((folder / FOLDER).glob("*.json"))]
+    return {path.relative_to(folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
+
+
+def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
+    path, evidence = card_file(bundle.folder), bundle.folder / EVIDENCE
+    if evidence.exists() and b'"card"' not in evidence.read_bytes():
+        raise StoreError(f"'{evidence}' is no evidence of medfl, so it is not replaced. Move it away.")
+    write_atomic(path, render_card(about, scores).encode())
+    hashes = file_hashes(bundle.folder)
+    identity, data = run.run["identity"], run.run.get("data", {})
+    content: Meta = {
+        "about": about,
+        "scores": scores,
+        "card": {"file": path.name, "medfl": medfl.__version__},
+        "files": hashes,
+        "bundle": digest_of(hashes),
+        "predictions": {site: file_hash(file) for site, file in bundle.predictions.items()},
+        "data": {"all": run.data, "sites": data.get("sites", {}), "lists": about["data"].get("lists", {})},
+        "code": {"versions": run.run["versions"], "plugins": run.run.get("plugins"), "card_source": source_hash()},
+        "identity": identity,
+        "identity_sha256": digest({}, identity),
+        "run_files": run_hashes(run.folder),
+    }
+    write_atomic(evidence, to_bytes(content))
+    return path
+
+
+def _model(bundle: Path) -> Meta:
+    """What the bundle's own files say of the model."""
+    metadata = read_config(bundle, "metadata.json")
+    image = metadata.get("network_data_format", {}).get("inputs", {}).get("image", {})
+    return {
+        "intended_use": str(metadata.get("intended_use") or "") or None,
+        "input": str(metadata.get("image_classes") or "") or None,
+        "output": str(metadata.get("pred_classes") or "") or None,
+        "images": bool(image.get("spatial_shape")),
+    }
