@@ -45,8 +45,8 @@ def bundles_of(run: RunRecord) -> list[Bundle]:
     homes: dict[str, Path] = {site: run.folder / "sites" / site for site in sites}
     if own.is_dir():
         homes = {str(read_config(own, "train.json").get("site", "this site")): own}
-    bundles = [_bundle(home, site, [site]) for site, home in homes.items() if (home / "configs").is_dir()]
-    if (run.folder / GLOBAL / "configs").is_dir():
+    bundles = [_bundle(home, site, [site]) for site, home in homes.items() if home.is_dir()]
+    if (run.folder / GLOBAL).is_dir():
         shared = {run.taken_home(site) for site in sites} == {GLOBAL}  # else predictions are of other models
         bundles.append(_bundle(run.folder / GLOBAL, None, sites if shared else []))
     if not bundles:
