@@ -11,10 +11,10 @@
     code      versions of medfl, plugins and packages in the run, and SHA-256 of medfl's source that wrote the card
     identity  what makes the run this run, and its SHA-256
     run_files SHA-256 of the files of the run folder that the card was made from
-    sha256    of all this: a changed digit anywhere is noticed
+    sha256    of all this
 
-The file is written in one way only, so that a change that no parser would notice is noticed, too. It shows damage and
-changes; who wrote it, it can't show: for that, publish its SHA-256, which ``medfl verify`` prints, elsewhere.
+The last one covers every byte before it, so that a change that no parser would notice is noticed, too. It shows damage
+and changes; who wrote the file, it can't show: for that, publish the SHA-256 that ``medfl verify`` prints elsewhere.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ EVIDENCE = "evidence.json"
 
 README, BESIDE = "README.md", "MODEL_CARD.md"
 """The card's file, and the one where the bundle has a file of that name of its own, which stays as it is."""
+
+SEAL = b' "sha256": '
+"""What stands before the SHA-256 of the evidence itself."""
 
 MARK = "<!-- Written by `medfl card`. -->"
 """By which a card is known as one."""
@@ -76,8 +79,8 @@ def source_hash() -> str:
 
 
 def to_bytes(evidence: Meta) -> bytes:
-    """The bytes of the file; there is one way to write it."""
-    return (json.dumps(wire.sealed(evidence), indent=1, ensure_ascii=False) + "\n").encode()
+    """The bytes of the file: JSON that ends with the SHA-256 of all bytes before."""
+    return _sealed(json.dumps(evidence, indent=1, ensure_ascii=False).removesuffix("\n}").encode() + b",\n")
 
 
 def from_bytes(content: bytes) -> Meta:
@@ -86,7 +89,12 @@ def from_bytes(content: bytes) -> Meta:
     Raises:
         DamagedError: If a single bit differs.
     """
-    evidence = wire.unsealed(content)
-    if to_bytes(evidence) != content:
-        raise DamagedError("it is not written as medfl writes it: it was damaged, or changed by hand")
+    if _sealed(content[: content.rfind(SEAL)]) != content:
+        raise DamagedError("it does not fit its own checksum: it was damaged, or changed by hand")
+    evidence: Meta = json.loads(content)
+    del evidence["sha256"]
     return evidence
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + SEAL + f'"{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()

@@ -89,7 +89,7 @@ def test_the_global_bundle_alone_says_that_its_predictions_are_elsewhere(run, tm
             lambda home: edit(home / EVIDENCE, '"rounds": 3', '"rounds": 4'),
             "evidence.json: it does not fit its own checksum",
         ),
-        (lambda home: edit(home / EVIDENCE, "{\n", "{ \n"), "evidence.json: it is not written as medfl writes it"),
+        (lambda home: edit(home / EVIDENCE, "{\n", "{ \n"), "evidence.json: it does not fit its own checksum"),
     ],
 )
 def test_a_change_is_named(home, change, message):
