@@ -62,10 +62,10 @@ def kept_pictures() -> Iterator[list[Picture]]:
 
 
 def keep(name: str, description: str, draw: Callable[[], Figure]) -> None:
-    """Keep a picture if anybody wants it; arguments as in `Picture`."""
+    """Keep a picture if anybody wants it; arguments as in `Picture`, but that one without a name gets a number."""
     pictures = _kept.get()
     if pictures is not None:
-        pictures.append(Picture(name, description, draw))
+        pictures.append(Picture(name or f"image{len(pictures)}", description, draw))
 
 
 def write_picture(picture: Picture, stem: Path) -> list[Path]:

@@ -104,9 +104,9 @@ class Table:
         return [[[cell.text for cell in row] for row in _grid(group)] for group in self.groups if group]
 
     def numeric(self, column: int) -> bool:
-        """Whether the cells of a column stand to the right."""
+        """Whether the cells of a column stand to the right, as numbers do."""
         cells = [row[column] for group in self.groups for row in _grid(group) if column < len(row)]
-        return bool(cells) and all(cell.number for cell in cells)
+        return bool(cells) and all(cell.number or cell.text[:1].isdigit() for cell in cells)
 
 
 def _grid(rows: list[list[Cell]]) -> list[list[Cell]]:
