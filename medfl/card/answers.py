@@ -104,7 +104,7 @@ def topics(about: Meta, scores: Meta) -> dict[str, Answer]:
 
 def _of_model(about: Meta) -> dict[str, str | None]:
     run, model = about["run"], about["model"]
-    networks = listed(run["networks"])
+    networks = listed(model["networks"])
     licensed = f"Licence of the model: {about['license']}." if about["license"] else None
     return {
         "title": f"A deep network ({networks}), trained by federated learning ({run['method']}).",

@@ -50,7 +50,7 @@ def data_facts(folder: Path | None, digests: Meta, sites: Sequence[str]) -> Meta
     """
     if folder is None:
         return UNKNOWN | {"why": "the run does not say where its data lay"}
-    lists: dict[str, Datalist] = {}
+    dealt, lists = _partition(folder), dict[str, Datalist]()
     hashes: Meta = {}
     for site in sites:
         try:
@@ -59,21 +59,22 @@ def data_facts(folder: Path | None, digests: Meta, sites: Sequence[str]) -> Meta
             if site in digests and _digest(folder / site, content, lists[site]) != digests[site]:
                 return UNKNOWN | {"why": f"the data that lie there now are not those of the run (at {site})"}
         except (DataError, OSError):
-            return UNKNOWN | {"why": "there are no data lists of medfl where the run's data lay"}
+            return UNKNOWN | dealt | {"why": "there are no data lists of medfl where the run's data lay"}
         hashes[site] = hashlib.sha256(content).hexdigest()
-    partition = _partition(folder)
-    return UNKNOWN | {
-        "names": _different(each.name for each in lists.values()),
-        "licences": _different(each.licence for each in lists.values()),
-        "modalities": _different(each.modality for each in lists.values()),
-        "lists": hashes,
-        "patients": all(_knows_patients(each) for each in lists.values()),
-        "known": [name for name in FACTS if any(_knows(each, name) for each in lists.values())],
-        "exclusions": _exclusions(folder, sites),
-        "warnings": sorted({str(text) for each in lists.values() for text in each.extra.get("warnings", [])}),
-        "partition": {key: plain(value) for key, value in partition.items() if key not in LEFT},
-        "partition_warnings": [str(text) for text in partition.get("warnings", [])],
-    }
+    return (
+        UNKNOWN
+        | dealt
+        | {
+            "names": _different(each.name for each in lists.values()),
+            "licences": _different(each.licence for each in lists.values()),
+            "modalities": _different(each.modality for each in lists.values()),
+            "lists": hashes,
+            "patients": all(_knows_patients(each) for each in lists.values()),
+            "known": [name for name in FACTS if any(_knows(each, name) for each in lists.values())],
+            "exclusions": _exclusions(folder, sites),
+            "warnings": sorted({str(text) for each in lists.values() for text in each.extra.get("warnings", [])}),
+        }
+    )
 
 
 def _digest(folder: Path, content: bytes, datalist: Datalist) -> str:
@@ -112,10 +113,13 @@ def _exclusions(folder: Path, sites: Sequence[str]) -> list[Meta]:
 
 
 def _partition(folder: Path) -> Meta:
+    """How the sites were made, and what there was to say of it; empty where nobody wrote that."""
     try:
-        return read_partition(folder)
+        facts = read_partition(folder)
     except DataError:
         return {}
+    settings = {key: plain(value) for key, value in facts.items() if key not in LEFT}
+    return {"partition": settings, "partition_warnings": [str(text) for text in facts.get("warnings", [])]}
 
 
 def _json(path: Path) -> Meta:

@@ -2,16 +2,17 @@
 
 ::
 
-    about     what the card says beside scores: model, run, data, answers of people
-    scores    the scores, as `medfl.card.scores.card_scores` gives them
-    card      the card's file name, and the version of medfl that wrote it
-    files     path in the bundle to SHA-256, of every file but evidence.json itself
-    bundle    SHA-256 over these
-    data      SHA-256 of all data of the run, of each holder's, and of the data lists where they were read
-    code      versions of medfl, plugins and packages in the run, and SHA-256 of medfl's source that wrote the card
-    identity  what makes the run this run, and its SHA-256
-    run_files SHA-256 of the files of the run folder that the card was made from
-    sha256    of all this
+    about        what the card says beside scores: model, run, data, answers of people
+    scores       the scores, as `medfl.card.scores.card_scores` gives them
+    card         the card's file name, and the version of medfl that wrote it
+    files        path in the bundle to SHA-256, of every file but evidence.json itself
+    bundle       SHA-256 over these
+    predictions  site to SHA-256 of the file of predictions that its scores are computed from
+    data         SHA-256 of all data of the run, of each holder's, and of the data lists where they were read
+    code         versions of medfl, plugins and packages in the run; SHA-256 of medfl's source that wrote the card
+    identity     what makes the run this run; identity_sha256 is of that
+    run_files    SHA-256 of the files of the run folder that the card was made from
+    sha256       of all this
 
 The last one covers every byte before it, so that a change that no parser would notice is noticed, too. It shows damage
 and changes; who wrote the file, it can't show: for that, publish the SHA-256 that ``medfl verify`` prints elsewhere.
@@ -37,6 +38,9 @@ README, BESIDE = "README.md", "MODEL_CARD.md"
 
 SEAL = b' "sha256": '
 """What stands before the SHA-256 of the evidence itself."""
+
+KEYS = {"about", "scores", "card", "files", "bundle", "predictions", "data", "code", "identity", "run_files"}
+"""What every evidence has."""
 
 MARK = "<!-- Written by `medfl card`. -->"
 """By which a card is known as one."""
@@ -91,7 +95,14 @@ def from_bytes(content: bytes) -> Meta:
     """
     if _sealed(content[: content.rfind(SEAL)]) != content:
         raise DamagedError("it does not fit its own checksum: it was damaged, or changed by hand")
-    evidence: Meta = json.loads(content)
+    try:
+        evidence: Meta = json.loads(content)
+        names = [evidence["card"]["file"], *evidence["predictions"]]
+        complete = evidence.keys() >= KEYS and all(Path(name).name == name for name in names)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        complete = False
+    if not complete:
+        raise DamagedError("it is sealed, and yet no evidence of a card of medfl")
     del evidence["sha256"]
     return evidence
 

@@ -14,7 +14,7 @@ from medfl.card.checklists import CHECKLISTS, TITLES
 from medfl.card.evidence import EVIDENCE, MARK
 from medfl.card.run_facts import image_count
 from medfl.card.scores import FEWEST, MEAN
-from medfl.report.formats import MISSING, listed, metric_meaning, metric_words, number, sentence
+from medfl.report.formats import MISSING, count, listed, metric_meaning, metric_words, number, sentence
 from medfl.report.formats import score as score_text
 from medfl.report.gains import mean_known
 from medfl.report.objectives.site_scores import RESAMPLES
@@ -56,10 +56,11 @@ def render_card(about: Meta, scores: Meta) -> str:
             scores=score_lines(about, scores),
             headline=headline(about, scores),
             parts=[part["part"] for part in scores.get("tables", [])],
-            server=_server(about),
+            server=_server(about, scores),
             measures=_measures(about, scores),
             bins=_bins(scores),
-            count=partial(image_count, about["run"]["holdings"]),
+            images=partial(image_count, about["run"]["holdings"]),
+            counted=count,
             holdings=_holdings(about["run"]["holdings"]),
             checklists={title: _checklist(title, answers) for title, answers in lists.items()},
             fewest=FEWEST,
@@ -178,12 +179,13 @@ def _measures(about: Meta, scores: Meta) -> list[str]:
     return [f"{sentence(_words(metric, about))}: {text}" for metric in metrics if (text := metric_meaning(metric))]
 
 
-def _server(about: Meta) -> list[list[str]]:
-    """Scores of the global model that no predictions tell: on the server's test set, and as a mean of the sites."""
+def _server(about: Meta, scores: Meta) -> list[list[str]]:
+    """Scores of the global model that no predictions tell: on the server's test set; without any, of the sites, too."""
     rows = []
     for metric, values in about["run"]["server_scores"].items():
-        mean = mean_known(values["sites"].values())
-        rows.append([_words(metric, about), score_text(values["server"]), score_text(mean)])
+        mean = None if scores else mean_known(values["sites"].values())
+        if (values["server"], mean) != (None, None):
+            rows.append([_words(metric, about), score_text(values["server"]), score_text(mean)])
     return rows
 
 

@@ -62,7 +62,7 @@ def write_cards(folder: Path, registry: Registry, data: Path | None = None, answ
 def about_bundle(described: ReportData, bundle: Bundle, data: Meta, people: Meta, method: Meta) -> Meta:
     """What a card says beside scores."""
     run = run_facts(described, bundle.site)
-    model = _model(bundle.folder)
+    model = _model(bundle.folder, run["networks"])
     ((_, record),) = described.runs
     name = str(record.run.get("data", {}).get("name") or "")
     whose = "global model" if bundle.site is None else f"model of {bundle.site}"
@@ -118,11 +118,13 @@ def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
     return path
 
 
-def _model(bundle: Path) -> Meta:
-    """What the bundle's own files say of the model."""
+def _model(bundle: Path, networks: list[str]) -> Meta:
+    """What the bundle's own files say of the model, which has one of the run's networks."""
+    named = read_config(bundle, "train.json").get("network_name")
     metadata = read_config(bundle, "metadata.json")
     image = metadata.get("network_data_format", {}).get("inputs", {}).get("image", {})
     return {
+        "networks": [named] if named in networks else networks,
         "intended_use": str(metadata.get("intended_use") or "") or None,
         "input": str(metadata.get("image_classes") or "") or None,
         "output": str(metadata.get("pred_classes") or "") or None,

@@ -37,6 +37,7 @@ def home(run):
 def reseal(home, change=lambda evidence: None):
     """What somebody does who wants a change to go unnoticed: all hashes are mended."""
     evidence = json.loads((home / EVIDENCE).read_text())
+    del evidence["sha256"]
     change(evidence)
     evidence["files"] = file_hashes(home)
     evidence["bundle"] = digest_of(evidence["files"])
@@ -121,6 +122,18 @@ def test_a_prediction_that_was_changed_is_found_in_the_numbers_though_all_hashes
     (home / "predictions.csv").write_text("\n".join(lines) + "\n")
     reseal(home)
     assert any("the predictions give" in problem for problem in verify_bundle(home).problems)
+
+
+@pytest.mark.parametrize(
+    "change", [{"predictions": {"../../a": ""}}, {"card": {"file": "/etc/hosts"}}, {"files": None}]
+)
+def test_evidence_that_somebody_made_up_leads_nowhere(home, change):
+    evidence = json.loads((home / EVIDENCE).read_text()) | change
+    if change == {"files": None}:
+        del evidence["files"]
+    evidence.pop("sha256")
+    (home / EVIDENCE).write_bytes(to_bytes(evidence))
+    assert verify_bundle(home).problems == ["evidence.json: it is sealed, and yet no evidence of a card of medfl"]
 
 
 def test_predictions_that_can_t_be_read_are_said_to_be(home):

@@ -128,8 +128,8 @@ def test_a_table_is_read_as_a_browser_reads_it():
     (table,) = read_tables(
         '<section id="s"><table><caption>Of  x_1</caption><thead><tr><th>a<br><small>b</small></th>'
         '<th class="n">n</th><th>v</th></tr></thead><tbody><tr><th rowspan="2">one</th>'
-        f'{cells}</tr><tr><td class="n">1\u202f234</td><td>–</td></tr></tbody><tbody><tr><td colspan="3">all</td></tr></tbody>'
-        "</table></section>"
+        f'{cells}</tr><tr><td class="n">1\u202f234</td><td>–</td></tr></tbody>'
+        '<tbody><tr><td colspan="3">all</td></tr></tbody></table></section>'
     )
     assert to_csv(table) == "a (b),n,v\none,-0.5 (-1 to 1) ± 2,x\none,1234,\nall,all,all\n"
     text = to_latex(table, "t")
