@@ -75,18 +75,18 @@ def predictions(run, sites):
 
 def scores(rows):
     """What scikit-learn says of predictions; AUC over the classes that some but not all rows have."""
-    said, label = rows[["p0", "p1", "p2"]].to_numpy(), rows["label"].to_numpy()
+    probabilities, label = rows[["p0", "p1", "p2"]].to_numpy(), rows["label"].to_numpy()
     return {
-        "accuracy": float((said.argmax(1) == label).mean()),
-        "balanced accuracy": balanced_accuracy_score(label, said.argmax(1)),
-        "AUC": np.mean([roc_auc_score(label == number, said[:, number]) for number in range(3)]),
-        "recall": recall_score(label, said.argmax(1), average="macro"),
-        "calibration error": calibration_error(said, label),
+        "accuracy": float((probabilities.argmax(1) == label).mean()),
+        "balanced accuracy": balanced_accuracy_score(label, probabilities.argmax(1)),
+        "AUC": np.mean([roc_auc_score(label == number, probabilities[:, number]) for number in range(3)]),
+        "recall": recall_score(label, probabilities.argmax(1), average="macro"),
+        "calibration error": calibration_error(probabilities, label),
     }
 
 
-def calibration_error(said, label, bins=15):
-    sure, right = said.max(1), said.argmax(1) == label
+def calibration_error(probabilities, label, bins=15):
+    sure, right = probabilities.max(1), probabilities.argmax(1) == label
     places = np.minimum((sure * bins).astype(int), bins - 1)
     return sum(
         abs(sure[places == place].mean() - right[places == place].mean()) * (places == place).mean()
@@ -135,15 +135,15 @@ def test_each_number_is_what_scikit_learn_and_scipy_make_of_the_predictions(run,
         for name, mask in chosen.items():
             count += check(parts[heading][name], scores(rows[mask]), mask.sum())
     assert count == (5 + 3 * 3 + 3 * 5 if site is None else 5 + 3 * 5)
-    said, label = rows[["p0", "p1", "p2"]].to_numpy(), rows["label"].to_numpy()
+    probabilities, label = rows[["p0", "p1", "p2"]].to_numpy(), rows["label"].to_numpy()
     for number, name in enumerate(CLASSES):
-        row, own, taken = parts["By class"][name], label == number, said.argmax(1) == number
+        row, own, taken = parts["By class"][name], label == number, probabilities.argmax(1) == number
         assert row["images"] == str(own.sum())
         for metric, chosen in (("recall", own), ("precision", taken)):
             share = binomtest(int((own & taken).sum()), int(chosen.sum()))
             interval = share.proportion_ci(method="wilson")
             assert numbers(row[metric]) == pytest.approx([share.statistic, interval.low, interval.high], abs=0.00051)
-        assert numbers(row["AUC"])[0] == pytest.approx(roc_auc_score(own, said[:, number]), abs=0.00051)
+        assert numbers(row["AUC"])[0] == pytest.approx(roc_auc_score(own, probabilities[:, number]), abs=0.00051)
 
 
 def test_an_interval_is_that_of_a_bootstrap_over_images(run):
