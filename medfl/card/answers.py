@@ -161,7 +161,7 @@ def _of_data(about: Meta) -> dict[str, str | None]:
         "partition": f"Scheme {partition['scheme']}; see Partition." if "scheme" in partition else None,
         "disjoint": level if "scheme" in partition and not run["leaks"] else None,
         "numbers": f"{listed(splits)}; of how many patients is unknown." if holdings else None,
-        "outcome": f"{run['objective']}: {', '.join(run['names'])}." if run["names"] else None,
+        "outcome": f"{run['objective']}: {', '.join(about['names'])}." if about["names"] else None,
     }
 
 
@@ -169,7 +169,7 @@ def _of_scores(about: Meta, scores: Meta) -> dict[str, str | None]:
     parts = {table["part"]: table for table in scores.get("tables", [])}
     if "all" not in parts or not parts["all"]["metrics"]:
         return {"limitations": "See Limitations."}
-    metrics = [metric_words(name, about["run"]["names"]) for name in parts["all"]["metrics"]]
+    metrics = [metric_words(name, about["names"]) for name in parts["all"]["metrics"]]
     apart = [part for part in ("site", "centre") if part in parts]
     return {
         "metrics": f"{sentence(listed(metrics))}.",

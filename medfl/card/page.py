@@ -143,7 +143,7 @@ def score_lines(about: Meta, scores: Meta) -> list[tuple[str, str]]:
 
 
 def _words(metric: str, about: Meta) -> str:
-    return metric_words(metric, about["run"]["names"])
+    return metric_words(metric, about["names"])
 
 
 def _cases(row: Meta) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from medfl.data.datalists import SPLITS
 from medfl.report.formats import duration, number, size
+from medfl.report.groups import group_runs
 from medfl.report.notices import make_notices
-from medfl.report.scores import class_names, key_metrics
+from medfl.report.scores import class_names, key_metrics, named_runs
 from medfl.report.section import ReportData
 from medfl.report.sections.attacks import attacks_section
 from medfl.report.sections.costs import COSTS, costs, data_hashes, settings, surroundings
@@ -19,15 +22,21 @@ MODELS = {"personal": "the site's own model", "global": "the model that all site
 """Kind of a model to what a card calls it."""
 
 
-def run_facts(data: ReportData, site: str | None) -> Meta:
+NONE = "none"
+"""What `surroundings` says of plugins where nobody wrote down any."""
+
+
+def run_facts(run: RunRecord, site: str | None) -> Meta:
     """The facts about a run, as JSON; what nobody wrote down is None.
 
     Args:
-        data: Of one run.
+        run: The run.
         site: Whose card it is: of the sites it tells this one's images, costs and model alone. None for the global
             model.
     """
-    ((_, run),) = data.runs
+    run = replace(run, run={"plugins": [], **run.run})  # a site's own folder knows of none
+    groups = group_runs([run])
+    data = ReportData(tuple(named_runs(groups)), tuple(groups), {}, {})  # scores come from predictions alone
     identity = run.run["identity"]
     return {
         "method": run.method,
@@ -38,7 +47,6 @@ def run_facts(data: ReportData, site: str | None) -> Meta:
         "seed": run.seed,
         "fold": None if run.fold is None else f"{run.fold} of {run.folds}, from 0",
         "objective": run.objective.name,
-        "names": outputs_of(run),
         "metrics": list(identity["task"]["metrics"]),
         "networks": sorted(identity["task"]["networks"]),
         "loss": str(identity["task"]["loss"]["is"]),
@@ -48,7 +56,7 @@ def run_facts(data: ReportData, site: str | None) -> Meta:
         "taken_home": sorted({str(run.taken_home(name)) for name in identity["sites"]}),
         "holdings": _holdings(run, site),
         "settings": [[fact.name, fact.value, fact.origin] for fact in settings(data.runs)],
-        "surroundings": [[fact.name, fact.value] for fact in surroundings(data.runs)],
+        "surroundings": [[fact.name, fact.value] for fact in surroundings(data.runs) if fact.value != NONE],
         "hashes": [[fact.name, fact.value] for fact in data_hashes(data.runs)],
         "costs": _costs(data, site),
         "privacy": _privacy(data),
@@ -60,9 +68,17 @@ def run_facts(data: ReportData, site: str | None) -> Meta:
     }
 
 
-def outputs_of(run: RunRecord) -> list[str]:
-    """Names of the classes, or of what else each output is for; empty where nobody named them."""
-    return class_names(run) if run.objective.has_class_labels else list(run.names)
+def outputs_of(run: RunRecord, channels: Sequence[str] = ()) -> list[str]:
+    """Names of the classes, or of what else each output is for; empty where nobody named them.
+
+    Args:
+        run: A run; its summary has the names.
+        channels: What the model's own bundle calls its outputs, for a folder without a summary.
+    """
+    if not run.objective.has_class_labels:
+        return list(run.names or channels)
+    named = bool(run.summary.get("holdings")) or len(channels) != run.objective.classes
+    return class_names(run) if named else list(channels)
 
 
 def _holdings(run: RunRecord, site: str | None) -> Meta | None:

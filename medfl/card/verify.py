@@ -14,7 +14,6 @@ from medfl.card.run_facts import run_facts
 from medfl.card.scores import card_scores, count_numbers, same_scores
 from medfl.card.write import run_hashes
 from medfl.errors import DamagedError, StoreError
-from medfl.report.page import report_data
 from medfl.runs.records import objective_of, read_run
 from medfl.types import Meta
 
@@ -51,8 +50,7 @@ def verify(place: Path) -> list[Checked]:
     """
     if (place / "run.json").is_file():
         run = read_run(place)
-        described = report_data([run])
-        return [_of_run(bundle, place, run_facts(described, bundle.site)) for bundle in bundles_of(run)]
+        return [_of_run(bundle, place, run_facts(run, bundle.site)) for bundle in bundles_of(run)]
     if (place / EVIDENCE).is_file():
         return [verify_bundle(place)]
     raise StoreError(
@@ -143,7 +141,7 @@ def _check_numbers(bundle: Path, evidence: Meta, checked: Checked) -> None:
     except StoreError:
         checked.problems.append("its scores can't be computed again: the predictions can't be read")
         return
-    again = card_scores(tested, about["run"]["names"], about["run"]["metrics"])
+    again = card_scores(tested, about["names"], about["run"]["metrics"])
     unlike = same_scores(scores, again)
     checked.numbers = count_numbers(scores)
     checked.problems += unlike[:MOST]

@@ -14,12 +14,11 @@ from medfl.card.run_facts import outputs_of, run_facts
 from medfl.card.scores import card_scores
 from medfl.errors import StoreError
 from medfl.plugins import Registry
-from medfl.report.page import report_data
-from medfl.report.section import ReportData
 from medfl.runs.attack_results import FOLDER
 from medfl.runs.records import RunRecord, read_run
 from medfl.types import GLOBAL, Meta
 from medfl.utils.files import write_atomic
+from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
 
 RUN_FILES = ("run.json", "summary.json", "metrics.csv")
@@ -43,7 +42,6 @@ def write_cards(folder: Path, registry: Registry, data: Path | None = None, answ
         StoreError: If the folder holds no run that is over, or a file can't be read or written.
     """
     run, people = read_run(folder), read_answers(answers)
-    described = report_data([run])
     known = registry.methods.get(run.method)
     method: Meta = {"summary": known.summary, "paper": known.paper} if known else {"summary": "", "paper": ""}
     written = []
@@ -52,24 +50,24 @@ def write_cards(folder: Path, registry: Registry, data: Path | None = None, answ
         facts = data_facts(
             data or run.data_folder, digests, [bundle.site] if bundle.site else run.run["identity"]["sites"]
         )
-        about = about_bundle(described, bundle, facts, people, method)
+        about = about_bundle(run, bundle, facts, people, method)
         tested = read_predicted(bundle.predictions, run.objective)
-        scores = card_scores(tested, outputs_of(run), run.run["identity"]["task"]["metrics"])
+        scores = card_scores(tested, about["names"], run.run["identity"]["task"]["metrics"])
         written.append(_write(run, bundle, about, scores))
     return written
 
 
-def about_bundle(described: ReportData, bundle: Bundle, data: Meta, people: Meta, method: Meta) -> Meta:
+def about_bundle(record: RunRecord, bundle: Bundle, data: Meta, people: Meta, method: Meta) -> Meta:
     """What a card says beside scores."""
-    run = run_facts(described, bundle.site)
+    run = run_facts(record, bundle.site)
     model = _model(bundle.folder, run["networks"])
-    ((_, record),) = described.runs
     name = str(record.run.get("data", {}).get("name") or "")
     whose = "global model" if bundle.site is None else f"model of {bundle.site}"
     shown = " and ".join(data.get("names", [])) or name or "data without a name"
     return {
         "title": f"{run['method']} on {shown}: {whose}",
         "name": name,
+        "names": outputs_of(record, model["channels"]),
         "site": bundle.site,
         "license": people["license"],
         "intended_use": people["intended_use"] or model["intended_use"],
@@ -122,11 +120,14 @@ def _model(bundle: Path, networks: list[str]) -> Meta:
     """What the bundle's own files say of the model, which has one of the run's networks."""
     named = read_config(bundle, "train.json").get("network_name")
     metadata = read_config(bundle, "metadata.json")
-    image = metadata.get("network_data_format", {}).get("inputs", {}).get("image", {})
+    formats = metadata.get("network_data_format", {})
+    image = formats.get("inputs", {}).get("image", {})
+    channels = formats.get("outputs", {}).get("pred", {}).get("channel_def", {})
     return {
         "networks": [named] if named in networks else networks,
         "intended_use": str(metadata.get("intended_use") or "") or None,
         "input": str(metadata.get("image_classes") or "") or None,
         "output": str(metadata.get("pred_classes") or "") or None,
+        "channels": [plain_name(str(name), str(number)) for number, name in enumerate(channels.values())],
         "images": bool(image.get("spatial_shape")),
     }

@@ -129,8 +129,19 @@ def make_page(
         SettingsError: If two have the same settings and seed, or the baseline is none of them.
         StoreError: If a file of predictions or findings can't be read.
     """
-    data = report_data(records, labels, baseline, folder)
-    groups, runs = data.groups, data.runs
+    groups = group_runs(records, labels)
+    known = [group.label for group in groups]
+    if isinstance(baseline, str) and baseline not in known:
+        raise SettingsError(f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}")
+    runs = named_runs(groups)
+    data = ReportData(
+        runs=tuple(runs),
+        groups=tuple(groups),
+        predictions={str(run.folder): read_tested(run) for _, run in runs},
+        findings={str(run.folder): read_findings(run.folder) for _, run in runs},
+        baseline=baseline,
+        folder=folder,
+    )
     sections = make_sections(registry or load_plugins(), data)
     shown = tuple(section for section in sections if section.html is not None)
     html = render_template(
@@ -146,28 +157,6 @@ def make_page(
         sources=listed([source for section in sections for source in section.sources]),
     )
     return MadePage(str(html), shown)
-
-
-def report_data(
-    records: Sequence[RunRecord],
-    labels: Sequence[str] | None = None,
-    baseline: Baseline = None,
-    folder: Path | None = None,
-) -> ReportData:
-    """What a page, its files for papers and a card are made from. Arguments and errors as in `make_page`."""
-    groups = group_runs(records, labels)
-    known = [group.label for group in groups]
-    if isinstance(baseline, str) and baseline not in known:
-        raise SettingsError(f"Unknown baseline '{baseline}'. {did_you_mean(baseline, known)}")
-    runs = named_runs(groups)
-    return ReportData(
-        runs=tuple(runs),
-        groups=tuple(groups),
-        predictions={str(run.folder): read_tested(run) for _, run in runs},
-        findings={str(run.folder): read_findings(run.folder) for _, run in runs},
-        baseline=baseline,
-        folder=folder,
-    )
 
 
 def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:

@@ -230,3 +230,10 @@ def test_both_commands(tmp_path, capsys):
     status, out = medfl("verify", folder)
     assert (status, "global: DIFFERS" in out, "  models/model.pt: changed" in out) == (1, True, True)
     assert medfl("verify", tmp_path)[0] == 2
+
+
+def test_predictions_that_were_damaged_beyond_reading_are_named_in_a_run(run):
+    (run / "sites" / "site-1" / "predictions.csv").write_bytes(b'row,label\n"\x00')
+    by_name = {checked.name: checked.problems for checked in verify(run)}
+    assert "predictions.csv: changed" in by_name["sites/site-1"]
+    assert by_name["sites/site-2"] == []

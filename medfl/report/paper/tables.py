@@ -149,8 +149,8 @@ class _Reader(HTMLParser):
         elif tag == "tr":
             self._rows().append([])
         elif tag in ("td", "th"):
-            spans = (int(attributes.get(name) or 1) for name in ("colspan", "rowspan"))
-            self._cell = Cell(*spans, "n" in (attributes.get("class") or "").split())
+            columns, rows = (int(attributes.get(name) or 1) for name in ("colspan", "rowspan"))
+            self._cell = Cell(columns, rows, "n" in (attributes.get("class") or "").split())
             self._rows()[-1].append(self._cell)
         elif tag == "br":
             self.handle_data(" ")
