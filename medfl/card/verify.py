@@ -14,7 +14,7 @@ from medfl.card.run_facts import run_facts
 from medfl.card.scores import card_scores, count_numbers, same_scores
 from medfl.card.write import run_hashes
 from medfl.errors import DamagedError, StoreError
-from medfl.runs.records import objective_of, read_run
+from medfl.runs.records import RunRecord, objective_of, read_run
 from medfl.types import Meta
 
 MOST = 5
@@ -50,7 +50,7 @@ def verify(place: Path) -> list[Checked]:
     """
     if (place / "run.json").is_file():
         run = read_run(place)
-        return [_of_run(bundle, place, run_facts(run, bundle.site)) for bundle in bundles_of(run)]
+        return [_of_run(bundle, run) for bundle in bundles_of(run)]
     if (place / EVIDENCE).is_file():
         return [verify_bundle(place)]
     raise StoreError(
@@ -59,9 +59,9 @@ def verify(place: Path) -> list[Checked]:
     )
 
 
-def _of_run(bundle: Bundle, folder: Path, facts: Meta) -> Checked:
+def _of_run(bundle: Bundle, run: RunRecord) -> Checked:
     """A bundle, and whether the run folder still says what its card does."""
-    name = bundle.folder.relative_to(folder).as_posix()
+    name, facts = bundle.folder.relative_to(run.folder).as_posix(), run_facts(run, bundle.site)
     if not (bundle.folder / EVIDENCE).is_file():
         return Checked(name, [f"there is no {EVIDENCE}: `medfl card` was not given since the run ended"])
     checked = verify_bundle(bundle.folder, name)
@@ -69,7 +69,7 @@ def _of_run(bundle: Bundle, folder: Path, facts: Meta) -> Checked:
         evidence = from_bytes((bundle.folder / EVIDENCE).read_bytes())
     except DamagedError:
         return checked
-    checked.problems += _differences(evidence["run_files"], run_hashes(folder), "of the run folder")
+    checked.problems += _differences(evidence["run_files"], run_hashes(run), "of the run folder")
     if evidence["about"]["run"] != facts:
         keys = sorted(key for key in facts if facts[key] != evidence["about"]["run"].get(key))
         checked.problems.append(f"the run folder does not say what the card says of: {', '.join(keys)}")

@@ -21,8 +21,8 @@ from medfl.utils.files import write_atomic
 from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
 
-RUN_FILES = ("run.json", "summary.json", "metrics.csv")
-"""Of the run folder, what a card is made from, beside the results of attacks."""
+RUN_FILES = ("summary.json", "metrics.csv")
+"""Of the run folder, what a card is made from, beside ``run.json`` and the results of attacks."""
 
 
 def write_cards(folder: Path, registry: Registry, data: Path | None = None, answers: Path | None = None) -> list[Path]:
@@ -86,10 +86,12 @@ def _unscored(run: Meta, bundle: Bundle) -> str:
     return "there are no predictions of test images"
 
 
-def run_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files of a run folder that cards are made from."""
+def run_hashes(run: RunRecord) -> dict[str, str]:
+    """SHA-256 of the files of a run folder that cards are made from; of ``run.json`` without what `medfl clean` notes."""
+    folder, kept = run.folder, {key: value for key, value in run.run.items() if key not in ("cleaned", "sha256")}
+    hashes = {"run.json": digest({}, kept)}
     paths = [*(folder / name for name in RUN_FILES), *sorted((folder / FOLDER).glob("*.json"))]
-    return {path.relative_to(folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
+    return hashes | {path.relative_to(folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
 
 def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
@@ -110,7 +112,7 @@ def _write(run: RunRecord, bundle: Bundle, about: Meta, scores: Meta) -> Path:
         "code": {"versions": run.run["versions"], "plugins": run.run.get("plugins"), "card_source": source_hash()},
         "identity": identity,
         "identity_sha256": digest({}, identity),
-        "run_files": run_hashes(run.folder),
+        "run_files": run_hashes(run),
     }
     write_atomic(evidence, to_bytes(content))
     return path
@@ -120,9 +122,8 @@ def _model(bundle: Path, networks: list[str]) -> Meta:
     """What the bundle's own files say of the model, which has one of the run's networks."""
     named = read_config(bundle, "train.json").get("network_name")
     metadata = read_config(bundle, "metadata.json")
-    formats = metadata.get("network_data_format", {})
-    image = formats.get("inputs", {}).get("image", {})
-    channels = formats.get("outputs", {}).get("pred", {}).get("channel_def", {})
+    image = _inside(metadata, "network_data_format", "inputs", "image")
+    channels = _inside(metadata, "network_data_format", "outputs", "pred", "channel_def")
     return {
         "networks": [named] if named in networks else networks,
         "intended_use": str(metadata.get("intended_use") or "") or None,
@@ -131,3 +132,11 @@ def _model(bundle: Path, networks: list[str]) -> Meta:
         "channels": [plain_name(str(name), str(number)) for number, name in enumerate(channels.values())],
         "images": bool(image.get("spatial_shape")),
     }
+
+
+def _inside(content: Meta, *keys: str) -> Meta:
+    """An object within others; empty where there is none."""
+    for key in keys:
+        value = content.get(key)
+        content = value if isinstance(value, dict) else {}
+    return content

@@ -12,6 +12,7 @@ from make_runs import make_run
 from medfl.card.evidence import EVIDENCE, MARK, digest_of, file_hashes, to_bytes
 from medfl.card.verify import changed_files, verify, verify_bundle
 from medfl.card.write import write_cards
+from medfl.cli.clean import clean
 from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
@@ -182,6 +183,16 @@ def test_what_the_run_folder_says_now_is_compared(run):
     for checked in verify(run):
         assert "summary.json of the run folder: changed" in checked.problems
         assert "the run folder does not say what the card says of: rounds" in checked.problems
+
+
+def test_a_run_that_was_cleaned_is_what_its_cards_say(run):
+    clean(run)
+    assert not (run / "state").exists()
+    assert all(not checked.problems for checked in verify(run))
+    content = json.loads((run / "run.json").read_text())
+    content["settings"]["seed"]["value"] = 7
+    (run / "run.json").write_text(json.dumps(content))
+    assert "run.json of the run folder: changed" in verify(run)[0].problems
 
 
 def test_a_changed_prediction_is_found_in_the_global_card_too(run):
