@@ -13,7 +13,7 @@ from medfl.report.notices import make_notices
 from medfl.report.scores import class_names, key_metrics, named_runs
 from medfl.report.section import ReportData
 from medfl.report.sections.attacks import attacks_section
-from medfl.report.sections.costs import COSTS, costs, data_hashes, settings, surroundings
+from medfl.report.sections.costs import COSTS, costs, settings, surroundings
 from medfl.report.sections.privacy import privacy_section
 from medfl.runs.records import RunRecord
 from medfl.types import Meta
@@ -57,7 +57,7 @@ def run_facts(run: RunRecord, site: str | None) -> Meta:
         "holdings": _holdings(run, site),
         "settings": sorted([fact.name, fact.value, fact.origin] for fact in settings(data.runs)),
         "surroundings": sorted([fact.name, fact.value] for fact in surroundings(data.runs) if fact.value != NONE),
-        "hashes": sorted([fact.name, fact.value] for fact in data_hashes(data.runs)),
+        "data": run.data,
         "costs": _costs(data, site),
         "privacy": _privacy(data),
         "attacks": _attacks(data),

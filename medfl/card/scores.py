@@ -201,8 +201,11 @@ def same_scores(old: Meta, new: Meta, tolerance: float = 1e-6) -> list[str]:
     problems = []
     for name in sorted(before.keys() | after.keys()):
         left, right = before.get(name, "nothing"), after.get(name, "nothing")
-        numbers = isinstance(left, float) and isinstance(right, float)
-        if (abs(left - right) > tolerance) if numbers else left != right:
+        if isinstance(left, float) and isinstance(right, float):
+            differ = abs(left - right) > tolerance
+        else:
+            differ = left != right
+        if differ:
             problems.append(f"{name}: the card has {left}, the predictions give {right}")
     return problems
 

@@ -87,7 +87,7 @@ def _unscored(run: Meta, bundle: Bundle) -> str:
 
 
 def run_hashes(run: RunRecord) -> dict[str, str]:
-    """SHA-256 of the files of a run folder that cards are made from; of ``run.json`` without what `medfl clean` notes."""
+    """SHA-256 of the files of a run folder that cards are made from; ``run.json`` without a note of `medfl clean`."""
     folder, kept = run.folder, {key: value for key, value in run.run.items() if key not in ("cleaned", "sha256")}
     hashes = {"run.json": digest({}, kept)}
     paths = [*(folder / name for name in RUN_FILES), *sorted((folder / FOLDER).glob("*.json"))]

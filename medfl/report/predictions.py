@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,9 +18,6 @@ from medfl.objectives.shown import GROUP
 from medfl.report.statistics import Interval, Score, bootstrap, paired_bootstrap
 from medfl.runs.records import PREDICTIONS, RunRecord
 from medfl.types import FACTS
-
-TEXTS = ("sex", "centre", "groups")
-"""What `Tested` has in words of each image, or of none."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +98,12 @@ class Tested:
             chosen: (N,), bool.
         """
         places = chosen.nonzero(as_tuple=True)[0].tolist()
-        return replace(
-            self,
-            rows=self.rows[chosen],
-            targets=self.targets[chosen],
-            judged=self.judged[chosen],
-            patients=None if self.patients is None else self.patients[chosen],
-            **{name: tuple(kept[place] for place in places) if (kept := getattr(self, name)) else () for name in TEXTS},
+        sex, centre, groups = (
+            tuple(texts[place] for place in places) if texts else () for texts in (self.sex, self.centre, self.groups)
         )
+        patients = None if self.patients is None else self.patients[chosen]
+        parts = (self.rows[chosen], self.targets[chosen], self.judged[chosen])
+        return Tested(*parts, self.objective, sex, centre, patients, groups)
 
     def _score(self, score: str | Score) -> Score:
         return partial(self.objective.weighted_score, score) if isinstance(score, str) else score
@@ -192,11 +187,12 @@ def pooled(tested: dict[str, Tested]) -> Tested | None:
         torch.cat([test_set.judged for test_set in parts]),
         parts[0].objective,
         patients=joined([test_set.patients for test_set in parts], [len(test_set.rows) for test_set in parts]),
-        **{name: _texts(parts, name) for name in ("sex", "centre")},
+        sex=_texts(parts, [test_set.sex for test_set in parts]),
+        centre=_texts(parts, [test_set.centre for test_set in parts]),
     )
 
 
-def _texts(parts: Sequence[Tested], name: str) -> tuple[str, ...]:
+def _texts(parts: Sequence[Tested], known: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """A text of each image of all parts, "" where it is not known; empty where it is known of none."""
-    texts = [getattr(part, name) or ("",) * len(part.rows) for part in parts]
+    texts = [texts or ("",) * len(part.rows) for part, texts in zip(parts, known, strict=True)]
     return tuple(text for part in texts for text in part) if any(map(any, texts)) else ()
