@@ -1,8 +1,8 @@
-"""Networks, partitions, report sections and the data set ``folder`` of medfl, registered as any plugin does it."""
+"""Networks, partitions, poisons, report sections and the data set ``folder`` of medfl, as any plugin has them."""
 
 from __future__ import annotations
 
-from medfl.plugins import DatasetRecord, NetworkRecord, PartitionRecord, SectionRecord, hookimpl
+from medfl.plugins import DatasetRecord, NetworkRecord, PartitionRecord, PoisonRecord, SectionRecord, hookimpl
 
 
 @hookimpl
@@ -46,6 +46,69 @@ def medfl_partitions() -> list[PartitionRecord]:
             "by_source",
             "medfl.partition.by_source:by_source",
             "small sites from each value of a column, with a few classes (--column, sites_per_source, min_classes)",
+        ),
+    ]
+
+
+@hookimpl
+def medfl_poisons() -> list[PoisonRecord]:
+    """Poisoning attacks of `medfl.poisons`."""
+    return [
+        PoisonRecord(
+            "label_flip",
+            "medfl.poisons.label_flip:LabelFlip",
+            "Tolpegin et al., ESORICS 2020",
+            "data",
+            "images of one class are called another, or all classes are turned round (source, target, rate)",
+        ),
+        PoisonRecord(
+            "backdoor",
+            "medfl.poisons.backdoor:Backdoor",
+            "Gu et al., 2017",
+            "data",
+            "a bright square in a corner stands for a class (target, patch, rate)",
+        ),
+        PoisonRecord(
+            "sign_flip",
+            "medfl.poisons.sign_flip:SignFlip",
+            "Li et al., AAAI 2019",
+            "reply",
+            "the opposite of the own update (scale)",
+        ),
+        PoisonRecord(
+            "scaling",
+            "medfl.poisons.scaling:Scaling",
+            "Bagdasaryan et al., AISTATS 2020",
+            "reply",
+            "a multiple of the own update, by default long enough to replace the model (scale)",
+        ),
+        PoisonRecord(
+            "gaussian",
+            "medfl.poisons.gaussian:Gaussian",
+            "Blanchard et al., NeurIPS 2017",
+            "reply",
+            "noise as long as the own update (scale)",
+        ),
+        PoisonRecord(
+            "alie",
+            "medfl.poisons.alie:Alie",
+            "Baruch et al., NeurIPS 2019",
+            "reply",
+            "the honest mean less z honest standard deviations: hardly to be told from the honest (z)",
+        ),
+        PoisonRecord(
+            "ipm",
+            "medfl.poisons.ipm:InnerProduct",
+            "Xie et al., UAI 2019",
+            "reply",
+            "the honest mean times -epsilon (epsilon)",
+        ),
+        PoisonRecord(
+            "free_rider",
+            "medfl.poisons.free_rider:FreeRider",
+            "Fraboni et al., AISTATS 2021",
+            "reply",
+            "nothing, or how the common model changed last, and noise (disguise, noise)",
         ),
     ]
 

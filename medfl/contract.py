@@ -241,6 +241,10 @@ class Server(Holder):
         """Sites that have training data, sorted (G-11)."""
         return [name for name in self.sites if self.facts.get(name, {}).get("trainable", True)]
 
+    def networks(self) -> list[str]:
+        """Names of the networks that sites train, sorted; the task's own where there are no sites."""
+        return sorted({self.network_of(name) for name in self.sites} or {self.task.network})
+
 
 @dataclass
 class Site(Holder):
@@ -373,6 +377,14 @@ class Method(Protocol):
 
         DP-SGD makes the gradients of these private and nothing else, so runs that hide single images refuse a method
         that does not promise this. Each class says it itself: what holds of a parent may not hold of its child.
+        """
+        ...
+
+    @property
+    def supports_robust(self) -> bool:
+        """Whether all that the server makes of replies is a mean of their updates, weighted by sizes or not at all.
+
+        Then, and only then, a robust rule (``settings.robust``) can stand in place of that mean.
         """
         ...
 

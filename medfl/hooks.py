@@ -1,4 +1,4 @@
-"""Hooks: how a plugin brings methods, networks, data sets, partitions and report sections, and how it watches a run.
+"""Hooks: how a plugin brings methods, networks, data sets, poisons, partitions, report sections, and watches a run.
 
 A plugin is a module whose functions are marked with `hookimpl`. It is found through an entry point of the group
 ``medfl``, or given as a file (``--plugin FILE``). Hooks return light records whose targets are strings such as
@@ -11,6 +11,7 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_networks() -> list[NetworkRecord]
     medfl_partitions() -> list[PartitionRecord]
     medfl_datasets() -> list[DatasetRecord]
+    medfl_poisons() -> list[PoisonRecord]
     medfl_report_sections() -> list[SectionRecord]
     medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
@@ -118,6 +119,25 @@ class DatasetRecord:
 
 
 @dataclass(frozen=True)
+class PoisonRecord:
+    """A poisoning attack, for the setting ``poison`` of simulations.
+
+    Attributes:
+        name: What users type.
+        target: ``module:Class``, a `medfl.poisons.poison.DataPoison` or `medfl.poisons.poison.ReplyPoison`.
+        paper: Where it was published; may be empty.
+        on: What attackers change: their training ``data``, or their ``reply``.
+        summary: One line.
+    """
+
+    name: str
+    target: str
+    paper: str
+    on: Literal["data", "reply"]
+    summary: str = ""
+
+
+@dataclass(frozen=True)
 class SectionRecord:
     """A section of the report's page.
 
@@ -144,10 +164,10 @@ class SectionRecord:
         return self.id
 
 
-Record = MethodRecord | NetworkRecord | PartitionRecord | DatasetRecord | SectionRecord
+Record = MethodRecord | NetworkRecord | PartitionRecord | DatasetRecord | PoisonRecord | SectionRecord
 """What a hook lists."""
 
-RecordKind = Literal["method", "network", "partition", "dataset", "report_section"]
+RecordKind = Literal["method", "network", "partition", "dataset", "poison", "report_section"]
 """What a record is of."""
 
 RECORDS: dict[RecordKind, type[Record]] = {
@@ -155,6 +175,7 @@ RECORDS: dict[RecordKind, type[Record]] = {
     "network": NetworkRecord,
     "partition": PartitionRecord,
     "dataset": DatasetRecord,
+    "poison": PoisonRecord,
     "report_section": SectionRecord,
 }
 """Kind to the class of its records; its hook is ``medfl_<kind>s``."""
@@ -177,6 +198,7 @@ METHOD_MEMBERS = (
         "presets",
         "preset_settings",
         "supports_dp_sgd",
+        "supports_robust",
         "gradient_clip",
         "model_dump",
         "setup",
@@ -234,6 +256,10 @@ class Hooks:
     @_hookspec
     def medfl_datasets(self) -> list[DatasetRecord]:  # type: ignore[empty-body]
         """Data sets of this plugin."""
+
+    @_hookspec
+    def medfl_poisons(self) -> list[PoisonRecord]:  # type: ignore[empty-body]
+        """Poisoning attacks of this plugin, for simulations."""
 
     @_hookspec
     def medfl_report_sections(self) -> list[SectionRecord]:  # type: ignore[empty-body]

@@ -10,7 +10,6 @@ import copy
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -23,24 +22,25 @@ import pluggy
 from medfl import hooks
 from medfl.errors import PluginError, SettingsError, did_you_mean
 from medfl.hooks import (
-    HOOKS,
     DatasetRecord,
     MethodRecord,
     NetworkRecord,
     PartitionRecord,
+    PoisonRecord,
     Record,
     RecordKind,
     SectionRecord,
     hookimpl,
 )
 from medfl.utils.dotted import merged
-from medfl.utils.plugin_sources import DISABLE, installed, left_out, load_file
+from medfl.utils.plugin_sources import DISABLE, installed, left_out, load_file, look_alikes
 
 __all__ = [
     "DatasetRecord",
     "MethodRecord",
     "NetworkRecord",
     "PartitionRecord",
+    "PoisonRecord",
     "Registry",
     "SectionRecord",
     "hookimpl",
@@ -60,6 +60,7 @@ class Registry:
         networks: Name to record.
         partitions: Name to record.
         datasets: Name to record.
+        poisons: Name to record.
         report_sections: Id to record.
     """
 
@@ -70,6 +71,7 @@ class Registry:
         self.networks: dict[str, NetworkRecord] = {}
         self.partitions: dict[str, PartitionRecord] = {}
         self.datasets: dict[str, DatasetRecord] = {}
+        self.poisons: dict[str, PoisonRecord] = {}
         self.report_sections: dict[str, SectionRecord] = {}
         self._claims: dict[tuple[RecordKind, str], list[tuple[str, Record]]] = {}
         self._files: dict[str, ModuleType] = {}
@@ -119,6 +121,10 @@ class Registry:
             known = (other for other, listed in self.datasets.items() if listed.phantom)
             raise PluginError(f"The data set '{name}' has no made-up release. {did_you_mean(name, known)}")
         return self._import(f"made-up release of '{name}'", plugin, record.phantom)
+
+    def poison(self, name: str) -> Any:
+        """The class of a poisoning attack. Raises as `network` does."""
+        return self._resolve("poison", name)
 
     def report_section(self, name: str) -> Any:
         """The class of a section, by its id. Raises as `network` does."""
@@ -189,7 +195,7 @@ class Registry:
 
     def _add(self, name: str, origin: str, plugin: Any) -> None:
         """Register a loaded plugin: warn of what only looks like a hook, then take its records."""
-        self.problems += _look_alikes(name, plugin)
+        self.problems += look_alikes(name, plugin)
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -265,20 +271,6 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
             registry._add(name, origin, plugin)
     registry._settle()
     return registry
-
-
-def _look_alikes(name: str, plugin: Any) -> list[str]:
-    """Warnings for functions that are named like a hook and are none."""
-    warnings = []
-    for key, value in sorted(getattr(plugin, "__dict__", {}).items()):
-        if not key.startswith("medfl_") or not inspect.isroutine(value):
-            continue
-        marked = hasattr(value, "medfl_impl")
-        if key not in HOOKS and (marked or value.__module__ == plugin.__name__):
-            warnings.append(f"Plugin '{name}' has '{key}', which is no hook and is ignored. {did_you_mean(key, HOOKS)}")
-        elif key in HOOKS and not marked:
-            warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Mark it.")
-    return warnings
 
 
 def _ambiguous(kind: RecordKind, name: str, plugins: Sequence[str]) -> str:

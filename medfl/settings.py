@@ -53,9 +53,8 @@ class Privacy(Strict):
     drawn at random and noised (Gopi, Lee, Wutschitz, NeurIPS 2021), for ``sample``."""
 
     ledger: Path | None = Field(None, exclude=True)
-    """Folder in which each site keeps account of what was released of its data, over all runs. With None, as always,
-    the run's folder has an account of this run alone. Like ``total_epsilon`` it is the site's affair and no part of
-    what makes two runs the same run."""
+    """Folder in which each site keeps account of what was released of its data, over all runs. The run's folder always
+    has an account of this run alone. Like ``total_epsilon`` it is the site's affair and no part of a run's identity."""
 
     total_epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, exclude=True)
     """Budget over all runs in the ledger, at least ``epsilon``; None only keeps account."""
@@ -89,6 +88,27 @@ class Compression(Strict):
 
     bits: Annotated[Literal[4, 8, 16], Remote]
     """Bits of a number."""
+
+
+_Rule = Literal[
+    "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_clip", "centred_clip"
+]
+
+
+class Robust(Strict):
+    """What stands in place of the mean of the updates, where some of the sites may be wrong or not honest."""
+
+    rule: Annotated[_Rule, Remote]
+    """The rule. All replies of a round count alike, whatever size a site says that it has."""
+
+    f: Annotated[int, Remote] = Field(1, ge=0)
+    """How many replies may be anything, of 2f + 1 at least (``krum``, ``multi_krum``: 2f + 3; ``bulyan``: 4f + 3)."""
+
+    iterations: Annotated[int | None, Remote] = Field(None, ge=0)
+    """Of ``geometric_median`` (None is 4) and ``centred_clip`` (None is 1)."""
+
+    radius: Annotated[float | None, Remote] = Field(None, gt=0)
+    """Of ``norm_clip`` and ``centred_clip``: longest update, or distance from the last mean; None is the median one."""
 
 
 class Settings(Strict):
@@ -131,8 +151,7 @@ class Settings(Strict):
 
     patience: Annotated[int | None, Remote] = Field(None, ge=1)
     """Evaluations in a row without a better validation score after which the run ends; None runs all rounds. A round is
-    scored while the next one trains, so that one is over as well. More rounds don't continue a run that has ended
-    so."""
+    scored while the next one trains, so that one is over as well. More rounds continue no run that ended so."""
 
     keep_rounds: Annotated[tuple[PositiveInt, ...], Remote] = ()
     """Rounds after which the server's model is kept, in ``kept/round-N.safetensors`` of the run folder, for attacks
@@ -173,6 +192,12 @@ class Settings(Strict):
     compression: Annotated[Compression | None, Remote] = None
     """Quantisation of updates, or None."""
 
+    robust: Annotated[Robust | None, Remote] = None
+    """A rule in place of the mean of updates, should some sites be wrong or not honest; None is the mean."""
+
+    poison: dict[str, Any] = {}
+    """In a simulation only: what attackers among the sites do, as ``{"attack": "sign_flip", "sites": ["site-1"]}``."""
+
     @property
     def validates(self) -> bool:
         """Whether the run needs validation scores to choose a round or to end."""
@@ -200,8 +225,7 @@ class Execution(Strict):
     ``disk``, or nowhere. It changes no number."""
 
     cache_dir: Path | None = None
-    """Folder of the cache on disk; it holds images, so it needs the care that theirs has. None takes ``.medfl_cache``
-    in each site's folder."""
+    """Folder of the cache on disk; guard it, for it holds images. None takes ``.medfl_cache`` in each site's folder."""
 
     loaders: int = Field(0, ge=0)
     """Processes that load cases of an adopted bundle ahead of training; with 0, and with several workers, the process

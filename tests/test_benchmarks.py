@@ -8,19 +8,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from medfl.plugins import load_plugins
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
-Run = Callable[[str, list[str]], tuple[str, dict[str, float]]]
+Run = Callable[[str, list[str]], tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """What a benchmark prints, and the figures that it writes; in this process, which has imported torch."""
 
-    def run(script: str, options: list[str]) -> tuple[str, dict[str, float]]:
+    def run(script: str, options: list[str]) -> tuple[str, dict[str, Any]]:
         monkeypatch.syspath_prepend(FOLDER)
         monkeypatch.setattr(sys, "argv", [script, *options, "--json", str(tmp_path / "figures.json")])
         runpy.run_path(str(FOLDER / script), run_name="__main__")
@@ -40,10 +43,19 @@ def test_the_round_loop_prints_ratios(run: Run) -> None:
 
 @pytest.mark.slow
 def test_the_cost_of_a_method_is_a_ratio_to_fedavg(run: Run) -> None:
-    output, ratios = run("method_cost.py", ["fedkper", "--repetitions", "2", "--images", "80"])
-    assert list(ratios) == ["fedkper"]
-    assert ratios["fedkper"] > 0
-    assert f"{ratios['fedkper']:.2f} times fedavg" in output
+    output, costs = run("method_cost.py", ["fedkper", "fedcross_star", "--repetitions", "2", "--images", "80"])
+    assert list(costs) == ["fedkper", "fedcross_star"]
+    assert "times fedavg" in output
+    assert all(cost["work"] > 0 for cost in costs.values())
+    assert (costs["fedkper"]["down"], costs["fedkper"]["up"], costs["fedkper"]["across"]) == (1, 1, 0)
+    assert costs["fedcross_star"]["up"] == 0
+
+
+@pytest.mark.slow
+def test_every_method_has_its_cost(run: Run) -> None:
+    _, costs = run("method_cost.py", ["--repetitions", "1", "--images", "60"])
+    assert sorted(costs) == sorted(set(load_plugins().methods) - {"fedavg"})
+    assert all(cost["work"] > 0 for cost in costs.values())
 
 
 def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:

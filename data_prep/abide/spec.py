@@ -105,8 +105,8 @@ class Abide(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """The folder of the phenotypic file: one of its name, or the source folder itself."""
-        return {"source": folder_with(top, cls.dataset, FILE)}
+        """The folder that the study names, or that of the phenotypic file: one of its name, or the source itself."""
+        return {} if "source" in options else {"source": folder_with(top, cls.dataset, FILE)}
 
     def maps(self) -> Maps:
         """Which maps are used."""

@@ -24,7 +24,7 @@ from medfl.core.site import Splits
 from medfl.data.pooled import all_targets
 from medfl.data.sites import SiteData, load_global, load_sites
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl.plugins import load_plugins
+from medfl.plugins import Registry, load_plugins
 from medfl.runs.folder import settings_in
 from medfl.runs.lifecycle import RunViewer
 from medfl.runs.records import RunRecord, read_run
@@ -58,6 +58,7 @@ class OpenedRun:
         sites: Site to its data; `test` too.
         global_test: The test set that the server holds, or None.
         classes: Names of the classes; empty means their numbers.
+        registry: All plugins that the run had.
     """
 
     folder: Path
@@ -68,6 +69,7 @@ class OpenedRun:
     sites: Mapping[str, Splits]
     global_test: Dataset | None = None
     classes: tuple[str, ...] = ()
+    registry: Registry = field(default_factory=load_plugins, repr=False)
     _predictors: dict[str, nn.Module] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -215,7 +217,8 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
     first = next(iter(sites.values()))
     task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
     files = [origin for origin in record.run.get("plugins", {}).values() if origin.endswith(".py")]
-    method = load_plugins(files=files).make_method(record.method, identity["method_args"])
+    registry = load_plugins(files=files)
+    method = registry.make_method(record.method, identity["method_args"])
     return OpenedRun(
         folder,
         record.method,
@@ -225,6 +228,7 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
         {name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()},
         server.test if server is not None and len(server.test) else None,
         first.classes,
+        registry,
     )
 
 

@@ -23,6 +23,7 @@ from medfl.report.page import write_report
 from medfl.runs.console import end, round_progress, show_log, show_scores
 from medfl.runs.device_profiles import place_sites
 from medfl.runs.home import Home
+from medfl.runs.poison import read_attackers
 from medfl.runs.provenance import bundle_values, run_record
 from medfl.runs.simulation import Result, Run, simulate
 from medfl.runs.site_bundles import export
@@ -207,6 +208,7 @@ class FederatedRun:
             names=data.first.names,
             record=record,
             leaks=tuple(leaks),
+            attackers=read_attackers(settings.poison, registry),
             needs_by_method={record.name: record.needs for record in registry.methods.values()},
             on_start=lambda: self._tell_start(registry, record),
         )

@@ -47,8 +47,9 @@ def bundles_of(run: RunRecord) -> list[Bundle]:
         homes = {str(read_config(own, "train.json").get("site", "this site")): own}
     bundles = [_bundle(home, site, [site]) for site, home in homes.items() if home.is_dir()]
     if (run.folder / GLOBAL).is_dir():
-        shared = {run.taken_home(site) for site in sites} == {GLOBAL}  # else predictions are of other models
-        bundles.append(_bundle(run.folder / GLOBAL, None, sites if shared else []))
+        taken = {site: kind for site in sites if (kind := run.taken_home(site)) is not None}  # who was scored at all
+        shared = set(taken.values()) == {GLOBAL}  # else predictions are of other models
+        bundles.append(_bundle(run.folder / GLOBAL, None, taken if shared else []))
     if not bundles:
         raise StoreError(f"The run in '{run.folder}' has no bundle to take home, so there is nothing to describe.")
     return bundles

@@ -12,7 +12,7 @@ from medfl.report.groups import group_runs
 from medfl.report.notices import make_notices
 from medfl.report.scores import class_names, key_metrics, named_runs
 from medfl.report.section import ReportData
-from medfl.report.sections.attacks import attacks_section
+from medfl.report.sections.attacks import KINDS, attacks_section
 from medfl.report.sections.costs import COSTS, costs, settings, surroundings
 from medfl.report.sections.privacy import privacy_section
 from medfl.runs.records import RunRecord
@@ -37,7 +37,7 @@ def run_facts(run: RunRecord, site: str | None) -> Meta:
     run = replace(run, run={"plugins": [], **run.run})  # a site's own folder knows of none
     groups = group_runs([run])
     data = ReportData(tuple(named_runs(groups)), tuple(groups), {}, {})  # scores come from predictions alone
-    identity = run.run["identity"]
+    identity, notices = run.run["identity"], make_notices(groups)
     return {
         "method": run.method,
         "status": run.status if run.summary else None,
@@ -53,7 +53,7 @@ def run_facts(run: RunRecord, site: str | None) -> Meta:
         "optimizer": str(identity["task"]["optimizer"]).partition("{")[0],
         "sites": list(identity["sites"]),
         "model": MODELS.get(str(run.taken_home(site) if site is not None else "global")),
-        "taken_home": sorted({str(run.taken_home(name)) for name in identity["sites"]}),
+        "taken_home": sorted({kind for name in identity["sites"] if (kind := run.taken_home(name)) is not None}),
         "holdings": _holdings(run, site),
         "settings": sorted([fact.name, fact.value, fact.origin] for fact in settings(data.runs)),
         "surroundings": sorted([fact.name, fact.value] for fact in surroundings(data.runs) if fact.value != NONE),
@@ -61,7 +61,8 @@ def run_facts(run: RunRecord, site: str | None) -> Meta:
         "costs": _costs(data, site),
         "privacy": _privacy(data),
         "attacks": _attacks(data),
-        "notices": [notice.text for notice in make_notices(data.groups) if notice.level != "info"],
+        "notices": [notice.text for notice in notices if notice.level == "warn"],
+        "attention": [notice.text for notice in notices if notice.level == "bad"],
         "leaks": list(run.summary.get("leaks", [])),
         "best_round": run.summary.get("best_round"),
         "server_scores": {} if site is not None else _server_scores(data, run),
@@ -119,7 +120,7 @@ def _attacks(data: ReportData) -> Meta | None:
     section = attacks_section(data.groups, None)
     if section is None:
         return None
-    tables = {kind: _table(section[kind]) for kind in ("membership", "inversion") if section[kind]}
+    tables = {kind: _table(section[kind]) for kind in KINDS if section[kind]}
     return {"tables": tables, "notices": list(section["notices"])}
 
 

@@ -14,7 +14,7 @@ import torch
 
 from medfl.carriers.jobs import EvaluateJob, ExchangeJob, Job, StepJob
 from medfl.carriers.pool import Pool, describe_bug
-from medfl.contract import Order
+from medfl.contract import Order, Replies
 from medfl.core.carrier import Answer, Evaluation, MethodFactory
 from medfl.core.evaluation import Row, rows_of, score
 from medfl.core.replies import StoredReplies
@@ -86,7 +86,7 @@ class LocalCarrier:
         rows = [Row(*row) for result in results[len(jobs) :] for row in result["rows"]]
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
 
-    def replies(self, answers: list[Answer], missing: list[str]) -> StoredReplies:
+    def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
         """The replies behind answers that were not refused, from the sites' step files."""
         return StoredReplies(lambda answer: self.hosts[answer.site].store.read(answer.step, "reply/"), answers, missing)
 

@@ -21,6 +21,22 @@ def command(
             show_default="recognised",
         ),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE",
+            help="The network's last layer, by its module's name, for methods that share the rest.",
+            show_default="known of MONAI's networks",
+        ),
+    ] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="A stage of the network, by its module's name, once for each in order, for methods that compare them.",
+            show_default="known of MONAI's networks",
+        ),
+    ] = None,
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
@@ -33,7 +49,8 @@ def command(
     from medfl.bundle.check.report import visible
 
     registry = load(plugin, no_plugin)
-    adoption = adopt(bundle, out, objective, [registry.methods[name] for name in sorted(registry.methods)])
+    methods = [registry.methods[name] for name in sorted(registry.methods)]
+    adoption = adopt(bundle, out, objective, methods, head, stage or ())
     learned = adoption.objective
     typer.echo(f"objective: {learned.kind}{' (given)' if learned.chosen else ''}")
     for sign in learned.signs:

@@ -1,4 +1,4 @@
-"""``medfl attack``: measure what a finished run gives away. The run is only read; results go to its ``attacks``."""
+"""``medfl attack``: what a finished run gives away, and what attackers reached. Results go to its ``attacks``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Against(StrEnum):
 
 @app.callback()
 def attack() -> None:
-    """Attack a finished run as somebody would who wants its images: what does it give away?"""
+    """Attack a finished run as somebody would who wants its images, or see what attackers in a simulation reached."""
 
 
 @app.command()
@@ -136,3 +136,28 @@ def inversion(
         typer.echo(f"{row['target']}, {row['attack']}, {row['item']}: {measured}; {row['images']} images")
     path = results_path(run, "inversion")
     typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")
+
+
+@app.command()
+def poison(
+    run: Run,
+    poison: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="What to look for in a run without attackers, as the setting poison has it, or a list of such.",
+            show_default="how good the models are",
+        ),
+    ] = None,
+    device: Device = "cpu",
+    data: Data = None,
+) -> None:
+    """Judge a simulation with attackers (setting poison): accuracy, worst honest site, how often attackers succeed."""
+    with quick_imports():
+        from medfl.attacks.open_run import open_run
+        from medfl.attacks.poisoning import NAME, PoisonOptions, plain_line, run_poison
+        from medfl.runs.attack_results import results_path
+
+    for row in run_poison(open_run(run, device, data), PoisonOptions(poison=poison)):
+        typer.echo(plain_line(row))
+    typer.echo(f"wrote {results_path(run, NAME)}")

@@ -26,6 +26,7 @@ class ListedKind(StrEnum):
     networks = "networks"
     partitions = "partitions"
     datasets = "datasets"
+    poisons = "poisons"
     sections = "sections"
     bundles = "bundles"
 
@@ -35,7 +36,7 @@ def command(
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """List methods, networks, partitions, data sets, sections of the report and bundles.
+    """List methods, networks, partitions, data sets, poisoning attacks, sections of the report and bundles.
 
     For a method the table says what leaves a site, whether sites may have unlike networks, and what the method needs of
     a task.
@@ -50,6 +51,8 @@ def command(
             console.print(bundle_table())
         elif wanted is ListedKind.datasets:
             console.print(dataset_table(registry))
+        elif wanted is ListedKind.poisons:
+            console.print(poison_table(registry))
         elif wanted is ListedKind.sections:
             console.print(section_table(registry))
         else:
@@ -87,6 +90,14 @@ def dataset_table(registry: Registry) -> Table:
         table.add_row(
             record.name, registry.givers("dataset", record.name)[0], "\n".join(filter(None, [record.summary, terms]))
         )
+    return table
+
+
+def poison_table(registry: Registry) -> Table:
+    """Poisoning attacks, those on data first, each with its settings and paper."""
+    table = _table("Poisoning attacks, for the setting 'poison' of simulations", "name", "changes", "what attackers do")
+    for record in sorted(registry.poisons.values(), key=lambda record: (record.on, record.name)):
+        table.add_row(record.name, record.on, "\n".join(filter(None, [record.summary, record.paper])))
     return table
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from medfl.studies.study import Prepared
+
 
 def command(
-    file: Annotated[Path, typer.Argument(help="The study file (YAML).")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Study files (YAML), one after the other.")],
     source: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the data.", show_default="$MEDFL_DATA")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="runs/<name>[-<scale>]")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder to write; of several studies, each has one of its name in there.",
+            show_default="runs/<name>[-<scale>]",
+        ),
     ] = None,
     scale: Annotated[str, typer.Option(help="A scale of the study; `full` is the file as it stands.")] = "full",
     seeds: Annotated[
@@ -34,31 +42,44 @@ def command(
         bool, typer.Option("--dry-run", help="Check everything, print the commands, write nothing.")
     ] = False,
 ) -> None:
-    """Run the methods and seeds of a study file, and write a table that compares them.
+    """Run the methods and seeds of study files, and write tables that compare them.
 
-    The same command again continues: runs that are finished are left alone. A run that fails is named in the table,
-    and the others go on; the status is then 1.
+    All files are checked before the first run. The same command again continues: runs that are finished are left alone.
+    A run that fails is named in the table, and the others go on; the status is then 1.
     """
-    from medfl.studies.study import commands, load_study, run_study
+    from medfl.studies.study import commands, load_study
 
-    prepared = load_study(file, source, out, scale, seeds, workers, data or ())
-    for problem in prepared.registry.problems:
-        typer.echo(f"warning: {problem}", err=True)
-    if prepared.note:
-        typer.echo(f"warning: {prepared.note}", err=True)
+    places = [out / file.stem if out and len(files) > 1 else out for file in files]
+    studies = [
+        load_study(file, source, place, scale, seeds, workers, data or ())
+        for file, place in zip(files, places, strict=True)
+    ]
+    for prepared in studies:
+        for problem in prepared.registry.problems:
+            typer.echo(f"warning: {problem}", err=True)
+        if prepared.note:
+            typer.echo(f"warning: {prepared.note}", err=True)
     if dry_run:
-        for line in commands(prepared):
+        for line in [line for prepared in studies for line in commands(prepared)]:
             typer.echo(line)
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the run at work, too
     try:
-        outcome = run_study(prepared, at_once=jobs)
+        finished = [_carry_out(prepared, jobs) for prepared in studies]
     finally:
         signal.signal(signal.SIGTERM, before)
+    if not all(finished):
+        raise typer.Exit(1)
+
+
+def _carry_out(prepared: Prepared, jobs: int) -> bool:
+    """Run a study and name its results, and the runs that are not finished; whether all are."""
+    from medfl.studies.study import run_study
+
+    outcome = run_study(prepared, at_once=jobs)
     for path in sorted((prepared.out / "results").iterdir()):
         typer.echo(path)
     unfinished = outcome.unfinished()
     for job in unfinished:
         typer.echo(f"{outcome.status[job]}: {job.title}; see {job.log}", err=True)
-    if unfinished:
-        raise typer.Exit(1)
+    return not unfinished

@@ -61,6 +61,7 @@ def check_plan(
     task.objective.check_metrics(task.metrics)
     check_method(method, settings, name)
     check_filters(method, name)
+    check_robust(name, method, settings)
     if problem := name_problem(names):
         raise SettingsError(problem)
     unknown = sorted(set(settings.networks_by_site) - set(names))
@@ -89,6 +90,42 @@ def check_plan(
     trained = list(networks.values()) if own is task else [own.build(network) for network in used]
     _warn_of_limits(name, method, trained)
     return trained
+
+
+def check_robust(name: str, method: Method, settings: Settings) -> None:
+    """Refuse a robust rule with a method whose server makes more of replies than one mean of updates.
+
+    Args:
+        name: The method's.
+        method: It.
+        settings: The run's.
+
+    Raises:
+        SettingsError: If a rule is set and the method has no place for it.
+    """
+    if settings.robust is not None and method.supports_robust is not True:
+        raise SettingsError(
+            f"The robust rule '{settings.robust.rule}' stands in place of the one mean of all updates, and method "
+            f"'{name}', with these settings, has another server: {_beside_the_mean(method)}. Choose a method that "
+            "averages updates and nothing beside them, such as fedavg, fedprox or fedavgm, or leave 'robust' out."
+        )
+
+
+def _beside_the_mean(method: Method) -> str:
+    """What the server makes of replies, where that is no mean of updates."""
+    if method.pools_data:
+        return "it has the data themselves"
+    if method.sends_to_peers:
+        return "sites send their models to each other, and there is no mean"
+    updates = [prefix for prefix, kind in method.sends.items() if kind == "update"]
+    others = [f"'{prefix}' ({kind})" for prefix, kind in method.sends.items() if kind != "update"]
+    if not updates:
+        return f"sites send {', '.join(others) or 'nothing'}, and no updates"
+    if others:
+        return f"sites send {', '.join(others)} beside their updates"
+    if len(updates) > 1:
+        return f"it may have several means, of {', '.join(map(repr, updates))}, or weighs replies by what sites say"
+    return "it weighs replies by what sites say of themselves, or makes more of them than one mean"
 
 
 def check_shared_test(settings: Settings, has_test: bool) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from medfl.contract import PayloadKind, Replies
-from medfl.errors import RefusedError
+from medfl.contract import PayloadKind, Replies, Server
+from medfl.errors import RefusedError, SettingsError
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.wire import select
 
@@ -130,3 +130,20 @@ def sample(names: list[str], fraction: float, generator: torch.Generator) -> lis
         return []
     chosen = torch.randperm(len(names), generator=generator)[: participants(len(names), fraction)]
     return sorted(names[index] for index in chosen.tolist())
+
+
+def check_validation(server: Server, why: str) -> None:
+    """Refuse a run in which a site with training images has none for validation.
+
+    Args:
+        server: In `setup`; a site of which nothing is known yet is let through.
+        why: What method needs them and for what, for the message.
+
+    Raises:
+        SettingsError: Naming sites.
+    """
+    if lacking := [name for name in server.trainable() if not server.facts.get(name, {}).get("validates", True)]:
+        raise SettingsError(
+            f"{why}: expected validation images at each, got none at {lacking[:3]}. Give them a validation split, or "
+            "choose the method 'fedavg'."
+        )

@@ -15,15 +15,31 @@ from torch import nn
 
 from medfl.contract import Filter, Findings, Model, Need, Order, PayloadKind, ReducesTo, Replies, Reply, Server, Site
 from medfl.errors import SettingsError
-from medfl.methods.aggregation import add_update, check_updates, mean_updates, normalised, sample, subtract
+from medfl.methods.aggregation import (
+    add_update,
+    check_updates,
+    mean_updates,
+    normalised,
+    participants,
+    sample,
+    subtract,
+)
 from medfl.methods.kept import KEPT, add_to_kept, shared_of
 from medfl.methods.local_training import LocalTraining, own_model
+from medfl.methods.robust.fold import robust_mean
+from medfl.methods.robust.rules import check_rule
 from medfl.methods.rounds import Rounds, Step
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.task import Task
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.tells import Tell, count
 from medfl.utils.wire import prefixed, select
+
+FOLDING = frozenset(
+    ("sends", "sends_to_peers", "pools_data", "weight", "weights_of", "round_steps", "plan", "aggregate", "average")
+    + ("fold", "extra_weights", "extra_fold")
+)
+"""What a class overrides whose server makes something else of replies than one mean."""
 
 
 class Averaging(Rounds, LocalTraining):
@@ -35,6 +51,10 @@ class Averaging(Rounds, LocalTraining):
     through `loss`, in one `fit` a round: DP-SGD, which hides single images, makes these gradients private and nothing
     else. A second `fit` in a step is refused then. A class that overrides more than `loss` and the server's side should
     think twice. It is not inherited: a subclass that says nothing does not promise it.
+
+    A robust rule (``settings.robust``) stands in place of the mean of the updates. A class that overrides what is sent,
+    weighed or folded (`FOLDING`) is refused with one, and so are its subclasses, unless it says ``supports_robust =
+    True``: all that its server makes of replies is then one mean, weighted by sizes or uniformly.
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
@@ -55,6 +75,11 @@ class Averaging(Rounds, LocalTraining):
         return False
 
     @property
+    def supports_robust(self) -> bool:
+        """Whether a robust rule can stand in place of the mean."""
+        return True
+
+    @property
     def active_needs(self) -> frozenset[Need]:
         """Those of the class, unless it says otherwise."""
         return self.needs
@@ -63,6 +88,8 @@ class Averaging(Rounds, LocalTraining):
         super().__init_subclass__(**kwargs)
         if "supports_dp_sgd" not in vars(cls):
             cls.supports_dp_sgd = Averaging.supports_dp_sgd  # type: ignore[method-assign]
+        if "supports_robust" not in vars(cls) and FOLDING & vars(cls).keys():
+            cls.supports_robust = False  # type: ignore[assignment, method-assign]
 
     # ---- what a method overrides
 
@@ -144,7 +171,13 @@ class Averaging(Rounds, LocalTraining):
         return ()
 
     def setup(self, server: Server) -> None:
-        """The common initial model."""
+        """The common initial model.
+
+        Raises:
+            SettingsError: If noise would fall on running statistics, or a robust rule needs more replies than come.
+        """
+        if server.settings.robust is not None:
+            check_rule(server.settings.robust, participants(len(server.trainable()), server.settings.fraction))
         tensors = server.task.initial(server.settings.seed)
         model = server.task.load(tensors)
         names = self.shared(model, server.settings.norm_sync)
@@ -195,8 +228,15 @@ class Averaging(Rounds, LocalTraining):
     # ---- pieces
 
     def average(self, server: Server, replies: Replies, further: Sequence[str] = ()) -> None:
-        """Fold the updates of the model, and what came beside them under further prefixes, by `extra_fold`."""
+        """Fold the updates of the model, and what came beside them under further prefixes, by `extra_fold`.
+
+        Under a robust rule its value stands in place of the mean, and nothing comes beside the updates.
+        """
         if not len(replies):
+            return
+        if server.settings.robust is not None:
+            update = robust_mean(server, replies, server.settings.robust)
+            server.state.tensors |= self.server_update(server, shared_of(server), update)
             return
         weights = {MODEL: normalised(self.weights_of(server, replies.meta), replies.meta)}
         if further:

@@ -41,7 +41,7 @@ class BodySharing(Averaging):
             SettingsError: If a network has no head, or sites' bodies are unlike.
         """
         super().setup(server)
-        for network in networks_of(server):
+        for network in server.networks():
             self.check_body(server, network)
 
     def check_body(self, server: Server, network: str) -> None:
@@ -77,6 +77,11 @@ class MeanHead(BodySharing):
 
     global_head: Literal["none", "average"] = "none"
 
+    @property
+    def supports_robust(self) -> bool:
+        """Unless heads are averaged beside the bodies."""
+        return self.global_head == "none"
+
     def setup(self, server: Server) -> None:
         """The common initial body and, if heads are averaged, the common initial head.
 
@@ -86,7 +91,7 @@ class MeanHead(BodySharing):
         super().setup(server)
         if self.global_head == "none":
             return
-        task, networks = server.task, networks_of(server)
+        task, networks = server.task, server.networks()
         if networks != [task.network]:
             raise SettingsError(
                 f"global_head 'average' needs the network '{task.network}' at all sites, got {networks}: unlike heads "
@@ -127,8 +132,3 @@ class MeanHead(BodySharing):
         if head := select(published, HEAD):
             models["global"] = Model(holder.task.network, select(published, MODEL) | head)
         return models
-
-
-def networks_of(server: Server) -> list[str]:
-    """Names of the networks that sites train, sorted."""
-    return sorted({server.network_of(name) for name in server.sites})

@@ -1,15 +1,22 @@
-"""Bases of methods that give every site a model of its own: the server has none, or sites adapt the common one."""
+"""Bases of methods that give every site a model of its own: the server has none, sites adapt the common one, or they
+hold theirs near what they receive."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
+from torch import nn
+
 from medfl.contract import Model, Order, PayloadKind, Replies, Reply, Server, Site
 from medfl.methods.averaging import Averaging
-from medfl.methods.fit import FitResult
+from medfl.methods.fit import Fit, FitResult
 from medfl.methods.kept import keep, kept
+from medfl.methods.local_training import cpu_state
 from medfl.methods.rounds import Due, Step
+from medfl.networks.norms import buffer_names
+from medfl.training.loop import Batch
 from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.training.optimizer_state import split
 from medfl.types import MODEL, Tensors
@@ -18,6 +25,9 @@ from medfl.utils.wire import prefixed, select
 
 ADAPT = "adapt"
 """Names the step, and where a site keeps what came out of it."""
+
+OWN = "own/"
+"""Where a site keeps a model that is held near what it receives."""
 
 
 class Personal(Averaging):
@@ -89,6 +99,8 @@ class LastStep(Averaging):
     in. A run that is continued with more rounds adapts anew in its last one, from the common model.
     """
 
+    supports_robust: ClassVar[bool] = True
+
     @property
     def adapts(self) -> bool:
         """Whether there is such a step."""
@@ -131,3 +143,49 @@ class LastStep(Averaging):
             common = next(iter(models.values())).tensors
             models["personal"] = Model(holder.network, kept(holder, f"{ADAPT}/") or common)
         return models
+
+
+class HeldNear(Averaging):
+    """Each site trains a model of its own, which nobody overwrites, held near the parameters that it receives.
+
+    A site steps along the gradient of F(v) + (pull/2) ||v - u||^2 over its trainable parameters, where v is its own
+    model and u what it receives, and sends v - u. Buffers stay at their site. All begin with one model.
+    """
+
+    # ---- what a method overrides
+
+    @property
+    def pull(self) -> float:
+        """How strongly a site's model is held near what it receives, >= 0; with 0 sites train alone."""
+        raise NotImplementedError
+
+    # ---- pieces
+
+    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+        """Parameters."""
+        buffers = buffer_names(model)
+        return [name for name in super().shared(model, norm_sync) if name not in buffers]
+
+    def start(self, site: Site, received: Tensors) -> Tensors:
+        """The site's own model, at first the initial one."""
+        return kept(site, OWN) or site.task.initial(site.settings.seed, site.network)
+
+    def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
+        """The task's loss plus (pull/2) ||v - u||^2."""
+        loss = super().loss(fit, batch)
+        if self.pull == 0:
+            return loss
+        received = select(fit.received, MODEL)
+        terms = [(p - received[name]).square().sum() for name, p in fit.parameters() if name in received]
+        return loss + 0.5 * self.pull * torch.stack(terms).sum()
+
+    def after_fit(self, fit: Fit) -> None:
+        """The site keeps its model."""
+        keep(fit.site, OWN, cpu_state(fit.model))
+
+    def models(self, holder: Server | Site) -> dict[str, Model]:
+        """Each site's own; one that has not trained yet has what is published, over the initial model."""
+        if isinstance(holder, Server):
+            return {}
+        tensors = kept(holder, OWN) or self.full_state(holder, select(holder.published, MODEL))
+        return {"personal": Model(holder.network, tensors)}

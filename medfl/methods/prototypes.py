@@ -180,8 +180,7 @@ class PrototypeSharing(Personal):
         Raises:
             SettingsError: If bodies give unlike numbers of features, or a head can't choose the nearest prototype.
         """
-        networks = {server.network_of(name) for name in server.sites} or {server.task.network}
-        features = {network: features_of(server.task.build(network), network) for network in sorted(networks)}
+        features = {network: features_of(server.task.build(network), network) for network in server.networks()}
         if len(set(features.values())) > 1:
             raise SettingsError(
                 f"Prototypes are means of features: expected as many features of all networks, got {features}. Choose "

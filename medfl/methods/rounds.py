@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 
 from medfl.contract import Order, Plan, Replies, Reply, Server, Site
 from medfl.errors import ContractError
+from medfl.methods.robust.rules import least_replies
 
 DONE = "done"
 """In the server's meta, while a round is under way: its steps that are committed, each as [name, turn]."""
@@ -25,7 +26,8 @@ class Step:
         orders: The orders of the step; without any function it is a step of the server alone.
         work: What a site does with one; without it a site replies with nothing.
         fold: Takes the replies into the server's state; without it there is nothing to take.
-        quorum: How many replies are needed to go on. None is the run's `min_replies`, or all where fewer are ordered.
+        quorum: How many replies are needed to go on. None is the run's `min_replies`, or all where fewer are ordered,
+            and never fewer than a robust rule needs.
     """
 
     name: str
@@ -134,5 +136,5 @@ def _quorum(server: Server, step: Step, orders: int) -> int | None:
     if step.orders is None:
         return None
     if step.quorum is None:
-        return min(server.settings.min_replies, max(orders, 1))
+        return max(min(server.settings.min_replies, max(orders, 1)), least_replies(server.settings.robust))
     return step.quorum if isinstance(step.quorum, int) else step.quorum(server)

@@ -38,11 +38,16 @@ def layer_spec(layer: LayerSpec) -> str | tuple[object, ...]:
     return layer if isinstance(layer, str) else tuple(layer)
 
 
-def make_ready(network: nn.Module, size: Edges | None, strides: Sequence[int]) -> None:
-    """Let no activation work in place, and refuse images that its levels can't halve."""
+def out_of_place(network: nn.Module) -> None:
+    """Let no activation overwrite its input, which may be what a stage gave."""
     for module in network.modules():
         if hasattr(module, "inplace"):
             module.inplace = False  # type: ignore[assignment]
+
+
+def make_ready(network: nn.Module, size: Edges | None, strides: Sequence[int]) -> None:
+    """Let no activation work in place, and refuse images that its levels can't halve."""
+    out_of_place(network)
     if size is None:
         return
     name = type(network).__name__

@@ -79,6 +79,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
     """
     runs = named_runs(groups)
     notices = [
+        *_poisoned(runs),
         *_endings(runs),
         *_best_rounds(runs),
         *_missing(runs),
@@ -90,6 +91,15 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
         *_privacy(groups, {label for notice in of_sections for label in notice.privacy_of}),
     ]
     return sorted(notices, key=lambda notice: LEVELS.index(notice.level))
+
+
+def _poisoned(runs: Sequence[Named]) -> list[Notice]:
+    """Simulated attacks: their scores are no federation's."""
+    return [
+        Notice("bad", f"{name} is a simulated attack ({poison['attack']} at {listed(poison['sites'])}), no honest run.")
+        for name, run in runs
+        if (poison := run.run["identity"]["settings"].get("poison"))
+    ]
 
 
 def _missing(runs: Sequence[Named]) -> list[Notice]:

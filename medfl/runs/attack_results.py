@@ -22,7 +22,7 @@ def results_path(run: Path, attack: str, out: Path | None = None) -> Path:
 
     Args:
         run: The run folder.
-        attack: ``membership`` or ``inversion``.
+        attack: ``membership``, ``inversion`` or ``poison``.
         out: The folder to write to; None means `FOLDER` in the run folder.
     """
     return (run / FOLDER if out is None else out) / f"{attack}.json"

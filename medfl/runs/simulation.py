@@ -25,15 +25,17 @@ from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
 from medfl.core.server import ServerLoop
 from medfl.core.site import SiteRunner, Splits
-from medfl.core.store import Inbox
+from medfl.core.store import Inbox, Store
 from medfl.data.pooled import Empty
 from medfl.data.sites import POOLED
 from medfl.data.transforms.dataset import pool
+from medfl.errors import SettingsError
 from medfl.runs.lifecycle import RunWriter
+from medfl.runs.poison import Attackers, PoisonedCarrier, check_attackers, poisoned_sites
 from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+from medfl.types import GLOBAL, PUBLIC, SERVER, Dataset, Meta
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Run:
         leaks: Sentences about violations of the splits that the user allowed; they stand in the summary.
         needs_by_method: Name of each known method to what it needs of a task, for messages.
         absent: Tells whether a site is absent in a step.
+        attackers: Who attacks, as `settings.poison` says; None without attackers.
         secrets: Secrets of sites by name; others are derived from the seed, as this is a simulation.
         on_start: Called when the run folder is this run's.
         on_round: Called after each round.
@@ -85,6 +88,7 @@ class Run:
     leaks: tuple[str, ...] = ()
     needs_by_method: Mapping[str, Collection[str]] = field(default_factory=dict)
     absent: Callable[[str, int], bool] = lambda site, step: False
+    attackers: Attackers | None = None
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     on_start: Callable[[], None] = lambda: None
     on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
@@ -128,9 +132,7 @@ def simulate(run: Run) -> Result:
             host.check_account()
         run.on_start()
         writer.begin()
-        carrier = LocalCarrier(
-            hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent
-        )
+        carrier = _carrier(run, hosts, viewers)
         try:
             parts = (run.make_method, carrier, run.task, run.settings, run.folder)
             outcome = ServerLoop(*parts, run.public, _tests(run), run.on_round).run()
@@ -169,6 +171,10 @@ def check(run: Run, method: Method) -> None:
     check_targets(run.task.objective, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
     check_privacy(run.settings, method, networks, images, len(images))
+    if bool(run.settings.poison) != (run.attackers is not None):
+        raise SettingsError("expected attackers if, and only if, the setting 'poison' names some.")
+    if run.attackers is not None:
+        check_attackers(run.attackers, run.settings, method, run.task, run.sites)
 
 
 # ---- sites
@@ -177,6 +183,15 @@ def check(run: Run, method: Method) -> None:
 def _tests(run: Run) -> dict[str, Dataset]:
     """The server's test sets by their names."""
     return {held: test for held, test in {GLOBAL: run.global_test, PUBLIC: run.public_test}.items() if test}
+
+
+def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunner]) -> LocalCarrier:
+    """That of honest sites, or that of attackers among them."""
+    parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent)
+    if run.attackers is None:
+        return LocalCarrier(*parts)
+    memory = Store(run.folder / "state" / SERVER / "attackers")
+    return PoisonedCarrier(run.attackers, run.settings.seed, memory, *parts)
 
 
 def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:
@@ -192,6 +207,8 @@ def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteR
     sites = dict(sorted(run.sites.items()))
     if run.settings.shared_test:
         sites = {name: replace(data, shared=run.global_test) for name, data in sites.items()}
+    if run.attackers is not None:
+        sites = poisoned_sites(sites, run.attackers, run.task, run.settings.seed)
     if not method.pools_data or len(sites) == 1:
         return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]

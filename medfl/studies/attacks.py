@@ -17,7 +17,7 @@ import pandas as pd
 
 from medfl.errors import StoreError
 from medfl.report.formats import table_lines
-from medfl.report.statistics import mean_std
+from medfl.report.statistics import mean_std, paired_t
 from medfl.runs.attack_results import read_results, results_path
 from medfl.studies.jobs import Job
 from medfl.studies.schema import Study
@@ -32,8 +32,12 @@ MEASURES = {
         "false_alarms": "false alarms, own threshold",
     },
     "inversion": {"mse": "MSE", "psnr": "PSNR (dB)", "ssim": "SSIM"},
+    "poison": {"accuracy": "accuracy", "worst_accuracy": "worst honest site", "success": "attack success"},
 }
 """Attack to the numbers that its table shows, and their headings."""
+
+OVER_SEEDS = frozenset({"poison"})
+"""Attacks whose table has intervals over the seeds, in place of standard deviations."""
 
 DIGITS = {"mse": 4, "psnr": 1}
 """Decimals of measures that don't have three."""
@@ -45,10 +49,15 @@ NOTES = {
     "many of these.",
     "inversion": "What an attacker reconstructs, against the images themselves, in [0, 1]. A smaller MSE, a larger "
     "PSNR and SSIM: more leaks. The mean image of other people, which takes no attack, is what to compare with.",
+    "poison": "What attackers reached: accuracy on all test images of honest sites and of the server, at the worst "
+    "honest site, and how often a model gives the answer that attackers want, of the images where that is a wrong one. "
+    "Ordinary errors give it, too, as rows without attackers show. In brackets: 95 % interval over the seeds, by "
+    "Student's t. What a rule costs without an attack, and what an attack costs, are the differences in the tables "
+    "above.",
 }
 """Attack to what its numbers mean."""
 
-COLUMNS = ["kind", "label", "target", "round", "attack", "item", "measure", "seeds", "mean", "std"]
+COLUMNS = ["kind", "label", "target", "round", "attack", "item", "measure", "seeds", "mean", "std", "low", "high"]
 """Columns of ``<data>-attacks.csv``."""
 
 KEY = ("target", "round", "attack", "item")
@@ -60,7 +69,7 @@ class AttackJob:
     """An attack on one run of a study.
 
     Attributes:
-        kind: ``membership`` or ``inversion``.
+        kind: ``membership``, ``inversion`` or ``poison``.
         run: The run.
         options: Options of ``medfl attack`` by name.
     """
@@ -135,7 +144,7 @@ def attack_jobs(study: Study, runs: Iterable[Job]) -> list[AttackJob]:
 
 
 def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
-    """Mean and standard deviation (ddof = 1) over the runs of each row.
+    """Mean, standard deviation (ddof = 1) and 95 % interval by Student's t over the runs of each row.
 
     Several results of a run with the same target, round, attack and item (those of several sites) count as one, their
     mean.
@@ -144,7 +153,8 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
         attacks: In the order of the rows; those that are still to do are left out.
 
     Returns:
-        `COLUMNS`; `round` is empty for the last model, `item` where the attack has none, `std` is NaN with one run.
+        `COLUMNS`; `round` is empty for the last model, `item` where the attack has none; `std`, `low` and `high` are
+        NaN with one run.
     """
     values: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for attack in attacks:
@@ -156,8 +166,10 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
                     values.setdefault(key, {}).setdefault(attack.run.repetition, []).append(float(value))
     rows: list[list[Any]] = []
     for key, by_run in values.items():
-        mean, std = mean_std([math.fsum(same) / len(same) for same in by_run.values()])
-        rows.append([*key, len(by_run), mean, math.nan if std is None else std])
+        each = [math.fsum(same) / len(same) for same in by_run.values()]
+        (mean, std), over = mean_std(each), paired_t(each)
+        ends = (math.nan, math.nan) if over is None else (over.low, over.high)
+        rows.append([*key, len(by_run), mean, math.nan if std is None else std, *ends])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -176,7 +188,7 @@ def attacks_markdown(table: pd.DataFrame) -> str:
         lines = [["method", "seeds", *keys, *headings.values()]]
         for key, rows in results.groupby(["label", *keys], sort=False):
             cells = {
-                row["measure"]: _spread(row["mean"], row["std"], DIGITS.get(row["measure"], 3))
+                row["measure"]: _cell(row, str(kind) in OVER_SEEDS, DIGITS.get(row["measure"], 3))
                 for row in rows.to_dict("records")
             }
             label, *what = (str(part) or "-" for part in key)
@@ -185,5 +197,8 @@ def attacks_markdown(table: pd.DataFrame) -> str:
     return "\n".join(parts)
 
 
-def _spread(mean: float, std: float, digits: int) -> str:
+def _cell(row: dict[Any, Any], interval: bool, digits: int) -> str:
+    mean, std, low, high = (row[name] for name in ("mean", "std", "low", "high"))
+    if interval and not math.isnan(low):
+        return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
     return f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")

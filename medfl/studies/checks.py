@@ -80,6 +80,10 @@ def _attack_options(kind: str) -> type:
         from medfl.attacks.membership.attack import MembershipOptions
 
         return MembershipOptions
+    if kind == "poison":
+        from medfl.attacks.poisoning import PoisonOptions
+
+        return PoisonOptions
     from medfl.attacks.inversion.attack import InversionOptions
 
     return InversionOptions

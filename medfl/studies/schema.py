@@ -169,7 +169,7 @@ class Study(Strict):
     metrics: list[str] = []
     baseline: str | None = None
     claims: list[Claim] = []
-    attacks: dict[Literal["membership", "inversion"], Attack] = {}
+    attacks: dict[Literal["membership", "inversion", "poison"], Attack] = {}
     settings: dict[str, Any] = {}
     without_weights: dict[str, Any] | None = None
     scales: dict[str, StudyScale] = {}

@@ -118,6 +118,8 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
     class Stopped(case.kind):  # type: ignore[name-defined]
         """The method, stopping in the fold of a step."""
 
+        supports_robust = case.kind.supports_robust
+
         def fold(self, server: Any, replies: Any) -> None:
             nonlocal folds
             folds += 1

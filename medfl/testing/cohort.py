@@ -19,6 +19,7 @@ from medfl.core.store import Store
 from medfl.data.pooled import TensorData
 from medfl.objectives import Multiclass
 from medfl.plugins import Registry
+from medfl.runs.poison import read_attackers
 from medfl.runs.simulation import Result, Run, simulate
 from medfl.settings import Execution, Settings
 from medfl.task import Scale, Task
@@ -147,7 +148,7 @@ class Case:
         **settings: Any,
     ) -> Result:
         """Run the federation in `folder`."""
-        data = sites or make_sites()
+        data, run_settings = sites or make_sites(), self.settings_of(**settings)
         if public is None and self.kind.needs_public:
             public = make_data(12, "public")
         return simulate(
@@ -155,7 +156,7 @@ class Case:
                 method=self.name,
                 make_method=make_method or self.make_method,
                 task=task or make_task(),
-                settings=self.settings_of(**settings),
+                settings=run_settings,
                 sites=data,
                 folder=folder,
                 global_test=server_test or make_data(10, "global"),
@@ -164,6 +165,7 @@ class Case:
                 method_args=self.args,
                 needs_by_method={record.name: record.needs for record in self.registry.methods.values()},
                 absent=absent,
+                attackers=read_attackers(run_settings.poison, self.registry),
             )
         )
 

@@ -25,6 +25,7 @@ def check_method(
     plugins: Sequence[str | Path] = (),
     args: dict[str, Any] | None = None,
     checks: Collection[str] | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> None:
     """Run every check on a method and report all failures.
 
@@ -36,6 +37,7 @@ def check_method(
         plugins: Plugin files to load first.
         args: Settings of the method; its defaults otherwise.
         checks: Names of those to run, as in `CHECKS`; all otherwise.
+        settings: Settings of the runs that differ from the suite's, for example ``robust``.
 
     Raises:
         ValueError: If there is no check of that name.
@@ -53,7 +55,7 @@ def check_method(
     try:
         with folders(1) as (home,):
             home.mkdir()
-            case = Case(registry, name, args or {}, home=home)
+            case = Case(registry, name, args or {}, settings or {}, home)
             for title in (title for title in CHECKS if checks is None or title in checks):
                 try:
                     CHECKS[title](case)

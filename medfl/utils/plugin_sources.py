@@ -1,16 +1,19 @@
-"""Where plugins come from: installed packages and files; and which are left out."""
+"""Where plugins come from: installed packages and files; which are left out; what only looks like a hook."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from medfl.errors import PluginError, did_you_mean
+from medfl.hooks import HOOKS
 
 GROUP = "medfl"
 """The entry-point group of plugins."""
@@ -52,6 +55,20 @@ def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
         raise
     files[name] = module
     return module
+
+
+def look_alikes(name: str, plugin: Any) -> list[str]:
+    """Warnings for functions that are named like a hook and are none."""
+    warnings = []
+    for key, value in sorted(getattr(plugin, "__dict__", {}).items()):
+        if not key.startswith("medfl_") or not inspect.isroutine(value):
+            continue
+        marked = hasattr(value, "medfl_impl")
+        if key not in HOOKS and (marked or value.__module__ == plugin.__name__):
+            warnings.append(f"Plugin '{name}' has '{key}', which is no hook and is ignored. {did_you_mean(key, HOOKS)}")
+        elif key in HOOKS and not marked:
+            warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Mark it.")
+    return warnings
 
 
 def left_out(disabled: Iterable[str], known: Collection[str]) -> set[str]:

@@ -26,6 +26,7 @@ class FedAvg(Averaging):
     """
 
     supports_dp_sgd: ClassVar[bool] = True
+    supports_robust: ClassVar[bool] = True
 
     weights: Literal["size", "uniform"] = "size"
 

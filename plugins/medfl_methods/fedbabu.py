@@ -52,6 +52,8 @@ class FedBABU(LastStep, BodySharing):
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 
+    supports_robust: ClassVar[bool] = True
+
     weights: Literal["size", "uniform"] = "size"
     finetune: Part = "all"
     finetune_epochs: int = Field(5, ge=0)

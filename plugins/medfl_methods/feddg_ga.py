@@ -10,6 +10,7 @@ from pydantic import Field
 
 from medfl.contract import Findings, Order, Replies, Server
 from medfl.errors import SettingsError
+from medfl.methods.aggregation import check_validation
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.training.predict import mean_loss
@@ -58,12 +59,8 @@ class FedDGGA(Averaging):
             SettingsError: If a site with training images has none for validation.
         """
         super().setup(server)
+        check_validation(server, "feddg_ga weighs sites by their validation loss")
         names = server.trainable()
-        if lacking := [name for name in names if not server.facts.get(name, {}).get("validates", True)]:
-            raise SettingsError(
-                f"feddg_ga weighs sites by their validation loss: expected validation images at each, got none at "
-                f"{lacking[:3]}. Give them a validation split, or choose the method 'fedavg'."
-            )
         server.state.meta["shares"] = dict.fromkeys(names, 1 / max(1, len(names)))
 
     def orders(self, server: Server) -> list[Order]:

@@ -60,6 +60,7 @@ class FedDyn(Averaging):
         "medfl": {},
     }
     supports_dp_sgd: ClassVar[bool] = True
+    supports_robust: ClassVar[bool] = True
 
     alpha: float = Field(0.1, gt=0, allow_inf_nan=False)
     by_size: bool = False

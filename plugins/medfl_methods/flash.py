@@ -41,6 +41,7 @@ class Flash(Averaging):
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"guard": False}, "medfl": {}}
     supports_dp_sgd: ClassVar[bool] = True
+    supports_robust: ClassVar[bool] = True
 
     eta: float = Field(0.01, gt=0, allow_inf_nan=False)
     beta1: float = Field(0.9, ge=0, lt=1)

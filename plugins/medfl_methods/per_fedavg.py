@@ -47,6 +47,7 @@ class PerFedAvg(LastStep):
     """
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"alpha": 0.01, "beta": 0.001}, "medfl": {}}
+    supports_robust: ClassVar[bool] = True
 
     alpha: float = Field(0.01, ge=0, allow_inf_nan=False)
     beta: float = Field(0.001, gt=0, allow_inf_nan=False)

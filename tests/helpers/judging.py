@@ -1,117 +1,205 @@
-"""A tiny federation for judges: loops written from a paper that take only data and the schedule of batches from medfl.
+"""What a judge needs: a tiny federation in float64, its schedule of batches, and plain SGD.
 
-A judge trains the same sites from the same initial tensors on the same batches, and must end in the same numbers. All
-is in float64, so that a difference of 1e-6 is one of the formulas.
+A judge is a loop written from a paper, without medfl's methods and its training. It trains the same sites from the same
+initial tensors on the same batches as a run of medfl, and has to end, after three rounds, in the same numbers. All is
+in float64, so that a difference of 1e-6 is one of the formulas.
 """
-
-from __future__ import annotations
-
-import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from medfl.core.site import Splits
+from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Result
-from medfl.testing.cohort import CLASSES, Case, make_site, make_task
+from medfl.task import Task
+from medfl.testing.cohort import CLASSES, Case, make_site
 from medfl.utils.rng import make_generator
 
-SEED, BATCH, LR, ROUNDS = 7, 5, 0.1, 3
-
+SEED, LR, BATCH, EPOCHS, ROUNDS = 7, 0.1, 5, 2, 3
 LABELS = {
     "site-1": [0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 1, 2, 2, 0, 1, 1, 0],
     "site-2": [0, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0],
     "site-3": [2, 2, 1, 2, 2, 2],
 }
-"""Sites of 17, 11 and 6 images; the second has no image of class 2, the third none of class 0."""
+"""Sites of 17, 11 and 6 images, in 4, 3 and 2 batches; site-2 has no image of class 2, site-3 none of class 0."""
+
+SIZES = {site: len(labels) for site, labels in LABELS.items()}
+SITES = {site: make_site(len(labels), site, torch.tensor(labels)) for site, labels in LABELS.items()}
+REGISTRY = load_plugins()
 
 
 class Double(nn.Module):
-    """Images in float64."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The same."""
+    def forward(self, images):
         return images.double()
 
 
-class Network(nn.Module):
-    """Logits of images (B, 1, 6, 6), in float64: a body of one layer and a linear head."""
+class Linear(nn.Linear):
+    """A linear layer in float64, which takes what a method keeps in float32, too."""
 
-    def __init__(self) -> None:
+    def forward(self, features):
+        return super().forward(features.double())
+
+
+class Net(nn.Module):
+    """Logits of images (B, 1, 6, 6): a body of a linear layer and, by default, batch norm, and a linear head."""
+
+    def __init__(self, norm=True, width=6):
         super().__init__()
-        self.body = nn.Sequential(Double(), nn.Flatten(), nn.Linear(36, 8), nn.Tanh()).double()
-        self.head = nn.Linear(8, CLASSES).double()
+        layers = [
+            Double(),
+            nn.Flatten(),
+            nn.Linear(36, width),
+            nn.BatchNorm1d(width) if norm else nn.Identity(),
+            nn.Tanh(),
+        ]  # the norm is body.3
+        self.body = nn.Sequential(*layers).double()
+        self.head = Linear(width, CLASSES).double()
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (B, classes)."""
+    def forward(self, images):
         return self.head(self.body(images))
 
 
-def sites() -> dict[str, Splits]:
-    """The data."""
-    return {name: make_site(len(labels), name, torch.tensor(labels)) for name, labels in LABELS.items()}
+def task_of(momentum=0.0, norm=True):
+    """Three classes, the network with or without batch norm, and SGD."""
+    return Task(
+        {"net": lambda: Net(norm)},
+        "net",
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=LR, momentum=momentum),
+        Multiclass(CLASSES),
+        ("accuracy",),
+    )
 
 
-def images_of(site: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """All training images of a site, and their classes."""
-    data = sites()[site].train
-    return data.batch(torch.arange(len(data)))
+def run(folder, name, args=None, momentum=0.0, norm=True, away=None, **options):
+    """Three rounds of a method of medfl on the sites.
+
+    Args:
+        folder: Of the run.
+        name: Of the method.
+        args: Its settings.
+        momentum: Of SGD.
+        norm: Whether the network has batch norm.
+        away: A site, and a step in which it does not answer.
+        options: As for `Case.run`.
+    """
+    options = {
+        "task": task_of(momentum, norm),
+        "sites": SITES,
+        "seed": SEED,
+        "rounds": ROUNDS,
+        "epochs": EPOCHS,
+        "batch_size": BATCH,
+        "absent": lambda site, step: (site, step) == away,
+    } | options
+    return Case(REGISTRY, name, args or {}).run(folder, **options)
 
 
-def batches(site: str, round_: int, epochs: int, label: str = "batches") -> list[torch.Tensor]:
-    """The rows of each batch of a site in a round, in turn."""
-    generator, n = make_generator(SEED, site, round_, label), len(LABELS[site])
-    return [rows for _ in range(epochs) for rows in torch.randperm(n, generator=generator).split(BATCH)]
+def start(norm=True):
+    """The initial model: parameters and buffers by name."""
+    return task_of(norm=norm).initial(SEED)
 
 
-def initial() -> dict[str, torch.Tensor]:
-    """What all models begin with."""
-    return _task(0.0).initial(SEED)
+def parameters():
+    """The names of the trainable tensors of the network with batch norm."""
+    return [name for name, _ in Net().named_parameters()]
 
 
-def network(tensors: Mapping[str, torch.Tensor]) -> Network:
-    """The network with these tensors."""
-    model = Network()
+def network(tensors):
+    """The network with these tensors, in training mode."""
+    model = Net(norm="body.3.weight" in tensors)
     model.load_state_dict(tensors)
     return model
 
 
-def _task(momentum: float):
-    sgd = lambda parameters: torch.optim.SGD(parameters, lr=LR, momentum=momentum)  # noqa: E731
-    return dataclasses.replace(make_task(), networks={"judged": Network}, network="judged", optimizer=sgd)
+def frozen(tensors):
+    """A model in evaluation mode, whose features and logits have no gradient."""
+    return network(tensors).eval().requires_grad_(False)
 
 
-def run(
-    folder: Path,
-    method: str,
-    args: Mapping[str, object],
-    *,
-    momentum: float = 0.0,
-    epochs: int = 2,
-    away: tuple[str, int] | None = None,
-    **settings: object,
-) -> Result:
-    """Three rounds of a method of medfl.
+def state_of(model):
+    """A model's parameters and buffers by name, copied."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def images_of(site):
+    """All training images of a site, and their classes."""
+    return SITES[site].train.batch(torch.arange(SIZES[site]))
+
+
+def batches(site, round_, epochs=EPOCHS, steps=None, phase="", norm=True):
+    """The rows of each batch of a site in a round, in turn: a permutation for each epoch.
 
     Args:
-        folder: Of the run.
-        method: Its name.
-        args: Its settings.
-        momentum: Of SGD.
-        epochs: Of a round.
-        away: A site, and a step in which it does not answer.
-        settings: Of the run.
+        site: Whose.
+        round_: From 1.
+        epochs: Ignored where steps are given.
+        steps: The number of batches.
+        phase: A method's word for a training besides the usual one.
+        norm: Whether there is batch norm, which leaves out batches of one image.
     """
-    case = Case(load_plugins(), method, dict(args), {"seed": SEED, "batch_size": BATCH, "rounds": ROUNDS})
-    absent = lambda site, step: (site, step) == away  # noqa: E731
-    return case.run(folder, sites=sites(), task=_task(momentum), epochs=epochs, absent=absent, **settings)
+    generator = make_generator(SEED, site, round_, "batches" + phase)
+    count = epochs * -(-SIZES[site] // BATCH) if steps is None else steps
+    rows = []
+    while len(rows) < count:
+        rows += torch.randperm(SIZES[site], generator=generator).split(BATCH)
+    return [batch for batch in rows[:count] if len(batch) > 1 or not norm]
 
 
-def agree(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-    """Fail unless two models are equal to 1e-6."""
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor.detach(), atol=1e-6, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+def plain_sgd(tensors, site, round_, momentum=0.0, term=lambda w: 0.0, part="", rows=None, extra=None, ce=1.0):
+    """SGD on the mean cross entropy plus terms, from a model; the model after it, buffers included.
+
+    Args:
+        tensors: Of the model.
+        site: Whose images.
+        round_: Whose batches.
+        momentum: v <- momentum v + gradient, w <- w - LR v.
+        term: Of the parameters by name.
+        part: Prefix of the names that are trained; the rest is fixed and in evaluation mode.
+        rows: Of each batch; those of the round otherwise.
+        extra: A further term, of the features and logits of a batch, its images and its labels.
+        ce: Weight of the cross entropy.
+    """
+    model = network(tensors)
+    if part == "head":
+        model.body.eval()
+    w = {name: p for name, p in model.named_parameters() if name.startswith(part)}
+    speed = {name: torch.zeros_like(p) for name, p in w.items()}
+    for batch in batches(site, round_, norm="body.3.weight" in tensors) if rows is None else rows:
+        images, labels = SITES[site].train.batch(batch)
+        features = model.body(images)
+        logits = model.head(features)
+        loss = ce * F.cross_entropy(logits, labels) + term(w)
+        if extra is not None:
+            loss = loss + extra(features, logits, images, labels)
+        grads = torch.autograd.grad(loss, list(w.values()))
+        with torch.no_grad():
+            for (name, p), grad in zip(w.items(), grads):
+                speed[name] = momentum * speed[name] + grad
+                p -= LR * speed[name]
+    return state_of(model)
+
+
+def mean(models, weights):
+    """The weighted mean of models; of counters of batches, which are no numbers to average, the largest."""
+    total = sum(weights)
+    return {
+        name: sum(w * model[name] for w, model in zip(weights, models)) / total
+        if tensor.is_floating_point()
+        else max(model[name] for model in models)
+        for name, tensor in models[0].items()
+    }
+
+
+def squared(left, right):
+    """The squared distance of two models over the names of the first."""
+    return sum((tensor - right[name]).square().sum() for name, tensor in left.items())
+
+
+def agree(tensors, expected):
+    """All tensors are equal to 1e-6."""
+    assert tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            tensors[name], tensor, atol=1e-6, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )

@@ -55,7 +55,7 @@ def quadratic(folder, make_method, rounds):
 
 
 class Curved(nn.Module):
-    """The 'logits' of an image (centre, h) are (sqrt(h) (w - centre), 0)."""
+    """The 'logits' of an image (centre, h) are (sqrt(h) (w - centre), 0), so its loss is h/2 (w - centre)^2."""
 
     def __init__(self):
         super().__init__()
@@ -70,12 +70,14 @@ class Curved(nn.Module):
 CURVED = {"a": (0.0, 1.0), "b": (1.0, 2.0), "c": (4.0, 0.5)}
 """Site to centre and curvature; the uniform optimum is 8/7."""
 
+CURVED_TASK = dataclasses.replace(QUADRATIC, networks={"scalar": Curved})
+
+
+def one_image(centre, curvature):
+    return TensorData(torch.tensor([[[[centre, curvature]]]]), torch.zeros(1, dtype=torch.int64))
+
 
 def run_curved(folder, make_method, rounds, **options):
     """Quadratics h/2 (w - centre)^2 of unlike curvature, one image at each site, five steps of 0.1."""
-    task = dataclasses.replace(QUADRATIC, networks={"scalar": Curved})
-    data = {
-        site: TensorData(torch.tensor([[[place]]]), torch.zeros(1, dtype=torch.int64)) for site, place in CURVED.items()
-    }
-    sites = {site: Splits(train, Empty(), Empty()) for site, train in data.items()}
-    return simulate(Run("toy", make_method, task, Settings(rounds=rounds, epochs=5), sites, folder, **options))
+    sites = {site: Splits(one_image(*place), Empty(), Empty()) for site, place in CURVED.items()}
+    return simulate(Run("toy", make_method, CURVED_TASK, Settings(rounds=rounds, epochs=5), sites, folder, **options))

@@ -24,7 +24,7 @@ from medfl.bundle.adopt import adopt
 from medfl.bundle.federation import read_federation
 from medfl.errors import MedflError
 
-METHODS = ("fedavg", "fedprox", "fedbn", "ditto", "fedskd")
+METHODS = ("fedavg", "fedprox", "fedbn", "ditto", "fedper", "fedskd")
 """What a bundle trains with; one whose needs the bundle's network does not meet is refused before it begins."""
 
 SIZES = (32, 64)

@@ -7,15 +7,11 @@ Convention: the paper's equations; the authors' code adds 0.02 alpha to the grad
 with the mean. There is no batch norm: a mixture of two has no statistics.
 """
 
-import dataclasses
-
 import pytest
 import torch
-from judge_toys import LR, ROUNDS, SEED, SITES, SIZES, Net, agree, batches, run, task_of
+from judging import LR, ROUNDS, SITES, SIZES, Net, agree, batches, run, start
 from torch.func import functional_call
 from torch.nn import functional as F
-
-TASK = dataclasses.replace(task_of(), networks={"net": lambda: Net(norm=False)})
 
 
 def gradients(tensors, images, labels):
@@ -30,13 +26,13 @@ def mix(v, w, alpha):
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_it_is_the_loop_of_the_paper(tmp_path, adaptive):
-    common = TASK.initial(SEED)
+    common = start(norm=False)
     own, alphas = dict.fromkeys(SIZES, common), dict.fromkeys(SIZES, 0.4)
     for round_ in range(1, ROUNDS + 1):
         models = {}
         for site in SIZES:
             w, v, alpha = common, own[site], alphas[site]
-            for step, rows in enumerate(batches(site, round_)):
+            for step, rows in enumerate(batches(site, round_, norm=False)):
                 images, labels = SITES[site].train.batch(rows)
                 g, mixed = gradients(w, images, labels), gradients(mix(v, w, alpha), images, labels)
                 slope = sum(((v[name] - w[name]) * mixed[name]).sum() for name in w)
@@ -50,7 +46,7 @@ def test_it_is_the_loop_of_the_paper(tmp_path, adaptive):
             models[site] = w
         common = {name: sum(w[name] for w in models.values()) / len(models) for name in common}
     args = {"alpha": 0.4, "adaptive": adaptive, "weights": "uniform"}
-    result = run(tmp_path, "apfl", args, task=TASK)
+    result = run(tmp_path, "apfl", args, norm=False)
     for site in SIZES:
         agree(result.models[site]["global"].tensors, common)
         agree(result.models[site]["personal"].tensors, mix(own[site], models[site], alphas[site]))

@@ -7,7 +7,7 @@ the site receives first, and has buffers of batch norm of its own, which are not
 """
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, squared, start
+from judging import ROUNDS, SIZES, agree, mean, plain_sgd, run, squared, start
 
 LAM = 0.6
 

@@ -6,7 +6,7 @@ momentum is for trainable parameters; buffers of batch norm are averaged.
 """
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, mean, parameters, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, mean, parameters, plain_sgd, run, start
 
 
 @pytest.mark.parametrize(("beta", "server_lr"), [(0.9, 1.0), (0.5, 0.3)])

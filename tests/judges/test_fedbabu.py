@@ -5,7 +5,7 @@ model, before the sites fine-tune it.
 """
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
 
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])

@@ -5,7 +5,7 @@ Convention: the authors' code takes plain means (``weights = uniform``); ``size`
 """
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
 
 NORM = "body.3."
 """What the names of the batch norm's tensors begin with."""

@@ -8,18 +8,16 @@ on purpose: the sum is over the participants of the last round, not of all round
 """
 
 import torch
-from judge_toys import ROUNDS, SITES, SIZES, Net, agree, mean, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, images_of, mean, network, plain_sgd, run, start
 from torch.nn import functional as F
 
 LAM, AWAY = 0.8, ("site-2", 2)
 
 
 def fisher(tensors, site):
-    model = Net()
-    model.load_state_dict(tensors)
-    model.eval()
+    model = network(tensors).eval()
     squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    images, labels = SITES[site].train.batch(torch.arange(SIZES[site]))
+    images, labels = images_of(site)
     for image, label in zip(images, labels):
         grads = torch.autograd.grad(F.cross_entropy(model(image[None]), label[None]), list(model.parameters()))
         for name, grad in zip(squares, grads):
@@ -44,5 +42,5 @@ def test_it_is_the_loop_of_the_paper(tmp_path):
             models[site] = plain_sgd(w, site, round_, term=term)
         w = mean(list(models.values()), [SIZES[site] for site in models])
         known = {site: (fisher(model, site), model) for site, model in models.items()}
-    result = run(tmp_path, "fedcurv", {"lam": LAM}, absent=lambda site, step: (site, step) == AWAY)
+    result = run(tmp_path, "fedcurv", {"lam": LAM}, away=AWAY)
     agree(result.outcome.models["global"].tensors, w)

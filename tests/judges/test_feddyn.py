@@ -8,38 +8,33 @@ authors' code, or the point that sites start from (``start``), as in the algorit
 
 import pytest
 import torch
-from judging import LABELS, LR, ROUNDS, agree, batches, images_of, initial, network, run
-from torch.nn import functional as F
+from judging import ROUNDS, SIZES, agree, mean, plain_sgd, run, squared
+from judging import start as initial
 
 
-def loop(alpha, momentum, epochs, away=None):
+def loop(alpha, momentum, away=None):
     """The start point and the mean of the participants' models after each round."""
-    w, nothing = initial(), {name: torch.zeros_like(tensor) for name, tensor in initial().items()}
-    h, duals = dict(nothing), {site: dict(nothing) for site in LABELS}
+    w = initial(norm=False)
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in w.items()}
+    h, duals = dict(nothing), dict.fromkeys(SIZES, nothing)
     ends = []
     for round_ in range(1, ROUNDS + 1):
         models = []
-        for site in LABELS:
+        for site in SIZES:
             if (site, round_) == away:
                 continue
-            model, (images, targets) = network(w), images_of(site)
-            speed = dict(nothing)
-            for rows in batches(site, round_, epochs):
-                loss = F.cross_entropy(model(images[rows]), targets[rows])
-                gradients = torch.autograd.grad(loss, list(model.parameters()))
-                with torch.no_grad():
-                    for (name, theta), gradient in zip(model.named_parameters(), gradients, strict=True):
-                        step = gradient - duals[site][name] + alpha * (theta - w[name])
-                        speed[name] = momentum * speed[name] + step
-                        theta -= LR * speed[name]
-            theta = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+            def term(theta, dual=duals[site], w=w):
+                return alpha / 2 * squared(theta, w) - sum((p * dual[name]).sum() for name, p in theta.items())
+
+            theta = plain_sgd(w, site, round_, momentum, term)
             duals[site] = {name: dual - alpha * (theta[name] - w[name]) for name, dual in duals[site].items()}
             models.append(theta)
-        mean = {name: sum(theta[name] for theta in models) / len(models) for name in w}
         moved = {name: sum(theta[name] - w[name] for theta in models) for name in w}
-        h = {name: h[name] - alpha / len(LABELS) * moved[name] for name in w}
-        w = {name: mean[name] - h[name] / alpha for name in w}
-        ends.append((w, mean))
+        h = {name: h[name] - alpha / len(SIZES) * moved[name] for name in w}
+        average = mean(models, [1] * len(models))
+        w = {name: average[name] - h[name] / alpha for name in w}
+        ends.append((w, average))
     return ends
 
 
@@ -48,8 +43,8 @@ def loop(alpha, momentum, epochs, away=None):
     [(0.1, 0.0, None), (1.0, 0.9, None), (0.5, 0.0, ("site-2", 2))],
 )
 def test_three_rounds_are_those_of_the_loop(tmp_path, alpha, momentum, away):
-    w, mean = loop(alpha, momentum, 2, away)[-1]
-    for report, expected in (("mean", mean), ("start", w)):
+    w, average = loop(alpha, momentum, away)[-1]
+    for report, expected in (("mean", average), ("start", w)):
         args = {"alpha": alpha, "report": report}
-        result = run(tmp_path / report, "feddyn", args, momentum=momentum, away=away)
+        result = run(tmp_path / report, "feddyn", args, momentum, norm=False, away=away)
         agree(result.outcome.models["global"].tensors, expected)

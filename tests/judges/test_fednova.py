@@ -7,9 +7,7 @@ keeps its proximal term out of the loss.
 """
 
 import pytest
-import torch
-from judging import BATCH, LABELS, LR, ROUNDS, agree, batches, images_of, initial, network, run
-from torch.nn import functional as F
+from judging import LR, ROUNDS, SIZES, agree, batches, plain_sgd, run, squared, start
 
 
 def length(steps, momentum, mu):
@@ -27,26 +25,16 @@ def test_lengths_are_those_of_the_paper():
     assert length(10, 0.9, 0) == pytest.approx(41.3810596090)
 
 
-def loop(momentum, mu, tau_eff, epochs):
-    w = initial()
-    total = sum(len(labels) for labels in LABELS.values())
+def loop(momentum, mu, tau_eff):
+    w = start(norm=False)
     for round_ in range(1, ROUNDS + 1):
-        directions, effort = {name: torch.zeros_like(tensor) for name, tensor in w.items()}, 0.0
-        for site, labels in LABELS.items():
-            model, (images, targets) = network(w), images_of(site)
-            speed = {name: torch.zeros_like(tensor) for name, tensor in w.items()}
-            rows_of = batches(site, round_, epochs)
-            for rows in rows_of:
-                loss = F.cross_entropy(model(images[rows]), targets[rows])
-                gradients = torch.autograd.grad(loss, list(model.parameters()))
-                with torch.no_grad():
-                    for (name, y), gradient in zip(model.named_parameters(), gradients, strict=True):
-                        speed[name] = momentum * speed[name] + gradient + mu * (y - w[name])
-                        y -= LR * speed[name]
-            share, a = len(labels) / total, length(len(rows_of), momentum, mu)
-            effort += share * (a if tau_eff == "effort" else len(rows_of))
-            for name, y in model.named_parameters():
-                directions[name] += share * (w[name] - y.detach()) / a
+        directions, effort = dict.fromkeys(w, 0.0), 0.0
+        for site, size in SIZES.items():
+            y = plain_sgd(w, site, round_, momentum, lambda own, w=w: mu / 2 * squared(own, w))
+            steps, share = len(batches(site, round_, norm=False)), size / sum(SIZES.values())
+            a = length(steps, momentum, mu)
+            effort += share * (a if tau_eff == "effort" else steps)
+            directions = {name: directions[name] + share * (w[name] - y[name]) / a for name in w}
         w = {name: tensor - effort * directions[name] for name, tensor in w.items()}
     return w
 
@@ -56,6 +44,6 @@ def loop(momentum, mu, tau_eff, epochs):
     [(0.0, 0.0, "effort"), (0.9, 0.0, "effort"), (0.0, 0.5, "effort"), (0.9, 0.5, "effort"), (0.0, 0.5, "steps")],
 )
 def test_three_rounds_are_those_of_the_loop(tmp_path, momentum, mu, tau_eff):
-    assert len({-(-len(labels) // BATCH) for labels in LABELS.values()}) == 3  # sites take unlike numbers of steps
-    result = run(tmp_path, "fednova", {"mu": mu, "tau_eff": tau_eff}, momentum=momentum)
-    agree(result.outcome.models["global"].tensors, loop(momentum, mu, tau_eff, 2))
+    assert len({len(batches(site, 1, norm=False)) for site in SIZES}) == 3  # sites take unlike numbers of steps
+    result = run(tmp_path, "fednova", {"mu": mu, "tau_eff": tau_eff}, momentum, norm=False)
+    agree(result.outcome.models["global"].tensors, loop(momentum, mu, tau_eff))

@@ -8,7 +8,7 @@ the rounding.
 
 import pytest
 import torch
-from judge_toys import ROUNDS, SIZES, agree, frozen, mean, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, frozen, mean, plain_sgd, run, start
 
 
 def not_true(logits, labels):

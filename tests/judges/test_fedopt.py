@@ -8,7 +8,7 @@ averaged.
 """
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, mean, parameters, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, mean, parameters, plain_sgd, run, start
 
 SECOND = {
     "fedadam": lambda v, d, beta2: beta2 * v + (1 - beta2) * d**2,

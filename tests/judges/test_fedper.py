@@ -4,7 +4,7 @@ and its own head together; bodies are averaged, weighted by size, heads stay.
 Convention: the paper's, with the last layer as the head. Buffers of batch norm go with the body.
 """
 
-from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
 
 
 def test_it_is_the_loop_of_the_paper(tmp_path):

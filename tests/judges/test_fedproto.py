@@ -8,39 +8,33 @@ without a prototype adds nothing but counts in the mean over a batch; in the fir
 """
 
 import pytest
-import torch
-from judging import LABELS, LR, ROUNDS, agree, batches, images_of, initial, network, run
-from torch.nn import functional as F
+from judging import ROUNDS, SIZES, agree, frozen, images_of, plain_sgd, run, start
 
 
-def loop(lam, distance, weights, momentum, epochs):
-    models, common = {site: initial() for site in LABELS}, {}
+def loop(lam, distance, weights, momentum):
+    models, common = dict.fromkeys(SIZES, start(norm=False)), {}
     for round_ in range(1, ROUNDS + 1):
         sent = {}
-        for site in LABELS:
-            model, (images, targets) = network(models[site]), images_of(site)
-            speed = [torch.zeros_like(p) for p in model.parameters()]
-            for rows in batches(site, round_, epochs):
-                features = model.body(images[rows])
-                loss = F.cross_entropy(model.head(features), targets[rows])
-                for feature, label in zip(features, targets[rows].tolist(), strict=True):
-                    if label in common:
-                        square = (feature - common[label]).square()
-                        loss = loss + lam * (square.mean() if distance == "mse" else square.sum()) / len(rows)
-                gradients = torch.autograd.grad(loss, list(model.parameters()))
-                with torch.no_grad():
-                    for place, (p, gradient) in enumerate(zip(model.parameters(), gradients, strict=True)):
-                        speed[place] = momentum * speed[place] + gradient
-                        p -= LR * speed[place]
-            models[site] = {name: p.detach().clone() for name, p in model.named_parameters()}
-            with torch.no_grad():
-                features = model.body(images)
-            for label in set(targets.tolist()):
-                own = features[targets == label]
+
+        def term(features, logits, images, labels, common=common):
+            total = 0.0
+            for feature, label in zip(features, labels.tolist(), strict=True):
+                if label in common:
+                    square = (feature - common[label]).square()
+                    total = total + (square.mean() if distance == "mse" else square.sum())
+            return lam * total / len(labels)
+
+        for site in SIZES:
+            models[site] = plain_sgd(models[site], site, round_, momentum, extra=term)
+            images, labels = images_of(site)
+            features = frozen(models[site]).body(images)
+            for label in set(labels.tolist()):
+                own = features[labels == label]
                 sent.setdefault(label, []).append((own.mean(0), len(own) if weights == "counts" else 1))
-        for label, owners in sent.items():
-            total = sum(weight for _, weight in owners)
-            common[label] = sum(weight * prototype for prototype, weight in owners) / total
+        common = common | {
+            label: sum(weight * prototype for prototype, weight in owners) / sum(weight for _, weight in owners)
+            for label, owners in sent.items()
+        }
     return models
 
 
@@ -50,6 +44,6 @@ def loop(lam, distance, weights, momentum, epochs):
 )
 def test_three_rounds_are_those_of_the_loop(tmp_path, lam, distance, weights, momentum):
     args = {"lam": lam, "distance": distance, "weights": weights}
-    result = run(tmp_path, "fedproto", args, momentum=momentum)
-    for site, tensors in loop(lam, distance, weights, momentum, 2).items():
+    result = run(tmp_path, "fedproto", args, momentum, norm=False)
+    for site, tensors in loop(lam, distance, weights, momentum).items():
         agree(result.models[site]["personal"].tensors, tensors)

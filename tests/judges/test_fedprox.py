@@ -7,7 +7,7 @@ purpose: buffers of batch norm are averaged with the same weights, and are not i
 """
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, squared, start
+from judging import ROUNDS, SIZES, agree, mean, plain_sgd, run, squared, start
 
 MU = 0.7
 

@@ -6,7 +6,7 @@ on purpose: a round's batches are shared out (`head_share`), and what is fixed i
 head's phase leaves the running statistics of the body alone.
 """
 
-from judge_toys import BATCH, EPOCHS, ROUNDS, SIZES, agree, batches, mean, plain_sgd, run, start
+from judging import BATCH, EPOCHS, ROUNDS, SIZES, agree, batches, mean, plain_sgd, run, start
 
 SHARE = 0.5
 
@@ -19,8 +19,10 @@ def test_it_is_the_loop_of_the_paper(tmp_path):
             total = EPOCHS * -(-size // BATCH)
             first = round(SHARE * total)
             begun = own[site] | {name: tensor for name, tensor in common.items() if name.startswith("body.")}
-            head = plain_sgd(begun, site, round_, 0.9, part="head", rows=batches(site, round_, first, "head"))
-            own[site] = plain_sgd(head, site, round_, 0.9, part="body", rows=batches(site, round_, total - first))
+            head = plain_sgd(
+                begun, site, round_, 0.9, part="head", rows=batches(site, round_, steps=first, phase="head")
+            )
+            own[site] = plain_sgd(head, site, round_, 0.9, part="body", rows=batches(site, round_, steps=total - first))
         average = mean(list(own.values()), list(SIZES.values()))
         common = {name: tensor for name, tensor in average.items() if name.startswith("body.")}
     result = run(tmp_path, "fedrep", {"head_share": SHARE}, momentum=0.9)

@@ -6,7 +6,7 @@ with the initial model and not with a finished FedAvg.
 """
 
 import pytest
-from judge_toys import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, mean, plain_sgd, run, start
 
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])

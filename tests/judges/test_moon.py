@@ -6,7 +6,7 @@ Convention: the authors' loss, here on the features themselves (``proj_dim = 0``
 differs on purpose: in a site's first training, where z_p would be z_g and the term has no gradient, there is none.
 """
 
-from judge_toys import ROUNDS, SIZES, agree, frozen, mean, plain_sgd, run, start
+from judging import ROUNDS, SIZES, agree, frozen, mean, plain_sgd, run, start
 from torch.nn import functional as F
 
 MU, TAU = 2.0, 0.5

@@ -5,7 +5,7 @@ Convention: the paper's. The authors' code sums changes of v_k, which is the sam
 differs on purpose: buffers of batch norm are v_k's own.
 """
 
-from judge_toys import ROUNDS, SIZES, agree, parameters, plain_sgd, run, squared, start
+from judging import ROUNDS, SIZES, agree, parameters, plain_sgd, run, squared, start
 
 LAM = 0.7
 

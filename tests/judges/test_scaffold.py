@@ -7,7 +7,7 @@ buffers of batch norm are averaged and have no control variates.
 """
 
 import torch
-from judge_toys import LR, ROUNDS, SIZES, agree, batches, mean, parameters, plain_sgd, run, start
+from judging import LR, ROUNDS, SIZES, agree, batches, mean, parameters, plain_sgd, run, start
 
 AWAY = ("site-2", 2)
 """A site and the step that it misses."""
@@ -32,5 +32,5 @@ def test_it_is_the_loop_of_the_paper(tmp_path):
         average = mean(models, [1] * len(models))
         x = average | {name: x[name] + lr_g * (average[name] - x[name]) for name in c}
         c = {name: c[name] + sum(change[name] for change in changes) / len(SIZES) for name in c}
-    result = run(tmp_path, "scaffold", {"server_lr": lr_g}, absent=lambda site, step: (site, step) == AWAY)
+    result = run(tmp_path, "scaffold", {"server_lr": lr_g}, away=AWAY)
     agree(result.outcome.models["global"].tensors, x)

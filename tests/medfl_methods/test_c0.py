@@ -24,7 +24,11 @@ from medfl_methods.fedcross import relay
 from medfl_methods.fedprox import FedProx, squared_distance
 
 REGISTRY = load_plugins()
-METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper", "fedcross", "fedcross_star", "fedskd"]
+QUICK, FURTHER = (
+    ["local", "fedavg", "fedbn", "fedkper", "fedskd"],
+    ["centralized", "fedprox", "fedcross", "fedcross_star"],
+)
+METHODS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
 ARGS = {
     "fedcross": {"test": "owner"},  # a site is scored with one model, as with the other methods
     "fedcross_star": {"p2p_scale": 1},

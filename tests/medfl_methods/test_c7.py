@@ -16,7 +16,11 @@ from medfl.utils.rng import make_generator
 from medfl.utils.wire import tensors_equal
 
 REGISTRY = load_plugins()
-METHODS = ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper", "fedcross", "fedcross_star", "fedskd"]
+QUICK, FURTHER = (
+    ["local", "fedavg", "fedbn", "fedkper", "fedskd"],
+    ["centralized", "fedprox", "fedcross", "fedcross_star"],
+)
+METHODS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
 
 
 def close(left, right, atol=1e-5):
@@ -104,7 +108,7 @@ def test_tiny_and_one_sided_sites_are_legal(tmp_path, name, network):
 # ---- 5
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("centralized", "fedcross")])
+@pytest.mark.parametrize("name", [*QUICK, "fedprox", "fedcross_star"])
 def test_twins_with_one_stream_have_the_same_updates(tmp_path, monkeypatch, name):
     monkeypatch.setattr(Holder, "rng", lambda self, label: make_generator(7, "twin", self.round, label))
     data = make_site(12, "twin")

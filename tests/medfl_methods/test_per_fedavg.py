@@ -1,18 +1,12 @@
 """Per-FedAvg against closed forms and a plain loop; what moves running statistics, and what a site ends with."""
 
-import dataclasses
-
 import pytest
 import torch
-from quadratic_toys import QUADRATIC
-from torch import nn
+from quadratic_toys import CURVED, CURVED_TASK, one_image, run_curved
 from torch.nn import functional as F
 
 from medfl.contract import Order, Site, State
-from medfl.core.site import Splits
-from medfl.data.pooled import Empty, TensorData
 from medfl.plugins import load_plugins
-from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, make_task
 from medfl.utils.rng import make_generator
@@ -21,29 +15,9 @@ from medfl_methods.per_fedavg import PerFedAvg
 REGISTRY = load_plugins()
 
 
-class Bent(nn.Module):
-    """Logits of an image (centre, curvature) whose halved square is 1/2 a (w - m)^2."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
-    def forward(self, images):
-        centre, curvature = images.flatten(1).double().unbind(1)
-        distance = curvature.sqrt() * (self.w - centre)
-        return torch.stack([distance, torch.zeros_like(distance)], 1)
-
-
-TASK = dataclasses.replace(QUADRATIC, networks={"scalar": Bent})
-
-
-def place(centre, curvature):
-    return TensorData(torch.tensor([[[[centre, curvature]]]]), torch.zeros(1, dtype=torch.int64))
-
-
 @pytest.mark.parametrize(("order", "expected"), [("fo", 0.08), ("hf", 0.064)])
 def test_a_step_has_the_value_of_the_formula(order, expected):
-    site = Site("a", 1, State(), TASK, Settings(rounds=1, epochs=1), train=place(1.0, 2.0))
+    site = Site("a", 1, State(), CURVED_TASK, Settings(rounds=1, epochs=1), train=one_image(1.0, 2.0))
     received = {"model/w": torch.zeros((), dtype=torch.float64)}
     reply = PerFedAvg(alpha=0.1, beta=0.05, order=order).train(site, Order("a", "fit", received))
     assert reply.tensors["model/w"].item() == pytest.approx(expected, abs=1e-7)
@@ -54,14 +28,12 @@ def test_a_step_has_the_value_of_the_formula(order, expected):
     [("fo", (0.4819080288, 0.7752711607, 0.9538569529)), ("hf", (0.4401554526, 0.7267733817, 0.9134116178))],
 )
 def test_three_rounds_have_the_values_of_the_formulas(tmp_path, order, expected):
-    places = {"a": (0.0, 1.0), "b": (1.0, 2.0), "c": (4.0, 0.5)}
-    sites = {name: Splits(place(*where), Empty(), Empty()) for name, where in places.items()}
     make_method = lambda: REGISTRY.make_method("per_fedavg", {"alpha": 0.1, "beta": 0.1, "order": order})  # noqa: E731
     for rounds, value in enumerate(expected, 1):  # each continues the one before
-        result = simulate(Run("toy", make_method, TASK, Settings(rounds=rounds, epochs=5), sites, tmp_path))
+        result = run_curved(tmp_path, make_method, rounds)
         w = result.outcome.models["global"].tensors["w"].item()
         assert w == pytest.approx(value, abs=1e-9)
-    for name, (m, a) in places.items():
+    for name, (m, a) in CURVED.items():
         own = result.models[name]["personal"].tensors["w"].item()
         assert own == pytest.approx(w - 0.1 * a * (w - m), abs=1e-9)
 

@@ -10,6 +10,7 @@ from medfl.methods.aggregation import sample
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
 from medfl_methods.fedavg import FedAvg
+from medfl_methods.scaffold import Scaffold
 
 
 def chosen(k, fraction, seed=0):
@@ -37,6 +38,18 @@ def test_nobody_is_chosen_from_nobody():
 
 def test_a_round_is_decided_by_seed_and_round():
     assert chosen(40, 0.25, 1) == chosen(40, 0.25, 1) != chosen(40, 0.25, 2)
+
+
+def test_another_seed_is_another_schedule_for_all_methods():
+    sites = [f"{index:03}" for index in range(40)]
+
+    def asked_by(method, seed):
+        settings = Settings(rounds=3, fraction=0.25, seed=seed)
+        server = Server("server", 1, State(), make_task(), settings, sites=sites)
+        method.setup(server)
+        return [order.to for order in method.plan(server).orders]
+
+    assert asked_by(FedAvg(), 1) == asked_by(Scaffold(), 1) != asked_by(FedAvg(), 2)
 
 
 def test_a_site_without_training_data_is_never_asked():

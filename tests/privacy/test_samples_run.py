@@ -44,6 +44,7 @@ METHODS = [
     ("lg_fedavg", {}),
     ("flash", {}),
     ("fenda", {"cosine": 0.1}),
+    ("feddf", {"distil_steps": 2}),
     ("fedkper", {"lambda_scope": "sample"}),
     ("fedkper", {"distill": False}),
     ("local", {"optimizer_state": "persistent"}),

@@ -101,6 +101,22 @@ def test_inversion_names_what_the_image_came_back_from(run):
     assert "Membership attacks" not in document.tables
 
 
+def test_attackers_stand_with_what_they_reached(run):
+    reached = {"accuracy": 0.8, "accuracy_interval": [0.75, 0.84], "worst_accuracy": 0.7, "success": 0.25}
+    row = {"target": "global", "attack": "backdoor", "images": 400, "interval_over": "images"} | reached
+    (head, flipped, turned) = page(
+        run("a", [row | {"success_interval": [0.2, 0.3]}, row | {"attack": "sign_flip", "success": None}], "poison")
+    ).tables["Attackers among the sites"]
+    assert [words(cell) for cell in head[3:]] == [
+        *("images", "accuracy honest sites and server", "worst honest site accuracy"),
+        "attack success as the attacker wants",
+    ]
+    assert flipped == [
+        *("fedavg", "global model", "backdoor", "400", "0.8000.750 to 0.840", "0.700", "0.2500.200 to 0.300")
+    ]
+    assert turned[-1] == "–"
+
+
 def test_a_number_that_is_missing_or_none_is_no_crash(run):
     odd = {"target": "elsewhere", "auc": None, "tpr_at_1_fpr": "0.5", "auc_interval": [0.1], "recall_balanced": True}
     (_, row) = page(run("a", [odd])).tables["Membership attacks"]

@@ -232,3 +232,31 @@ def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
     run_study(load(), Releasing())
     assert "No table: expected what the run found out" in text(tmp_path)
     assert "gaussian" not in text(tmp_path)
+
+
+def test_what_attackers_reached_has_intervals_over_the_seeds(load, tmp_path: Path) -> None:
+    """By Student's t over two seeds: 12.7 times half their distance on both sides of the mean."""
+    looked_for = '{"attack": "backdoor", "sites": ["site-1"]}'
+    prepared = load({"attacks": {"poison": {"rows": ["alone"], "options": {"poison": looked_for}}}})
+    assert shlex.split(commands(prepared)[-1])[-4:] == [
+        "poison",
+        str(prepared.attacks[-1].folder),
+        "--poison",
+        looked_for,
+    ]
+    for job in prepared.attacks:
+        Runs()(job.run.command(), job.run.log)
+        seed = int(job.folder.name.partition("-")[2])
+        results = [{"target": "global", "attack": "backdoor", "accuracy": 0.8 + seed / 100, "success": 0.5}]
+        write_results(job.folder, "poison", {"poison": looked_for, "device": "cpu"}, results)
+    table = attack_table(prepared.attacks).set_index("measure")
+    assert table.loc["accuracy", ["low", "high"]].tolist() == pytest.approx([0.805 - 0.0635, 0.805 + 0.0635], abs=1e-4)
+    assert table.loc["success", ["low", "high"]].isna().all(), "no spread, no interval"
+    text = attacks_markdown(table.reset_index())
+    assert "| alone | 2 | global | backdoor | 0.805 (0.741 to 0.869) | - | 0.500 ± 0.000 |" in text
+    assert "as rows without attackers show" in text
+
+
+def test_what_is_looked_for_is_checked_before_anything_runs(load) -> None:
+    with pytest.raises(SettingsError, match="'attacks.poison.options': expected poison as JSON"):
+        load({"attacks": {"poison": {"options": {"poison": "backdoor"}}}})

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -76,6 +77,24 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(folder: Path, medfl) -
     assert sorted(folder.rglob("*")) == before
 
 
+def test_several_studies_are_all_checked_first_and_have_a_folder_each(
+    folder: Path, medfl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "other.yaml").write_text(yaml.safe_dump(STUDY | {"name": "other"}, sort_keys=False))
+    files = [folder / "study.yaml", folder / "other.yaml"]
+    done = medfl("study", *files, "--dry-run", "--out", folder / "both")
+    outputs = [line[line.index("--output_dir") + 1] for line in map(shlex.split, done.out.splitlines())]
+    assert {str(Path(path).relative_to(folder)).split("/runs/")[0] for path in outputs} == {"both/study", "both/other"}
+    monkeypatch.setattr("medfl.studies.runner.Processes.launch", lambda self, command, log: 3)
+    done = medfl("study", *files, "--scale", "cpu")
+    assert done.code == 1
+    assert done.err.count("failed (3): demo / alone / seed 0; see") == 2, "a failure stops no other study"
+    shutil.rmtree(folder / "runs")
+    (folder / "other.yaml").write_text(yaml.safe_dump(STUDY | {"baseline": "alon"}, sort_keys=False))
+    assert medfl("study", *files, "--scale", "cpu").code == 2
+    assert not (folder / "runs").exists()
+
+
 def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("medfl.studies.runner.Processes.launch", lambda self, command, log: 3)
     done = medfl("study", folder / "study.yaml", "--scale", "cpu")
@@ -100,6 +119,7 @@ def test_mistakes_end_with_a_message_and_status_2(folder: Path, medfl, options: 
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: Path, medfl) -> None:
     out = folder / "out"

@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
+from medfl.studies.checks import check_rows
 from medfl.studies.reading import read_study
 from medfl.studies.schema import slug
 
@@ -101,7 +103,7 @@ def test_studies_of_the_papers_tables_take_its_pipeline_and_its_widths() -> None
     """FedSKD's maps are those of CCS, and its clients have 64, 62, 60 and 58 channels in the order of table 1."""
     studies = [read_study(path) for path in sorted((ROOT / "studies").glob("fedskd_*.yaml"))]
     pipelines = {s.name: s.data["abide"].prep.pipeline for s in studies if "abide" in s.data}
-    assert pipelines.pop("fedskd_reho") == "cpac"
+    assert {pipelines.pop("fedskd_reho"), pipelines.pop("fedskd_reho780")} == {"cpac"}
     assert len(pipelines) == 7
     assert set(pipelines.values()) == {"ccs"}
     widths = {"US-West": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-East": "resnet10_minus6"}
@@ -113,11 +115,27 @@ def test_studies_of_the_papers_tables_take_its_pipeline_and_its_widths() -> None
     assert widths in networks
 
 
+def test_fedkpers_table_has_the_papers_twelve_methods() -> None:
+    """With the bound on gradients that the paper names in every row; at every scale FedKD's ranks rise to the end."""
+    paper = ["fedavg", "fedcurv", "moon", "fedprox", "fedntd", "fedas", "fedala", "ditto"]
+    paper += ["fedper", "fedkd", "fedbabu", "fedkper"]
+    registry = load_plugins()
+    for scale in ("full", "cpu"):
+        study = read_study(ROOT / "studies" / "fedkper_table1.yaml", scale)
+        methods = {row: registry.make_method(study.rows[row].method, study.rows[row].method_args) for row in paper}
+        assert {method.gradient_clip for method in methods.values()} == {5.0}
+        assert methods["fedkd"].over == study.settings["rounds"]
+    papers_tpf = {"fedavg", "fedkf", "fedfa", "feddr_plus", "fedtgp", "fedfed", "fedtpf"}
+    for name in ("fedtpf_table3", "fedtpf_table4", "fedtpf_table5", "fedtpf_table6", "fedtpf_fig4"):
+        assert {row.method for row in read_study(ROOT / "studies" / f"{name}.yaml").rows.values()} == papers_tpf
+
+
 def test_the_shipped_studies_are_valid() -> None:
-    files = sorted((ROOT / "studies").glob("*.yaml"))
+    files, registry = sorted((ROOT / "studies").glob("*.yaml")), load_plugins()
     assert files
     for path in files:
         study = read_study(path)
+        check_rows(study, registry)
         assert study.name == path.stem
         for scale in yaml.safe_load(path.read_text()).get("scales", {}):
             assert read_study(path, scale).settings.get("rounds", 0) <= study.settings.get("rounds", 0)

@@ -62,6 +62,16 @@ def test_abide_is_prepared_at_the_size_of_the_scale(source, tmp_path, scale, edg
     assert sorted(path.name for path in data.glob("sites-*")) == ["sites-seed-0-fold-0", "sites-seed-0-fold-1"]
 
 
+def test_a_study_may_name_the_folder_of_a_release(source, tmp_path):
+    shutil.copytree(source / "abide", tmp_path / "releases" / "abide780")
+    study = read_study(study_file(tmp_path, source="abide780", atlas=f"abide780/{ATLAS_FILE}"))
+    check_data(study, tmp_path / "releases", tmp_path / "out", REGISTRY)
+    with pytest.raises(DataError, match="expected a source at '.*abide781', there is none. Correct 'source'"):
+        check_data(
+            read_study(study_file(tmp_path, source="abide781")), tmp_path / "releases", tmp_path / "out", REGISTRY
+        )
+
+
 def test_a_pool_that_was_prepared_in_another_way_is_refused(source, tmp_path):
     def make(scale):
         study = read_study(study_file(tmp_path), scale)

@@ -9,8 +9,11 @@ from medfl.plugins import load_plugins
 from medfl.testing import CHECKS, check_method, suite
 
 SHORTER = {
+    "feddf": {"distil_steps": 3},
     "fedfed": {"distil_rounds": 1, "width": 2},  # of three rounds two train on what was shared
     "fedkf": {"noise_dim": 8, "width": 4},
+    "fedmd": {"public_epochs": 1, "private_epochs": 1},
+    "fedsm": {"selector_width": 2},
     "fedskd": {"p2p_scale": 1},  # a limit case and fedcross_star train N times as long
     "fedtgp": {"server_epochs": 5},
     "fedtpf": {"distil_rounds": 1, "width": 2},
@@ -20,7 +23,7 @@ SHORTER = {
 }
 """Settings that spare time and leave out no part of a method."""
 
-WHOLE = ("ditto", "fedavg", "fedkper", "fedper", "scaffold")
+WHOLE = ("ditto", "fedavg", "scaffold")
 """Methods whose contract is checked whole by `make test`, too."""
 
 SAMPLE = (
@@ -45,6 +48,21 @@ def test_the_contract_is_kept(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WHOLE])
 def test_the_contract_is_kept_whole(name):
     check_method(name, args=SHORTER.get(name))
+
+
+CLIPPED = {"robust": {"rule": "centred_clip", "radius": 0.5}}
+"""A rule that remembers, and needs no number of replies."""
+
+
+@pytest.mark.parametrize("name", ["fedbabu"])
+def test_the_contract_is_kept_under_a_robust_rule(name):
+    check_method(name, checks=["it_resumes_at_every_step"], settings=CLIPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["feddyn", "fenda", "fedkd", "flash", "per_fedavg"])
+def test_the_contract_is_kept_whole_under_a_robust_rule(name):
+    check_method(name, settings=CLIPPED)
 
 
 def test_an_unknown_check_is_named():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,14 @@ def _recognised(
     )
 
 
-def adopt(root: Path, out: Path, objective: str | None = None, methods: Sequence[MethodRecord] = ()) -> Adoption:
+def adopt(
+    root: Path,
+    out: Path,
+    objective: str | None = None,
+    methods: Sequence[MethodRecord] = (),
+    head: str | None = None,
+    stages: Sequence[str] = (),
+) -> Adoption:
     """Make a federation's bundle of a stock MONAI bundle: a copy with `OVERLAY` and `PAGE`.
 
     Weights and code are copied and not loaded. The copy is there whole or not at all.
@@ -121,6 +129,8 @@ def adopt(root: Path, out: Path, objective: str | None = None, methods: Sequence
         out: Where the copy is to be: an empty folder, or none yet.
         objective: One of `medfl.bundle.adopt.objective.KINDS`, where it is not to be recognised.
         methods: Methods that the page lists.
+        head: Name of the module that is the network's head, where `medfl.networks.known` does not know it.
+        stages: Names of the modules that are its stages, in order, where it does not know them.
 
     Returns:
         What was read and recognised.
@@ -131,7 +141,7 @@ def adopt(root: Path, out: Path, objective: str | None = None, methods: Sequence
     """
     if (root / "configs").is_dir():
         check_places(root, out)
-    adoption = read_bundle(root, objective)
+    adoption = replace(read_bundle(root, objective), head=head, stages=tuple(stages))
     report = check_bundle(root)
 
     def complete(folder: Path) -> None:

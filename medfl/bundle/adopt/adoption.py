@@ -39,6 +39,8 @@ class Adoption:
         own_seed: Whether the bundle has an id ``seed`` itself, which is the run's then, too.
         batch_size: The id of the training loader's batch size, or None.
         weights: Files that its evaluation and inference read weights from.
+        head: The module that is the network's head, by name; None where that is known of MONAI's network.
+        stages: Those that are its stages; none where they are known.
     """
 
     root: Path
@@ -52,6 +54,8 @@ class Adoption:
     own_seed: bool = False
     batch_size: str | None = None
     weights: tuple[str, ...] = ("models/model.pt",)
+    head: str | None = None
+    stages: tuple[str, ...] = ()
 
     def overlay(self) -> dict[str, Any]:
         """The content of ``configs/federate.json``.
@@ -80,6 +84,7 @@ class Adoption:
                 "signs": [sign.text for sign in objective.signs],
             },
             "parts": self.parts.ids(),
+            "modules": {"head": self.head, "stages": list(self.stages)},
             "amp": self.amp,
             "cases": asdict(cases),
             "weights": list(self.weights),

@@ -23,6 +23,7 @@ from medfl.bundle.adopt.adoption import OVERLAY
 from medfl.bundle.check import METADATA
 from medfl.bundle.check.reading import read_config
 from medfl.errors import SettingsError
+from medfl.networks.known import name_parts
 from medfl.task import OptimizerFactory, optimizer_factory
 from medfl.types import Meta
 from medfl.utils.rng import pinned
@@ -155,7 +156,7 @@ class AdoptedBundle:
         parser = self.parser()
         built = {name: self.build(parser, self.ids[name]) for name in _BUILT}
         return TrainingParts(
-            network=lambda: self.build(self.parser(), self.ids["network"]),
+            network=lambda: name_parts(self.build(self.parser(), self.ids["network"]), **self.adopted["modules"]),
             optimizer=optimizer_factory(built.pop("optimizer")),
             amp=bool(built.pop("amp")),
             **built,

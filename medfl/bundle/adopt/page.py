@@ -117,7 +117,13 @@ def _methods(adoption: Adoption, methods: Sequence[MethodRecord]) -> Iterator[st
     depends = {record.name: sorted(record.needs - DECIDED) for record in methods if not lacking[record.name]}
     yield "With their default settings these fit, whatever the network is:"
     yield _list(f"`{record.name}`: {record.summary}" for record in methods if depends.get(record.name) == [])
-    yield "These need something of the network, which only building it tells; a run refuses them before it begins:"
+    named = [f"its head `{adoption.head}`"] if adoption.head else []
+    named += [f"its stages {', '.join(f'`{name}`' for name in adoption.stages)}"] if adoption.stages else []
+    yield (
+        "These need something of the network, which only building it tells; a run refuses them before it begins. "
+        + (f"Named at the adoption: {' and '.join(named)}. " if named else "")
+        + "Head and stages of MONAI's usual networks are known; of others `--head` and `--stage` name them."
+    )
     yield _list(f"`{name}` needs {_meanings(needs)}" for name, needs in depends.items() if needs)
     yield "These do not fit:"
     yield _list(f"`{name}` needs {_meanings(needs)}" for name, needs in lacking.items() if needs)

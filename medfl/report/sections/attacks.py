@@ -1,4 +1,4 @@
-"""The section of a report about attacks on its runs: whose images were in the training, and how well they come back."""
+"""The section of a report about attacks on its runs: who was in the training, what comes back, what poison did."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from medfl.runs.attack_results import FOLDER, read_results, results_path
 from medfl.runs.records import RunRecord
 from medfl.types import Meta
 
-KINDS = ("membership", "inversion")
+KINDS = ("membership", "inversion", "poison")
 
 WORDS = {
     "global": "global model",
@@ -62,16 +62,21 @@ COLUMNS = {
         "psnr": ("PSNR", "dB", ".1f"),
         "ssim": ("SSIM", "1: the same image", ".3f"),
     },
+    "poison": {
+        "accuracy": ("accuracy", "honest sites and server", ".3f"),
+        "worst_accuracy": ("worst honest site", "accuracy", ".3f"),
+        "success": ("attack success", "as the attacker wants", ".3f"),
+    },
 }
 """Kind of attack to its numbers, with heading, note and format."""
 
-KEYS = {"membership": ("target", "attack"), "inversion": ("target", "attack", "item")}
+KEYS = {"membership": ("target", "attack"), "inversion": ("target", "attack", "item"), "poison": ("target", "attack")}
 """Kind of attack to what tells its results on a run apart."""
 
 OVER = ("images", "patients")
 """What an interval is over."""
 
-IMAGES = {"membership": ("members", "non_members"), "inversion": ("images",)}
+IMAGES = {"membership": ("members", "non_members"), "inversion": ("images",), "poison": ("images",)}
 """Kind of attack to the numbers of images in its results."""
 
 
@@ -122,6 +127,7 @@ def attacks_section(groups: Sequence[Group], folder: Path | None) -> Meta | None
         "membership": _table("membership", by_kind["membership"]),
         "rounds": _pictures(by_kind["membership"], looks([group.label for group in groups])),
         "inversion": _table("inversion", by_kind["inversion"]),
+        "poison": _table("poison", by_kind["poison"]),
         "links": [
             (f"{attacked.name}, {kind}", attacked.page) for kind in KINDS for attacked in by_kind[kind] if attacked.page
         ],
@@ -229,7 +235,7 @@ def _row(kind: str, names: tuple[str, ...], runs: Sequence[Sequence[Meta]]) -> M
             _cell([mean_known(_number(result.get(key)) for result in results) for results in runs], form)
             for key, (_, _, form) in COLUMNS[kind].items()
         ],
-        "interval": _interval(every[0]) if len(every) == 1 else None,
+        "intervals": [_interval(every[0], key) if len(every) == 1 else None for key in COLUMNS[kind]],
     }
 
 
@@ -256,9 +262,9 @@ def _counts(results: Sequence[Meta], key: str) -> str:
     return number(known[0]) if len(known) == 1 else f"{number(known[0])} to {number(known[-1])}"
 
 
-def _interval(result: Meta) -> tuple[float, float] | None:
-    """The ends of the AUC's 95 % interval, where there is one."""
-    interval = result.get("auc_interval")
+def _interval(result: Meta, key: str) -> tuple[float, float] | None:
+    """The ends of a number's 95 % interval, where there is one."""
+    interval = result.get(f"{key}_interval")
     if not isinstance(interval, list) or len(interval) != 2:
         return None
     low, high = map(_number, interval)

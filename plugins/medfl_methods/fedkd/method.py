@@ -66,6 +66,7 @@ class FedKD(Averaging):
     unlike_networks: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head", "soft_targets"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
+    supports_robust: ClassVar[bool] = True
 
     hidden_loss: bool = True
     energy_start: float = Field(0.95, gt=0, le=1)

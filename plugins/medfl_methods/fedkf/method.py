@@ -43,7 +43,7 @@ class FedKF(FedAvg):
         1 + sum_c p_c log p_c / log C + oh CE(z, argmax z) - a mean |f|,
 
     where z and f are the teacher's logits and features of the made images and p the mean of softmax(z) over them; with
-    `g_use_kl` less gamma KL(teacher || model), too. The model minimises its loss plus gamma KL(teacher || model) on the
+    `g_use_kl` less gamma KL(model || teacher), too. The model minimises its loss plus gamma KL(teacher || model) on the
     made images, as they were before the generator's step. The teacher is in evaluation mode. Generators and the state
     of their Adam stay at their sites; one that is not finite begins anew.
 

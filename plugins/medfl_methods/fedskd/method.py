@@ -146,8 +146,7 @@ class FedSKD(Circulating):
         Raises:
             SettingsError: If one lacks what this method needs, or the task has no regions where they are asked for.
         """
-        names = {server.network_of(site) for site in server.sites}
-        networks = {name: server.task.build(name) for name in sorted(names)}
+        networks = {name: server.task.build(name) for name in server.networks()}
         for name, network in networks.items():
             if self.freeze_ktm_header and not isinstance(getattr(network, "head", None), nn.Module):
                 raise SettingsError(

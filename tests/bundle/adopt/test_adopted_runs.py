@@ -335,8 +335,31 @@ def test_distances_are_in_the_millimetres_of_each_case(tmp_path):
 def test_a_method_that_needs_more_than_the_task_has_is_refused(tools):
     with pytest.raises(SettingsError, match="needs 'class_labels'.*'segmentation' lacks"):
         federate(tools, method="feddisco")
-    with pytest.raises(SettingsError, match="needs 'features'.*has no `feature_layers`"):
-        federate(tools, method="fedskd")
+    with pytest.raises(SettingsError, match="needs 'linear_head'.*expected a module `body`"):
+        federate(tools, method="moon")
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedskd"])
+def test_methods_that_ask_for_a_head_or_stages_train_a_stock_network(method, tools):
+    """Models are taken home under the names of the stock network."""
+    result = federate(tools, method=method, rounds=1)
+    names = sorted(read(tools).task.build("network").state_dict())
+    models = [model for of_site in result.models.values() for model in of_site.values()]
+    assert models
+    assert all(sorted(model.tensors) == names for model in models)
+
+
+def test_a_network_that_nobody_knows_has_the_stages_that_are_named(tmp_path):
+    named = ["model.0", "model.1.submodule"]
+    adopt(zoo_shapes.tools(tmp_path / "stock"), tmp_path / "out", head="model.2", stages=named)
+    make_sites(zoo_shapes.tools, tmp_path / "D", 3)
+    network = read(tmp_path).task.build("network")
+    assert network.feature_layers == [network.get_submodule(name) for name in named]
+    text = (tmp_path / "out" / "docs" / "federate.md").read_text()
+    assert "Named at the adoption: its head `model.2` and its stages `model.0`, `model.1.submodule`." in text
+    edit(tmp_path / "out", "federate.json", lambda c: c["adopted"]["modules"].update(head="tail"))
+    with pytest.raises(SettingsError, match="has no module 'tail', which is named as its head"):
+        federate(tmp_path)
 
 
 def test_the_same_case_at_two_sites_is_refused_or_allowed_by_name(tools):

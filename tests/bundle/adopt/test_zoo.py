@@ -15,9 +15,9 @@ from zoo_trial import HEAD, bundles_of, try_bundle
 @pytest.mark.parametrize("shape", [zoo_shapes.tools, pytest.param(zoo_shapes.in_body, marks=pytest.mark.slow)])
 def test_cases_are_made_up_from_what_a_bundle_says(shape, tmp_path):
     """Nobody tells the trial what these bundles read."""
-    trial = try_bundle(shape(tmp_path / "bundle"), tmp_path, methods=("fedavg", "fedskd"))
+    trial = try_bundle(shape(tmp_path / "bundle"), tmp_path, methods=("fedavg", "moon"))
     assert trial.trained == ["fedavg"]
-    assert "needs 'features'" in trial.methods["fedskd"]
+    assert "needs 'linear_head'" in trial.methods["moon"]
     assert trial.home == {"north": "yes", "south": "yes"}
 
 
@@ -25,7 +25,7 @@ def test_cases_are_made_up_from_what_a_bundle_says(shape, tmp_path):
 @pytest.mark.parametrize("shape", SITES, ids=lambda shape: shape.__name__)
 def test_each_shape_passes_the_trial(shape, tmp_path):
     trial = try_bundle(shape(tmp_path / "bundle"), tmp_path)
-    assert trial.trained == ["fedavg", "fedprox", "fedbn", "ditto"]
+    assert trial.trained == ["fedavg", "fedprox", "fedbn", "ditto", "fedper", "fedskd"]
     assert set(trial.home.values()) == {"yes"}
 
 

@@ -1,0 +1,1 @@
+"""Robust rules in place of the mean of updates."""

@@ -1,0 +1,59 @@
+"""FENDA-FL's rounds as a plain loop with a further term, for the judges of FENDA-FL and PerFCL."""
+
+import torch
+from judging import LR, REGISTRY, ROUNDS, SEED, SITES, SIZES, Net, batches, mean, state_of, task_of
+from torch import nn
+from torch.nn import functional as F
+
+
+class TwoBodies(nn.Module):
+    """A site's own body, the common one, and a head on their features, side by side or as a sum."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.own, self.body, self.join = Net().body, Net().body, join
+        self.head = nn.Linear(12 if join == "concat" else 6, 3).double()
+
+    def classify(self, own, common):
+        return self.head(torch.cat([own, common], 1) if self.join == "concat" else own + common)
+
+
+def two_bodies(tensors, join):
+    model = TwoBodies(join)
+    model.load_state_dict(tensors)
+    return model
+
+
+def initial(name, args):
+    """The tensors that a method of two bodies begins with."""
+    return REGISTRY.make_method(name, args).task_of(task_of()).initial(SEED)
+
+
+def loop(tensors, join, momentum, term_of):
+    """Each site's model after three rounds.
+
+    Args:
+        tensors: What all sites begin with.
+        join: ``concat`` or ``sum``.
+        momentum: Of SGD.
+        term_of: A site's last model (None in its first training) and the received tensors -> a term of the images and
+            both features of a batch.
+    """
+    common = {name: tensor for name, tensor in tensors.items() if name.startswith("body.")}
+    own = {}
+    for round_ in range(1, ROUNDS + 1):
+        for site in SIZES:
+            model = two_bodies(own.get(site, tensors) | common, join)
+            term = term_of(own.get(site), common)
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
+            for rows in batches(site, round_):
+                images, labels = SITES[site].train.batch(rows)
+                psi, phi = model.own(images), model.body(images)
+                loss = F.cross_entropy(model.classify(psi, phi), labels) + term(images, psi, phi)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            own[site] = state_of(model)
+        average = mean(list(own.values()), list(SIZES.values()))
+        common = {name: average[name] for name in common}
+    return {site: model | common for site, model in own.items()}

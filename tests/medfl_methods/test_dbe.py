@@ -1,0 +1,197 @@
+"""DBE: running means, the mean features of all sites, and whose vector is whose."""
+
+import dataclasses
+
+import pytest
+import torch
+from monai.bundle import ConfigParser
+from torch import nn
+
+from medfl.contract import Model, Site, State
+from medfl.core.evaluation import predictor_of
+from medfl.core.store import Store
+from medfl.data.pooled import TensorData
+from medfl.errors import SettingsError
+from medfl.methods.fit import Fit
+from medfl.networks.heads import TwoLayerHead
+from medfl.plugins import load_plugins
+from medfl.settings import Settings
+from medfl.testing.cohort import CLASSES, Case, make_site, make_sites, make_task, states
+from medfl.training.loop import Batch
+from medfl.types import SERVER
+from medfl.utils.rng import make_generator
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.dbe import DBE, corrected, running, shifted
+
+REGISTRY = load_plugins()
+STILL = dataclasses.replace(make_task("plain"), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+
+
+def run(folder, args=None, **options):
+    return Case(REGISTRY, "dbe", args or {}).run(folder, **({"rounds": 2} | options))
+
+
+class Plain(nn.Module):
+    """Two features of an image are its two numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Flatten(), nn.Linear(2, 2)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+def fit_of(z):
+    task = dataclasses.replace(make_task(), networks={"plain": Plain}, network="plain")
+    site = Site(
+        "a", 1, State(), task, Settings(rounds=1), train=TensorData(torch.zeros(1, 1, 1, 2), torch.zeros(1).long())
+    )
+    return Fit(site, shifted(Plain()), {}, sent={"mean/features": torch.tensor(z)})
+
+
+def batch_of(*rows):
+    images = torch.tensor(rows)[:, None, None].requires_grad_()
+    return Batch(images, torch.zeros(len(rows), dtype=torch.int64), torch.arange(len(rows)))
+
+
+# ---- closed forms
+
+
+def test_a_running_mean_has_the_value_of_the_formula_and_its_correction_is_that_of_adam():
+    mean = running(running(None, torch.tensor([[1.0], [1.0]]), 0.1), torch.tensor([[1.0], [3.0]]), 0.1)
+    assert mean.item() == pytest.approx(0.29)
+    assert (mean * corrected(0.1, 2)).item() == pytest.approx(1.5263157895)
+    assert corrected(1.0, 1) == 1
+
+
+def test_the_distance_to_the_mean_of_all_has_the_value_of_the_formula():
+    batch, plain = batch_of([0.09, 0.3], [0.49, 0.7]), torch.tensor(2.0).log().item()
+    for kappa in (1.0, 3.0):
+        loss = DBE(kappa=kappa, mu=1.0).loss(fit_of([0.2, 0.1]), batch)
+        assert loss.item() - plain == pytest.approx(kappa * 0.042025, abs=1e-6)
+    assert DBE(kappa=0.0).loss(fit_of([0.2, 0.1]), batch).item() == pytest.approx(plain)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_the_gradient_goes_through_the_last_batch_alone(correct):
+    method, fit = DBE(kappa=1.0, mu=0.1, correct=correct), fit_of([0.0, 0.0])
+    first, second = batch_of([1.0, 0.0]), batch_of([2.0, 1.0], [2.0, 3.0])
+    method.loss(fit, first)
+    fit.count_step()
+    method.loss(fit, second).backward()
+    scale = 1 / 0.19 if correct else 1.0
+    mean = scale * torch.tensor([0.29, 0.2])
+    assert first.images.grad is None
+    torch.testing.assert_close(second.images.grad[:, 0, 0], (mean * scale * 0.1 / 2 / 2).expand(2, 2))
+
+
+# ---- the mean features of all sites
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_the_mean_features_are_those_of_all_sites_weighted_by_size(tmp_path, correct):
+    """At learning rate 0, where all batches see the first model."""
+    run(tmp_path, {"correct": correct}, task=STILL, rounds=1)
+    model, expected = STILL.build(), 0.0
+    model.load_state_dict(STILL.initial(7))
+    for site, splits in make_sites().items():
+        mean, n = torch.zeros(24), len(splits.train)
+        batches = torch.randperm(n, generator=make_generator(7, site, 1, "batchesmeasure")).split(5)
+        with torch.no_grad():
+            for rows in batches:
+                mean = 0.9 * mean + 0.1 * model.body(splits.train.batch(rows)[0]).mean(0)
+        expected = expected + n / 42 * mean / ((1 - 0.9 ** len(batches)) if correct else 1)
+    torch.testing.assert_close(states(tmp_path)[SERVER]["kept/mean/features"], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_what_was_trained_with_it_is_thrown_away_and_it_stays(tmp_path):
+    seen = []
+
+    class Watched(DBE):
+        def orders(self, server):
+            seen.append({name: tensor.clone() for name, tensor in super().orders(server)[0].tensors.items()})
+            return super().orders(server)
+
+    run(tmp_path, make_method=Watched)
+    first = DBE().task_of(make_task()).initial(7)
+    begun = select(seen[0], "model/")
+    assert begun.keys() == first.keys() - {"head.offset"}
+    assert all(torch.equal(first[name], tensor) for name, tensor in begun.items())
+    assert torch.equal(seen[0]["mean/features"], seen[1]["mean/features"])
+    assert not tensors_equal(begun, select(seen[1], "model/"))
+
+
+def test_a_site_that_takes_no_step_has_no_say_in_it(tmp_path):
+    """Batch norm leaves out a batch of one image."""
+    run(tmp_path, sites=make_sites({"a": 9, "single": 1}), rounds=1)
+    sent = select(Store(tmp_path / "state" / "a").load(1).tensors, "reply/")
+    assert sent.keys() == {"mean/features"}
+    torch.testing.assert_close(states(tmp_path)[SERVER]["kept/mean/features"], sent["mean/features"])
+
+
+def test_without_kappa_nothing_is_measured_and_sites_still_differ(tmp_path):
+    result = run(tmp_path, {"kappa": 0.0})
+    assert Store(tmp_path / "state" / "site-1").steps()[-1] == 2
+    assert "kept/mean/features" not in states(tmp_path)[SERVER]
+    offsets = [result.models[site]["personal"].tensors["head.offset"] for site in make_sites()]
+    assert not torch.equal(offsets[0], offsets[1])
+
+
+def test_a_privacy_setting_refuses_it(tmp_path):
+    with pytest.raises(SettingsError, match=r"method 'dbe' would send 'mean/' \(statistic\)"):
+        run(tmp_path, task=make_task("plain"), privacy={"unit": "site", "epsilon": 5.0, "clip": 1.0, "delta": 0.1})
+
+
+# ---- the vector of a site
+
+
+def test_vectors_stay_at_their_sites_and_all_else_is_common(tmp_path):
+    result, held = run(tmp_path), states(tmp_path)
+    offsets = []
+    for site in make_sites():
+        tensors = dict(result.models[site]["personal"].tensors)
+        offsets.append(tensors.pop("head.offset"))
+        assert torch.equal(offsets[-1], held[site]["head.offset"])
+        assert all(torch.equal(held[SERVER][name], tensor) for name, tensor in tensors.items())
+    assert all(offset.any() for offset in offsets)
+    assert not torch.equal(offsets[0], offsets[1])
+    assert not [name for name in held[SERVER] if "offset" in name]
+    assert result.outcome.models == {}
+
+
+def test_a_site_that_never_trained_has_no_shift(tmp_path):
+    models = run(tmp_path, absent=lambda site, step: site == "site-3").models["site-3"]
+    assert not models["personal"].tensors["head.offset"].any()
+
+
+def test_all_begin_as_in_other_methods():
+    begun, plain = DBE().task_of(make_task()).initial(7), make_task().initial(7)
+    assert torch.equal(begun["body.0.weight"], plain["body.0.weight"])
+    assert torch.equal(begun["head.head.weight"], plain["head.weight"])
+
+
+def test_any_head_is_shifted():
+    network = make_task("plain").build()
+    network.head = TwoLayerHead(24, 5, CLASSES, dropout=0.0)
+    images, _ = make_site(4, "x").train.batch(torch.arange(4))
+    head, shifted_one = network.head, shifted(network)
+    with torch.no_grad():
+        shifted_one.head.offset.fill_(0.5)
+        torch.testing.assert_close(shifted_one(images), head(network.body(images) + 0.5))
+
+
+def test_the_network_that_is_taken_home_is_the_one_that_was_trained():
+    method, task = DBE(), make_task("plain")
+    tensors = method.task_of(task).initial(3)
+    tensors["head.offset"] += 1.0
+    model = Model("plain", tensors)
+    config = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet", "norm": False})
+    network = ConfigParser({"network_def": config}).get_parsed_content("network_def").eval()
+    network.load_state_dict(tensors)
+    images, _ = make_site(4, "x").train.batch(torch.arange(4))
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), network.head.head(network.body(images) + 1.0))
+        torch.testing.assert_close(network(images), predictor_of(method, task, model)(images))

@@ -1,0 +1,216 @@
+"""FedSM: the soft pull by hand, what the selector decides, and the methods that its parts are."""
+
+import pytest
+import torch
+from monai.bundle import ConfigParser
+from torch import nn
+
+from medfl.contract import Order
+from medfl.core.evaluation import predictor_of
+from medfl.core.store import Store
+from medfl.errors import RefusedError, SettingsError
+from medfl.plugins import load_plugins
+from medfl.testing.cohort import Case, SmallNet, make_site, make_sites, make_task, states
+from medfl.types import SERVER
+from medfl.utils.wire import select, tensors_equal
+from medfl_methods.fedsm.method import FedSM
+from medfl_methods.fedsm.networks import SuperModel, selector_beside
+from medfl_methods.fedsm.replies import check_moments, pulled
+
+REGISTRY = load_plugins()
+NARROW = {"selector_width": 2}
+
+
+def run(folder, args=None, name="fedsm", **options):
+    args = NARROW | (args or {}) if name == "fedsm" else args or {}
+    return Case(REGISTRY, name, args).run(folder, **({"rounds": 2} | options))
+
+
+def own_models(folder):
+    held = states(folder)[SERVER]
+    return [select(held, f"kept/own/{number}/") for number in range(3)]
+
+
+# ---- the soft pull
+
+
+def test_own_models_pull_each_other_softly():
+    models = [{"w": torch.tensor(value), "n": torch.tensor(number)} for number, value in enumerate((0.0, 1.0, 4.0))]
+    total = {"w": torch.tensor(5.0, dtype=torch.float64), "n": torch.tensor(2)}
+    after = [pulled(model, total, 3, 0.7) for model in models]
+    assert [model["w"].item() for model in after] == pytest.approx([0.75, 1.3, 2.95])
+    assert [model["n"].item() for model in after] == [0, 1, 2]
+    mean = [pulled(model, total, 3, 1 / 3)["w"].item() for model in models]
+    assert mean == pytest.approx([5 / 3] * 3)
+
+
+def test_a_site_that_replies_alone_keeps_its_model():
+    model = {"w": torch.tensor(3.0)}
+    assert pulled(model, {"w": torch.tensor(3.0, dtype=torch.float64)}, 1, 0.7) == model
+
+
+def test_with_lam_1_own_models_are_those_of_local_training(tmp_path):
+    run(tmp_path / "mine", {"lam": 1.0})
+    alone = run(tmp_path / "alone", name="local")
+    for own, models in zip(own_models(tmp_path / "mine"), alone.models.values(), strict=True):
+        assert tensors_equal(own, models["personal"].tensors)
+
+
+def test_the_common_model_is_that_of_fedavg(tmp_path):
+    mine, theirs = run(tmp_path / "mine"), run(tmp_path / "theirs", name="fedavg")
+    assert tensors_equal(mine.outcome.models["global"].tensors, theirs.outcome.models["global"].tensors)
+
+
+def test_a_site_that_is_away_keeps_its_own_model_and_pulls_nobody(tmp_path):
+    run(tmp_path / "first", rounds=1)
+    run(tmp_path / "later", absent=lambda site, step: site == "site-2" and step == 2)
+    first, later = own_models(tmp_path / "first"), own_models(tmp_path / "later")
+    assert tensors_equal(later[1], first[1])
+    sent = [select(Store(tmp_path / "later" / "state" / f"site-{n}").latest().tensors, "reply/own/") for n in (1, 3)]
+    name = "head.weight"
+    torch.testing.assert_close(later[0][name], 0.7 * sent[0][name] + 0.3 * sent[1][name])
+
+
+# ---- the selector
+
+
+class Fixed(nn.Module):
+    """Puts out the same whatever it sees."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor([value]))
+
+    def forward(self, images):
+        return self.value.expand(len(images), 1)
+
+
+class Seen(nn.Module):
+    """Puts out what it sees, as logits."""
+
+    def forward(self, images):
+        return images
+
+
+def test_the_own_model_of_a_site_answers_where_the_selector_is_sure():
+    model = SuperModel(Fixed(9.0), 2, Seen(), 0.9).eval()
+    with torch.no_grad():
+        for number, own in enumerate(model.own):
+            own.value.fill_(float(number))
+        logits = torch.tensor([[0.91, 0.09], [0.89, 0.11], [0.05, 0.95], [0.9, 0.1]]).log()
+        assert model(logits)[:3, 0].tolist() == [0.0, 9.0, 1.0]
+        assert SuperModel(Fixed(9.0), 2, Seen(), 1.0)(100 * logits).unique().tolist() == [9.0]
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (SmallNet(norm=False), (3, 1, 6, 6)),
+        (nn.Sequential(nn.Conv3d(2, 4, 3), nn.Flatten()), (3, 2, 9, 5, 7)),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), (3, 3, 2, 2)),
+    ],
+)
+def test_the_selector_takes_what_the_network_takes(network, shape):
+    assert selector_beside(network, 5, 2)(torch.randn(shape)).shape == (3, 5)
+
+
+def test_a_network_without_a_layer_that_says_what_it_takes_is_refused():
+    with pytest.raises(SettingsError, match="expected a convolution or a linear layer in Seen"):
+        selector_beside(Seen(), 2, 2)
+
+
+def test_selector_and_moments_are_means_and_adam_goes_on(tmp_path):
+    run(tmp_path, rounds=1)
+    sizes = {"site-1": 21, "site-2": 13, "site-3": 8}
+    held = states(tmp_path)[SERVER]
+    replies = {site: Store(tmp_path / "state" / site).latest().tensors for site in sizes}
+
+    def mean(name):
+        return sum(size / 42 * replies[site][f"reply/{name}"] for site, size in sizes.items())
+
+    task = FedSM(**NARROW).selecting(make_task(), 3)
+    begun = task.initial(7, "fedsm selector")
+    torch.testing.assert_close(held["kept/selector/head.weight"], begun["head.weight"] + mean("selector/head.weight"))
+    for name in ("head.weight/exp_avg", "head.weight/exp_avg_sq", "head.weight/step"):
+        torch.testing.assert_close(held[f"kept/moments/{name}"], mean(f"moments/{name}"), check_dtype=True)
+    before = held["kept/moments/head.weight/step"].item()
+    assert before == pytest.approx((21 * 5 + 13 * 3 + 8 * 2) / 42)  # batches of an epoch
+    run(tmp_path, rounds=2)
+    assert states(tmp_path)[SERVER]["kept/moments/head.weight/step"].item() == pytest.approx(2 * before)
+
+
+def test_the_selector_learns_who_is_who(tmp_path):
+    """Sites whose images differ in brightness: after a few rounds each image is answered by its own site's model."""
+    sites = make_sites({"site-1": 12, "site-2": 12})
+    sites["site-2"].train.images.add_(4)
+    result = run(tmp_path, {"selector_lr": 0.02, "selector_width": 4}, sites=sites, rounds=5, epochs=3)
+    method, model = FedSM(selector_width=4), result.models["site-1"]["personal"]
+    network = predictor_of(method, make_task(), model)
+    with torch.no_grad():
+        for number, data in enumerate(sites.values()):
+            shares = network.selector(data.train.images).softmax(1)[:, number]
+            assert shares.min() > 0.5
+
+
+# ---- a run
+
+
+def test_all_sites_get_all_models(tmp_path):
+    result, held = run(tmp_path), states(tmp_path)[SERVER]
+    personal = [models["personal"].tensors for models in result.models.values()]
+    assert all(tensors_equal(model, personal[0]) for model in personal)
+    assert tensors_equal(select(personal[0], "common."), result.outcome.models["global"].tensors)
+    assert tensors_equal(select(personal[0], "own.2."), select(held, "kept/own/2/"))
+    assert tensors_equal(select(personal[0], "selector."), select(held, "kept/selector/"))
+
+
+def test_an_order_brings_the_own_model_and_no_other(tmp_path):
+    result = run(tmp_path)
+    sizes = {name: tensor.numel() for name, tensor in result.outcome.models["global"].tensors.items()}
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    down = {float(row.rsplit(",", 1)[1]) for row in rows if row.startswith("1,") and ",bytes_down," in row}
+    selector = select(states(tmp_path)[SERVER], "kept/selector/")
+    counters = [name for name in sizes if name.endswith("num_batches_tracked")]
+    expected = 2 * (4 * sum(sizes.values()) + 4 * len(counters)) + 4 * sum(t.numel() for t in selector.values())
+    assert down == {expected}
+
+
+def test_the_network_that_is_taken_home_is_the_one_that_answers(tmp_path):
+    task = make_task("plain")
+    model, method = run(tmp_path, task=task, rounds=1).models["site-1"]["personal"], FedSM(**NARROW, threshold=0.3)
+    config = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet", "norm": False})
+    network = ConfigParser({"network_def": config}).get_parsed_content("network_def").eval()
+    network.load_state_dict(model.tensors)
+    images, _ = make_site(9, "x").train.batch(torch.arange(9))
+    with torch.no_grad():
+        expected = predictor_of(method, task, model)(images)
+        torch.testing.assert_close(network(images), expected)
+        torch.testing.assert_close(torch.jit.script(network)(images), expected)
+
+
+def test_models_that_are_not_whole_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match="expected norm_sync 'all' or 'frozen', got 'params'"):
+        run(tmp_path / "norms", norm_sync="params")
+    run(tmp_path / "none", norm_sync="params", task=make_task("plain"), rounds=1)
+
+
+def test_replies_that_could_not_be_used_are_refused(tmp_path):
+    run(tmp_path, rounds=1)
+    held = states(tmp_path)[SERVER]
+    selector, moments = select(held, "kept/selector/"), select(held, "kept/moments/")
+    check_moments(moments, selector)
+    check_moments({}, selector)
+    name = "head.weight/exp_avg_sq"
+    for broken, words in (
+        ({name: -moments[name] - 1}, "expected float32 >= 0"),
+        ({name: moments[name].double()}, "expected float32 >= 0"),
+        ({name: moments[name][:1]}, "other names or shapes"),
+        ({"x/step": torch.ones(())}, "other names or shapes"),
+    ):
+        with pytest.raises(RefusedError, match=words):
+            check_moments(moments | broken, selector)
+    sent = Store(tmp_path / "state" / "site-1").latest().tensors
+    common = select(sent, "reply/model/")
+    order = Order("site-1", "fit", {prefix + name: t for prefix in ("model/", "own/") for name, t in common.items()})
+    with pytest.raises(RefusedError, match="Expected the site's own model in its reply"):
+        FedSM().check_tensors(make_task(), order, {f"model/{name}": tensor for name, tensor in common.items()})
