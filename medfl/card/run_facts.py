@@ -128,9 +128,8 @@ def _table(table: Meta) -> list[list[str]]:
     heads = ["target", "attack", *(["item"] if len(table["rows"][0]["names"]) > 3 else []), "images"]
     lines = [[*heads, *(f"{head} ({note})" for head, note in table["heads"])]]
     for row in table["rows"]:
-        cells = list(row["cells"])
-        if row["interval"]:
-            cells[0] += " [{:.3f}, {:.3f}]".format(*row["interval"])
+        pairs = zip(row["cells"], row["intervals"], strict=True)
+        cells = [cell + (" [{:.3f}, {:.3f}]".format(*ends) if ends else "") for cell, ends in pairs]
         lines.append([*row["names"][1:], row["images"], *cells])
     return lines
 

@@ -382,3 +382,20 @@ def test_a_run_that_is_not_over_has_no_card(tmp_path, registry):
 def test_a_text_from_a_file_means_nothing_in_markdown():
     assert plain("a|b\n# <c> *d* `e` [f](g)") == r"a\|b \# \<c\> \*d\* \`e\` \[f\](g)"
     assert table([["x", "n"], ["a|b", 1]]) == "| x | n |\n| :-- | --: |\n| a\\|b | 1 |"
+
+
+def test_a_simulated_attack_is_told_at_once_and_its_attackers_count_nowhere(tmp_path, registry):
+    """An attacker's test images are in no score of the run, so they are in none of the global card."""
+    poison = {"attack": "label_flip", "sites": ["site-3"]}
+    scores = {"accuracy": {"site-1": 0.5, "site-2": 0.4}}
+    folder = make_run(
+        tmp_path / "run", images=10, metrics=("accuracy",), settings={"poison": poison}, scores=scores, leaks=["A leak"]
+    )
+    write_cards(folder, registry)
+    text = (folder / "global" / "README.md").read_text()
+    head = text.split("## Intended use")[0]
+    assert "**Attention.** fedavg is a simulated attack (label_flip at site-3), no honest run." in head
+    assert "A leak between the data was allowed by name" in head
+    assert list(tables(text)["By site"]) == ["site-1", "site-2"]
+    assert "on 20 test images" in head
+    assert all(not checked.problems for checked in verify(folder))
