@@ -167,8 +167,8 @@ def _success(run: OpenedRun, poison: DataPoison, parts: Sequence[Judged]) -> Met
     gained, chosen = [], []
     for part in parts:
         data = PoisonedData(part.test, every, classes, run.task.scale, generator)
-        rows = data.class_labels != labels_of(part.test)
-        gained.append((_answers(run, part.model, data) == data.class_labels)[rows])
+        rows = labels_of(data) != labels_of(part.test)
+        gained.append((_answers(run, part.model, data) == labels_of(data))[rows])
         chosen.append(rows)
     if not sum(map(len, gained)):
         return {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import Field
 
@@ -34,7 +36,7 @@ class Backdoor(DataPoison):
         """The images with the square."""
         assert scale is not None  # `check` saw to it
         stamped = inputs.clone()
-        corner = (..., *[slice(-self.patch, None)] * (inputs.dim() - 2))
+        corner: Any = (..., *[slice(-self.patch, None)] * (inputs.dim() - 2))
         stamped[corner] = scale.seen(torch.ones_like(inputs))[corner]
         return stamped
 

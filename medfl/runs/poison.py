@@ -165,7 +165,8 @@ class PoisonedData:
         rows = rows[torch.randperm(len(rows), generator=generator)[: round(poison.rate * len(rows))]]
         self._changed = torch.zeros(len(labels), dtype=torch.bool)
         self._changed[rows] = True
-        self.class_labels = torch.where(self._changed, poison.label(labels, classes), labels)
+        self._labels = torch.where(self._changed, poison.label(labels, classes), labels)
+        self.class_labels: torch.Tensor | None = self._labels
         self.patients = patients_of(data)
 
     def __len__(self) -> int:
@@ -183,7 +184,7 @@ class PoisonedData:
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
         """Wrong targets."""
         true = self._data.targets(rows)
-        return self.class_labels[rows].to(true.dtype).reshape(true.shape)
+        return self._labels[rows].to(true.dtype).reshape(true.shape)
 
 
 # ---- replies

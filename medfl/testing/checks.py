@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from medfl.contract import Method
 from medfl.core.encoding import FILTERED
 from medfl.core.needs import MEANING
 from medfl.core.site import Splits
@@ -127,11 +126,8 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
                 raise _StopError
             super().fold(server, replies)
 
-    def make_method() -> Method:
-        return Stopped(**case.make_method().model_dump())
-
     try:
-        case.run(folder, absent=absent, make_method=make_method)
+        case.run(folder, absent=absent, make_method=lambda: Stopped(**case.make_method().model_dump()))
     except _StopError:
         return
     raise AssertionError(f"the run has no {where} in step {stop}")

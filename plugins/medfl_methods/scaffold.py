@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import PayloadKind, Server
+from medfl.contract import PayloadKind, Replies, Server
+from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.methods.kept import add_to_kept, keep, kept
@@ -39,6 +40,9 @@ class Scaffold(Averaging):
     for whole sites the change of c_i is clipped and noised together with the update, as one release. It is longer than
     the update, by 1 / (K lr), so most of the clip is spent on it. Where single images are hidden the method is refused.
 
+    Under a robust rule (ours) the server reads the change of c from the rule's value v of the updates, -v / (K lr) - c,
+    and passes over the changes that sites send. So all need the same K lr, which the setting `steps` sees to.
+
     When to use it: When FedAvg needs many local steps between rounds and unlike sites pull its model apart, and most
     sites take part in most rounds: what an absent site keeps of its c_i grows old. It sends twice as much.
 
@@ -49,6 +53,7 @@ class Scaffold(Averaging):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", CONTROL: "update"}
+    supports_robust: ClassVar[bool] = True
 
     server_lr: float = Field(1.0, gt=0, allow_inf_nan=False)
 
@@ -58,9 +63,16 @@ class Scaffold(Averaging):
         """The common initial model, and a control variate of zeros.
 
         Raises:
-            SettingsError: If the task's optimiser is not SGD, or one with Nesterov's momentum or dampening.
+            SettingsError: If the task's optimiser is not SGD, or one with Nesterov's momentum or dampening; or if steps
+                may be of unlike number or length under a robust rule.
         """
         super().setup(server)
+        restarts = server.task.schedule is not None and server.task.schedule.restarts
+        if server.settings.robust is not None and (server.settings.steps is None or restarts):
+            raise SettingsError(
+                "Under a robust rule SCAFFOLD needs steps that are alike at all sites: set 'steps', and take a "
+                "learning rate that does not restart in each round."
+            )
         optimizer = server.task.optimizer([torch.nn.Parameter(torch.zeros(1))])
         check_sgd(optimizer, "SCAFFOLD reads a site's mean gradient from how far SGD went")
         tensors = server.state.tensors
@@ -74,8 +86,20 @@ class Scaffold(Averaging):
         """The server's control variate."""
         return prefixed(kept(server, CONTROL), CONTROL)
 
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        """The means, or under a robust rule one value."""
+        if server.settings.robust is not None:
+            server.state.meta["replied"] = len(replies)
+        super().aggregate(server, replies)
+
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """A step of length `server_lr`; buffers take the whole one."""
+        """A step of length `server_lr`; buffers take the whole one. Under a robust rule c follows here."""
+        if server.settings.robust is not None and server.settings.steps is not None:
+            weight = torch.nn.Parameter(torch.zeros(1))
+            optimizer = server.task.in_round(server.round, server.settings.lr_decay).optimizer([weight])
+            length, common = moved_by(optimizer, server.settings.steps)[weight], kept(server, CONTROL)
+            change = {name: -mean[name] / length - tensor.double() for name, tensor in common.items()}
+            self.extra_fold(server, CONTROL, change, server.state.meta["replied"])
         return super().server_update(server, old, lengthened(server, mean, self.server_lr))
 
     def extra_fold(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:

@@ -217,6 +217,22 @@ def test_where_it_leaves_out_nothing_a_rule_is_uniform_fedavg_bit_by_bit(tmp_pat
     assert all(tensors_equal(mine[name], other[name]) for name in other)
 
 
+@pytest.mark.parametrize(("name", "tolerance"), [("feddyn", 0.0), ("scaffold", 1e-5)])
+def test_what_a_server_keeps_beside_the_model_follows_the_rule(tmp_path, name, tolerance):
+    """A rule that leaves out nothing is the method itself; SCAFFOLD reads c from updates in place of what was sent."""
+    settings = {"rounds": 3, "steps": 4, "lr_decay": 0.9, "task": make_task("plain"), "fraction": 0.7}
+    robust = Case(REGISTRY, name).run(tmp_path / "robust", robust={"rule": "trimmed_mean", "f": 0}, **settings)
+    plain = Case(REGISTRY, name).run(tmp_path / "plain", **settings)
+    mine, other = bits(robust)["server/global"], bits(plain)["server/global"]
+    for tensor, expected in zip(mine.values(), other.values(), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=tolerance)
+
+
+def test_scaffold_needs_equal_steps_under_a_rule(tmp_path):
+    with pytest.raises(SettingsError, match="SCAFFOLD needs steps that are alike at all sites: set 'steps'"):
+        Case(REGISTRY, "scaffold").run(tmp_path, robust={"rule": "median"})
+
+
 def test_a_rule_runs_with_batch_norm_noise_bits_and_a_server_optimiser(tmp_path):
     settings = {"rounds": 2, "robust": {"rule": "median"}, "compression": {"bits": 8}, "norm_sync": "params"}
     private = {"privacy": {"epsilon": 50, "delta": 0.1, "clip": 1}}
@@ -240,7 +256,7 @@ def test_a_round_with_too_few_replies_ends_the_run(tmp_path):
 SAFE = {
     *("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "fedbn", "fedper", "fedrep", "fedbabu"),
     *("lg_fedavg", "ditto", "moon", "fedntd", "fedala", "feddr_plus", "mr_mtl", "apfl", "per_fedavg", "pfedme"),
-    *("fedrod", "flash", "fenda", "perfcl", "fedkd", "feddyn", "gpfl"),
+    *("fedrod", "flash", "fenda", "perfcl", "fedkd", "feddyn", "scaffold", "gpfl"),
 }
 
 REASONS = {
@@ -249,7 +265,7 @@ REASONS = {
     "local": "sites send nothing, and no updates",
     "fedproto": r"sites send 'proto/' \(statistic\), and no updates",
     "fedcurv": r"sites send 'fisher/' \(statistic\), 'pull/' \(statistic\) beside their updates",
-    "scaffold": "several means, of 'model/', 'control/'",
+    "pfedcdp": "several means, of 'model/', 'teacher/'",
     "fednova": "weighs replies by what sites say of themselves",
 }
 """Method to why a rule has no place in it."""

@@ -1,7 +1,9 @@
 """What attackers train on and reply: closed forms, limits, and what is refused."""
 
 import logging
-from typing import ClassVar
+import re
+from pathlib import Path
+from typing import ClassVar, get_args
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from medfl.plugins import load_plugins
 from medfl.poisons.alie import reach
 from medfl.poisons.poison import DataPoison, Knowledge, ReplyPoison, root_mean_square
 from medfl.runs.poison import Attackers, PoisonedData, PoisonedReplies, read_attackers
+from medfl.settings import Robust
 from medfl.testing.cohort import CLASSES, make_data, make_task
 from medfl.utils.wire import tensors_equal
 
 REGISTRY = load_plugins()
+PAGE = Path(__file__).parents[2] / "docs" / "robustness.md"
 POINTS = ((1, 0), (1.2, 0.1), (0.8, -0.2), (1.1, 0.3), (0.9, 0.1), (0.6, 0.4), (10, -10))
 """Six honest replies, and an attacker's."""
 
@@ -228,22 +232,24 @@ def test_records_say_what_the_classes_are():
 
 
 def test_anybody_adds_one(tmp_path):
-    plugin = tmp_path / "zeros_of_mine.py"
-    plugin.write_text(
-        "from medfl.plugins import PoisonRecord, hookimpl\n"
-        "from medfl.poisons.poison import ReplyPoison\n\n"
-        "class Louder(ReplyPoison):\n"
-        "    by: float = 3.0\n\n"
-        "    def reply(self, update, knowledge, generator):\n"
-        "        return {name: self.by * tensor for name, tensor in update.items()}\n\n"
+    """As the page says; and what is no attack is named."""
+    (block,) = re.findall(r"```python\n# half_hearted.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "half_hearted.py").write_text(block)
+    (tmp_path / "odd.py").write_text(
+        "from medfl.plugins import PoisonRecord, hookimpl\n\n"
         "@hookimpl\n"
         "def medfl_poisons():\n"
-        "    return [PoisonRecord('louder', f'{__name__}:Louder', '', 'reply', 'says it louder (by)'),\n"
-        "            PoisonRecord('none_at_all', 'math:sqrt', '', 'reply', '')]\n"
+        "    return [PoisonRecord('root', 'math:sqrt', '', 'reply', '')]\n"
     )
-    registry = load_plugins(files=[plugin])
-    made = read_attackers({"attack": "louder", "sites": ["site-7"], "by": 2}, registry)
+    registry = load_plugins(files=[tmp_path / "half_hearted.py", tmp_path / "odd.py"])
+    made = read_attackers({"attack": "half_hearted", "sites": ["site-7"], "share": 0.25}, registry)
     assert made is not None
-    assert dict(PoisonedReplies(Sent(), made, 0, 1))["site-7"]["model/a"].tolist() == [20, -20]
-    with pytest.raises(PluginError, match="expected the poison 'none_at_all' to be a class that inherits from"):
-        read_attackers({"attack": "none_at_all", "sites": ["site-7"]}, registry)
+    assert dict(PoisonedReplies(Sent(), made, 0, 1))["site-7"]["model/a"].tolist() == [2.5, -2.5]
+    with pytest.raises(PluginError, match="expected the poison 'root' to be a class that inherits from"):
+        read_attackers({"attack": "root", "sites": ["site-7"]}, registry)
+
+
+def test_the_page_names_all_attacks_and_rules():
+    text = PAGE.read_text(encoding="utf-8")
+    assert [name for name in REGISTRY.poisons if f"| `{name}` |" not in text] == []
+    assert [rule for rule in get_args(Robust.model_fields["rule"].annotation) if f"| `{rule}` |" not in text] == []

@@ -160,7 +160,7 @@ def bulyan_choice(squares: torch.Tensor, f: int) -> list[int]:
 
     Source: El Mhamdi, Guerraoui, Rouault, ICML 2018, section 4.
     """
-    left, chosen = list(range(len(squares))), []
+    left, chosen = list(range(len(squares))), list[int]()
     while len(chosen) < len(squares) - 2 * f:
         scores = krum_scores(squares[left][:, left], f, least=1)
         chosen.append(left.pop(int(scores.sort(stable=True).indices[0])))
