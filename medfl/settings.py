@@ -140,8 +140,7 @@ class Settings(Strict):
     ``none``; ``frozen`` is ``all`` with the layers in evaluation mode during training."""
 
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
-    """Replies without which a round fails, or all where fewer sites are asked. Between machines the default is all:
-    there a run goes on without a site only if this says so."""
+    """Replies without which a round fails, or all where fewer sites are asked. Between machines all is the default."""
 
     evaluate_every: Annotated[int, Remote] = Field(1, ge=1)
     """Rounds between two evaluations; the last round is always evaluated."""

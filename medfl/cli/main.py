@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("medfl.cli.status:command", "Say how far runs are."),
     "watch": ("medfl.cli.watch:command", "Watch runs as they happen, in the terminal or on a page."),
     "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
+    "card": ("medfl.cli.card:command", "Write a model card into every bundle of a run."),
+    "verify": ("medfl.cli.verify:command", "Check bundles against their cards: files and numbers."),
     "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
     "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
     "attack": ("medfl.cli.attack:app", "Measure what a finished run gives away."),

@@ -21,6 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from medfl.report.paper.pictures import keep
+
 INK = "#0d0e10"
 """Stands for the colour of the page's text in a figure."""
 
@@ -263,6 +265,7 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
         description: What the picture shows, for those who do not see it.
     """
     figure.set_facecolor("none")
+    keep(name, description, lambda: figure)
     text = io.StringIO()
     with matplotlib.rc_context(EMBEDDED):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))

@@ -14,6 +14,8 @@ from medfl.plugins import Registry, SectionRecord, load_plugins
 from medfl.report import notices
 from medfl.report.formats import listed
 from medfl.report.groups import group_runs
+from medfl.report.paper.files import write_files
+from medfl.report.paper.pictures import Picture, kept_pictures
 from medfl.report.predictions import read_tested
 from medfl.report.scores import Baseline, named_runs, short_folders
 from medfl.report.section import Notice, ReportData, Section, render_template
@@ -38,6 +40,7 @@ class MadeSection:
         notices: For the top of the page.
         sources: For its end.
         style: Its CSS.
+        pictures: Those that were drawn for it, for files.
     """
 
     id: str
@@ -46,6 +49,20 @@ class MadeSection:
     notices: tuple[Notice, ...]
     sources: tuple[str, ...]
     style: str = ""
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True)
+class MadePage:
+    """A page.
+
+    Attributes:
+        html: All of it.
+        sections: Those that stand on it.
+    """
+
+    html: str
+    sections: tuple[MadeSection, ...]
 
 
 def write_report(
@@ -54,6 +71,7 @@ def write_report(
     labels: Sequence[str] | None = None,
     baseline: Baseline = None,
     registry: Registry | None = None,
+    figures: Path | None = None,
 ) -> Path:
     """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
 
@@ -66,6 +84,7 @@ def write_report(
         baseline: Label of the runs that the others are compared with centre by centre and class by class, see
             `medfl.report.scores.compared`; by default the sites alone.
         registry: Its plugins bring the sections; None loads those that are installed.
+        figures: A folder for every picture as SVG and PDF and every table as CSV and LaTeX; None writes none.
 
     Returns:
         The file.
@@ -78,19 +97,26 @@ def write_report(
         raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
     target = out if out is not None else runs[0] / FILE
     records = [read_run(folder) for folder in runs]
-    page = render(records, labels, baseline, target.absolute().parent, registry)
-    write_atomic(target, page.encode())
+    page = make_page(records, labels, baseline, target.absolute().parent, registry)
+    write_atomic(target, page.html.encode())
+    if figures is not None:
+        write_files(page.html, page.sections, figures)
     return target
 
 
-def render(
+def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, registry: Registry | None = None) -> str:
+    """The report as HTML, without links; arguments and errors as in `make_page`."""
+    return make_page(records, labels, registry=registry).html
+
+
+def make_page(
     records: Sequence[RunRecord],
     labels: Sequence[str] | None = None,
     baseline: Baseline = None,
     folder: Path | None = None,
     registry: Registry | None = None,
-) -> str:
-    """The report as HTML.
+) -> MadePage:
+    """The report as HTML, with what it was made of.
 
     Args:
         records: At least one run.
@@ -117,19 +143,20 @@ def render(
         folder=folder,
     )
     sections = make_sections(registry or load_plugins(), data)
-    page = render_template(
+    shown = tuple(section for section in sections if section.html is not None)
+    html = render_template(
         __file__,
         "report.html",
         title=notices.headline(groups),
         sentence=notices.summary_sentence(runs),
         notices=notices.make_notices(groups, [notice for section in sections for notice in section.notices]),
-        sections=[section for section in sections if section.html is not None],
+        sections=shown,
         style=Markup("".join(section.style for section in sections)),  # noqa: S704  (of installed plugins)
         runs=runs,
         folders=short_folders([run for _, run in runs]),
         sources=listed([source for section in sections for source in section.sources]),
     )
-    return str(page)
+    return MadePage(str(html), shown)
 
 
 def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:
@@ -146,12 +173,14 @@ def make_sections(registry: Registry, data: ReportData) -> list[MadeSection]:
 def _made(registry: Registry, record: SectionRecord, data: ReportData) -> MadeSection | None:
     try:
         section: Section = registry.report_section(record.id)()
-        if not section.applies(data):
-            return None
-        html, texts = escape(section.render(data)), tuple(section.notices(data))
+        with kept_pictures() as pictures:
+            if not section.applies(data):
+                return None
+            html, texts = escape(section.render(data)), tuple(section.notices(data))
         if not all(isinstance(notice, Notice) for notice in texts):
             raise TypeError(f"expected each notice to be a Notice, got {texts!r}")
-        return MadeSection(record.id, record.title, html, texts, tuple(section.sources(data)), section.style())
+        sources, style = tuple(section.sources(data)), section.style()
+        return MadeSection(record.id, record.title, html, texts, sources, style, tuple(pictures))
     except (Exception, SystemExit) as error:
         (plugin,) = registry.givers("report_section", record.id)
         why = f"{type(error).__name__} in plugin '{plugin}'"  # its own text may hold a path, or a patient's data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,6 +91,20 @@ class Tested:
         score = self._score(metric)
         return paired_bootstrap(score, self.judged, other.judged, self.targets, patients=self.patients)
 
+    def part(self, chosen: torch.Tensor) -> Tested:
+        """Some of the images.
+
+        Args:
+            chosen: (N,), bool.
+        """
+        places = chosen.nonzero(as_tuple=True)[0].tolist()
+        sex, centre, groups = (
+            tuple(texts[place] for place in places) if texts else () for texts in (self.sex, self.centre, self.groups)
+        )
+        patients = None if self.patients is None else self.patients[chosen]
+        parts = (self.rows[chosen], self.targets[chosen], self.judged[chosen])
+        return Tested(*parts, self.objective, sex, centre, patients, groups)
+
     def _score(self, score: str | Score) -> Score:
         return partial(self.objective.weighted_score, score) if isinstance(score, str) else score
 
@@ -110,7 +125,7 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
         try:
             table = run.predictions(site)
             if table is not None:
-                test_sets[site] = _tested(table, run.objective)
+                test_sets[site] = tested_of(table, run.objective)
         except (ValueError, KeyError, OSError) as error:
             raise StoreError(
                 f"'{run.folder / 'sites' / site / PREDICTIONS}' can't be read: {error}. "
@@ -119,7 +134,16 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
     return test_sets
 
 
-def _tested(table: pd.DataFrame, objective: Objective) -> Tested:
+def tested_of(table: pd.DataFrame, objective: Objective) -> Tested:
+    """A test set from the rows of its file.
+
+    Args:
+        table: From `medfl.runs.records.read_predictions`.
+        objective: What was learned.
+
+    Raises:
+        ValueError: If the columns are not those of the objective, or a label is no class.
+    """
     kept, judged = list(objective.kept_columns), list(objective.columns(()))
     names = ["row", *kept, *judged]
     if [name for name in table.columns if name not in (*FACTS, PATIENT, GROUP)] != names:
@@ -163,4 +187,12 @@ def pooled(tested: dict[str, Tested]) -> Tested | None:
         torch.cat([test_set.judged for test_set in parts]),
         parts[0].objective,
         patients=joined([test_set.patients for test_set in parts], [len(test_set.rows) for test_set in parts]),
+        sex=_texts(parts, [test_set.sex for test_set in parts]),
+        centre=_texts(parts, [test_set.centre for test_set in parts]),
     )
+
+
+def _texts(parts: Sequence[Tested], known: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """A text of each image of all parts, "" where it is not known; empty where it is known of none."""
+    texts = [texts or ("",) * len(part.rows) for part, texts in zip(parts, known, strict=True)]
+    return tuple(text for part in texts for text in part) if any(map(any, texts)) else ()

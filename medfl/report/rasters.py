@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from markupsafe import Markup, escape
+
+from medfl.report.paper.pictures import keep
+from medfl.report.paper.tiles import tile_figure
 
 SIDE = 32
 """Most cells of a picture along each side; larger images are averaged down to bound the page."""
@@ -94,15 +98,17 @@ def outline_layer(mask: np.ndarray, colour: str) -> str:
     return f'<path {style} d="{"".join(edges)}"/>'
 
 
-def tile(shape: Sequence[int], layers: str, description: str) -> Markup:
+def tile(shape: Sequence[int], layers: str, description: str, alone: str = "") -> Markup:
     """A picture for a page.
 
     Args:
         shape: Rows and columns.
         layers: From `grey_layer` and `colour_layer`, or references to some.
         description: What it shows, for those who do not see it.
+        alone: The layers for a file of its own, where `layers` refer to some of another picture.
     """
     height, width = shape
+    keep("", description, partial(tile_figure, shape, alone or layers))
     return Markup(  # noqa: S704
         f'<svg class="tile" role="img" aria-label="{escape(description)}" viewBox="0 0 {width} {height}" '
         f'shape-rendering="crispEdges">{layers}</svg>'

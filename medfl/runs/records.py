@@ -45,8 +45,7 @@ class RunRecord:
     @property
     def objective(self) -> Objective:
         """What was learned."""
-        task = self.run["identity"]["task"]
-        return read_objective(task["objective"]) if "objective" in task else Multiclass(int(task["num_classes"]))
+        return objective_of(self.run["identity"])
 
     @property
     def seed(self) -> int:
@@ -119,7 +118,13 @@ class RunRecord:
     def predictions(self, site: str) -> pd.DataFrame | None:
         """What the model that a site takes home says of its test images, in their order; None without test images."""
         path = self.folder / "sites" / site / PREDICTIONS
-        return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object")) if path.is_file() else None
+        return read_predictions(path) if path.is_file() else None
+
+
+def objective_of(identity: Meta) -> Objective:
+    """What a run with this identity learned."""
+    task = identity["task"]
+    return read_objective(task["objective"]) if "objective" in task else Multiclass(int(task["num_classes"]))
 
 
 def names_of(runs: Iterable[RunRecord]) -> tuple[str, ...]:
@@ -150,6 +155,11 @@ def read_run(folder: Path) -> RunRecord:
         _json(summary) if summary.is_file() else {},
         read_metrics(folder / "metrics.csv"),
     )
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """The rows of a file of predictions (`PREDICTIONS`)."""
+    return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object"))
 
 
 def read_metrics(path: Path) -> pd.DataFrame:

@@ -45,7 +45,8 @@ class Pulse:
         self._send, self._every = send, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._doing, self._total, self._done, self._depth = "", None, 0, 0
+        self._doing, self._done, self._depth = "", 0, 0
+        self._total: int | None = None
         self._count = self._counted_before = 0
         self._token: Token[Pulse | None] | None = None
 

@@ -15,11 +15,14 @@ from loopback import SITES, Loopback, Place, digests
 from monai.bundle import ConfigParser
 from remote_cases import LIMITS, Files, local_outcome, mini_place, offered, opened_once, outcome, serve
 
+from medfl.card.verify import verify
+from medfl.card.write import write_cards
 from medfl.carriers.messages import Message, pack, unpack
 from medfl.data.sites import load_site
 from medfl.deploy.site_service import SiteService
 from medfl.errors import MedflError, RefusedError
 from medfl.objectives import Multiclass
+from medfl.plugins import load_plugins
 from medfl.testing.cohort import scores
 from medfl.utils import wire
 
@@ -243,7 +246,17 @@ def test_a_sites_own_bundle_scores_as_the_servers_rows_say(place: Place, method:
         probabilities = torch.tensor([[float(row[f"p{number}"]) for number in range(3)] for row in rows])
         torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=0)
         assert not (home / "configs" / "federate.json").exists()
+        write_cards(files[site].state / "runs" / "one", load_plugins(), data=place.data)
+        (checked,) = verify(files[site].state / "runs" / "one")
+        assert (checked.problems, checked.files) == ([], len([path for path in home.rglob("*.*") if path.is_file()]))
+        card = (home / "README.md").read_text()
+        assert f"model of {site}" in card
+        assert "| lymphocyte | fewer than 5 |" in card, "five test images in all are the least that is scored"
+        assert "| licence | CC0 1.0 |" in card
     assert not list(folder.rglob("predictions.csv"))
+    if method == "fedavg":
+        write_cards(folder, load_plugins())
+        assert [(checked.name, checked.problems) for checked in verify(folder)] == [("global", [])]
     assert (folder / "global").is_dir() == (method == "fedavg")
 
 

@@ -30,7 +30,7 @@ from medfl.report.predictions import Tested
 from medfl.report.scores import Baseline, class_names, compared, over
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.sections.fairness_measures import pool_ranks
-from medfl.report.sections.gains import VERDICTS, Axis
+from medfl.report.sections.gains import VERDICTS, Axis, keep_forest
 from medfl.report.statistics import paired_bootstrap
 from medfl.types import Meta
 
@@ -173,6 +173,8 @@ class CentresSection(TemplateSection):
     def content(self, data: ReportData) -> Meta | None:
         """The comparison at each centre, where predictions tell it."""
         centres = centres_section(data.groups, data.of("class_auc"), data.baseline)
+        for place, (label, comparison) in enumerate((centres or {"tables": {}})["tables"].items()):
+            keep_forest(f"forest{place}", comparison, data.names, (centres or {})["bases"][label])
         return {"centres": centres, "axes": Axis, "verdicts": VERDICTS} if centres else None
 
 

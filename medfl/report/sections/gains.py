@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.report.comparable_runs import by_people
@@ -29,6 +30,8 @@ from medfl.report.gains import (
     worst_row,
 )
 from medfl.report.groups import Group, folds_among, several
+from medfl.report.paper.forest import forest_figure
+from medfl.report.paper.pictures import keep
 from medfl.report.scores import ALONE, key_metrics, site_scores
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.statistics import paired_t
@@ -116,7 +119,24 @@ class GainsSection(TemplateSection):
 
     def content(self, data: ReportData) -> Meta:
         """Each method against the sites alone, or the scores by themselves."""
-        return {"gains": gains_section(data.groups, data.predictions), "axes": Axis, "verdicts": VERDICTS}
+        gains = gains_section(data.groups, data.predictions)
+        for place, against in enumerate(gains["comparisons"]):
+            for comparison in against.metrics:
+                keep_forest(f"forest{place}{comparison.metric.replace('_', '')}", comparison, data.names)
+        return {"gains": gains, "axes": Axis, "verdicts": VERDICTS}
+
+
+def keep_forest(name: str, comparison: Comparison, names: Sequence[str], base: str = "alone") -> None:
+    """Keep the picture of a comparison for papers; the page has it within its table.
+
+    Args:
+        name: Of the picture.
+        comparison: What is shown.
+        names: Of outputs.
+        base: What it is compared with.
+    """
+    label = f"{metric_words(comparison.metric, names)}, {comparison.name} against {base}"
+    keep(name, f"Difference with its 95 % interval: {label}.", partial(forest_figure, comparison, label))
 
 
 def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:

@@ -106,16 +106,19 @@ def _row(image: torch.Tensor, maps: Mapping[str, torch.Tensor], label: str, numb
             grey.shape, f'<g id="{id_}">{grey_layer(grey)}</g>', f"Public image {number} of the class {label}"
         ),
         "tiles": [
-            _over(behind, values, full, f"SHAP values of {teacher} over public image {number} of the class {label}")
+            _over(
+                grey, behind, values, full, f"SHAP values of {teacher} over public image {number} of the class {label}"
+            )
             for teacher, values in planes.items()
         ],
     }
 
 
-def _over(behind: str, values: np.ndarray, full: float, text: str) -> Markup:
+def _over(grey: np.ndarray, behind: str, values: np.ndarray, full: float, text: str) -> Markup:
     levels = strengths(values, full)
+    colours = colour_layer(levels)
     share = f"{(levels > 0).mean():.0%} of the area for the class, {(levels < 0).mean():.0%} against it"
-    return tile(values.shape, behind + colour_layer(levels), f"{text}: {share}.")
+    return tile(values.shape, behind + colours, f"{text}: {share}.", alone=grey_layer(grey) + colours)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -28,6 +28,8 @@ from medfl.bundle.adopt.site import AdoptedSite
 from medfl.bundle.adopt.task import Schedule
 from medfl.bundle.client_algo import MedflAlgo
 from medfl.bundle.federation import read_federation
+from medfl.card.verify import verify
+from medfl.card.write import write_cards
 from medfl.deploy.offer import make_offer
 from medfl.deploy.site_file import read_site_file
 from medfl.errors import DataError, SettingsError, StoreError
@@ -222,6 +224,8 @@ def test_a_site_takes_the_stock_bundle_home_and_its_inference_runs_unchanged(tmp
     adopted(zoo_shapes.spleen, tmp_path)
     result = federate(tmp_path, rounds=1)
     home, stock = tmp_path / "run" / "sites" / "north", tmp_path / "stock"
+    write_cards(tmp_path / "run", load_plugins())
+    assert all(not checked.problems for checked in verify(tmp_path / "run"))
     for path in stock.rglob("*"):
         if path.is_file():
             assert (home / path.relative_to(stock)).read_bytes() == path.read_bytes()

@@ -1,0 +1,1 @@
+"""Model cards of the bundles that sites take home, with evidence that can be checked."""

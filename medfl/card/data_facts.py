@@ -1,0 +1,130 @@
+"""What a card says of the data: data set, licence, how the images were taken, what was left out, who dealt them.
+
+It is read from the data lists and the cards of the sites, where they lie now, if they are those of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from medfl.data.arrays import array_digest
+from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes, subjects_of
+from medfl.data.partition_file import read_partition
+from medfl.data.sites import CARD
+from medfl.errors import DataError
+from medfl.report.formats import plain
+from medfl.types import FACTS, Meta
+
+LEFT = ("data", "files_sha256", "exclusions", "not_distributed", "unassigned", "warnings", "allowed_leaks")
+"""Keys of ``partition.json`` that are no setting of the partition."""
+
+
+UNKNOWN: Meta = {
+    "why": None,
+    "names": [],
+    "licences": [],
+    "modalities": [],
+    "lists": {},
+    "patients": False,
+    "known": [],
+    "exclusions": [],
+    "warnings": [],
+    "partition": {},
+    "partition_warnings": [],
+}
+"""The facts where nobody knows any."""
+
+
+def data_facts(folder: Path | None, digests: Meta, sites: Sequence[str]) -> Meta:
+    """The facts, as JSON; ``why`` says why there are none.
+
+    Args:
+        folder: Of the partitioned data; None where nobody knows it.
+        digests: Site to what the run has as its hash of list and images (`medfl.data.sites.SiteData.digest`).
+        sites: Those that the card is about.
+    """
+    if folder is None:
+        return UNKNOWN | {"why": "the run does not say where its data lay"}
+    dealt, lists = _partition(folder), dict[str, Datalist]()
+    hashes: Meta = {}
+    for site in sites:
+        try:
+            content = read_bytes(folder / site)
+            lists[site] = parse_datalist(content, folder / site / FILE)
+            if site in digests and _digest(folder / site, content, lists[site]) != digests[site]:
+                return UNKNOWN | {"why": f"the data that lie there now are not those of the run (at {site})"}
+        except (DataError, OSError):
+            return UNKNOWN | dealt | {"why": "there are no data lists of medfl where the run's data lay"}
+        hashes[site] = hashlib.sha256(content).hexdigest()
+    return (
+        UNKNOWN
+        | dealt
+        | {
+            "names": _different(each.name for each in lists.values()),
+            "licences": _different(each.licence for each in lists.values()),
+            "modalities": _different(each.modality for each in lists.values()),
+            "lists": hashes,
+            "patients": all(_knows_patients(each) for each in lists.values()),
+            "known": [name for name in FACTS if any(_knows(each, name) for each in lists.values())],
+            "exclusions": _exclusions(folder, sites),
+            "warnings": sorted({str(text) for each in lists.values() for text in each.extra.get("warnings", [])}),
+        }
+    )
+
+
+def _digest(folder: Path, content: bytes, datalist: Datalist) -> str:
+    """As `medfl.data.sites.site_data` computes it."""
+    arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
+    return hashlib.sha256(b"".join([content, *(bytes.fromhex(array_digest(array)) for array in arrays)])).hexdigest()
+
+
+def _different(texts: Any) -> list[str]:
+    return sorted({text.strip() for text in texts} - {""})
+
+
+def _records(datalist: Datalist) -> list[Meta]:
+    return [record for records in datalist.splits.values() for record in records]
+
+
+def _knows_patients(datalist: Datalist) -> bool:
+    """Whether any two images are of one patient, as far as the list says."""
+    subjects = [subject for subject in subjects_of(_records(datalist)) if subject is not None]
+    return len(set(subjects)) < len(subjects)
+
+
+def _knows(datalist: Datalist, name: str) -> bool:
+    return any(record.get(name) not in (None, "") for record in _records(datalist))
+
+
+def _exclusions(folder: Path, sites: Sequence[str]) -> list[Meta]:
+    """Reason, count and place of what was left out, each once."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for site in sites:
+        card = _json(folder / site / CARD)
+        for entry in card.get("exclusions", []):
+            key = (str(entry.get("reason", "unknown")), str(entry.get("where", "unknown")))
+            counts[key] = int(entry.get("count", 0))  # that of the pooled data set stands in every card
+    return [{"reason": reason, "where": where, "count": count} for (reason, where), count in sorted(counts.items())]
+
+
+def _partition(folder: Path) -> Meta:
+    """How the sites were made, and what there was to say of it; empty where nobody wrote that."""
+    try:
+        facts = read_partition(folder)
+    except DataError:
+        return {}
+    settings = {key: plain(value) for key, value in facts.items() if key not in LEFT}
+    return {"partition": settings, "partition_warnings": [str(text) for text in facts.get("warnings", [])]}
+
+
+def _json(path: Path) -> Meta:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
