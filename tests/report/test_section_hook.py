@@ -25,7 +25,7 @@ ORDER = {
     **{"looks": "What the teachers look at", "sharing": "What was shared", "privacy": "Privacy"},
     **{"attacks": "What attacks found", "atlas": "Regions of the atlas", "scores": "All scores"},
     **{"curves": "Round by round", "forgetting": "What is forgotten", "holdings": "Who holds what"},
-    **{"costs": "Costs", "settings": "Settings"},
+    **{"attendance": "Who took part", "costs": "Costs", "settings": "Settings"},
 }
 """Sections that come with medfl, in the order of the page: id to heading."""
 
