@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from medfl.carriers.heartbeat import LIMITS, Silence, pack_beat, read_beat
 from medfl.carriers.messages import Message, pack
+from medfl.deploy.site_service import SiteService
 from medfl.errors import RefusedError
 from medfl.utils.pulse import Beat
 
@@ -156,3 +158,20 @@ def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is
 
 def test_a_heartbeat_is_small() -> None:
     assert len(pack_beat(Beat("training", 0.33, True))) < LIMITS.max_bytes
+
+
+@pytest.mark.parametrize(
+    ("privacy", "described", "share"),
+    [(None, ["size", "labels"], 0.5), ("a promise", ["size", "labels"], None), (None, ["labels"], None)],
+)
+def test_what_share_of_its_images_a_site_has_been_through_leaves_it_only_where_their_number_may(
+    privacy: str | None, described: list[str], share: float | None
+) -> None:
+    sent: list[bytes] = []
+    file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), describe=described)
+    service = SiteService(file, lambda to, blob, patience: False, sent.append)
+    service._beat(Beat("training", 0.5, True))
+    run: Any = SimpleNamespace(settings=SimpleNamespace(privacy=privacy))
+    service._opened = run
+    service._beat(Beat("training", 0.5, True))
+    assert [read_beat(blob) for blob in sent] == [Beat("training", None, True), Beat("training", share, True)]
