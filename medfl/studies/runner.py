@@ -9,8 +9,6 @@ import contextlib
 import itertools
 import os
 import shlex
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,16 +22,13 @@ from rich.console import Console
 
 from medfl.errors import StoreError
 from medfl.report.formats import duration
+from medfl.studies.processes import Processes
 from medfl.utils.locks import LOCK, being_written, held
 from medfl.utils.progress import progress_bar
 from medfl.utils.text import Say
 
 Launch = Callable[[list[str], Path], int]
 """Runs a command line, adds what it says to a log file, and returns its status."""
-
-
-PATIENCE = 10.0
-"""Seconds that an interrupted run gets to end by itself."""
 
 
 class Work(Protocol):
@@ -83,50 +78,6 @@ class Outcome(Generic[W]):
         return [job for job, status in self.status.items() if status != "finished"]
 
 
-class Processes:
-    """The processes at work, so that all can be ended together."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-
-    def launch(self, command: list[str], log: Path) -> int:
-        """Run a command line to its end, unless everything was stopped.
-
-        Args:
-            command: Its words.
-            log: Gets what it prints.
-
-        Returns:
-            Its status; negative if a signal ended it.
-        """
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"$ {shlex.join(command)}\n")
-            file.flush()
-            with self._lock:
-                if self.stopped.is_set():
-                    return -signal.SIGTERM
-                process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-                self._running.add(process)
-            code = process.wait()
-            self._running.discard(process)
-            return code
-
-    def stop(self) -> None:
-        """End all processes. Runs save each step, so nothing is lost."""
-        with self._lock:
-            self.stopped.set()
-            running = list(self._running)
-        for process in running:
-            process.terminate()
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
-            process.kill()
-
-
 def run_jobs(
     jobs: list[W],
     say: Say,
@@ -174,6 +125,8 @@ def run_jobs(
         except BaseException:
             processes.stop()
             raise
+        finally:
+            processes.close()
 
 
 @contextlib.contextmanager

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from medfl.errors import StoreError
 from medfl.studies.jobs import Job
-from medfl.studies.runner import Processes, only_study, run_jobs
+from medfl.studies.processes import Processes
+from medfl.studies.runner import only_study, run_jobs
 
 
 def job(folder: Path) -> Job:
     return Job("demo", "row", 0, folder, folder, folder / "run" / "seed-0", {"method": "local"})
 
 
-def test_a_process_leaves_its_words_and_its_status(tmp_path: Path) -> None:
-    log = job(tmp_path).log
-    assert Processes().launch([sys.executable, "-c", "print('hello'); raise SystemExit(3)"], log) == 3
-    assert log.read_text().splitlines()[1:] == ["hello"]
-    assert log.read_text().startswith("$ ")
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Job]:
+    """Makes a run that is a Python script."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    names = itertools.count()
+
+    class Script(Job):
+        def command(self) -> list[str]:
+            return [sys.executable, "-m", self.row.replace(" ", "_")]
+
+    def make(code: str) -> Job:
+        name = f"row {next(names)}"
+        (tmp_path / f"{name.replace(' ', '_')}.py").write_text(code)
+        return Script("demo", name, 0, tmp_path, tmp_path, tmp_path / name / "seed-0", {})
+
+    return make
+
+
+def test_a_process_leaves_its_words_and_its_status(script: Callable[[str], Job]) -> None:
+    work = script("import sys; print('hello', sys.argv[1:]); print('world', file=sys.stderr); raise SystemExit(3)")
+    processes = Processes()
+    try:
+        assert processes.launch([*work.command(), "--seed", "5"], work.log) == 3
+        assert processes.launch(script("").command(), work.log) == 0
+        assert processes.launch(script("import os; os.kill(os.getpid(), 9)").command(), work.log) == -9
+    finally:
+        processes.close()
+    first, *lines = work.log.read_text().splitlines()[:3]
+    assert first == f"$ {sys.executable} -m row_0 --seed 5"
+    assert sorted(lines) == ["hello ['--seed', '5']", "world"]
 
 
 def test_two_studies_do_not_work_in_one_folder(tmp_path: Path) -> None:
@@ -64,20 +92,10 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
     assert sum("another process still writes there" in line for line in lines) == 1
 
 
-def script(folder: Path, number: int, code: str) -> Job:
-    """A run that is a Python script."""
-
-    class Script(Job):
-        def command(self) -> list[str]:
-            return [sys.executable, "-c", code]
-
-    return Script("demo", f"row {number}", 0, folder, folder, folder / f"run-{number}" / "seed-0", {})
-
-
-def test_an_interruption_ends_the_processes_too(tmp_path: Path) -> None:
+def test_an_interruption_ends_the_processes_too(script: Callable[[str], Job]) -> None:
     """As on Ctrl-C, or when the system ends the study: what runs is ended, what waits is not started."""
     code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(3600)"
-    jobs = [script(tmp_path, number, code) for number in range(3)]
+    jobs = [script(code) for _ in range(3)]
 
     def interrupt(*_: object) -> None:
         if all(job.log.exists() and "ready" in job.log.read_text() for job in jobs[:2]):
@@ -97,14 +115,14 @@ def test_an_interruption_ends_the_processes_too(tmp_path: Path) -> None:
     assert not jobs[2].log.exists()
 
 
-def test_runs_at_once_meet_each_other(tmp_path: Path) -> None:
+def test_runs_at_once_meet_each_other(tmp_path: Path, script: Callable[[str], Job]) -> None:
     """Each of two waits until the other is there; a third begins when one of them is over."""
     meet = "import pathlib, time; me, other = map(pathlib.Path, {}); me.touch()\n"
     meet += "while not other.exists(): time.sleep(0.01)"
     ways = [str(tmp_path / name) for name in "ab"]
     codes = [meet.format(ways), meet.format(ways[::-1]), "raise SystemExit(3)"]
     lines: list[str] = []
-    jobs = [script(tmp_path, number, code) for number, code in enumerate(codes)]
+    jobs = [script(code) for code in codes]
     outcome = run_jobs(jobs, lines.append, lambda outcome, job: None, at_once=2)
     assert [outcome.status[job] for job in jobs] == ["not run", "not run", "failed (3)"]  # they write no summary
     begun = [line.splitlines()[0] for line in lines if line.startswith("run ")]
