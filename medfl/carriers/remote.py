@@ -5,7 +5,7 @@ missing, with the reason; the quorum of the plan decides whether the run goes on
 heartbeats, and one whose work moves is waited for (`medfl.carriers.heartbeat`). Answers are checked as they come and
 laid into files, so that one at a time is in memory when they are folded.
 
-What is said (`medfl.deploy.site_service` is the other end):
+What is said (`medfl.deploy.sites.service` is the other end):
 
 * ``hello``: the offer of a run. The site says which network it trains, or why it won't take part.
 * ``begin``: all sites' networks. The site loads its data, says what it tells about them and how far it is.

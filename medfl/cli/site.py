@@ -1,4 +1,4 @@
-"""``medfl site check``: what a site's administrator runs before the site connects."""
+"""``medfl site``: what a site's administrator runs, before the site connects and afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback()
 def group() -> None:
-    """Check a site's own file before it connects."""
+    """Check a site's own file before it connects, and what left the site afterwards."""
 
 
 @app.command()
@@ -28,7 +28,7 @@ def check(
     All checks are made: folders, secret, methods, device, privacy, and for each bundle its configuration, data, network
     and leaks between its splits. The status is 2 if one failed. Nothing is sent anywhere.
     """
-    from medfl.deploy.site_check import check_site
+    from medfl.deploy.sites.check import check_site
 
     lines = check_site(file or default_file(kit), bundle, kit)
     for line in lines:
@@ -39,9 +39,46 @@ def check(
         raise typer.Exit(2)
 
 
+@app.command()
+def audit(
+    file: Annotated[
+        Path | None, typer.Argument(help="The site's file; by default medfl-site.toml of the kit, or of this folder.")
+    ] = None,
+    kit: Annotated[Path | None, typer.Option(help="NVFlare's startup kit of this participant.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the chain of all lines.")] = False,
+    hash: Annotated[  # noqa: A002 - the option's name
+        str | None, typer.Option(help="The hash of a last line that was noted before: is it still there?")
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, help="How many lines to show.")] = 20,
+) -> None:
+    """Show what was asked of a site and what left it.
+
+    Each line of audit.jsonl in the site's state folder holds the hash of the line before and its own. With --verify all
+    are checked, and the status is 2 if one was changed, removed or inserted. Lines that are missing at the end show
+    only by a hash that was noted elsewhere: give it with --hash.
+    """
+    from medfl.deploy.sites.audit import audit_file, in_words
+    from medfl.deploy.sites.file import read_site_file
+    from medfl.utils.chain import read
+
+    path = audit_file(read_site_file(file or default_file(kit)))
+    chain = read(path)
+    for entry in chain.entries[len(chain.entries) - last :] if last else []:
+        typer.echo(in_words(entry) if entry else "(a line that was cut off by a kill or a full disk)")
+    typer.echo(f"{len(chain.entries)} lines in '{path}'; hash of the last one: {(chain.hashes or ['none'])[-1]}")
+    problems = [f"line {number} was changed, or something before it was removed or inserted" for number in chain.broken]
+    problems += [f"the hash {hash} is not among the lines"] if hash is not None and hash not in chain.hashes else []
+    if verify or hash is not None:
+        for problem in problems:
+            typer.echo(f"FAIL: {problem}")
+        typer.echo(f"{len(problems)} problems" if problems else "ok: all lines fit")
+        if problems:
+            raise typer.Exit(2)
+
+
 def default_file(kit: Path | None) -> Path:
     """Where a site's file is when nobody says so: in the kit's folder ``local``, or in this folder."""
-    from medfl.deploy.site_file import FILE
+    from medfl.deploy.sites.file import FILE
 
     inside = (kit or Path()) / "local" / FILE
     return inside if kit is not None or inside.is_file() else Path(FILE)

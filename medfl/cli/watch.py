@@ -70,7 +70,7 @@ def runs_of(what: Path) -> Path:
     if not is_kit(what):
         return what
     from medfl.deploy.kit import kind_of
-    from medfl.deploy.site_file import FILE, read_site_file
+    from medfl.deploy.sites.file import FILE, read_site_file
 
     if kind_of(what) == "admin":
         raise SettingsError(

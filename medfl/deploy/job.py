@@ -8,8 +8,8 @@ from pathlib import Path
 from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
 from medfl.deploy.offer import Offer
 from medfl.deploy.server import serve
-from medfl.deploy.site_file import FILE, read_site_file
-from medfl.deploy.site_service import SiteService
+from medfl.deploy.sites.file import FILE, read_site_file
+from medfl.deploy.sites.service import SiteService
 from medfl.errors import MedflError
 from medfl.runs.progress import PROGRESS, Progress
 from medfl.types import Meta

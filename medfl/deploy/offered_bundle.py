@@ -22,8 +22,8 @@ from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
 from medfl.deploy.offer import Here, Offer, bundle_hash, bundle_version, describe_bundle, differences
 from medfl.deploy.overrides import FACTS, check_overrides
-from medfl.deploy.policy import check_run, tightened
-from medfl.deploy.site_file import SiteBundle, SiteFile
+from medfl.deploy.sites.file import SiteBundle, SiteFile
+from medfl.deploy.sites.policy import check_run, tightened
 from medfl.errors import RefusedError, SettingsError, did_you_mean
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins

@@ -23,7 +23,7 @@ from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
-from medfl.deploy.site_file import SiteFile
+from medfl.deploy.sites.file import SiteFile
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
 from medfl.runs.folder import begun_settings

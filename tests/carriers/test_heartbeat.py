@@ -12,7 +12,7 @@ import torch
 
 from medfl.carriers.heartbeat import LIMITS, Silence, pack_beat, read_beat
 from medfl.carriers.messages import Message, pack
-from medfl.deploy.site_service import SiteService
+from medfl.deploy.sites.service import SiteService
 from medfl.errors import RefusedError
 from medfl.utils.pulse import Beat
 

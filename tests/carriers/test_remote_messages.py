@@ -27,7 +27,7 @@ from remote_cases import (
 )
 
 from medfl.carriers.messages import Message, pack, unpack
-from medfl.deploy.site_service import SiteService
+from medfl.deploy.sites.service import SiteService
 from medfl.utils import wire
 
 

@@ -23,7 +23,7 @@ from remote_cases import (
 )
 
 from medfl.carriers.messages import Message, pack
-from medfl.deploy.site_service import SiteService
+from medfl.deploy.sites.service import SiteService
 from medfl.utils import wire
 
 

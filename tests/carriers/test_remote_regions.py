@@ -14,7 +14,7 @@ from medfl.bundle.files import shipped
 from medfl.data.regions import load_regions
 from medfl.deploy.offer import Offer, make_offer
 from medfl.deploy.offered_bundle import open_offer
-from medfl.deploy.site_file import SiteFile, read_site_file
+from medfl.deploy.sites.file import SiteFile, read_site_file
 from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition

@@ -100,7 +100,7 @@ class Spoken(Pulse):
 def test_heartbeats_come_to_the_server_without_counts_that_stay_at_home(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any, own: Any, share: float | None
 ) -> None:
-    monkeypatch.setattr("medfl.deploy.site_service.Pulse", Spoken)
+    monkeypatch.setattr("medfl.deploy.sites.service.Pulse", Spoken)
     monkeypatch.setattr("medfl.carriers.remote.FASTEST", 0.0)
     files = place.files(f"beats-{name}", own)
     folder, progress = Loopback(files).serve(place.offer(rounds=1, steps=2, **settings))

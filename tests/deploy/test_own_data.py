@@ -13,7 +13,7 @@ from loopback import Loopback, Place, make_place
 from medfl.data.datalists import FILE, read_datalist, write_datalist
 from medfl.deploy.offered_bundle import open_offer
 from medfl.deploy.server import _ServerData
-from medfl.deploy.site_check import check_site
+from medfl.deploy.sites.check import check_site
 from medfl.errors import DataError
 from medfl.plugins import Registry, load_plugins
 from medfl.types import GLOBAL, PUBLIC

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from medfl.deploy.offer import Offer
-from medfl.deploy.policy import at_least, check_counts, check_run, tellable, tightened, told
-from medfl.deploy.site_file import Floor, SiteFile
+from medfl.deploy.sites.file import Floor, SiteFile
+from medfl.deploy.sites.policy import at_least, check_counts, check_run, tellable, tightened, told
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy, Settings

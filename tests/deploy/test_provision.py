@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from medfl.deploy.provision import ALLOWED, RIGHTS, Project, allowing, provision, rights
-from medfl.deploy.site_file import BundleEntry, Floor, SiteFile
+from medfl.deploy.sites.file import BundleEntry, Floor, SiteFile
 from medfl.errors import SettingsError
 
 ONE = Project("localhost", ("site-01",), "me@hospital.org", port=8112)

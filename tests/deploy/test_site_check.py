@@ -17,7 +17,7 @@ from medfl.cli.site import app
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl.deploy.offer import bundle_hash
 from medfl.deploy.provision import ALLOWED
-from medfl.deploy.site_check import Line, check_site
+from medfl.deploy.sites.check import Line, check_site
 
 NAME = "medmnist_classification"
 SIZES = {"training": 24, "validation": 12, "test": 4}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from medfl.bundle.files import shipped
-from medfl.deploy.site_file import SiteFile, read_site_file
+from medfl.deploy.sites.file import SiteFile, read_site_file
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.settings import Execution
 

@@ -28,7 +28,7 @@ from medfl.deploy.connection import Connection
 from medfl.deploy.offer import Offer, make_offer
 from medfl.deploy.provision import Project, provision
 from medfl.deploy.session import Submission, connect, read_record, resume, submit
-from medfl.deploy.site_file import SiteFile
+from medfl.deploy.sites.file import SiteFile
 from medfl.errors import MedflError
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan

@@ -18,11 +18,11 @@ from toys import snapshot
 from medfl.carriers.messages import Limits, Message, pack, unpack
 from medfl.core.store import Store
 from medfl.deploy import server as server_run
-from medfl.deploy import site_service
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.server import Progress
-from medfl.deploy.site_file import SiteFile
+from medfl.deploy.sites import service as site_service
+from medfl.deploy.sites.file import SiteFile
 from medfl.testing.cohort import scores
 from medfl.utils import wire
 

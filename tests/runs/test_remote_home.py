@@ -19,7 +19,7 @@ from medfl.card.verify import verify
 from medfl.card.write import write_cards
 from medfl.carriers.messages import Message, pack, unpack
 from medfl.data.sites import load_site
-from medfl.deploy.site_service import SiteService
+from medfl.deploy.sites.service import SiteService
 from medfl.errors import MedflError, RefusedError
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
@@ -193,7 +193,7 @@ def test_an_unexpected_error_is_told_by_its_kind_alone(
     def fail(offer: object, file: object) -> None:
         raise error
 
-    monkeypatch.setattr("medfl.deploy.site_service.open_offer", fail)
+    monkeypatch.setattr("medfl.deploy.sites.service.open_offer", fail)
     refused = unpack(service.answer(pack(Message("hello", {}, offered(place).to_meta()))), LIMITS).meta["refused"]
     assert type(error).__name__ in refused
     assert "ane" not in refused

@@ -11,7 +11,7 @@ import pytest
 from loopback import Place
 from remote_cases import mini_place, offered, serve
 
-from medfl.deploy.site_check import check_site
+from medfl.deploy.sites.check import check_site
 from medfl.testing.cohort import scores
 
 

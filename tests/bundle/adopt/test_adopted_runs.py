@@ -31,7 +31,7 @@ from medfl.bundle.federation import read_federation
 from medfl.card.verify import verify
 from medfl.card.write import write_cards
 from medfl.deploy.offer import make_offer
-from medfl.deploy.site_file import read_site_file
+from medfl.deploy.sites.file import read_site_file
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.metrics.segmentation import hausdorff95
 from medfl.plugins import load_plugins

@@ -23,8 +23,8 @@ from medfl.data.sites import SiteData
 from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import method_version
 from medfl.deploy.offered_bundle import configuration, facts_in, forward, source_of, to_give
-from medfl.deploy.policy import check_counts, promise
-from medfl.deploy.site_file import SECRET, SiteBundle, SiteFile, read_site_file
+from medfl.deploy.sites.file import SECRET, SiteBundle, SiteFile, read_site_file
+from medfl.deploy.sites.policy import check_counts, promise
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins

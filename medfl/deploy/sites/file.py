@@ -1,7 +1,7 @@
 """A participant's own file, ``medfl-site.toml``: what it has, and what a run may ask of it.
 
 It is written by the participant's administrator and never travels. A run can only be stricter than it
-(`medfl.deploy.policy`); ``medfl site check`` proves it before anyone connects.
+(`medfl.deploy.sites.policy`); ``medfl site check`` proves it before anyone connects.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable
 from medfl.data.sites import SiteData
 from medfl.deploy.offered_bundle import OfferedRun
-from medfl.deploy.policy import check_counts, tellable, told
-from medfl.deploy.site_file import SiteFile
+from medfl.deploy.sites.file import SiteFile
+from medfl.deploy.sites.policy import check_counts, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
 from medfl.runs.home import Home
@@ -283,5 +283,8 @@ class SiteRun:
             splits = Splits(data.train, data.val, data.test)
             write_predictions(self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
-        account = self.host.account
-        return {}, {"privacy": None if account is None else account.facts()}
+        return {}, {"privacy": self.budget()}
+
+    def budget(self) -> Meta | None:
+        """What this run and all runs have spent of this site's privacy; None where nothing is promised."""
+        return None if self.host.account is None else self.host.account.facts()

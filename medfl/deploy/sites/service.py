@@ -1,8 +1,9 @@
 """A site's end of the conversation: bytes in, bytes out, whatever brings them.
 
-Everything that comes is checked (`medfl.carriers.messages`), compared with the site's own file (`medfl.deploy.policy`)
-and only then given to the same idempotent step that a run on one machine uses (`medfl.core.site.SiteRunner`). What
-can't be done is refused in a sentence, and the site waits for the next message.
+Everything that comes is checked (`medfl.carriers.messages`), compared with the site's own file
+(`medfl.deploy.sites.policy`) and only then given to the same idempotent step that a run on one machine uses
+(`medfl.core.site.SiteRunner`). What can't be done is refused in a sentence, and the site waits for the next message.
+What was asked and what leaves is noted down (`medfl.deploy.sites.audit`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from medfl.carriers.remote_messages import rows_from_json
 from medfl.contract import PeerMessage
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
-from medfl.deploy.site import SiteRun
-from medfl.deploy.site_file import SiteFile
+from medfl.deploy.sites.audit import Audit
+from medfl.deploy.sites.file import SiteFile
+from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
 from medfl.runs.progress import row_facts
 from medfl.types import Meta
@@ -56,6 +58,7 @@ class SiteService:
         self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
         self._held = contextlib.ExitStack()
+        self._audit = Audit(site_file)
         torch.set_num_threads(site_file.threads)
 
     def answer(self, blob: bytes) -> bytes:
@@ -65,7 +68,10 @@ class SiteService:
             message = unpack(blob, BEFORE_BEGIN if self._run is None else self._limits)
             kind = message.kind[:64]
             with Pulse(self._beat):
-                return pack(self._answers(message))
+                answer = self._answers(message)
+                reply = pack(answer)
+            self._audit.answered(message, answer, len(reply), None if self._run is None else self._run.budget())
+            return reply
         except RefusedError as error:
             return self._refuse(kind, str(error))
         except MedflError as error:  # its text is for this site's administrator: it may name folders
@@ -79,7 +85,7 @@ class SiteService:
             return self._refuse(kind, f"an unexpected {type(error).__name__}; its own log says more")
 
     def receive(self, sender: str, blob: bytes) -> str | None:
-        """Take a parcel of another site: stored and flushed to the disk when this returns.
+        """Take a parcel of another site: stored, flushed to the disk and noted when this returns.
 
         Args:
             sender: Who sends, as the network says.
@@ -88,6 +94,11 @@ class SiteService:
         Returns:
             Why it is refused, or None.
         """
+        why = self._take(sender, blob)
+        self._audit.received(sender, why)
+        return why
+
+    def _take(self, sender: str, blob: bytes) -> str | None:
         try:
             if self._run is None:
                 raise RefusedError("no run has begun here")
@@ -107,6 +118,7 @@ class SiteService:
 
     def _refuse(self, kind: str, why: str) -> bytes:
         logger.warning("Refused ('%s'): %s", kind, why)
+        self._audit.refused(kind, why)
         return pack(Message(kind, {}, {"refused": why[:2000]}))
 
     def _answers(self, message: Message) -> Message:
@@ -146,6 +158,7 @@ class SiteService:
 
     def _hello(self, offer: Offer) -> Message:
         self.close()
+        self._audit.offered(offer)
         self._opened = open_offer(offer, self._file)
         return Message("hello", {}, {"refused": None, "network": self._file.bundle(offer.bundle).network})
 
@@ -169,6 +182,7 @@ class SiteService:
     def _send(self, parcel: PeerMessage, step: int, use: str) -> bool:
         meta = {"step": step, "use": use, "meta": parcel.meta}
         assert self._opened is not None
+        self._audit.sends(parcel)
         patience = PARCELS * self._opened.offer.answer_timeout
         return self._post(parcel.to, pack(Message("parcel", parcel.tensors, meta)), patience)
 

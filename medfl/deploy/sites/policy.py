@@ -10,7 +10,7 @@ from typing import Any
 
 from medfl.core.filters import check_method
 from medfl.deploy.offer import Offer
-from medfl.deploy.site_file import Floor, SiteFile
+from medfl.deploy.sites.file import Floor, SiteFile
 from medfl.errors import RefusedError, SettingsError
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.types import Meta

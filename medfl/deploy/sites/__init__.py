@@ -1,0 +1,1 @@
+"""A site's own side between machines: its file, what that allows, its part of a run, and the conversation."""
