@@ -25,7 +25,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def shell(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to work in, and the commands in front of ``PATH``; whatever a page starts is stopped at the end."""
+    """An empty folder, and the commands in front of ``PATH``; whatever a page starts is stopped at the end."""
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     yield tmp_path
     for kit in sorted(tmp_path.glob("kits/*/local")):
@@ -33,7 +33,7 @@ def shell(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def pattern(text: str) -> str:
-    """A regular expression for what a page shows: ``...`` is anything in a line, and a line of it any lines, or none."""
+    """A regular expression for what a page shows: ``...`` is anything in a line, a line of it any lines or none."""
     lines = (line.rstrip().split("...") for line in text.splitlines())
     return "".join(r"(?:.*\n)*?" if line == ["", ""] else ".*".join(map(re.escape, line)) + r"[ ]*\n" for line in lines)
 
