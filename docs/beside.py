@@ -37,6 +37,9 @@ OWN_SHIM = "assets/file_search.js"
 LOADED = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)")
 """What a browser fetches from elsewhere when it shows a page."""
 
+KERNEL = "---\njupyter:\n  kernelspec: {display_name: Python 3, language: python, name: python3}\n---\n\n"
+"""In front of a tutorial that becomes a notebook: Python runs it, and blocks of the shell begin with a line of magic."""
+
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
 # ---- what can be checked without a site
@@ -150,7 +153,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, place(path), content=text))
     for path in pages:
         if path.parent.name == "tutorials" and path.name != "README.md":
-            notebook = jupytext.writes(jupytext.read(path), fmt="ipynb")
+            notebook = jupytext.writes(jupytext.reads(KERNEL + path.read_text(encoding="utf-8"), fmt="md"), fmt="ipynb")
             files.append(File.generated(config, place(path.with_suffix(".ipynb")), content=notebook))
     return files
 
