@@ -2,6 +2,9 @@
 # make test   everything that must hold before a change lands, with JOBS test files at a time
 # make test-all   the same with the tests marked as slow: before a release
 # make test-flare   of that, a federation of NVIDIA FLARE's processes on this machine
+# make tutorials   of those, the tutorials of the documentation
+# make docs   the documentation as a site, in site/: no link may be broken, nothing may come from elsewhere
+# make dist   wheel and sdist in dist/, checked for PyPI
 # make mutants   put known faults into a copy, one at a time: each must be noticed by a test (some minutes; it goes on
 #                where it was stopped; FAULTS='SCAFFOLD pFedMe' names some of them)
 #
@@ -23,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Freed memory is kept for the next step of training: no large array is mapped and cleared anew.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-.PHONY: demo test test-all suite test-flare mutants lint style types compiled clean
+.PHONY: demo test test-all suite test-flare tutorials docs dist mutants lint style types compiled clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
@@ -39,6 +42,17 @@ suite: compiled style
 
 test-flare: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -m flare tests/flare
+
+tutorials: $(VENV)/.ready-dev
+	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n 0 tests/test_tutorials.py tests/test_docs.py
+
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+dist: $(VENV)/.ready-release
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 mutants: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python tests/mutants/run.py $(if $(FAULTS),--only $(FAULTS))
@@ -64,6 +78,14 @@ $(VENV)/.ready-dev: pyproject.toml
 	$(call install,.[dev])
 	touch $(VENV)/.ready $@
 
+$(VENV)/.ready-docs: pyproject.toml
+	$(call install,.[docs])
+	touch $@
+
+$(VENV)/.ready-release: pyproject.toml
+	$(call install,.[release])
+	touch $@
+
 define install
 $(PYTHON) -m venv $(VENV)
 $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
@@ -71,4 +93,4 @@ $(PIP) -e "$(1)"
 endef
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) demo build dist site *.egg-info .mypy_cache .ruff_cache .import_linter_cache

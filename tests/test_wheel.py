@@ -77,6 +77,25 @@ def test_the_wheel_holds_bundles_templates_and_plugins(wheel):
     assert not [name for name in names if "model.pt" in name or "__pycache__" in name]
 
 
+@pytest.mark.slow
+def test_the_wheel_of_the_sdist_is_the_wheel_of_the_sources_and_has_all_files(wheel, tmp_path):
+    sources = wheel.parents[1]
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    call([sys.executable, "-c", build, tmp_path], sources)
+    (sdist,) = tmp_path.glob("medfl-*.tar.gz")
+    call([*PIP, "wheel", sdist, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path], tmp_path)
+    (again,) = tmp_path.glob("medfl-*.whl")
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
+        contents = {name: first.read(name) for name in first.namelist()}
+        assert contents == {name: second.read(name) for name in second.namelist()}
+    places = {"medfl": "medfl", "plugins": ".", "data_prep": "medfl_datasets", "bundles": "medfl/bundles"}
+    for top, place in places.items():
+        listed = subprocess.run(["git", "ls-files", top], cwd=ROOT, capture_output=True, text=True, check=True)
+        paths = [Path(name) for name in listed.stdout.splitlines() if not (ROOT / name).is_symlink()]
+        assert paths
+        assert [path for path in paths if (Path(place) / path.relative_to(top)).as_posix() not in contents] == []
+
+
 def test_medfl_comes_from_the_wheel_and_lists_what_it_brings(environment, tmp_path):
     where = call([environment / "bin" / "python", "-c", "import medfl; print(medfl.__file__)"], tmp_path)
     assert Path(where.strip()).is_relative_to(environment)

@@ -62,8 +62,8 @@ class FedKF(FedAvg):
         g_use_kl: Whether a generator looks for images on which model and teacher differ.
         width: Channels of the generator's last stage, >= 1.
 
-    Source: Zhou, Lei, Jiang, Xiong, IEEE Internet of Things Journal 2023, and its released code; the generator is that
-    of Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
+    Source: Zhou, Lei, Yang, Shi, Zhang, Shi, IEEE Internet of Things Journal 2023, and its released code; the
+    generator is that of Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})

@@ -1,0 +1,74 @@
+"""The documentation as a site: every page is in the navigation, and every link has a page; nothing is built here."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def beside():
+    """The module of the site's hooks, which imports nothing of mkdocs until that calls it."""
+    spec = importlib.util.spec_from_file_location("beside", DOCS / "beside.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def config():
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def test_every_page_is_in_the_navigation_once_and_nothing_else_is(beside, config):
+    pages = sorted(DOCS.rglob("*.md"))
+    nav = beside.in_nav(beside.spelt_out(config["nav"]))
+    assert sorted(nav) == sorted(beside.place(path) for path in [*pages, *beside.outside(pages)])
+
+
+def test_every_link_of_the_site_leads_to_a_file_of_the_project(beside):
+    pages = sorted(DOCS.rglob("*.md"))
+    for page in [*pages, *(path for path in beside.outside(pages) if path.suffix == ".md")]:
+        for target in beside.linked(page):
+            assert target.is_file(), f"{page.relative_to(ROOT)}: {target}"
+            assert target.is_relative_to(ROOT), page
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("docs/README.md", "[a](../README.md)", "[a](beside/README.md)"),
+        ("docs/results/fedsdc.md", "[a](../../benchmarks/README.md#b)", "[a](../beside/benchmarks/README.md#b)"),
+        ("docs/README.md", "[a](../medfl/contract.py)", "[a](beside/medfl/contract.py.md)"),
+        ("docs/README.md", "[a](watch.md) [b](#c) [d](https://e.f)", "[a](watch.md) [b](#c) [d](https://e.f)"),
+        ("README.md", "![a](docs/order.svg) [b](docs/methods)", "![a](../order.svg) [b](../methods/README.md)"),
+        (
+            "bundles/lesion_segmentation/docs/README.md",
+            "[a](../../lesion_classification/docs/README.md)",
+            "[a](../../lesion_classification/docs/README.md)",
+        ),
+        ("docs/README.md", "`[a](../README.md)`\n```\n[a](../README.md)\n```\n", None),
+    ],
+)
+def test_links_to_files_outside_docs_are_bent_and_code_stays(beside, page, text, expected):
+    assert beside.bent(text, ROOT / page) == (expected or text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fetched"),
+    [
+        ('<a href="https://a.b">', None),
+        ('<script src="https://a.b/c.js">', "https://a.b/c.js"),
+        ("<link rel=stylesheet href=//a.b/c.css>", "//a.b/c.css"),
+        ('<img alt="x" src="report.png">', None),
+    ],
+)
+def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(beside, text, fetched):
+    loads = beside.LOADED.search(text)
+    assert (loads and loads[1]) == fetched

@@ -1,0 +1,80 @@
+"""Every tutorial runs as it stands, block by block in an empty folder, and prints what its page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from warm import warm_commands
+
+DOCS = Path(__file__).parents[1] / "docs"
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+PAGES = sorted(path for path in (DOCS / "tutorials").glob("*.md") if path.name != "README.md")
+PAGES.append(DOCS / "write_a_dataset.md")
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of ``medfl`` and ``python``."""
+    with warm_commands(tmp_path_factory.mktemp("commands")) as folder:
+        yield folder
+
+
+@pytest.fixture
+def shell(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, and the commands in front of ``PATH``; whatever a page starts is stopped at the end."""
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    yield tmp_path
+    for kit in sorted(tmp_path.glob("kits/*/local")):
+        subprocess.run(["medfl", "federate", "stop", str(kit.parent)], capture_output=True, check=False)
+
+
+def pattern(text: str) -> str:
+    """A regular expression for what a page shows: ``...`` is anything in a line, a line of it any lines or none."""
+    lines = (line.rstrip().split("...") for line in text.splitlines())
+    return "".join(r"(?:.*\n)*?" if line == ["", ""] else ".*".join(map(re.escape, line)) + r"[ ]*\n" for line in lines)
+
+
+def perform(page: Path, folder: Path) -> None:
+    """Do what a reader does, block by block; blocks of ``bash`` are about the reader's own repository."""
+    printed = ""
+    for number, (language, block) in enumerate(FENCED.findall(page.read_text(encoding="utf-8"))):
+        if language == "bash":
+            continue
+        if language == "text":
+            assert re.fullmatch(pattern(block), printed), f"{page.name} shows\n{block}\nand it is\n{printed}"
+            continue
+        if language == "python":
+            (folder / f"block_{number}.py").write_text(block, encoding="utf-8")
+            block = f"python -m block_{number}"
+        else:
+            assert language == "sh", language
+        done = subprocess.run(["bash", "-e", "-c", block], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{page.name}:\n{block}\n{done.stdout}\n{done.stderr}"
+        printed = done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_a_tutorial_runs_as_it_stands(page: Path, shell: Path) -> None:
+    perform(page, shell)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "fits"),
+    [
+        ("a\n...\nd\n", "a\nb\nc\nd\n", True),
+        ("a ... d\n", "a b c d \n", True),
+        ("...\nd\n", "d\n", True),
+        ("...\nd\n", "a\nb\nd\n", True),
+        ("a\n", "a\nb\n", False),
+        ("a.c\n", "abc\n", False),
+        ("a ... d\n", "a b\nd\n", False),
+    ],
+)
+def test_dots_stand_for_what_may_differ(shown: str, printed: str, fits: bool) -> None:
+    assert bool(re.fullmatch(pattern(shown), printed)) == fits
