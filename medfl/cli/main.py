@@ -115,7 +115,9 @@ class Commands(typer.core.TyperGroup):
         """Write the commands section by section, their help lines in one column."""
         for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(max(map(len, COMMANDS))), summary) for name, (_, summary) in commands.items()])
+                formatter.write_dl(
+                    [(name.ljust(max(map(len, COMMANDS))), summary) for name, (_, summary) in commands.items()]
+                )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant; a name that none has is answered with the nearest one."""

@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 
 from medfl.bundle.files import find_bundle
 from medfl.errors import SettingsError
-from medfl.settings import local_fields, model_of, run_fields
-from medfl.utils.field_words import default_of, flow, type_of
+from medfl.settings import local_fields, run_fields
+from medfl.utils.field_words import default_of, flow, model_of, type_of
 from medfl.utils.imports import quick_imports
 
 HEAD = """\
@@ -70,8 +70,11 @@ def command(
 ) -> None:
     """Run a federation over a bundle.
 
-    Every other option names a setting, or an id of the bundle's configuration, as in MONAI: --method fedprox
-    --method_args#mu 0.1 --rounds 20 --optimizer#lr 0.05 --workers 2 --output_dir runs/one
+    Every other option names a setting (`medfl run --help-settings` lists them), or an id of the bundle's configuration,
+    as in MONAI: --batch_size 50 --optimizer#lr 0.05 --workers 2
+
+    Example: medfl run medmnist_classification --dataset-dir data/hospitals --method fedprox --method_args#mu 0.1
+    --rounds 20 --output_dir runs/fedprox
     """
     overrides = parse_overrides(context.args)
     if dataset_dir is None and overrides.get("carrier", "local") == "local":

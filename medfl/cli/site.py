@@ -12,7 +12,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback()
 def group() -> None:
-    """Check a site's own file before it connects."""
+    """Check a site's own file before it connects.
+
+    Example: medfl site check --kit kits/north
+    """
 
 
 @app.command()
@@ -27,6 +30,8 @@ def check(
 
     All checks are made: folders, secret, methods, device, privacy, and for each bundle its configuration, data, network
     and leaks between its splits. The status is 2 if one failed. Nothing is sent anywhere.
+
+    Example: medfl site check --kit kits/north --bundle medmnist_classification
     """
     from medfl.deploy.site_check import check_site
 

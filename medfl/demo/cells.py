@@ -50,8 +50,8 @@ def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> P
     """
     data = _prepare(out, images, seed, console)
     options = [
-        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "8"),
-        *("--settings#evaluate_every", "2", "--seed", str(seed)),
+        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "16", "--optimizer#lr", "0.03"),
+        *("--settings#lr_decay", "0.93", "--settings#evaluate_every", "4", "--seed", str(seed)),
     ]
     runs = [run("medmnist_classification", method, data, out / "runs" / method, options, console) for method in METHODS]
     return report(runs, out / "report.html", ("accuracy", "balanced_accuracy"), console)
