@@ -30,7 +30,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "list": ("medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles."),
     },
     "Data": {
-        "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded, or your own images, into data lists."),
+        "prep": ("medfl.cli.prep:app", "Turn a data set, or your own images, into data lists."),
         "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
     },
     "Run": {

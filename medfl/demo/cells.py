@@ -32,7 +32,7 @@ HOSPITALS = {"City": 1.9, "Coast": 1.2, "Hill": 0.9, "Lake": 0.8, "Valley": 0.7,
 ALPHA = 1.0
 """Concentration of the shares of classes at a hospital: small is skewed."""
 
-SIZE, TEST_SHARE = 28, 0.8
+SIZE, TEST_SHARE = 20, 0.8
 
 
 def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> Path:
@@ -50,8 +50,8 @@ def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> P
     """
     data = _prepare(out, images, seed, console)
     options = [
-        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "16", "--optimizer#lr", "0.03"),
-        *("--settings#lr_decay", "0.93", "--settings#evaluate_every", "4", "--seed", str(seed)),
+        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "8", "--optimizer#lr", "0.02"),
+        *("--settings#lr_decay", "0.95", "--settings#evaluate_every", "4", "--seed", str(seed)),
     ]
     runs = [run("medmnist_classification", method, data, out / "runs" / method, options, console) for method in METHODS]
     return report(runs, out / "report.html", ("accuracy", "balanced_accuracy"), console)
@@ -98,9 +98,9 @@ def _prepare(out: Path, images: int, seed: int, console: Console) -> Path:
         spec = kind(images=folder, table=table, site_column="hospital", size=SIZE, **columns)
         prepare(spec, pooled, force=True, workers=1)  # starting more takes longer than reading these images
         console.print(
-            f"medfl partition {pooled} --out {data} --scheme by_site --column site --test-fraction {TEST_SHARE} "
-            f"--seed {seed}"
+            f"medfl partition {pooled} --out {data} --scheme by_site --column site --test class_balanced "
+            f"--test-fraction {TEST_SHARE} --seed {seed}"
         )
-        plan = PartitionPlan("by_site", seed=seed, column="site", test_fraction=TEST_SHARE)
+        plan = PartitionPlan("by_site", seed=seed, column="site", test="class_balanced", test_fraction=TEST_SHARE)
         draw_partition(data, partition(pooled, data, plan, by_site))
     return data

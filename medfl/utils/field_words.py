@@ -95,6 +95,7 @@ def _expected(model: type[BaseModel], key: str, problem: Mapping[str, Any]) -> s
         return str(problem["msg"])
     inner = model_of(info)
     words = type_of(info) if inner is None else _parts(inner)
+    words = re.sub(r"^(whole number|number|list|text)", r"a \1", re.sub(r"`([\d.]+|True|False|None)`", r"\1", words))
     return "expected " + words.replace("`", "'")
 
 
