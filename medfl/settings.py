@@ -8,15 +8,17 @@ only if, its type is marked with `Remote`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from medfl.errors import SettingsError, did_you_mean
+from medfl.errors import SettingsError
+from medfl.utils.field_words import explain
 
 
 class Remote:
@@ -217,8 +219,8 @@ class Execution(Strict):
     threads: int = Field(1, ge=1)
     """Threads of each process."""
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu`` or ``cuda:N``."""
+    device: str = "auto"
+    """``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu``, ``cuda`` or ``cuda:N``."""
 
     cache: Literal["memory", "disk", "none"] = "memory"
     """Where cases of an adopted bundle are kept as they are before its first random transform: in ``memory``, on
@@ -235,6 +237,13 @@ class Execution(Strict):
     """Whether each site keeps pictures of the test cases whose masks it gets worst, with outlines of reference and
     prediction, beside its own model; the report of the run shows them. It is a site's affair whether images of its
     patients are shown: no server can set it, and sites on other machines keep none. It changes no number."""
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"expected auto, cpu, cuda, or cuda:N for one of several GPUs, as cuda:0; got '{device}'")
+        return device
 
 
 def run_fields() -> dict[str, FieldInfo]:
@@ -271,30 +280,5 @@ def read_settings(kind: type[S], values: Mapping[str, Any], where: str, also: Co
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(kind, problem, also) for problem in error.errors()]
+        lines = [explain(kind, problem, also) for problem in error.errors()]
         raise SettingsError(f"Settings of {where} are not valid:\n  " + "\n  ".join(lines)) from None
-
-
-def _explain(kind: type[BaseModel], problem: Any, also: Collection[str]) -> str:
-    name = ".".join(str(part) for part in problem["loc"]) or "(all)"
-    if problem["type"] == "extra_forbidden":
-        *within, key = problem["loc"]
-        known = [*_options(kind, within), *(() if within else also)]
-        return f"unknown option '{name}'. " + did_you_mean(str(key), known)
-    if problem["type"] == "missing":
-        return f"'{name}' is required and was not given"
-    return f"'{name}': {problem['msg']}; got {problem['input']!r}"
-
-
-def _options(kind: type[BaseModel], within: list[str | int]) -> list[str]:
-    """Names of the options of a model, or of the one that it holds under the keys `within`."""
-    for key in within:
-        info = kind.model_fields.get(str(key))
-        kind = (info and model_of(info)) or kind
-    return list(kind.model_fields)
-
-
-def model_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model that a field holds, or None."""
-    parts = [part for part in (info.annotation, *get_args(info.annotation)) if isinstance(part, type)]
-    return next((part for part in parts if issubclass(part, BaseModel)), None)

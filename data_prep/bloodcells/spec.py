@@ -29,6 +29,8 @@ class BloodCells(Cells):
 
     The release of each image is kept as 'source': medfl partition --scheme by_site --column source makes a site of
     each.
+
+    Example: medfl prep bloodcells --acevedo downloads/acevedo --matek downloads/matek --out data/bloodcells
     """
 
     dataset = "bloodcells"

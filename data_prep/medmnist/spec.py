@@ -222,7 +222,10 @@ def _one_finding(
 
 
 class MedMNIST(WholeSpec):
-    """MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download."""
+    """MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download.
+
+    Example: medfl prep medmnist --source downloads --flag bloodmnist --download --out data/bloodmnist
+    """
 
     dataset = "medmnist"
     parallel = False

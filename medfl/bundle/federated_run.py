@@ -100,6 +100,13 @@ class FederatedRun:
         carrier: str = "local",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(method_args, Mapping | None):
+            raise SettingsError(
+                "expected the method's settings as --method_args#NAME value, or as --method_args \"{'NAME': value}\"; "
+                f"got {method_args!r}."
+            )
+        if isinstance(sites, str):
+            raise SettingsError(f"expected a list of sites, as --sites \"['{sites}']\"; got {sites!r}.")
         self.task, self.method, self.method_args = task, method, dict(method_args or {})
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
@@ -169,6 +176,11 @@ class FederatedRun:
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
+        if execution.workers > max(len(data.sites), 2):
+            logger.warning(
+                "%d workers were asked for; %d sites keep as many at work.", execution.workers, len(data.sites)
+            )
+            execution = execution.model_copy(update={"workers": max(len(data.sites), 2)})
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
         placed = place_sites(list(data.sites), self.capability, settings.seed)
         by_machine = {name: spot.network for name, spot in placed.items()}

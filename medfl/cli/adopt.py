@@ -44,6 +44,8 @@ def command(
 
     The bundle is read as text: nothing in it is imported, instantiated, evaluated or loaded. What can't be told, or
     can't be done in a federation, is refused by name.
+
+    Example: medfl adopt zoo/spleen_ct_segmentation --out bundles/spleen
     """
     from medfl.bundle.adopt import OVERLAY, PAGE, adopt
     from medfl.bundle.check.report import visible

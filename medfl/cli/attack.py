@@ -47,7 +47,10 @@ class Against(StrEnum):
 
 @app.callback()
 def attack() -> None:
-    """Attack a finished run as somebody would who wants its images, or see what attackers in a simulation reached."""
+    """Attack a finished run as somebody would who wants its images, or see what attackers in a simulation reached.
+
+    Example: medfl attack membership runs/fedavg --images 200
+    """
 
 
 @app.command()
@@ -85,7 +88,10 @@ def membership(
         Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="RUN/attacks")
     ] = None,
 ) -> None:
-    """Tell training images from others by the answers of a model: by the loss, and by a shadow network."""
+    """Tell training images from others by the answers of a model: by the loss, and by a shadow network.
+
+    Example: medfl attack membership runs/fedavg --targets sites --images 200
+    """
     with quick_imports():
         from medfl.attacks.membership.attack import NAME, MembershipOptions, plain_line, run_membership
         from medfl.attacks.open_run import open_run
@@ -119,7 +125,10 @@ def inversion(
     device: Device = "cpu",
     data: Data = None,
 ) -> None:
-    """Reconstruct training images from what the run shared, from updates, and from the model."""
+    """Reconstruct training images from what the run shared, from updates, and from the model.
+
+    Example: medfl attack inversion runs/fedavg --against update --images 1 --steps 100
+    """
     with quick_imports():
         from medfl.attacks.inversion.attack import InversionOptions, run_inversion
         from medfl.attacks.open_run import open_run
@@ -152,7 +161,10 @@ def poison(
     device: Device = "cpu",
     data: Data = None,
 ) -> None:
-    """Judge a simulation with attackers (setting poison): accuracy, worst honest site, how often attackers succeed."""
+    """Judge a simulation with attackers (setting poison): accuracy, worst honest site, how often attackers succeed.
+
+    Example: medfl attack poison runs/median
+    """
     with quick_imports():
         from medfl.attacks.open_run import open_run
         from medfl.attacks.poisoning import NAME, PoisonOptions, plain_line, run_poison

@@ -23,6 +23,8 @@ def command(
     """Check a bundle offline, and list all code that it would run.
 
     Nothing in the bundle is imported, instantiated or evaluated. The status is 2 if there are errors.
+
+    Example: medfl check-bundle medmnist_classification
     """
     from medfl.bundle.check import check_bundle
     from medfl.bundle.files import find_bundle

@@ -37,6 +37,8 @@ def command(
 
     Scores, summary, report, bundles and kept models of rounds stay. A run that was cleaned can't be continued with
     more rounds.
+
+    Example: medfl clean runs/fedavg runs/local
     """
     from medfl.utils.locks import being_written
 

@@ -22,6 +22,8 @@ def command(
     """Put runs side by side: mean and spread over seeds, worst site, differences to a baseline.
 
     Runs that differ only in their seed and fold make one row. Without --out the table is printed as Markdown.
+
+    Example: medfl compare runs/local runs/fedavg --metric accuracy --metric balanced_accuracy
     """
     from medfl.report.compare import compare, to_markdown
     from medfl.runs.records import names_of, read_run

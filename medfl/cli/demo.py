@@ -19,6 +19,8 @@ def command(
     """Make blood-cell-like images, prepare and partition them, train alone and together, and write a report.
 
     Then the same for 3-D brain maps of four regions with unlike networks, in fewer rounds.
+
+    Example: medfl demo --out demo
     """
     with quick_imports():
         from medfl.demo import demo

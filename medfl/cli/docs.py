@@ -238,6 +238,8 @@ def command(
     """Write a page for each method, from its class: what it does, what leaves a site, its settings.
 
     Without METHODS it writes the pages of all methods, and README.md with a list of them.
+
+    Example: medfl docs fedprox fedbn --out pages
     """
     registry = load(plugin, no_plugin)
     for path in write_pages(registry, methods or sorted(registry.methods), out, index=not methods):

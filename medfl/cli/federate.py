@@ -17,7 +17,10 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder h
 
 @app.callback()
 def group() -> None:
-    """Run a federation between machines on NVIDIA FLARE."""
+    """Run a federation between machines on NVIDIA FLARE.
+
+    Example: medfl federate provision --server localhost --sites site-01,site-02 --admin me@hospital.org
+    """
 
 
 @app.command()
@@ -35,6 +38,8 @@ def provision(
 
     Give the command again with more sites to add them: the root and the kits that are there stay. Keep OUT/ca to
     yourself: whoever has it can make participants.
+
+    Example: medfl federate provision --server fl.hospital.org --sites north,south --admin me@hospital.org --out kits
     """
     from medfl.deploy.provision import Project, provision
 
@@ -52,7 +57,10 @@ def start(
     once: Annotated[bool, typer.Option("--once", help="Do not start the process again should it die.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait until it is up.")] = 60.0,
 ) -> None:
-    """Start a server or a site in the background and wait until it is up. It writes to console.log in its kit."""
+    """Start a server or a site in the background and wait until it is up. It writes to console.log in its kit.
+
+    Example: medfl federate start kits/north
+    """
     from medfl.deploy import kit as kits
 
     if foreground:
@@ -75,6 +83,9 @@ def submit(
     Every other option names an id of the bundle's configuration, as in `medfl run`: --method fedprox --rounds 20
     --output_dir runs/one. Without data here, give what is not the bundle's own: --num_classes 2 --in_channels 1.
     Ctrl-C stops following, not the run.
+
+    Example: medfl federate submit medmnist_classification --kit kits/me@hospital.org --dataset-dir data/mine --method
+    fedprox --rounds 20 --output_dir runs/one
     """
     from medfl.cli import run
 
@@ -84,7 +95,10 @@ def submit(
 
 @app.command()
 def resume(run: RunFolder) -> None:
-    """Continue a run where it stopped, or follow it again, and fetch its results."""
+    """Continue a run where it stopped, or follow it again, and fetch its results.
+
+    Example: medfl federate resume runs/one
+    """
     from medfl.deploy import session
     from medfl.runs.console import show_log
 
@@ -94,7 +108,10 @@ def resume(run: RunFolder) -> None:
 
 @app.command()
 def status(kit: Kit) -> None:
-    """Say who is connected and how the jobs stand (a researcher's kit), or whether a server or site runs here."""
+    """Say who is connected and how the jobs stand (a researcher's kit), or whether a server or site runs here.
+
+    Example: medfl federate status kits/me@hospital.org
+    """
     from medfl.deploy import kit as kits
     from medfl.deploy import session
 
@@ -111,7 +128,10 @@ def status(kit: Kit) -> None:
 def stop(
     what: Annotated[Path, typer.Argument(metavar="KIT_OR_RUN", help="A kit, or a run folder.", show_default=False)],
 ) -> None:
-    """Stop a server or a site, or end the job of a run. A run that was stopped can be resumed."""
+    """Stop a server or a site, or end the job of a run. A run that was stopped can be resumed.
+
+    Example: medfl federate stop runs/one
+    """
     from medfl.deploy import kit as kits
     from medfl.deploy import session
 

@@ -40,6 +40,8 @@ def command(
 
     For a method the table says what leaves a site, whether sites may have unlike networks, and what the method needs of
     a task.
+
+    Example: medfl list methods
     """
     registry = load(plugin, no_plugin)
     console = Console(markup=False, highlight=False, emoji=False)

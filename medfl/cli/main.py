@@ -1,6 +1,6 @@
 """The command ``medfl``: a table of commands, each imported when it is used, so that ``medfl --help`` is quick.
 
-To add a command, write a module in `medfl.cli` with a function or a `typer.Typer` and add a line to `COMMANDS`.
+To add a command, write a module in `medfl.cli` with a function or a `typer.Typer` and add a line to `SECTIONS`.
 """
 
 from __future__ import annotations
@@ -20,33 +20,75 @@ import typer.core
 import typer.main
 
 import medfl
-from medfl.errors import MedflError
+from medfl.cli.examples import with_examples
+from medfl.errors import MedflError, did_you_mean
 from medfl.utils.imports import quick_imports
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles."),
-    "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
-    "prep": ("medfl.cli.prep:app", "Turn a data set as downloaded into data lists."),
-    "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
-    "run": ("medfl.cli.run:app", "Run a federation described by a bundle."),
-    "federate": ("medfl.cli.federate:app", "Run federations between machines."),
-    "status": ("medfl.cli.status:command", "Say how far runs are."),
-    "watch": ("medfl.cli.watch:command", "Watch runs as they happen, in the terminal or on a page."),
-    "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
-    "card": ("medfl.cli.card:command", "Write a model card into every bundle of a run."),
-    "verify": ("medfl.cli.verify:command", "Check bundles against their cards: files and numbers."),
-    "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
-    "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
-    "attack": ("medfl.cli.attack:app", "Measure what a finished run gives away."),
-    "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
-    "site": ("medfl.cli.site:app", "Check a site's own file before it connects."),
-    "adopt": ("medfl.cli.adopt:command", "Make a federation's bundle of a stock MONAI bundle."),
-    "check-bundle": ("medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."),
-    "docs": ("medfl.cli.docs:command", "Write a page for each method."),
-    "new-dataset": ("medfl.cli.new_dataset:command", "Write a plugin file for a new data set, and its test."),
-    "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "First steps": {
+        "demo": ("medfl.cli.demo:command", "Compare methods on made-up data in a few minutes."),
+        "list": ("medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles."),
+    },
+    "Data": {
+        "prep": ("medfl.cli.prep:app", "Turn a data set, or your own images, into data lists."),
+        "partition": ("medfl.cli.partition:command", "Split a pooled data set among sites."),
+    },
+    "Run": {
+        "run": ("medfl.cli.run:app", "Run a federation described by a bundle."),
+        "status": ("medfl.cli.status:command", "Say how far runs are."),
+        "watch": ("medfl.cli.watch:command", "Watch runs as they happen, in the terminal or on a page."),
+        "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
+    },
+    "Look at results": {
+        "report": ("medfl.cli.report:command", "Write a page about runs: who gains, curves, costs, settings."),
+        "card": ("medfl.cli.card:command", "Write a model card into every bundle of a run."),
+        "verify": ("medfl.cli.verify:command", "Check bundles against their cards: files and numbers."),
+        "attack": ("medfl.cli.attack:app", "Measure what a finished run gives away."),
+    },
+    "Study and compare": {
+        "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
+        "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
+    },
+    "Between hospitals": {
+        "federate": ("medfl.cli.federate:app", "Run federations between machines."),
+        "site": ("medfl.cli.site:app", "Check a site's own file before it connects."),
+    },
+    "Bundles and plugins": {
+        "adopt": ("medfl.cli.adopt:command", "Make a federation's bundle of a stock MONAI bundle."),
+        "check-bundle": ("medfl.cli.check_bundle:command", "Check a bundle offline and list the code it would run."),
+        "new-method": ("medfl.cli.new_method:command", "Write a plugin file for a new method, and its test."),
+        "new-dataset": ("medfl.cli.new_dataset:command", "Write a plugin file for a new data set, and its test."),
+        "docs": ("medfl.cli.docs:command", "Write a page for each method."),
+    },
 }
-"""Name to target and help line. A target is a function, as for `typer.run`, or a `typer.Typer` of any shape."""
+"""Sections of the help, each with its commands: name to target and help line.
+
+A target is a function, as for `typer.run`, or a `typer.Typer` of any shape.
+"""
+
+COMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
+"""All commands, by name."""
+
+FIRST = """\
+medfl trains models on medical images that can't leave their hospitals, and compares ways to do so.
+
+See it all on made-up images, in a few minutes; the report is demo/report.html:
+  medfl demo
+
+See what there is: methods, data sets, bundles:
+  medfl list
+
+Go the same way with your own images, of which a table names file, class and hospital:
+  medfl prep folder images --table labels.csv --image-column file --label-column diagnosis \\
+      --site-column hospital --size 64 --out data/own
+  medfl partition data/own --out data/hospitals --scheme by_site --column site
+  medfl run medmnist_classification --dataset-dir data/hospitals --method local --output_dir runs/local
+  medfl run medmnist_classification --dataset-dir data/hospitals --method fedavg --output_dir runs/fedavg
+  medfl report runs/fedavg runs/local --out runs/report.html
+
+Every command explains itself, with an example: medfl run --help. The guide is README.md, its pages are in docs/.
+"""
+"""What ``medfl`` says without arguments, above the commands."""
 
 
 class LazyCommand(typer.core.TyperCommand):
@@ -62,12 +104,26 @@ class LazyCommand(typer.core.TyperCommand):
 
 
 class Commands(typer.core.TyperGroup):
-    """The group of all commands of `COMMANDS`."""
+    """The group of all commands of `COMMANDS`, shown by `SECTIONS`."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         for name, (target, summary) in COMMANDS.items():
             self.add_command(LazyCommand(name, target, summary))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands section by section, their help lines in one column."""
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(max(map(len, COMMANDS))), summary) for name, (_, summary) in commands.items()]
+                )
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant; a name that none has is answered with the nearest one."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            ctx.fail(f"There is no command '{args[0]}'. {did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Invoke the chosen command; an interruption ends it in one line."""
@@ -78,7 +134,7 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(130) from None
 
 
-app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 
 
 def real_command(name: str | None, target: str) -> Any:
@@ -95,7 +151,7 @@ def real_command(name: str | None, target: str) -> Any:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, help=_help(command))(command)
         command = single
-    return typer.main.get_command(command)
+    return with_examples(typer.main.get_command(command))
 
 
 def _help(function: Callable[..., Any]) -> str:
@@ -111,10 +167,16 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Federated learning on medical images."""
+    """Federated learning on medical images. Without a command it says where to begin."""
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST)
+        formatter = context.make_formatter()
+        context.command.format_commands(context, formatter)  # type: ignore[attr-defined]  # a group
+        typer.echo(formatter.getvalue(), nl=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

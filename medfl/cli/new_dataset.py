@@ -23,6 +23,8 @@ def command(
     """Write a plugin file for a new data set, and its test.
 
     What is written works as it stands: a folder of PNG images for each class, to be replaced by your release.
+
+    Example: medfl new-dataset my_scans
     """
     check_name(name, "dataset")
     written = write(folder_files(name) if folder else plugin_files(name), out)

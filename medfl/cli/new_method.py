@@ -30,6 +30,8 @@ def command(
     """Write a plugin file for a new method, and its test.
 
     What is written works as it stands: FedAvg with a small proximal term, to be replaced by your idea.
+
+    Example: medfl new-method my_prox
     """
     check_name(name, "method")
     written = write(package_files(name) if package else plugin_files(name), out)

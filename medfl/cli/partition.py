@@ -96,6 +96,8 @@ def command(
 
     Each site gets a folder with a data list and a card. Images of a patient, and identical images, stay together. Of a
     bundle's own list of cases (a Decathlon's dataset.json) each site gets a list of that name and links to its files.
+
+    Example: medfl partition data/own --out data/hospitals --scheme by_site --column site
     """
     from medfl.partition.case_list import partition_cases
     from medfl.partition.partition import partition

@@ -14,7 +14,9 @@ import typer
 import typer.core
 import typer.main
 
+from medfl.cli.examples import example_in, with_examples
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
+from medfl.errors import did_you_mean
 from medfl.plugins import Registry
 
 if TYPE_CHECKING:
@@ -46,6 +48,15 @@ class DatasetCommands(typer.core.TyperGroup):
             return None
         return _LazyDataset(cmd_name, registry)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant; a name that no data set has is answered with the nearest one."""
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            ctx.fail(
+                f"There is no data set '{args[0]}'. {did_you_mean(args[0], known)} Of your own: medfl prep folder."
+            )
+        return super().resolve_command(ctx, args)
+
     def _registry(self, ctx: Any) -> Registry:
         if not isinstance(ctx.obj, Registry):
             ctx.obj = load(ctx.params.get("plugin"), ctx.params.get("no_plugin"))
@@ -65,7 +76,8 @@ class _LazyDataset(typer.core.TyperCommand):
         assert self.name is not None  # given above
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(self.name)(command_of(self.name, self.registry.dataset(self.name)))
-        return typer.main.get_command(single).make_context(info_name, args, parent=parent, **extra)
+        real = with_examples(typer.main.get_command(single))
+        return real.make_context(info_name, args, parent=parent, **extra)
 
 
 app = typer.Typer(cls=DatasetCommands, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -73,7 +85,11 @@ app = typer.Typer(cls=DatasetCommands, add_completion=False, no_args_is_help=Tru
 
 @app.callback()
 def prep(plugin: PluginFiles = None, no_plugin: Disabled = None) -> None:
-    """Turn a data set as downloaded, or your own images, into one array of images and a data list."""
+    """Turn a data set as downloaded, or your own images, into one array of images and a data list.
+
+    Example: medfl prep folder images --table labels.csv --image-column file --label-column diagnosis --site-column
+    hospital --size 64 --out data/own
+    """
 
 
 def command_of(name: str, kind: type[DatasetSpec]) -> Callable[..., None]:
@@ -90,12 +106,26 @@ def command_of(name: str, kind: type[DatasetSpec]) -> Callable[..., None]:
         spec = read_settings(kind, values, where=f"data set '{name}'")
         summarise(out, prepare(spec, out, say=to_stderr, **frame))
 
-    command.__doc__ = inspect.getdoc(kind)
+    text = inspect.getdoc(kind) or ""
+    command.__doc__ = text if example_in(text) else f"{text}\n\nExample: {example_of(name, kind)}"
     command.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
     command.__annotations__ = {
         key: parameter.annotation for key, parameter in inspect.signature(command).parameters.items()
     }
     return command
+
+
+def example_of(name: str, kind: type[DatasetSpec]) -> str:
+    """A command for a data set whose docstring has no example: with what must be given, and no more."""
+    from medfl.ingest.options import Positional
+
+    words = []
+    for option, field in kind.model_fields.items():
+        if field.is_required():
+            flag = not any(isinstance(mark, Positional) for mark in field.metadata)
+            words += [f"--{option.replace('_', '-')}"] if flag else []
+            words.append(f"downloads/{name}" if option == "source" else option.upper())
+    return " ".join(["medfl prep", name, *words, f"--out data/{name}"])
 
 
 def to_stderr(line: str) -> None:

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from medfl.bundle.files import find_bundle
-from medfl.errors import SettingsError
-from medfl.settings import local_fields, model_of, run_fields
-from medfl.utils.field_words import default_of, flow, type_of
+from medfl.bundle.files import find_bundle, shipped
+from medfl.errors import SettingsError, did_you_mean
+from medfl.settings import local_fields, run_fields
+from medfl.utils.field_words import default_of, flow, model_of, type_of
 from medfl.utils.imports import quick_imports
 
 HEAD = """\
@@ -70,10 +70,17 @@ def command(
 ) -> None:
     """Run a federation over a bundle.
 
-    Every other option names a setting, or an id of the bundle's configuration, as in MONAI: --method fedprox
-    --method_args#mu 0.1 --rounds 20 --optimizer#lr 0.05 --workers 2 --output_dir runs/one
+    Every other option names a setting (`medfl run --help-settings` lists them), or an id of the bundle's configuration,
+    as in MONAI: --batch_size 50 --optimizer#lr 0.05 --workers 2
+
+    Example: medfl run medmnist_classification --dataset-dir data/hospitals --method fedprox --method_args#mu 0.1
+    --rounds 20 --output_dir runs/fedprox
     """
+    if bundle.startswith("-"):
+        raise SettingsError(f"expected a bundle before the options, got '{bundle}'. {did_you_mean('', shipped())}")
     overrides = parse_overrides(context.args)
+    if dataset_dir is None and "dataset_dir" in overrides:
+        dataset_dir = Path(str(overrides.pop("dataset_dir")))
     if dataset_dir is None and overrides.get("carrier", "local") == "local":
         raise SettingsError("expected --dataset-dir, the folder with one folder per site (`medfl partition` makes it).")
     run_bundle(bundle, ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | overrides)
@@ -88,11 +95,15 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
 
     Raises:
         SettingsError: If it is no bundle.
+        DataError: If the data are not of its kind.
     """
     root = find_bundle(bundle)
+    from medfl.bundle.data_fit import check_fit
     from medfl.runs.provenance import run_files
 
     configs = run_files(root)
+    if "dataset_dir" in options and options.get("carrier", "local") == "local":
+        check_fit(root, Path(options["dataset_dir"]), shipped())
     with quick_imports():
         from medfl.workflow import FederatedWorkflow
 
@@ -109,6 +120,8 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
 def parse_overrides(words: list[str]) -> dict[str, Any]:
     """``--name value`` and ``--name=value`` pairs; values are Python literals where they look like one.
 
+    Dashes in a name are underscores: no configuration can refer to an id that has one.
+
     Raises:
         SettingsError: If a word is not part of such a pair.
     """
@@ -119,8 +132,12 @@ def parse_overrides(words: list[str]) -> dict[str, Any]:
     while rest:
         word = rest.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or (not equals and not rest):
-            raise SettingsError(f"expected options as '--name value', got '{word}'")
+        if not word.startswith("--"):
+            raise SettingsError(f"expected options as '--name value', for example --method fedprox; got '{word}'.")
+        if not equals and not rest:
+            raise SettingsError(f"expected options as '--name value', got '{word}' without a value at the end.")
+        top, *parts = name.split("#")
+        name = "#".join([top.replace("-", "_"), *parts])
         text = value if equals else rest.pop(0)
         try:
             values[name] = ast.literal_eval(text)

@@ -12,7 +12,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback()
 def group() -> None:
-    """Check a site's own file before it connects, and what left the site afterwards."""
+    """Check a site's own file before it connects, and what left the site afterwards.
+
+    Example: medfl site check --kit kits/north
+    """
 
 
 @app.command()
@@ -27,6 +30,8 @@ def check(
 
     All checks are made: folders, secret, methods, device, privacy, and for each bundle its configuration, data, network
     and leaks between its splits. The status is 2 if one failed. Nothing is sent anywhere.
+
+    Example: medfl site check --kit kits/north --bundle medmnist_classification
     """
     from medfl.deploy.sites.check import check_site
 
@@ -56,6 +61,8 @@ def audit(
     Each line of audit.jsonl in the site's state folder holds the hash of the line before and its own. With --verify all
     are checked, and the status is 2 if one was changed, removed or inserted. Lines that are missing at the end show
     only by a hash that was noted elsewhere: give it with --hash.
+
+    Example: medfl site audit --kit kits/north --verify
     """
     from medfl.deploy.sites.audit import audit_file, in_words
     from medfl.deploy.sites.file import read_site_file

@@ -20,7 +20,10 @@ RECENT = 5
 def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
 ) -> None:
-    """Say how far runs are: rounds, scores, time left, disk use, bundles."""
+    """Say how far runs are: rounds, scores, time left, disk use, bundles.
+
+    Example: medfl status runs/fedavg runs/local
+    """
     from medfl.runs.records import read_run
 
     for record in [read_run(folder) for folder in runs]:

@@ -46,6 +46,8 @@ def command(
 
     All files are checked before the first run. The same command again continues: runs that are finished are left alone.
     A run that fails is named in the table, and the others go on; the status is then 1.
+
+    Example: medfl study studies/medmnist_quick.yaml --source downloads --scale cpu --jobs 2
     """
     from medfl.studies.study import commands, load_study
 

@@ -24,7 +24,7 @@ def command(
     It reads what runs note down in progress.jsonl and writes nothing. Without a terminal it says what happens in plain
     lines. It ends when the runs are over; a page stays until Ctrl-C, and so does the view of a kit.
 
-    For example: medfl watch runs/fedavg --serve
+    Example: medfl watch runs/fedavg --serve
     """
     from rich.console import Console
 

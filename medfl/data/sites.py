@@ -111,7 +111,10 @@ def site_names(dataset_dir: Path) -> list[str]:
         DataError: If there is no site, a name will not do (`name_problem`), or a site's folder lacks its list.
     """
     if not dataset_dir.is_dir():
-        raise DataError(f"expected the folder of a partitioned data set, there is none at {dataset_dir}.")
+        raise DataError(
+            f"expected the folder of a partitioned data set, there is none at {dataset_dir}. Check the path; `medfl "
+            f"prep` and `medfl partition ... --out {dataset_dir}` make one."
+        )
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
     for path in folders:
@@ -120,10 +123,19 @@ def site_names(dataset_dir: Path) -> list[str]:
     if problem := name_problem(names):
         raise DataError(f"{problem} It is a folder in {dataset_dir}.")
     if not names:
-        pooled = (dataset_dir / FILE).is_file()
-        hint = f"This is a pooled data set: run `medfl partition {dataset_dir} --out ...` first." if pooled else ""
-        raise DataError(f"expected folders of sites, each with a {FILE}, in {dataset_dir}; got none. {hint}".rstrip())
+        raise DataError(
+            f"expected folders of sites, each with a {FILE}, in {dataset_dir}; got none. {_mend(dataset_dir)}"
+        )
     return names
+
+
+def _mend(folder: Path) -> str:
+    """What to do with a folder that holds no site."""
+    if (folder / CARD).is_file():
+        return f"This is the folder of one site: give the one above it, {folder.parent}."
+    if (folder / FILE).is_file():
+        return f"This is a pooled data set: run `medfl partition {folder} --out ...` first."
+    return "Make lists with `medfl prep` (your own images: `medfl prep folder`), then `medfl partition`."
 
 
 def load_sites(

@@ -1,39 +1,47 @@
-"""Made-up blood cells: every site alone, and all together.
+"""Made-up blood cells of six hospitals that differ as hospitals do: every one alone, and all together.
 
-The images are drawn by `medfl.testing.phantoms`: eight kinds of white blood cells in twelve stains; nothing of them is
-real. Four sites of about the same size have a few dozen training images each, up to a hundred, and which classes these
-are of differs from site to site, down to a few images of a class or none. A site's test images are of its own classes,
-in numbers that are as alike as its images allow, and about twice as many as its training images, so that a difference
-is told from chance. Alone, a site hardly learns its rare classes; together they are learned from whoever has them. How
-many images, sites and rounds there are was chosen on the seed 0 so that this shows, and then looked at with the seeds 1
-and 2, where it shows too. It says nothing about data of yours.
+The images are drawn by `medfl.testing.phantoms`: eight kinds of white blood cells; nothing of them is real. Each hospital
+has a stain and a lamp of its own, more or fewer images, and other shares of the eight kinds, down to a few images of a
+kind or none. They lie as PNG files in a folder with a table, as anybody's own images would.
 """
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
 from rich.console import Console
 
 from medfl.demo.runs import report, run
 from medfl.ingest.prepare import prepare
-from medfl.partition.dirichlet_class import dirichlet_class_balanced
+from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.report.sections.holdings import draw_partition
+from medfl.testing.phantoms import CELLS, draw_cells, draw_stain
+from medfl.utils.seeds import seed_of
 
 METHODS = ("local", "fedavg")
-SITES, CLASSES, ALPHA, TEST_SHARE = 4, 8, 2.0, 0.85
+
+HOSPITALS = {"City": 1.9, "Coast": 1.2, "Hill": 0.9, "Lake": 0.8, "Valley": 0.7, "Village": 0.5}
+"""Name of each hospital to its number of images, in units of their mean."""
+
+ALPHA = 1.0
+"""Concentration of the shares of classes at a hospital: small is skewed."""
+
+SIZE, TEST_SHARE = 20, 0.8
 
 
 def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> Path:
-    """From a release of made-up images to a report.
+    """From image files and a table to a report.
 
     Args:
         out: Where everything goes.
         rounds: Rounds of each run.
-        images: Images per site, on average.
+        images: Images of a hospital, on average.
         seed: Of data and runs.
         console: Shows what is done.
 
@@ -42,30 +50,57 @@ def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> P
     """
     data = _prepare(out, images, seed, console)
     options = [
-        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "8", "--settings#evaluate_every", "2"),
-        *("--seed", str(seed)),
+        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "8", "--optimizer#lr", "0.02"),
+        *("--settings#lr_decay", "0.95", "--settings#evaluate_every", "4", "--seed", str(seed)),
     ]
     runs = [run("medmnist_classification", method, data, out / "runs" / method, options, console) for method in METHODS]
     return report(runs, out / "report.html", ("accuracy", "balanced_accuracy"), console)
 
 
+def write_images(folder: Path, images: int, seed: int) -> Path:
+    """Draw the images of all hospitals.
+
+    Args:
+        folder: Where to write PNG files and ``labels.csv``, with the columns file, diagnosis, patient and hospital.
+        images: Images of a hospital, on average; each is of another patient.
+        seed: Of all draws.
+
+    Returns:
+        The table.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[str, str, str, str]] = []
+    for hospital, share in HOSPITALS.items():
+        rng = np.random.default_rng(seed_of(seed, hospital, "demo"))
+        labels = rng.choice(len(CELLS), round(share * images), p=rng.dirichlet(np.full(len(CELLS), ALPHA)))
+        for label, pixels in zip(labels, draw_cells(labels, SIZE, draw_stain(rng), rng), strict=True):
+            name = f"image-{len(rows):04d}"
+            Image.fromarray(pixels).save(folder / f"{name}.png")
+            rows.append((f"{name}.png", CELLS[label].name, name.replace("image", "patient"), hospital))
+    table = folder / "labels.csv"
+    with table.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("file", "diagnosis", "patient", "hospital"), *rows])
+    return table
+
+
 def _prepare(out: Path, images: int, seed: int, console: Console) -> Path:
-    """Release, pooled data set and partition, each made unless it is there."""
-    downloads, pooled, data = out / "downloads", out / "pooled", out / "data"
+    """Images, pooled data set and partition, each made unless it is there."""
+    folder, pooled, data = out / "images", out / "pooled", out / "data"
     if not data.exists():
-        registry = load_plugins()
-        release = registry.phantom("medmnist")(downloads, SITES * images, classes=CLASSES, seed=seed)
-        console.print(f"Made-up blood cells, as a MedMNIST file: {release}")
-        console.print(f"\nmedfl prep medmnist --source {downloads} --flag {release.stem} --out {pooled}")
-        prepare(registry.dataset("medmnist")(source=downloads, flag=release.stem), pooled, force=True)
-        least = images // 3
+        table = write_images(folder, images, seed)
+        console.print(f"Made-up blood cells of {len(HOSPITALS)} hospitals: {folder}")
         console.print(
-            f"medfl partition {pooled} --out {data} --scheme dirichlet_class_balanced --alpha {ALPHA} --sites {SITES} "
-            f"--min-size {least} --test class_balanced --test-fraction {TEST_SHARE} --seed {seed}"
+            f"\nmedfl prep folder {folder} --table {table} --image-column file --label-column diagnosis "
+            f"--group-column patient --site-column hospital --size {SIZE} --workers 1 --out {pooled}"
         )
-        options = {"alpha": ALPHA, "min_size": least}
-        plan = PartitionPlan(
-            "dirichlet_class_balanced", SITES, seed, options, test="class_balanced", test_fraction=TEST_SHARE
+        columns = {"image_column": "file", "label_column": "diagnosis", "group_column": "patient"}
+        kind = load_plugins().dataset("folder")
+        spec = kind(images=folder, table=table, site_column="hospital", size=SIZE, **columns)
+        prepare(spec, pooled, force=True, workers=1)  # starting more takes longer than reading these images
+        console.print(
+            f"medfl partition {pooled} --out {data} --scheme by_site --column site --test class_balanced "
+            f"--test-fraction {TEST_SHARE} --seed {seed}"
         )
-        draw_partition(data, partition(pooled, data, plan, dirichlet_class_balanced))
+        plan = PartitionPlan("by_site", seed=seed, column="site", test="class_balanced", test_fraction=TEST_SHARE)
+        draw_partition(data, partition(pooled, data, plan, by_site))
     return data

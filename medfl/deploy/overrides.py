@@ -17,8 +17,9 @@ from typing import Any
 
 from medfl.errors import RefusedError, did_you_mean
 from medfl.runs.setting_ids import values_in
-from medfl.settings import local_fields, model_of, run_fields
+from medfl.settings import local_fields, run_fields
 from medfl.types import Meta
+from medfl.utils.field_words import model_of
 
 LOCAL = local_fields(run_fields())
 """Settings that no server sets at a site."""

@@ -66,6 +66,9 @@ class Folder(ImageSpec):
     8-bit images stay as they are but for their size; DICOM, NIfTI and deeper ones are scaled to [0, 1], each by its own
     range, without what pads it. The aspect ratio is not kept. With --crop-breast, --align or --voi mammograms are read
     as by medfl prep cbis_ddsm, and predicted so.
+
+    Example: medfl prep folder images --table labels.csv --image-column file --label-column diagnosis --group-column
+    patient --site-column hospital --size 64 --out data/own
     """
 
     dataset = "folder"

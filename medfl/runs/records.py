@@ -14,7 +14,7 @@ from medfl.core.evaluation import Row
 from medfl.errors import StoreError
 from medfl.objectives import Multiclass, Objective, read_objective
 from medfl.types import FACTS, Meta
-from medfl.utils.text import plain_name
+from medfl.utils.text import MAX_NAMES, names_and_more, plain_name
 
 PREDICTIONS = "predictions.csv"
 """In a site's bundle, a line for each case of its test split: its row; the target, or what is kept of it
@@ -145,9 +145,14 @@ def read_run(folder: Path) -> RunRecord:
         StoreError: If the folder holds no run, or one of its files can't be read.
     """
     if not (folder / "run.json").is_file():
-        raise StoreError(
-            f"expected a run folder at '{folder}', there is no run.json in it. Give the --output_dir of a run."
+        runs = sorted(path.parent.name for path in folder.glob("*/run.json"))
+        mend = (
+            f"Its runs are {names_and_more(runs, MAX_NAMES)}: give one of these."
+            if runs
+            else "Give the --output_dir of a run."
         )
+        why = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
+        raise StoreError(f"expected a run folder at '{folder}', {why}. {mend}")
     summary = folder / "summary.json"
     return RunRecord(
         folder,

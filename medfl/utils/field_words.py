@@ -1,12 +1,19 @@
-"""Fields of pydantic models in words: what one may be, and its default, as they are typed on the command line."""
+"""Fields of pydantic models in words: what one may be, its default, and what was wrong with a value."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from medfl.errors import did_you_mean
+
+PLAIN = re.compile(r"(\w+_)?(type|parsing|parsing_size|from_float)|literal_error|(greater|less)_than(_equal)?")
+"""Kinds of problems, as pydantic calls them, of which the type of a field and its bounds say all."""
 
 
 def flow(text: str) -> str:
@@ -52,3 +59,58 @@ def value_of(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(repr(part) for part in value) + "]"
     return str(value)
+
+
+def model_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field holds, or None."""
+    parts = [part for part in (info.annotation, *get_args(info.annotation)) if isinstance(part, type)]
+    return next((part for part in parts if issubclass(part, BaseModel)), None)
+
+
+def explain(kind: type[BaseModel], problem: Mapping[str, Any], also: Collection[str] = ()) -> str:
+    """One line about a problem.
+
+    Args:
+        kind: The model that was to be built.
+        problem: An entry of pydantic's ``ValidationError.errors()``.
+        also: Names known elsewhere than in the model, for the message about an unknown one.
+    """
+    *within, key = problem["loc"] or ("",)
+    name = ".".join(str(part) for part in problem["loc"])
+    model = _model_at(kind, within)
+    if problem["type"] == "extra_forbidden":
+        known = [*model.model_fields, *(() if within else also)]
+        return f"unknown option '{name}'. " + did_you_mean(str(key), known)
+    if problem["type"] == "missing":
+        return f"'{name}' is required and was not given"
+    if problem["type"] == "value_error":  # of a validator of ours, which says what it expected
+        return f"'{name}': {problem['ctx']['error']}" if name else str(problem["ctx"]["error"])
+    return f"'{name or '(all)'}': {_expected(model, str(key), problem)}; got {problem['input']!r}"
+
+
+def _expected(model: type[BaseModel], key: str, problem: Mapping[str, Any]) -> str:
+    """What a field may be; in pydantic's own words where its type and bounds would not say what is wrong."""
+    info = model.model_fields.get(key)
+    if info is None or not PLAIN.fullmatch(problem["type"]):
+        return str(problem["msg"])
+    inner = model_of(info)
+    words = type_of(info) if inner is None else _parts(inner)
+    words = re.sub(r"^(whole number|number|list|text)", r"a \1", re.sub(r"`([\d.]+|True|False|None)`", r"\1", words))
+    return "expected " + words.replace("`", "'")
+
+
+def _parts(model: type[BaseModel]) -> str:
+    """How a setting of several parts is written, and what these may be."""
+    needed = {name: type_of(info) for name, info in model.model_fields.items() if info.is_required()}
+    others = [name for name in model.model_fields if name not in needed]
+    written = ", ".join(f"'{name}': ..." for name in needed)
+    words = f'"{{{written}}}" with ' + ", ".join(f"{name} ({what})" for name, what in needed.items())
+    return f"{words}; possible, too: {', '.join(others)}" if others else words
+
+
+def _model_at(kind: type[BaseModel], within: Sequence[str | int]) -> type[BaseModel]:
+    """A model, or the one that it holds under the keys `within`."""
+    for key in within:
+        info = kind.model_fields.get(str(key))
+        kind = (info and model_of(info)) or kind
+    return kind
