@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("medfl.cli.verify:command", "Check bundles against their cards: files and numbers."),
     "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
     "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
+    "tune": ("medfl.cli.tune:command", "Look for good settings of a study's rows, on validation images alone."),
     "attack": ("medfl.cli.attack:app", "Measure what a finished run gives away."),
     "clean": ("medfl.cli.clean:command", "Remove what a finished run no longer needs."),
     "site": ("medfl.cli.site:app", "Check a site's own file before it connects."),
