@@ -152,13 +152,12 @@ class Settings(Strict):
     a mean over the sites, in place of those of the last round. The first of equals is taken."""
 
     patience: Annotated[int | None, Remote] = Field(None, ge=1)
-    """Evaluations in a row without a better validation score after which the run ends; None runs all rounds. A round is
-    scored while the next one trains, so that one is over as well. More rounds continue no run that ended so."""
+    """Evaluations in a row without a better validation score after which the run ends, one round later, as a round is
+    scored while the next one trains; None runs all rounds. More rounds continue no run that ended so."""
 
     keep_rounds: Annotated[tuple[PositiveInt, ...], Remote] = ()
-    """Rounds after which the server's model is kept, in ``kept/round-N.safetensors`` of the run folder, for attacks
-    later: a file as large as the model for each of them. It changes no number of a run, and may be changed when that
-    goes on."""
+    """Rounds after which the server's model is kept for attacks later, in ``kept/round-N.safetensors``: a file as large
+    as the model for each of them. It changes no number of a run, and may be changed when that goes on."""
 
     moments: Annotated[tuple[Literal["aggregated", "trained", "epochs"], ...], Remote] = ("aggregated",)
     """When models are scored: ``aggregated`` after a round, ``trained`` also right after local training, ``epochs``
@@ -171,9 +170,8 @@ class Settings(Strict):
     """Score every site's personal model on the server's test set, too."""
 
     balance: Annotated[Literal["none", "loss", "sampling"], Remote] = "none"
-    """What is done about unlike class sizes at a site: ``none``; ``loss`` weighs each class of the task's loss by the
-    inverse of its share of the site's training images; ``sampling`` draws the images of each class equally often, with
-    replacement."""
+    """What is done about unlike class sizes at a site: ``none``; ``loss`` weighs each class by the inverse of its share
+    of the site's training images; ``sampling`` draws the images of each class equally often, with replacement."""
 
     precision: Annotated[Literal["fp32", "bf16", "amp"], Remote] = "fp32"
     """``fp32``; ``bf16`` for autocast to bfloat16; ``amp`` for that on a GPU and ``fp32`` on a CPU, as MONAI's engines
@@ -234,9 +232,11 @@ class Execution(Strict):
     that trains loads. It changes no number."""
 
     pictures: bool = False
-    """Whether each site keeps pictures of the test cases whose masks it gets worst, with outlines of reference and
-    prediction, beside its own model; the report of the run shows them. It is a site's affair whether images of its
-    patients are shown: no server can set it, and sites on other machines keep none. It changes no number."""
+    """Whether each site keeps pictures of the test cases whose masks it gets worst, outlined, beside its own model, for
+    the report. No server can set it, and sites on other machines keep none. It changes no number."""
+
+    open_test: bool = True
+    """Whether test images are opened. Trials of ``medfl tune`` leave them out, as they choose by validation images."""
 
     @field_validator("device")
     @classmethod

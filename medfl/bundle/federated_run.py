@@ -172,6 +172,11 @@ class FederatedRun:
         method = registry.make_method(self.method, self.method_args)
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run", also=Execution.model_fields)
+        if settings.privacy is not None and not execution.open_test and self.source.weights is not None:
+            raise SettingsError(
+                "Without its test cases an adopted bundle's site has another fingerprint, under which no other run "
+                "would find what this one releases: leave out 'privacy', or 'open_test'."
+            )
         device = pick_device(execution.device, execution.workers)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
@@ -185,7 +190,8 @@ class FederatedRun:
         placed = place_sites(list(data.sites), self.capability, settings.seed)
         by_machine = {name: spot.network for name, spot in placed.items()}
         settings = settings.model_copy(update={"networks_by_site": by_machine | settings.networks_by_site})
-        leaks = self.source.check_leaks(self.dataset_dir, list(data.sites), self.public, self.allow_leaks)
+        names, opened = list(data.sites), execution.open_test
+        leaks = self.source.check_leaks(self.dataset_dir, names, self.public, self.allow_leaks, opened)
         record = run_record(
             self.task,
             bundle,

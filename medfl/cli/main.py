@@ -48,10 +48,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Study and compare": {
         "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
         "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
+        "tune": ("medfl.cli.tune:command", "Look for good settings of a study's rows, on validation images alone."),
     },
     "Between hospitals": {
         "federate": ("medfl.cli.federate:app", "Run federations between machines."),
-        "site": ("medfl.cli.site:app", "Check a site's own file before it connects."),
+        "site": ("medfl.cli.site:app", "Check a site's own file, and see what left the site."),
     },
     "Bundles and plugins": {
         "adopt": ("medfl.cli.adopt:command", "Make a federation's bundle of a stock MONAI bundle."),

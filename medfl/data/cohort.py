@@ -11,6 +11,7 @@ from pathlib import Path
 
 from medfl.data.datalists import FILE, parse_datalist, read_bytes
 from medfl.data.label_map import LabelMap, choose_map, class_names, relabelled
+from medfl.data.list_targets import without_test
 from medfl.data.sites import SiteData, load_global, load_sites, site_data, site_names
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Objective
@@ -61,6 +62,7 @@ def load_cohort(
     sites: Sequence[str] | None = None,
     public: str | None = None,
     label_map: LabelMap | None = None,
+    open_test: bool = True,
 ) -> Cohort:
     """Load the data of a run.
 
@@ -72,13 +74,15 @@ def load_cohort(
         sites: Names of the sites; None means all.
         public: Folder of the public data, relative to `folder`; None for none.
         label_map: Which of their classes is which of the sites'; None goes by names.
+        open_test: Whether test images are loaded. Without them, the server's test set is not looked for.
 
     Raises:
         DataError: If data are missing, damaged, or contradict the task or each other.
         SettingsError: If `label_map` is not possible.
     """
     names = list(sites) if sites is not None else [name for name in site_names(folder) if name != public]
-    data = Cohort(load_sites(folder, objective, mean, std, names), load_global(folder, objective, mean, std))
+    at_sites = load_sites(folder, objective, mean, std, names, open_test)
+    data = Cohort(at_sites, load_global(folder, objective, mean, std) if open_test else None)
     classes = data.first.classes
     for part in data.parts:
         if part.classes != classes:
@@ -93,7 +97,7 @@ def load_cohort(
                 "same names into both."
             )
     if public is not None:
-        shown, chosen = load_public(folder / public, objective, classes, mean, std, label_map)
+        shown, chosen = load_public(folder / public, objective, classes, mean, std, label_map, open_test)
         data = replace(data, public=shown, label_map=chosen)
     elif label_map is not None:
         raise SettingsError("'label_map' is for public data, and this run has none. Name their folder with --public.")
@@ -113,6 +117,7 @@ def load_public(
     mean: Sequence[float],
     std: Sequence[float],
     label_map: LabelMap | None = None,
+    open_test: bool = True,
 ) -> tuple[SiteData, LabelMap]:
     """Load public data with the classes of the sites.
 
@@ -123,6 +128,7 @@ def load_public(
         mean: As in `medfl.data.sites.load_sites`.
         std: As in `medfl.data.sites.load_sites`.
         label_map: Which class of the public data is which of the sites'; None goes by names.
+        open_test: Whether their test images are loaded.
 
     Returns:
         The data, and name of each of their own classes to the sites' class; None where its images are left out.
@@ -135,7 +141,7 @@ def load_public(
     datalist = parse_datalist(content, folder / FILE)
     chosen = choose_map(datalist, classes, label_map, str(folder))
     mapped = relabelled(datalist, classes, chosen, f"site '{folder.name}'")
-    data = site_data(folder, content, mapped, objective, mean, std)
+    data = site_data(folder, content, mapped if open_test else without_test(mapped), objective, mean, std)
     own = class_names(datalist)
     if own != list(classes) or any(name != target for name, target in chosen.items()):
         parts = [f"'{name}' is {'left out' if (to := chosen[name]) is None else repr(to)}" for name in own]

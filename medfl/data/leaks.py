@@ -18,6 +18,7 @@ import numpy as np
 
 from medfl.data.arrays import array_digest, open_array
 from medfl.data.datalists import Datalist, read_datalist, subjects_of
+from medfl.data.list_targets import without_test
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.types import GLOBAL
 
@@ -79,7 +80,9 @@ def row_digests(path: Path) -> tuple[bytes, ...]:
     return _row_digests(path.resolve(), array_digest(path))
 
 
-def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = None) -> list[Leak]:
+def find_leaks(
+    dataset_dir: Path, names: Sequence[str], public: str | None = None, open_test: bool = True
+) -> list[Leak]:
     """Find what sites, splits, the server's test set and public data have in common.
 
     Subjects are compared among lists whose image arrays have the same content, because they come from one pool, where a
@@ -91,6 +94,7 @@ def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = Non
         dataset_dir: The folder that holds one folder for each site.
         names: The sites that take part.
         public: The folder of public data beside the sites, if there is one.
+        open_test: Whether test images are compared, too.
 
     Returns:
         One leak for each kind and pair of places, in the order of the places.
@@ -101,7 +105,10 @@ def find_leaks(dataset_dir: Path, names: Sequence[str], public: str | None = Non
     """
     holdings: dict[str, Holding] = {}
     for name in _folders(dataset_dir, names, public):
+        if name == GLOBAL and not open_test:
+            continue
         datalist = read_datalist(dataset_dir / name)
+        datalist = datalist if open_test else without_test(datalist)
         array = (dataset_dir / name / datalist.image_array).resolve()
         holdings |= {f"{name}/{split}": holding for split, holding in _contents(datalist, array, name)}
     return leaks_between(holdings)
@@ -125,7 +132,11 @@ def leaks_between(holdings: Mapping[str, Holding]) -> list[Leak]:
 
 
 def check_leaks(
-    dataset_dir: Path, names: Sequence[str], public: str | None = None, allow: Sequence[str] = ()
+    dataset_dir: Path,
+    names: Sequence[str],
+    public: str | None = None,
+    allow: Sequence[str] = (),
+    open_test: bool = True,
 ) -> list[str]:
     """Refuse data with leaks, except those that are allowed by name.
 
@@ -134,6 +145,7 @@ def check_leaks(
         names: As in `find_leaks`.
         public: As in `find_leaks`.
         allow: Kinds of leaks that are allowed: ``subjects``, ``pixels``.
+        open_test: As in `find_leaks`.
 
     Returns:
         A sentence for each pair of places with an allowed leak, for the report.
@@ -143,7 +155,7 @@ def check_leaks(
         SettingsError: If `allow` names no kind of leak, or as in `find_leaks`.
     """
     check_kinds(allow)
-    return refuse_leaks(find_leaks(dataset_dir, names, public), allow)
+    return refuse_leaks(find_leaks(dataset_dir, names, public, open_test), allow)
 
 
 def refuse_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -107,3 +108,8 @@ def output_names(datalist: Datalist, objective: Objective) -> tuple[str, ...]:
 
 def _names_key(objective: Objective) -> str:
     return STRUCTURES if objective.in_space else TARGET_NAMES
+
+
+def without_test(datalist: Datalist) -> Datalist:
+    """The same list with no test image in it, for runs that must know nothing of them (the setting ``open_test``)."""
+    return replace(datalist, splits=datalist.splits | {"test": []})

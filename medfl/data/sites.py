@@ -21,7 +21,7 @@ import torch
 
 from medfl.data.arrays import FEATURES, ArrayDataset, ArrayMasks, array_digest, channels_of, open_array
 from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
-from medfl.data.list_targets import check_goal, output_names, rows_and_targets
+from medfl.data.list_targets import check_goal, output_names, rows_and_targets, without_test
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
 from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER, Dataset
@@ -144,6 +144,7 @@ def load_sites(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
     names: Sequence[str] | None = None,
+    open_test: bool = True,
 ) -> dict[str, SiteData]:
     """Load the sites of a partitioned data set.
 
@@ -153,6 +154,7 @@ def load_sites(
         mean: Subtracted from images in [0, 1]; one number, or one for each channel.
         std: Divides then; one number, or one for each channel, > 0.
         names: Only these sites; None means all.
+        open_test: Whether test images are loaded; without them the digest is the same.
 
     Returns:
         Name to data, sorted by name. A site may have no training data.
@@ -166,7 +168,7 @@ def load_sites(
         if name not in known:
             raise DataError(f"no site '{name}' in {folder}. {did_you_mean(name, known)}")
     wanted = known if names is None else sorted(set(names))
-    return {name: load_site(folder / name, objective, mean, std) for name in wanted}
+    return {name: load_site(folder / name, objective, mean, std, open_test) for name in wanted}
 
 
 def load_global(
@@ -180,10 +182,13 @@ def load_global(
     return load_site(folder, objective, mean, std) if folder.is_dir() else None
 
 
-def load_site(folder: Path, objective: Objective, mean: Sequence[float], std: Sequence[float]) -> SiteData:
+def load_site(
+    folder: Path, objective: Objective, mean: Sequence[float], std: Sequence[float], open_test: bool = True
+) -> SiteData:
     """Load one site from its folder. Arguments and errors as in `load_sites`."""
     content = read_bytes(folder)
-    return site_data(folder, content, parse_datalist(content, folder / FILE), objective, mean, std)
+    datalist = parse_datalist(content, folder / FILE)
+    return site_data(folder, content, datalist if open_test else without_test(datalist), objective, mean, std)
 
 
 def site_data(

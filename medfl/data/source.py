@@ -56,7 +56,12 @@ class Source(Protocol):
         ...
 
     def check_leaks(
-        self, folder: Path, names: Sequence[str], public: str | None = None, allow: Sequence[str] = ()
+        self,
+        folder: Path,
+        names: Sequence[str],
+        public: str | None = None,
+        allow: Sequence[str] = (),
+        open_test: bool = True,
     ) -> list[str]:
         """Refuse patients and images in two places; arguments and errors as in `medfl.data.leaks.check_leaks`."""
         ...
@@ -86,18 +91,24 @@ class Arrays:
         label_map: LabelMap | None = None,
     ) -> Cohort:
         """As `Source.cohort`."""
-        return load_cohort(folder, self.objective, self.mean, self.std, sites, public, label_map)
+        scale = (self.objective, self.mean, self.std)
+        return load_cohort(folder, *scale, sites, public, label_map, execution.open_test)
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
         """As `Source.site`."""
-        return load_site(folder, self.objective, self.mean, self.std)
+        return load_site(folder, self.objective, self.mean, self.std, execution.open_test)
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
         """As `Source.shared_test`."""
-        return load_global(folder, self.objective, self.mean, self.std)
+        return load_global(folder, self.objective, self.mean, self.std) if execution.open_test else None
 
     def check_leaks(
-        self, folder: Path, names: Sequence[str], public: str | None = None, allow: Sequence[str] = ()
+        self,
+        folder: Path,
+        names: Sequence[str],
+        public: str | None = None,
+        allow: Sequence[str] = (),
+        open_test: bool = True,
     ) -> list[str]:
         """As `Source.check_leaks`."""
-        return check_leaks(folder, names, public, allow)
+        return check_leaks(folder, names, public, allow, open_test)

@@ -92,6 +92,7 @@ def _check_names(study: Study) -> None:
         _check_known(f"attacks.{kind}", attack.data, study.data, "data set")
     for name, data in study.data.items():
         _check_known(f"data.{name}", data.rows, study.rows, "row")
+    _check_known("tune.rows", study.tune.rows if study.tune else (), study.rows, "row")
 
 
 def _check_seeds(study: Study) -> None:

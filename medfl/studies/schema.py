@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from medfl.partition.plan import PartitionPlan
 from medfl.settings import Strict
 from medfl.studies.preps import Prep
+from medfl.studies.tuning import Tuning
 
 FULL = "full"
 """The scale of the file as it stands."""
@@ -158,6 +159,7 @@ class Study(Strict):
             A file of ``weights`` is one of the source folder.
         without_weights: What replaces `settings` where that file is not there (`medfl.studies.weights`); None refuses.
         scales: Name to scale.
+        tune: What ``medfl tune`` looks for; None leaves nothing to it.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$")
@@ -173,6 +175,7 @@ class Study(Strict):
     settings: dict[str, Any] = {}
     without_weights: dict[str, Any] | None = None
     scales: dict[str, StudyScale] = {}
+    tune: Tuning | None = None
 
     def seed_list(self) -> list[int]:
         """The seeds, in order."""

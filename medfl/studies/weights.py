@@ -70,6 +70,7 @@ def _renamed(study: Study) -> Study:
         update={
             "rows": rows,
             "baseline": None if study.baseline is None else marked(study.baseline),
+            "tune": None if study.tune is None else study.tune.renamed(marked),
             **{"claims": claims, "data": data, "attacks": attacks},
         }
     )

@@ -120,7 +120,8 @@ class AdoptedSource:
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
         """As `medfl.data.source.Source.shared_test`."""
-        return self.site(folder / GLOBAL, execution) if (folder / GLOBAL).is_dir() else None
+        there = execution.open_test and (folder / GLOBAL).is_dir()
+        return self.site(folder / GLOBAL, execution) if there else None
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
         """As `medfl.data.source.Source.site`."""
@@ -139,7 +140,7 @@ class AdoptedSource:
             "target_type": torch.float32 if self._overlapping else self._objective.target_type,
             "check": self._objective.check_targets,
         }
-        splits = self._splits(site)
+        splits = self._splits(site, execution.open_test)
         train, val, test = (self._split(site, name, splits[name], transforms[name], options) for name in splits)
         digests = [part.digest if isinstance(part, TransformDataset) else "" for part in (train, val, test)]
         names, titles = self._bundle.output_names(self._objective.outputs), self._objective.titles
@@ -166,7 +167,12 @@ class AdoptedSource:
         return part
 
     def check_leaks(
-        self, folder: Path, names: Sequence[str], public: str | None = None, allow: Sequence[str] = ()
+        self,
+        folder: Path,
+        names: Sequence[str],
+        public: str | None = None,
+        allow: Sequence[str] = (),
+        open_test: bool = True,
     ) -> list[str]:
         """As `medfl.data.source.Source.check_leaks`: images are the same if their files hold the same bytes.
 
@@ -174,22 +180,23 @@ class AdoptedSource:
         """
         check_kinds(allow)
         holdings = {}
-        for name in [*sorted(set(names)), *([GLOBAL] if (folder / GLOBAL).is_dir() else [])]:
+        for name in [*sorted(set(names)), *([GLOBAL] if open_test and (folder / GLOBAL).is_dir() else [])]:
             site = AdoptedSite(self._bundle, folder / name, name)
-            for split, rows in self._splits(site).items():
+            for split, rows in self._splits(site, open_test).items():
                 subjects: set[Hashable] = {(name, text) for row in rows if (text := _subject(row)) is not None}
                 holdings[f"{name}/{split}"] = Holding(subjects, {_image_digest(row) for row in rows})
         return refuse_leaks(leaks_between(holdings), allow)
 
-    def _splits(self, site: AdoptedSite) -> dict[str, list[Row]]:
-        """A site's cases by split; one list for all is dealt out."""
+    def _splits(self, site: AdoptedSite, open_test: bool) -> dict[str, list[Row]]:
+        """A site's cases by split; one list for all is dealt out. A test that stays closed has none."""
         lists = site.lists()
         if lists.validation is None:
             val_fraction, test_fraction = self._fractions
             train, validation, test = deal(lists.train, val_fraction, 0 if lists.test is not None else test_fraction)
         else:
             train, validation, test = lists.train, lists.validation, []
-        return {"training": train, "validation": validation, "test": lists.test if lists.test is not None else test}
+        closed = [] if not open_test else lists.test if lists.test is not None else test
+        return {"training": train, "validation": validation, "test": closed}
 
     def _class_labels(self, part: TransformDataset) -> torch.Tensor | None:
         return self._objective.class_labels(all_targets(part)) if self._objective.has_class_labels else None

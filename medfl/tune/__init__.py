@@ -1,0 +1,1 @@
+"""Looking for good settings of a study's rows, on validation images alone."""

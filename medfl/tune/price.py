@@ -1,0 +1,166 @@
+"""What a search costs under privacy: what all its trials released together, by the ledgers' own reckoning.
+
+Each trial keeps its own budget and is charged to the sites' ledgers. Their composition is a promise about the updates
+or trainings of all trials; that one of them was chosen by validation scores is not in it, as these are no private
+answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medfl.errors import SettingsError
+from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.gaussian import noise_multiplier
+from medfl.runs.provenance import bundle_values
+from medfl.settings import Privacy, Settings, read_settings
+from medfl.studies.schema import DataSet, Study
+from medfl.types import Meta
+
+LEDGER = "ledger"
+"""Folder of the ledgers in that of a search, where the study names none."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What was released of the data of the site that paid most, for one kind of promise.
+
+    Attributes:
+        unit: ``site`` or ``sample``.
+        adjacency: ``add_remove`` or ``replace``.
+        delta: Probability that the guarantee fails.
+        trials: Runs that released anything.
+        largest: The largest epsilon of one of them.
+        epsilon: Of all together; None where there is no bound.
+        site: Whose.
+    """
+
+    unit: str
+    adjacency: str
+    delta: float
+    trials: int
+    largest: float
+    epsilon: float | None
+    site: str
+
+    def sentence(self) -> str:
+        """What tuning cost, in words."""
+        together = "no bound" if self.epsilon is None else f"epsilon {self.epsilon:.4g}"
+        return (
+            f"The price of tuning: {self.trials} trials of epsilon {self.largest:.4g} at most are together {together} "
+            f"(unit {self.unit}, adjacency '{self.adjacency}', delta {self.delta:g}; site '{self.site}', which paid "
+            "most)."
+        )
+
+
+def prices(accounts: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Price]:
+    """What runs cost together, for each kind of promise; none without privacy.
+
+    Args:
+        accounts: For each run, site to `medfl.privacy.ledger.Account.facts`, as its summary has them.
+    """
+    kinds: dict[tuple[str, str, float], dict[str, list[Part]]] = {}
+    stated: dict[tuple[str, str, float], list[float]] = {}
+    for run in accounts:
+        for kind in dict.fromkeys(map(_kind, run.values())):
+            facts_by_site = {site: facts for site, facts in run.items() if _kind(facts) == kind}
+            stated.setdefault(kind, []).append(max(facts["stated_epsilon"] for facts in facts_by_site.values()))
+            for site, facts in facts_by_site.items():
+                part = Part(facts["sigma"], facts["steps"] * facts["releases"], facts["rate"])
+                kinds.setdefault(kind, {}).setdefault(site, []).append(part)
+    priced = []
+    for (unit, adjacency, delta), by_site in kinds.items():
+        spent = {site: epsilon(tuple(parts), delta, adjacency) for site, parts in sorted(by_site.items())}
+        site = max(spent, key=lambda name: spent[name])
+        each = stated[unit, adjacency, delta]
+        bound = None if math.isinf(spent[site]) else spent[site]
+        priced.append(Price(unit, adjacency, delta, len(each), max(each), bound, site))
+    return priced
+
+
+def _kind(facts: Mapping[str, Any]) -> tuple[str, str, float]:
+    return str(facts["unit"]), str(facts["adjacency"]), float(facts["delta"])
+
+
+def privacy_of(study: Study, data: DataSet, row: str) -> Meta | None:
+    """The privacy setting of a row's runs, as the study gives it; None without one."""
+    options = study.settings | data.options | study.rows[row].settings
+    privacy: Meta | None = options.get("privacy")
+    return privacy
+
+
+def with_ledger(study: Study, out: Path) -> Study:
+    """The study with a ledger for every row under privacy: that of the study, or one in the folder of the search.
+
+    Args:
+        study: With one data set.
+        out: Folder of the search.
+    """
+    (data,) = study.data.values()
+    rows = {}
+    for name, row in study.rows.items():
+        privacy = privacy_of(study, data, name)
+        if privacy is not None and privacy.get("ledger") is None:
+            charged = privacy | {"ledger": str((out / LEDGER).resolve())}
+            row = row.model_copy(update={"settings": row.settings | {"privacy": charged}})
+        rows[name] = row
+    return study.model_copy(update={"rows": rows})
+
+
+def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: bool, bundle: Path) -> None:
+    """Refuse a search that privacy does not allow.
+
+    Args:
+        study: With one data set.
+        trials: Of each row.
+        rounds: Of each trial.
+        halving: Whether runs are continued.
+        adopted: Whether the bundle is a stock one, whose sites' fingerprints hang on their test cases.
+        bundle: The bundle.
+
+    Raises:
+        SettingsError: With the reason.
+    """
+    (data,) = study.data.values()
+    if (bundle_values(bundle).get("settings") or {}).get("privacy") is not None:
+        raise SettingsError("the bundle itself sets 'privacy': give it in the study file, where its ledger is named.")
+    planned: dict[str, list[tuple[Privacy, int]]] = {}
+    for name in study.rows:
+        given = privacy_of(study, data, name)
+        if given is None:
+            continue
+        if halving:
+            raise SettingsError(
+                f"row '{name}' has 'privacy', and halving continues runs with more rounds: a run under privacy has "
+                "spread its budget over the rounds it began with, so more of them can't be accounted for. Choose the "
+                "sampler random, grid or tpe."
+            )
+        if adopted:
+            raise SettingsError(
+                f"row '{name}' has 'privacy' on an adopted bundle, whose sites have another fingerprint without their "
+                "test cases: the trials would stand in no ledger that later runs find. Leave one of them out."
+            )
+        privacy = read_settings(Settings, {"rounds": rounds, "privacy": given}, f"row '{name}'").privacy
+        assert privacy is not None
+        if privacy.unit == "site" and privacy.ledger is not None and privacy.total_epsilon is not None:
+            planned.setdefault(str(privacy.ledger), []).append((privacy, trials))
+    for ledger, runs in planned.items():
+        _check_total(ledger, runs, rounds)
+
+
+def _check_total(ledger: str, runs: Sequence[tuple[Privacy, int]], rounds: int) -> None:
+    """Refuse trials that exceed the total of a ledger together."""
+    for privacy, _ in runs:
+        parts = tuple(Part(noise_multiplier(other, rounds), rounds * count) for other, count in runs)
+        spent = epsilon(parts, privacy.delta, privacy.adjacency)
+        if privacy.total_epsilon is not None and spent > privacy.total_epsilon * (1 + 1e-9):
+            count = sum(number for _, number in runs)
+            raise SettingsError(
+                f"the {count} trials under privacy are together epsilon {spent:.4g} (unit site, '{privacy.adjacency}', "
+                f"delta {privacy.delta:g}), and the ledger '{ledger}' allows a total of {privacy.total_epsilon:g}. "
+                "Lower 'trials' or epsilon, or raise 'total_epsilon' if the sites agree."
+            )
