@@ -38,7 +38,7 @@ LOADED = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=[\"
 """What a browser fetches from elsewhere when it shows a page."""
 
 KERNEL = "---\njupyter:\n  kernelspec: {display_name: Python 3, language: python, name: python3}\n---\n\n"
-"""In front of a tutorial that becomes a notebook: Python runs it, and blocks of the shell begin with a line of magic."""
+"""In front of a tutorial that becomes a notebook: Python runs it; blocks of the shell begin with a line of magic."""
 
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
