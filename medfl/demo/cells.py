@@ -1,8 +1,8 @@
 """Made-up blood cells of six hospitals that differ as hospitals do: every one alone, and all together.
 
-The images are drawn by `medfl.testing.phantoms`: eight kinds of white blood cells; nothing of them is real. Each hospital
-has a stain and a lamp of its own, more or fewer images, and other shares of the eight kinds, down to a few images of a
-kind or none. They lie as PNG files in a folder with a table, as anybody's own images would.
+The images are drawn by `medfl.testing.phantoms`: eight kinds of white blood cells; nothing of them is real. Each
+hospital has a stain and a lamp of its own, more or fewer images, and other shares of the eight kinds, down to a few
+images of a kind or none. They lie as PNG files in a folder with a table, as anybody's own images would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl.report.sections.holdings import draw_partition
-from medfl.testing.phantoms import CELLS, draw_cells, draw_stain
+from medfl.testing.phantoms import CELLS, Stain, draw_cells, draw_stain
 from medfl.utils.seeds import seed_of
 
 METHODS = ("local", "fedavg")
@@ -32,7 +32,10 @@ HOSPITALS = {"City": 1.9, "Coast": 1.2, "Hill": 0.9, "Lake": 0.8, "Valley": 0.7,
 ALPHA = 1.0
 """Concentration of the shares of classes at a hospital: small is skewed."""
 
-SIZE, TEST_SHARE = 20, 0.8
+STAINED = 0.5
+"""How unlike the hospitals' stains and lamps are: 1 is as in `medfl.testing.phantoms`, 0 is all alike."""
+
+SIZE, TEST_SHARE = 28, 0.8
 
 
 def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> Path:
@@ -50,7 +53,7 @@ def cells(out: Path, rounds: int, images: int, seed: int, console: Console) -> P
     """
     data = _prepare(out, images, seed, console)
     options = [
-        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "8", "--optimizer#lr", "0.02"),
+        *("--rounds", str(rounds), "--settings#epochs", "2", "--batch_size", "16", "--optimizer#lr", "0.03"),
         *("--settings#lr_decay", "0.95", "--settings#evaluate_every", "4", "--seed", str(seed)),
     ]
     runs = [run("medmnist_classification", method, data, out / "runs" / method, options, console) for method in METHODS]
@@ -73,7 +76,9 @@ def write_images(folder: Path, images: int, seed: int) -> Path:
     for hospital, share in HOSPITALS.items():
         rng = np.random.default_rng(seed_of(seed, hospital, "demo"))
         labels = rng.choice(len(CELLS), round(share * images), p=rng.dirichlet(np.full(len(CELLS), ALPHA)))
-        for label, pixels in zip(labels, draw_cells(labels, SIZE, draw_stain(rng), rng), strict=True):
+        drawn = draw_stain(rng)
+        stain = Stain(drawn.strength**STAINED, drawn.gain**STAINED)
+        for label, pixels in zip(labels, draw_cells(labels, SIZE, stain, rng), strict=True):
             name = f"image-{len(rows):04d}"
             Image.fromarray(pixels).save(folder / f"{name}.png")
             rows.append((f"{name}.png", CELLS[label].name, name.replace("image", "patient"), hospital))
