@@ -3,6 +3,29 @@
 The images are drawn by `medfl.testing.phantoms`: eight kinds of white blood cells; nothing of them is real. Each
 hospital has a stain and a lamp of its own, more or fewer images, and other shares of the eight kinds, down to a few
 images of a kind or none. They lie as PNG files in a folder with a table, as anybody's own images would.
+
+Of a hospital's images more than half are for testing, in numbers of each kind that are as alike as its images allow, so
+that a difference is told from chance. Alone, a hospital hardly learns what is rare there; together it is learned from
+whoever has it. Both train with the same steps: the models of the sites alone are no further than these bring them.
+
+Sizes, rounds and learning rate were chosen with the seeds 0 to 2 in view. Seven other choices were looked at on one to
+three of these seeds: stains twice as unlike, test images in a hospital's own shares of kinds, fewer or smaller images,
+fewer steps. Their mean gain in accuracy was between -.03 and +.19, in three of them with no clear difference on seed 0.
+What came out with this one, with the gain's mean over the sites, its 95 % interval, and how many of the six sites gain,
+show no clear difference, and lose:
+
+====  =================  ====================  =============================
+seed  metric             alone, with fedavg    gain
+====  =================  ====================  =============================
+0     accuracy           .670, .857            +.187 [.144, .231], 5 / 1 / 0
+0     balanced accuracy  .568, .836            +.267 [.223, .300], 6 / 0 / 0
+1     accuracy           .697, .935            +.238 [.196, .280], 6 / 0 / 0
+1     balanced accuracy  .570, .918            +.348 [.297, .384], 6 / 0 / 0
+2     accuracy           .619, .709            +.091 [.045, .138], 4 / 1 / 1
+2     balanced accuracy  .554, .691            +.137 [.090, .185], 4 / 1 / 1
+====  =================  ====================  =============================
+
+It says nothing about data of yours.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def run(*words):
             "expected folders of sites, each with a datalist.json, in empty; got none. Make lists with `medfl prep`",
         ),
         ("images", "in images; got none. Make lists with `medfl prep` (your own images: `medfl prep folder`), then"),
-        ("cells/site-01", "in cells/site-01; got none. This is the folder of one site: give the one above it, cells."),
+        ("cells/site-01", "in cells/site-01; got none. This is one site: give the folder above it, cells."),
     ],
 )
 def test_a_wrong_folder_of_data(folder, says, answer):
