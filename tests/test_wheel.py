@@ -117,7 +117,7 @@ def test_make_demo_runs_from_the_wheel_in_its_smallest_size(environment, tmp_pat
     summary = json.loads((demo / "runs" / "fedavg" / "summary.json").read_text())
     assert f"{summary['scores']['global']['test']['accuracy']['mean']:.3f}" in page
     for method in ("local", "fedavg"):
-        assert len(list((demo / "runs" / method / "sites").glob("*/models/model.pt"))) == 4
+        assert len(list((demo / "runs" / method / "sites").glob("*/models/model.pt"))) == 6
     assert "open demo/report.html" in output
     assert "open demo/brains/report.html" in output
     assert "Every model at every site" in (demo / "brains" / "report.html").read_text()

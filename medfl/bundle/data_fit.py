@@ -48,7 +48,7 @@ def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None
 
 
 def bundle_kind(bundle: Path) -> tuple[str, str]:
-    """What a bundle takes and what it learns, by its ``metadata.json`` and ``train.json``; empty where they don't tell."""
+    """What a bundle takes and what it learns, by its configuration; empty where that does not tell."""
     try:
         metadata = json.loads((bundle / "configs" / "metadata.json").read_text(encoding="utf-8"))
         train = json.loads((bundle / "configs" / "train.json").read_text(encoding="utf-8"))

@@ -229,9 +229,17 @@ def _run_command(arguments: list[str], debug: bool) -> NoReturn:
             _report(error, f"error: {known}", debug)
             sys.exit(2)
         hint = "" if debug else " (run again with --debug for the traceback)"
-        _report(error, f"unexpected error: {type(error).__name__}: {error}{hint}", debug)
+        _report(error, f"unexpected error: {_words(error)}{hint}", debug)
         sys.exit(1)
     sys.exit(0)
+
+
+def _words(error: BaseException) -> str:
+    """An error in words; of those with which MONAI wraps one that a part of a configuration raised, that one."""
+    part = ""
+    while error.__cause__ is not None and str(error).startswith("Failed to "):
+        part, error = str(error).partition("\n")[0], error.__cause__
+    return f"{type(error).__name__}: {error}{f'. {part}: check the options that go into it' if part else ''}"
 
 
 def _report(error: Exception, message: str, debug: bool) -> None:

@@ -248,7 +248,8 @@ def _affine(
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, count):
             raise DataError(
-                f"expected 1 or {count} numbers in {name} for {count} channels, got {len(values)}. Give --{name}, or choose a bundle for such images."
+                f"expected 1 or {count} numbers in {name} for {count} channels, got {len(values)}. "
+                f"Give --{name}, or choose a bundle for such images."
             )
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std) > 0):
         raise DataError(f"expected finite numbers in mean, and every std > 0, got mean {list(mean)}, std {list(std)}")

@@ -32,14 +32,11 @@ POOLED = "pooled"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
-
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
 """Names that Windows gives to no folder."""
 
-
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
-
 
 PATIENT = "patient"
 """Beside `FACTS` in a file of predictions: a number that images of one patient share (`patient_numbers`)."""
@@ -111,10 +108,8 @@ def site_names(dataset_dir: Path) -> list[str]:
         DataError: If there is no site, a name will not do (`name_problem`), or a site's folder lacks its list.
     """
     if not dataset_dir.is_dir():
-        raise DataError(
-            f"expected the folder of a partitioned data set, there is none at {dataset_dir}. Check the path; `medfl "
-            f"prep` and `medfl partition ... --out {dataset_dir}` make one."
-        )
+        mend = f"Check the path; `medfl prep` and `medfl partition ... --out {dataset_dir}` make one."
+        raise DataError(f"expected the folder of a partitioned data set, there is none at {dataset_dir}. {mend}")
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
     for path in folders:
@@ -123,16 +118,15 @@ def site_names(dataset_dir: Path) -> list[str]:
     if problem := name_problem(names):
         raise DataError(f"{problem} It is a folder in {dataset_dir}.")
     if not names:
-        raise DataError(
-            f"expected folders of sites, each with a {FILE}, in {dataset_dir}; got none. {_mend(dataset_dir)}"
-        )
+        mend = _mend(dataset_dir)
+        raise DataError(f"expected folders of sites, each with a {FILE}, in {dataset_dir}; got none. {mend}")
     return names
 
 
 def _mend(folder: Path) -> str:
     """What to do with a folder that holds no site."""
     if (folder / CARD).is_file():
-        return f"This is the folder of one site: give the one above it, {folder.parent}."
+        return f"This is one site: give the folder above it, {folder.parent}."
     if (folder / FILE).is_file():
         return f"This is a pooled data set: run `medfl partition {folder} --out ...` first."
     return "Make lists with `medfl prep` (your own images: `medfl prep folder`), then `medfl partition`."

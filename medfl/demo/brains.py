@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from medfl.demo.runs import report, run
+from medfl.demo.runs import Shown, report, run
 from medfl.ingest.prepare import prepare
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
@@ -25,11 +25,18 @@ METHODS = {
     "local": (),
     "fedskd": ("--method_args", "{'preset': 'paper_asd', 'p2p_scale': 1, 'start_fraction': 0.5}"),
 }
+NOTE = (
+    "The brain maps are made up. They are here to show that volumes work, that sites of unlike networks can learn from "
+    "each other (fedskd: models travel and teach, no weights are averaged), and what every model is worth at every "
+    "site. Sites are small and good alone already, so gains are small."
+)
+"""What the page says at its top."""
+
 NETWORKS = {"US-East": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-West": "resnet10_minus6"}
-SIZE, TEST_SHARE = 16, 0.8
+SIZE, TEST_SHARE = 16, 0.84
 
 
-def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console) -> Path:
+def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console) -> Shown:
     """From a made-up release of ABIDE, as NIfTI maps with a phenotypic file and an atlas, to a report.
 
     Args:
@@ -40,7 +47,7 @@ def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console)
         console: Shows what is done.
 
     Returns:
-        The report.
+        The report, and who gains.
     """
     data = _prepare(out, per_centre, seed, console)
     options = [
@@ -56,14 +63,14 @@ def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console)
             "--settings#networks_by_site",
             str(NETWORKS),
         ),
-        *("--settings#evaluate_every", str(rounds), "--settings#global_test", "True"),
+        *("--settings#evaluate_every", "2", "--settings#global_test", "True"),
         *("--optimizer#lr", "0.001", "--seed", str(seed)),
     ]
-    runs = [
+    alone, together = (
         run("fmri_asd_classification", method, data, out / "runs" / method, [*options, *own], console)
         for method, own in METHODS.items()
-    ]
-    return report(runs, out / "report.html", ("auc", "balanced_accuracy"), console)
+    )
+    return report(alone, together, out / "report.html", ("auc", "balanced_accuracy"), NOTE)
 
 
 def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:

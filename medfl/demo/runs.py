@@ -1,4 +1,4 @@
-"""A run as anyone can start it, and a table of several."""
+"""A run as anyone can start it, and who gains."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import fire
@@ -13,8 +14,10 @@ from rich.console import Console
 
 from medfl.bundle.files import find_bundle
 from medfl.errors import MedflError
-from medfl.report.compare import compare, to_markdown
+from medfl.report.formats import metric_words, score, signed
+from medfl.report.gains import GAINS, LOSES, UNCLEAR, Pair, compare_sites
 from medfl.report.page import write_report
+from medfl.report.predictions import read_tested
 from medfl.runs.records import read_run
 
 
@@ -54,7 +57,50 @@ def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str],
     return out
 
 
-def report(runs: Sequence[Path], page: Path, metrics: Sequence[str], console: Console) -> Path:
-    """Show a table of runs against those alone, and write their page."""
-    console.print("\n" + to_markdown(compare([read_run(folder) for folder in runs], list(metrics), "local")))
-    return write_report(list(runs), page)
+@dataclass(frozen=True)
+class Shown:
+    """What a part of the demo leads to.
+
+    Attributes:
+        page: Its report.
+        gains: Who gains, a line for each metric.
+    """
+
+    page: Path
+    gains: list[str]
+
+
+def report(alone: Path, together: Path, page: Path, metrics: Sequence[str], note: str) -> Shown:
+    """Write the page of two runs.
+
+    Args:
+        alone: As in `who_gains`.
+        together: As in `who_gains`.
+        page: The file to write.
+        metrics: As in `who_gains`.
+        note: What the page says at its top.
+    """
+    return Shown(write_report([alone, together], page, notes=[note]), who_gains(alone, together, metrics))
+
+
+def who_gains(alone: Path, together: Path, metrics: Sequence[str]) -> list[str]:
+    """A line for each metric: the mean gain over the sites with its 95 % interval, and how many sites gain.
+
+    Args:
+        alone: Run folder of the method ``local``.
+        together: Run folder of another method on the same data.
+        metrics: Their names.
+    """
+    pair = Pair(read_run(alone), read_run(together))
+    tested = {str(run.folder): read_tested(run) for run in (pair.alone, pair.other)}
+    lines = []
+    for metric in metrics:
+        compared = compare_sites(metric, pair.other.method, [pair], tested)
+        mean = compared.mean
+        ends = "" if mean.low is None else f" [{signed(mean.low)}, {signed(mean.high)}]"
+        counts = [f"{number} {verdict}" for verdict in (GAINS, LOSES, UNCLEAR) if (number := compared.count(verdict))]
+        lines.append(
+            f"{metric_words(metric, ())}: {score(mean.alone)} alone, {score(mean.other)} with {compared.name}; "
+            f"mean gain {signed(mean.difference)}{ends}; of {len(compared.rows)} sites: {', '.join(counts)}"
+        )
+    return lines

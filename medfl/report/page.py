@@ -72,6 +72,7 @@ def write_report(
     baseline: Baseline = None,
     registry: Registry | None = None,
     figures: Path | None = None,
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write the report of one or more runs. The same run folders, with the same atlas in the data, give the same bytes.
 
@@ -85,6 +86,7 @@ def write_report(
             `medfl.report.scores.compared`; by default the sites alone.
         registry: Its plugins bring the sections; None loads those that are installed.
         figures: A folder for every picture as SVG and PDF and every table as CSV and LaTeX; None writes none.
+        notes: What a reader is told at the top, a paragraph each.
 
     Returns:
         The file.
@@ -97,7 +99,7 @@ def write_report(
         raise SettingsError("expected at least one run folder, got none. Give the --output_dir of a run.")
     target = out if out is not None else runs[0] / FILE
     records = [read_run(folder) for folder in runs]
-    page = make_page(records, labels, baseline, target.absolute().parent, registry)
+    page = make_page(records, labels, baseline, target.absolute().parent, registry, notes)
     write_atomic(target, page.html.encode())
     if figures is not None:
         write_files(page.html, page.sections, figures)
@@ -115,6 +117,7 @@ def make_page(
     baseline: Baseline = None,
     folder: Path | None = None,
     registry: Registry | None = None,
+    notes: Sequence[str] = (),
 ) -> MadePage:
     """The report as HTML, with what it was made of.
 
@@ -124,6 +127,7 @@ def make_page(
         baseline: As in `write_report`.
         folder: Where the page will lie, for links to files beside the runs; None for no links.
         registry: As in `write_report`.
+        notes: As in `write_report`.
 
     Raises:
         SettingsError: If two have the same settings and seed, or the baseline is none of them.
@@ -144,12 +148,13 @@ def make_page(
     )
     sections = make_sections(registry or load_plugins(), data)
     shown = tuple(section for section in sections if section.html is not None)
+    messages = [Notice("info", note) for note in notes] + [notice for section in sections for notice in section.notices]
     html = render_template(
         __file__,
         "report.html",
         title=notices.headline(groups),
         sentence=notices.summary_sentence(runs),
-        notices=notices.make_notices(groups, [notice for section in sections for notice in section.notices]),
+        notices=notices.make_notices(groups, messages),
         sections=shown,
         style=Markup("".join(section.style for section in sections)),  # noqa: S704  (of installed plugins)
         runs=runs,

@@ -12,7 +12,9 @@ from pydantic.fields import FieldInfo
 
 from medfl.errors import did_you_mean
 
-PLAIN = re.compile(r"(\w+_)?(type|parsing|parsing_size|from_float)|literal_error|(greater|less)_than(_equal)?")
+PLAIN = re.compile(
+    r"(\w+_)?(type|parsing|parsing_size|from_float)|literal_error|finite_number|(greater|less)_than(_equal)?"
+)
 """Kinds of problems, as pydantic calls them, of which the type of a field and its bounds say all."""
 
 
@@ -96,7 +98,8 @@ def _expected(model: type[BaseModel], key: str, problem: Mapping[str, Any]) -> s
     inner = model_of(info)
     words = type_of(info) if inner is None else _parts(inner)
     words = re.sub(r"^(whole number|number|list|text)", r"a \1", re.sub(r"`([\d.]+|True|False|None)`", r"\1", words))
-    return "expected " + words.replace("`", "'")
+    finite = ", finite" if problem["type"] == "finite_number" else ""
+    return f"expected {words}{finite}".replace("`", "'")
 
 
 def _parts(model: type[BaseModel]) -> str:

@@ -44,7 +44,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"the {what} '{path}' is no valid YAML: {error}") from None
     if not isinstance(content, dict):
-        raise SettingsError(
-            f"expected keys and values in the {what} '{path}', got {'an empty file' if content is None else type(content).__name__}."
-        )
+        sort = "an empty file" if content is None else type(content).__name__
+        raise SettingsError(f"expected keys and values in the {what} '{path}', got {sort}.")
+
     return content

@@ -85,7 +85,7 @@ def test_a_server_may_set_it_only_where_it_is_marked(done: tuple[str, Path]) -> 
 
 def test_it_is_an_option_that_is_checked(done: tuple[str, Path]) -> None:
     assert "unknown option '--pater'. Did you mean 'patter'?" in done[0]
-    assert "'patter': Input should be greater than or equal to 1; got 0" in done[0]
+    assert "'patter': expected a whole number, >= 1; got 0" in done[0]
 
 
 def test_the_run_has_it(done: tuple[str, Path]) -> None:

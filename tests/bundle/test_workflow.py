@@ -248,7 +248,7 @@ def test_debug_shows_the_traceback(
         (("--method", "fedavgg"), "Did you mean 'fedavg'?"),
         (("--settings#fractoin", 0.1), "unknown option 'fractoin'. Did you mean 'fraction'?"),
         (("--settings#wokers", 2), "unknown option 'wokers'. Did you mean 'workers'?"),
-        (("--settings#fraction", 1.5), "'fraction': Input should be less than or equal to 1; got 1.5"),
+        (("--settings#fraction", 1.5), "'fraction': expected a number, > 0, <= 1; got 1.5"),
     ],
 )
 def test_stock_monai_shows_no_traceback_either(

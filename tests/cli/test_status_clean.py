@@ -147,12 +147,16 @@ def test_damaged_state_is_named(tmp_path):
 def test_what_is_no_run_is_an_error(medfl_command, tmp_path, command):
     run = make_run(tmp_path / "one")
     before = listing(run)
-    for folder in (tmp_path, tmp_path / "nothing"):
+    nothing = tmp_path / "nothing"
+    for folder, why in (
+        (tmp_path, "there is no run.json in it. Its runs are one"),
+        (nothing, "there is no such folder"),
+    ):
         code, out, err = medfl_command(command, run, folder)
         assert (code, out) == (2, "")
-        assert f"error: expected a run folder at '{folder}', there is no run.json in it." in err
+        assert f"error: expected a run folder at '{folder}', {why}" in err
     assert listing(run) == before
-    assert not (tmp_path / "nothing").exists()
+    assert not nothing.exists()
 
 
 # ---- clean

@@ -158,7 +158,7 @@ def test_unknown_choices(tmp_path, options, message):
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"test_share": 1.0}, {"test_share": -0.1}])
 def test_impossible_sizes_and_shares(options):
-    with pytest.raises(SettingsError, match=r"expected 0 <= test share < 1, got|'size': Input should be greater"):
+    with pytest.raises(SettingsError, match=r"expected 0 <= test share < 1, got|'size': expected a whole number"):
         read_settings(bodzas.Bodzas, {"source": "nowhere", **options}, where="the test")
 
 

@@ -211,7 +211,7 @@ def test_a_class_without_images_and_tables_of_one_name(release, tmp_path):
         ({"attribute": "Smilling"}, "unknown attribute 'Smilling'. Did you mean 'Smiling'"),
         ({"split": "offical"}, "Did you mean 'official'"),
         ({"size": (0, 4)}, "expected a height and a width >= 1, got 0 and 4"),
-        ({"min_images": 0}, "'min_images': Input should be greater than or equal to 1; got 0"),
+        ({"min_images": 0}, "'min_images': expected a whole number, >= 1; got 0"),
     ],
 )
 def test_impossible_options(made, tmp_path, option, message):

@@ -322,5 +322,5 @@ def test_settings_that_are_refused(release, tmp_path):
         prepare(release, tmp_path / "P", view="clinical")
     with pytest.raises(SettingsError, match="unknown split 'folds'. Known: none, official"):
         prepare(release, tmp_path / "P", split="folds")
-    with pytest.raises(SettingsError, match="'size': Input should be greater than or equal to 1; got 0"):
+    with pytest.raises(SettingsError, match="'size': expected a whole number, >= 1; got 0"):
         prepare(release, tmp_path / "P", size=0)

@@ -138,7 +138,7 @@ def test_folders_that_are_wrong(release, tmp_path):
 def test_impossible_options(made, tmp_path, option):
     with pytest.raises(
         SettingsError,
-        match="Did you mean 'lung'|Known: hash, none|'size': Input should be greater than or equal to 1; got 0",
+        match="Did you mean 'lung'|Known: hash, none|'size': expected a whole number, >= 1; got 0",
     ):
         prepare(made, tmp_path / "P", **option)
 

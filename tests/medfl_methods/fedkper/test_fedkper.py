@@ -244,11 +244,11 @@ def test_numbers_out_of_range_are_named(option, value):
     with pytest.raises(SettingsError) as caught:
         REGISTRY.make_method("fedkper", {option: value})
     assert "Settings of method 'fedkper' are not valid" in str(caught.value)
-    assert f"'{option}': Input should be" in str(caught.value)
+    assert f"'{option}': expected " in str(caught.value)
     assert f"got {value!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("option", ["lambda_scope", "lambda_mode", "aggregation", "score"])
 def test_unknown_choices_are_named(option):
-    with pytest.raises(SettingsError, match=f"'{option}': Input should be '.*' or '.*'; got 'site'"):
+    with pytest.raises(SettingsError, match=f"'{option}': expected '.*' or '.*'; got 'site'"):
         REGISTRY.make_method("fedkper", {option: "site"})
