@@ -67,9 +67,9 @@ class Axis:
     def fitting(self, number: float) -> int | float:
         """A number of the range that is near another one, short enough to be read."""
         assert self.range is not None
-        if self.whole:
-            return int(min(max(round(number), self.range.low), self.range.high))
-        return float(min(max(float(f"{number:.{DIGITS}g}"), self.range.low), self.range.high))
+        near = round(number) if self.whole else float(f"{number:.{DIGITS}g}")
+        within = min(max(near, self.range.low), self.range.high)
+        return int(within) if self.whole else float(within)
 
     def at(self, share: float) -> Any:
         """The value at a share of the axis in [0, 1)."""
@@ -246,8 +246,7 @@ def _axis(name: str, raw: Any, info: FieldInfo | None, presets: Sequence[str], p
         if info is not None and not kinds & {int, float} or presets:
             raise SettingsError(f"{place}: it is no number, so it has no range. Give a list of values.")
         ends_whole = isinstance(limits.low, int) and isinstance(limits.high, int)
-        whole = float not in kinds if info is not None else ends_whole
-        if whole and not ends_whole:
+        if (whole := float not in kinds if info is not None else ends_whole) and not ends_whole:
             raise SettingsError(f"{place}: expected whole numbers, got {limits.low} and {limits.high}.")
         return Axis(name, None, limits, whole)
     raise SettingsError(f"{place}: expected a list of values, {{low: , high: }}, or 'all', got {raw!r}.")
