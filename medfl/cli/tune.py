@@ -40,13 +40,14 @@ def command(
 
         medfl tune studies/tune_breastmnist.yaml --source downloads --jobs 2
     """
+    from medfl.report.formats import count
     from medfl.tune.search import first_steps, load_search
 
     search = load_search(file, source, out, scale, workers, data)
     for problem in [*search.registry.problems, *search.notes]:
         typer.echo(f"warning: {problem}", err=True)
-    plan = ", then ".join(f"{number} trials up to round {rounds}" for rounds, number in search.plan)
-    typer.echo(f"each of {len(search.spaces)} rows: {plan}; by validation {search.metric}", err=True)
+    plan = ", then ".join(f"{count(number, 'trial')} up to round {rounds}" for rounds, number in search.plan)
+    typer.echo(f"{count(len(search.spaces), 'row')} with {plan} each, by validation {search.metric}", err=True)
     if dry_run:
         for row, steps in first_steps(search).items():
             for step in steps:

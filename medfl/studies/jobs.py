@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medfl.data.datalists import FILE
 from medfl.data.partition_file import PARTITION
 from medfl.deploy.offer import bundle_hash
 from medfl.runs.provenance import bundle_values, run_files
 from medfl.runs.records import repetition
 from medfl.studies.schema import DataSet, Study, slug
-from medfl.types import Meta
+from medfl.types import GLOBAL, Meta
 from medfl.utils.files import write_json
 
 STAMP = "study.json"
@@ -82,7 +83,9 @@ class Job:
 
     def identity(self) -> Meta:
         """What decides the run's numbers: its options, and hashes of the bundle and of the data."""
-        lists = [self.dataset_dir / PARTITION, *sorted(self.dataset_dir.glob("*/datalist.json"))]
+        closed = [] if self.options.get("open_test", True) else [self.dataset_dir / GLOBAL / FILE]
+        lists = [path for path in sorted(self.dataset_dir.glob(f"*/{FILE}")) if path not in closed]
+        lists = [self.dataset_dir / PARTITION, *lists]
         identity = {"options": self.options, "bundle": _digest(run_files(self.bundle)), "data": _digest(lists)}
         if is_adopted(self.bundle):  # it reads further configurations, code, and files of other names
             identity |= {"code": bundle_hash(self.bundle), "files": _sizes(self.dataset_dir)}

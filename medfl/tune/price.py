@@ -104,8 +104,8 @@ def with_ledger(study: Study, out: Path) -> Study:
     rows = {}
     for name, row in study.rows.items():
         privacy = privacy_of(study, data, name)
-        if privacy is not None and privacy.get("ledger") is None:
-            charged = privacy | {"ledger": str((out / LEDGER).resolve())}
+        if privacy is not None:
+            charged = privacy | {"ledger": privacy.get("ledger") or str((out / LEDGER).resolve())}
             row = row.model_copy(update={"settings": row.settings | {"privacy": charged}})
         rows[name] = row
     return study.model_copy(update={"rows": rows})

@@ -34,8 +34,11 @@ DIGITS = 4
 FIXED = {"rounds": "all trials have the same budget", "privacy": "all trials promise the same, but for 'privacy#clip'"}
 """Settings that are not tuned, with the reason."""
 
+PLACED = frozenset({"privacy#clip"})
+"""Parts of settings that are tuned; rows have the whole of it (`medfl.tune.price.with_ledger`)."""
+
 TRIES = 1000
-"""Draws in a row that may repeat an earlier one before a space is said to be too small."""
+"""Repeated draws in a row before a space is said to be too small."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +67,18 @@ class Axis:
     def fitting(self, number: float) -> int | float:
         """A number of the range that is near another one, short enough to be read."""
         assert self.range is not None
-        if self.whole:
-            return int(min(max(round(number), self.range.low), self.range.high))
-        return float(min(max(float(f"{number:.{DIGITS}g}"), self.range.low), self.range.high))
+        near = round(number) if self.whole else float(f"{number:.{DIGITS}g}")
+        within = min(max(near, self.range.low), self.range.high)
+        return int(within) if self.whole else float(within)
 
     def at(self, share: float) -> Any:
         """The value at a share of the axis in [0, 1)."""
         if self.values is not None:
             return self.values[int(share * len(self.values))]
         assert self.range is not None
-        low, high = float(self.range.low), float(self.range.high)
-        if self.whole:  # every whole number has a part of its own
-            low, high = low - 0.5, high + 0.5
-        if self.range.log:
-            return self.fitting(math.exp(math.log(low) + share * (math.log(high) - math.log(low))))
-        return self.fitting(low + share * (high - low))
+        half = 0.5 if self.whole else 0.0  # every whole number has a part of its own
+        low, high = self.range.low - half, self.range.high + half
+        return self.fitting(low * (high / low) ** share if self.range.log else low + share * (high - low))
 
     def grid(self) -> tuple[Any, ...]:
         """Its values, or the points of its range.
@@ -176,12 +176,13 @@ def with_parameters(row: StudyRow, parameters: Meta) -> StudyRow:
         row: The row.
         parameters: Name, as in `Axis`, to value.
     """
-    args = {name.removeprefix(ARGS): value for name, value in parameters.items() if name.startswith(ARGS)}
-    settings = {name: value for name, value in parameters.items() if not name.startswith(ARGS)}
-    method_args = dict(row.method_args)
-    for name, value in args.items():
-        method_args = placed(method_args, name, value)
-    return row.model_copy(update={"method_args": method_args, "settings": row.settings | settings})
+    method_args, settings = dict(row.method_args), dict(row.settings)
+    for name, value in parameters.items():
+        if name.startswith(ARGS):
+            method_args = placed(method_args, name.removeprefix(ARGS), value)
+        else:  # parts of the bundle's components are options of their own
+            settings = placed(settings, name, value) if name in PLACED else settings | {name: value}
+    return row.model_copy(update={"method_args": method_args, "settings": settings})
 
 
 def placed(values: Meta, name: str, value: Any) -> Meta:
@@ -222,8 +223,10 @@ def _check_free(key: str, place: str) -> None:
         raise SettingsError(f"{place}: the study gives each run its own '{top}'. Remove it there.")
     if top in Execution.model_fields:
         raise SettingsError(f"{place}: '{top}' says how a machine computes and changes no score. Remove it.")
-    if top in FIXED and key != "privacy#clip":
+    if top in FIXED and key not in PLACED:
         raise SettingsError(f"{place}: '{top}' can't be tuned: {FIXED[top]}. Remove it.")
+    if top in Settings.model_fields and key not in (top, *PLACED):
+        raise SettingsError(f"{place}: parts of '{top}' are tuned together: give a list of its whole values.")
 
 
 def _axis(name: str, raw: Any, info: FieldInfo | None, presets: Sequence[str], place: str) -> Axis:
@@ -243,8 +246,7 @@ def _axis(name: str, raw: Any, info: FieldInfo | None, presets: Sequence[str], p
         if info is not None and not kinds & {int, float} or presets:
             raise SettingsError(f"{place}: it is no number, so it has no range. Give a list of values.")
         ends_whole = isinstance(limits.low, int) and isinstance(limits.high, int)
-        whole = float not in kinds if info is not None else ends_whole
-        if whole and not ends_whole:
+        if (whole := float not in kinds if info is not None else ends_whole) and not ends_whole:
             raise SettingsError(f"{place}: expected whole numbers, got {limits.low} and {limits.high}.")
         return Axis(name, None, limits, whole)
     raise SettingsError(f"{place}: expected a list of values, {{low: , high: }}, or 'all', got {raw!r}.")

@@ -39,7 +39,7 @@ class TrialJob(Job):
     @property
     def title(self) -> str:
         """How to call it."""
-        return f"{self.data} / {self.row} / trial {self.trial}, {self.options['rounds']} rounds"
+        return f"{self.data} / {self.row} / trial {self.trial} up to round {self.options['rounds']}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""A small study to tune, real runs of it in this process, and made-up ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from medfl.cli.run import parse_overrides, run_bundle
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "about": "Nothing but a test.",
+    "bundle": "medmnist_classification",
+    "data": {"demo": {"folder": "cohort"}},
+    "seeds": 2,
+    "metrics": ["auc", "accuracy"],
+    "baseline": "mean",
+    "settings": {"rounds": 4, "batch_size": 16},
+    "rows": {"mean": {"method": "fedavg"}, "near": {"method": "fedprox", "method_args": {"mu": 0.5}}},
+    "tune": {
+        "sampler": "random",
+        "trials": 3,
+        "settings": {"optimizer#lr": {"low": 0.001, "high": 0.1, "log": True}},
+        "rows": {"near": {"method_args": {"mu": {"low": 0.01, "high": 1.0, "log": True}}}},
+    },
+}
+
+
+def launch_here(command: list[str], log: Path) -> int:
+    """Carry a command out as a real run, in this process."""
+    assert command[1:4] == ["-m", "medfl", "run"]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    options = parse_overrides(command[5:])
+    options["dataset_dir"] = options.pop("dataset-dir")
+    run_bundle(command[4], options)
+    return 0
+
+
+Score = Callable[[dict[str, Any]], float]
+"""Options of a run to its validation score."""
+
+
+def best_near(rate: float) -> Score:
+    """Scores that are the better the nearer the learning rate is, and 0 there."""
+    return lambda options: -abs(math.log(options["optimizer#lr"] / rate))
+
+
+class MadeUpTrials:
+    """Stands in for the processes: writes what a trial leaves, with scores of a function of its options.
+
+    Attributes:
+        calls: Options of each run that was started.
+    """
+
+    def __init__(
+        self, score: Score, metric: str = "auc", status: Callable[[dict[str, Any]], str] | None = None
+    ) -> None:
+        self.score, self.metric, self.status = score, metric, status or (lambda options: "finished")
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, command: list[str], log: Path) -> int:
+        options = parse_overrides(command[5:])
+        self.calls.append(options)
+        status = self.status(options)
+        if status == "failed":
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("the last words")
+            return 2
+        folder, value = Path(options["output_dir"]), self.score(options)
+        scores = {"sites": {"site-1": value + 0.5, "site-2": value - 0.25}, "mean": value + 0.125}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps({"identity": {"sites": ["site-1", "site-2"]}}))
+        costs = {"site-1": {"train_seconds": 2.0 * options["rounds"], "evaluate_seconds": 0.5}}
+        summary = {"status": status, "scores": {"global": {"val": {self.metric: scores}}}, "costs": costs}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return 0
+
+
+def without_seconds(record: Path) -> str:
+    """The text of a search's record, without what a clock said."""
+    content = json.loads(record.read_text())
+    for trial in content["trials"]:
+        del trial["seconds"]
+    return json.dumps(content, indent=2)

@@ -1,0 +1,90 @@
+"""What tuning costs under privacy: every trial in the ledger, their composition in closed form, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tune_toys import launch_here
+
+from medfl.errors import SettingsError
+from medfl.privacy import composition
+from medfl.privacy.composition import Part
+from medfl.privacy.gaussian import calibrate, epsilon
+from medfl.privacy.ledger_file import load_entries, part_of
+from medfl.tune.price import prices
+from medfl.tune.results import write_results
+from medfl.tune.search import run_search
+
+PRIVACY = {"epsilon": 4.0, "clip": 1.0, "delta": 1e-5, "adjacency": "add_remove"}
+CHANGES = {"settings__rounds": 2, "tune__trials": 2, "settings__privacy": PRIVACY}
+FACTS = {"unit": "site", "adjacency": "add_remove", "delta": 1e-5, "rate": 1.0, "steps": 1, "stated_epsilon": 4.0}
+
+
+def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_path: Path) -> None:
+    """Two rows with two trials of two rounds: eight Gaussian releases of one noise, which compose exactly."""
+    search = load(CHANGES)
+    tuned = run_search(search, launch_here)
+    sigma = calibrate(4.0, 2, 1e-5)
+    (price,) = tuned.prices
+    assert price.epsilon == pytest.approx(epsilon(sigma, 8, 1e-5), rel=1e-9)
+    assert (price.unit, price.adjacency, price.delta) == ("site", "add_remove", 1e-5)
+    assert (price.trials, price.largest) == (4, 4.0)
+    assert 4.0 < price.epsilon < 4 * 4.0, "together more than one, and less than their sum"
+    ledgers = sorted((tmp_path / "out" / "ledger").glob("*.json"))
+    assert len(ledgers) == 2, "one for each site's data"
+    for ledger in ledgers:
+        parts = [part_of(entry) for entry in load_entries(ledger, "site").values()]
+        assert [(part.sigma, part.count) for part in parts] == [(sigma, 2)] * 4
+        assert composition.epsilon(tuple(parts), 1e-5) == price.epsilon
+    page = write_results(search, tuned)[1].read_text()
+    assert f"4 trials of epsilon 4 at most are together epsilon {price.epsilon:.4g} (unit site" in page
+    assert "adjacency 'add_remove', delta 1e-05" in page
+    assert "That a winner was chosen by validation scores is not covered." in page
+    text = (search.out / "small-tuned.yaml").read_text()
+    assert f"ledger: {search.out / 'ledger'}" in text, "the runs of the winners are charged on top"
+
+
+def test_prices_are_those_of_the_site_that_paid_most_for_each_kind_of_promise() -> None:
+    first = {"a": FACTS | {"sigma": 2.0, "releases": 3}, "b": FACTS | {"sigma": 2.0, "releases": 1}}
+    second = {"b": FACTS | {"sigma": 1.0, "releases": 4, "stated_epsilon": 9.0}}
+    other = {"a": FACTS | {"sigma": 2.0, "releases": 3, "adjacency": "replace"}}
+    (price, replaced) = prices([first, second, other, {}])
+    assert (price.site, price.trials, price.largest) == ("b", 2, 9.0)
+    assert price.epsilon == composition.epsilon((Part(2.0, 1), Part(1.0, 4)), 1e-5)
+    assert (replaced.adjacency, replaced.trials) == ("replace", 1)
+    assert prices([{}, {}]) == []
+    (nothing,) = prices([{"a": FACTS | {"sigma": 0.0, "releases": 1}}])
+    assert nothing.epsilon is None
+    assert "together no bound" in nothing.sentence()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"tune__sampler": "halving"},
+            "halving continues runs with more rounds.*can't be accounted for. Choose",
+        ),
+        ({"settings__privacy": PRIVACY | {"ledger": "l", "total_epsilon": 8.0}}, "4 trials under privacy are together"),
+        ({"tune__settings": {"privacy#epsilon": [1.0, 2.0]}}, "all trials promise the same, but for 'privacy#clip'"),
+        ({"tune__settings": {"privacy#clip": [1.0, -2.0]}}, "privacy#clip: .*greater than 0"),
+    ],
+)
+def test_what_privacy_does_not_allow_is_refused(load, tmp_path: Path, monkeypatch, changes, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=f"(?s){message}"):
+        load(CHANGES | changes)
+
+
+def test_a_ledger_of_the_study_is_kept_and_a_clip_may_be_tuned(load, tmp_path: Path) -> None:
+    mine = str(tmp_path / "mine")
+    changes = {"settings__privacy": PRIVACY | {"ledger": mine}, "tune__settings": {"privacy#clip": [0.5, 1.0]}}
+    changes |= {"rows": {"mean": {"method": "fedavg"}}, "tune__rows": {}, "tune__trials": 2}
+    search = load(CHANGES | changes)
+    tuned = run_search(search, launch_here)
+    assert {result.step.parameters["privacy#clip"] for result in tuned.results} == {0.5, 1.0}
+    tried = [search.job("mean", result.step).options["privacy"] for result in tuned.results]
+    assert [privacy | {"clip": 0} for privacy in tried] == [PRIVACY | {"ledger": mine, "clip": 0}] * 2
+    assert len(list(Path(mine).glob("*.json"))) == 2
+    assert not (search.out / "ledger").exists()

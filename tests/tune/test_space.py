@@ -1,0 +1,125 @@
+"""What a study file may ask for, and what is refused before any trial."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from medfl.errors import SettingsError
+from medfl.studies.tuning import Range
+from medfl.tune.space import Axis, Space, placed
+
+TWO = {"tune__sampler": "grid", "tune__trials": None, "tune__settings": {"epochs": [1, 2]}}
+RATE = {"low": 0.001, "high": 0.1, "log": True}
+
+
+def space(*axes: Axis) -> Space:
+    return Space("row", axes)
+
+
+def test_a_grid_of_a_range_has_equal_steps_or_ratios() -> None:
+    line = Axis("a", None, Range(low=0.0, high=1.0, points=5))
+    ratio = Axis("b", None, Range(low=0.001, high=10.0, log=True, points=5))
+    whole = Axis("c", None, Range(low=1, high=4, points=7), whole=True)
+    assert line.grid() == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert ratio.grid() == (0.001, 0.01, 0.1, 1.0, 10.0)
+    assert whole.grid() == (1, 2, 3, 4)
+    assert all(isinstance(value, int) for value in whole.grid())
+    both = space(Axis("x", ("p", "q")), whole).grid()
+    assert [tuple(point.values()) for point in both] == [(x, c) for x in "pq" for c in (1, 2, 3, 4)]
+
+
+def test_draws_are_spread_evenly_and_stay_in_the_range() -> None:
+    """On a logarithmic axis each decade gets as many; each whole number and each value its share."""
+    rate = Axis("lr", None, Range(low=0.001, high=1.0, log=True))
+    shares = [(number + 0.5) / 900 for number in range(900)]
+    assert Counter(math.floor(math.log10(rate.at(share))) for share in shares) == {-3: 300, -2: 300, -1: 300}
+    whole = Axis("n", None, Range(low=1, high=3), whole=True)
+    assert Counter(whole.at(share) for share in shares) == {1: 300, 2: 300, 3: 300}
+    assert Counter(Axis("v", (True, False)).at(share) for share in shares) == {True: 450, False: 450}
+    assert (rate.at(0.0), rate.at(1 - 1e-16)) == (0.001, 1.0)
+    assert all(float(f"{rate.at(share):.4g}") == rate.at(share) for share in shares)
+
+
+def test_draws_are_unlike_each_other_and_hang_on_the_seed_alone() -> None:
+    small = space(Axis("a", (1, 2, 3)), Axis("b", (True, False)))
+    drawn = small.draws(6, np.random.default_rng(0))
+    assert sorted(map(str, drawn)) == sorted(map(str, small.grid()))
+    assert drawn == small.draws(6, np.random.default_rng(0))
+    with pytest.raises(SettingsError, match="fewer than 7 combinations"):
+        small.draws(7, np.random.default_rng(0))
+
+
+def test_a_part_of_a_value_is_placed_in_it() -> None:
+    values = {"noise": {"type": "gaussian", "variance": 1.0}, "mu": 2}
+    assert placed(values, "noise#variance", 0.5) == {"noise": {"type": "gaussian", "variance": 0.5}, "mu": 2}
+    assert placed({}, "a#b#c", 1) == {"a": {"b": {"c": 1}}}
+    assert values["noise"]["variance"] == 1.0
+
+
+def test_fields_have_the_values_that_methods_and_settings_declare(load) -> None:
+    changes = {
+        "rows__other": {"method": "fedtgp", "method_args": {}},
+        "tune__settings": {"optimizer#lr": RATE, "epochs": {"low": 1, "high": 3}, "balance": "all"},
+        "tune__rows": {"near": {"method_args": {"preset": "all", "mu": [0.1, 1.0]}}},
+    }
+    search = load(changes)
+    axes = {axis.name: axis for axis in search.spaces["near"].axes}
+    assert axes["method_args#preset"].values == ("paper", "medfl")
+    assert axes["balance"].values == ("none", "loss", "sampling")
+    assert axes["epochs"].whole
+    assert not axes["optimizer#lr"].whole
+    assert list(axes) == ["method_args#preset", "method_args#mu", "optimizer#lr", "epochs", "balance"]
+    assert [axis.name for axis in search.spaces["mean"].axes] == ["optimizer#lr", "epochs", "balance"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tune": None}, "has no section 'tune' that says what to try"),
+        ({"tune__trials": None}, "'random' needs 'trials', the number for each row"),
+        ({"tune__tirals": 3}, "unknown option 'tune.tirals'. Did you mean 'trials'"),
+        ({"tune__sampler": "bayes"}, "tune.sampler"),
+        ({"tune__rows": {"nera": {}}}, "'tune.rows' names 'nera', no row of the study. Did you mean 'near'"),
+        ({"tune__rows": {"near": {"method_args": {"muu": [1]}}}}, "'FedProx' has no field 'muu'. Did you mean 'mu'"),
+        ({"tune__rows": {"near": {"method_args": {"mu": [0.1, -1]}}}}, "row 'near', method_args.mu: .*greater than or"),
+        ({"tune__rows": {"near": {"method_args": {"mu": {"low": -1, "high": 1}}}}}, "method_args.mu: .*greater than"),
+        ({"tune__rows": {"near": {"method_args": {"mu": {"low": 1, "high": 0.1}}}}}, "expected low < high"),
+        ({"tune__rows": {"near": {"method_args": {"mu": {"low": 0, "high": 1, "log": True}}}}}, "expected low > 0"),
+        ({"tune__rows": {"near": {"method_args": {"mu": 0.1}}}}, "expected a list of values"),
+        ({"tune__rows": {"near": {"method_args": {"mu": [0.1, 0.1]}}}}, "unlike each other"),
+        ({"tune__rows": {"near": {"method_args": {"mu": "all"}}}}, "'all' is for presets, choices"),
+        ({"tune__rows": {"near": {"method_args": {"preset": ["medlf"]}}}}, "no preset 'medlf'"),
+        ({"tune__settings": {"epochs": {"low": 1, "high": 2.5}}}, "expected whole numbers, got 1 and 2.5"),
+        ({"tune__settings": {"epochs": [1, -1]}}, "settings.epochs: .*greater than or equal to 0"),
+        ({"tune__settings": {"balance": {"low": 0, "high": 1}}}, "it is no number, so it has no range"),
+        ({"tune__settings": {"optimizer#lrr": [0.1, 0.2, 0.3]}}, "unknown option '--optimizer#lrr'"),
+        ({"tune__settings": {"seed": [1, 2, 3]}}, "the study gives each run its own 'seed'"),
+        ({"tune__settings": {"rounds": [1, 2, 3]}}, "'rounds' can't be tuned: all trials have the same budget"),
+        ({"tune__settings": {"workers": [1, 2, 3]}}, "changes no score"),
+        ({"tune__settings": {"open_test": [True, False]}}, "changes no score"),
+        ({"tune__settings": {"privacy": [None]}}, "all trials promise the same"),
+        ({"tune__settings": {}}, "row 'mean' has nothing to tune, and every row gets the same budget"),
+        ({"tune__settings": {"epochs": [1, 2]}}, "row 'mean' has fewer than 3 combinations"),
+        ({"tune__sampler": "grid"}, "a grid needs the number of 'points'"),
+        (TWO | {"tune__rows": {"near": {"method_args": {"mu": [0.1, 1]}}}}, "grids have {'mean': 2, 'near': 4} points"),
+        (TWO | {"tune__trials": 3, "tune__rows": {}}, "2 points each, and 'trials' is 3"),
+        ({"tune__sampler": "halving", "tune__first_rounds": 4}, "first after 4 rounds, and a run has 4"),
+        ({"tune__sampler": "halving", "settings__patience": 2}, "one that 'patience' ended can't go on"),
+        ({"tune__metric": "acuracy"}, "unknown tune.metric 'acuracy'. Did you mean 'accuracy'"),
+        ({"rows__mean__settings": {"rounds": 2}}, "budget of rounds, and the study has {'mean': 2, 'near': 4}"),
+        ({"rows": {}, "tune__rows": {}, "baseline": None}, "has no rows, so there is nothing to tune"),
+        ({"data__again": {"folder": "cohort"}}, r"one data set, and the study has \['again', 'demo'\]"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_is_refused_with_its_place(load, tmp_path, changes, message) -> None:
+    with pytest.raises(SettingsError, match=f"(?s){message}"):
+        load(changes)
+    assert not (tmp_path / "out").exists(), "a look writes nothing"
+
+
+def test_one_of_several_data_sets_is_named(load) -> None:
+    assert load({"data__again": {"folder": "cohort"}}, data="again").data == "again"
