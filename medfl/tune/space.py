@@ -16,11 +16,12 @@ from pydantic.fields import FieldInfo
 
 from medfl.errors import MedflError, SettingsError, did_you_mean
 from medfl.plugins import Registry
-from medfl.settings import Execution, Settings, model_of, read_settings
+from medfl.settings import Execution, Settings, read_settings
 from medfl.studies.reading import RESERVED
 from medfl.studies.schema import StudyRow
 from medfl.studies.tuning import ALL, Range, RowSpace, Tuning
 from medfl.types import Meta
+from medfl.utils.field_words import model_of
 
 ARGS = "method_args#"
 """What the name of a method's setting begins with among the parameters of a trial, as on the command line."""
