@@ -26,6 +26,9 @@ Meta = dict[str, Any]
 """Small facts beside tensors: JSON only."""
 
 
+POOLED = "pooled"
+"""Name of the one participant that holds all sites' training data, for methods that pool."""
+
 SERVER = "server"
 """The name of the server among participants; no site may have it."""
 

@@ -14,7 +14,6 @@ from medfl.core.filters import check_method
 from medfl.core.needs import check_needs
 from medfl.core.site import Splits
 from medfl.data.pooled import countable
-from medfl.data.sites import name_problem
 from medfl.errors import DataError, SettingsError
 from medfl.networks.norms import has_batch_norm
 from medfl.objectives import Objective
@@ -24,6 +23,7 @@ from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.precision import cpu_has_bf16
 from medfl.types import Dataset, Meta, Visited
+from medfl.utils.text import name_problem
 
 logger = logging.getLogger(__name__)
 

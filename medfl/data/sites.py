@@ -10,8 +10,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,8 @@ from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datal
 from medfl.data.list_targets import check_goal, output_names, rows_and_targets, without_test
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
-from medfl.types import FACTS, GLOBAL, NO_SITES, SERVER, Dataset
-
-POOLED = "pooled"
-"""Name of the one participant that holds all sites' training data, for methods that pool."""
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-
-_DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
-"""Names that Windows gives to no folder."""
+from medfl.types import FACTS, GLOBAL, NO_SITES, Dataset
+from medfl.utils.text import name_problem
 
 CARD = "site_card.json"
 """The name of a site's card in its folder."""
@@ -76,40 +67,15 @@ class SiteData:
     files: Mapping[Path, str] = field(default_factory=dict)
 
 
-def name_problem(names: Iterable[str]) -> str | None:
-    """What is wrong with the names of a federation's sites; None if they will do.
-
-    A name stands in paths, messages, certificates and configurations, on whatever system each site has: one rule for
-    partitions, runs, and federations between machines.
-
-    Args:
-        names: Of all sites, each once.
-
-    Returns:
-        A sentence that says what to do.
-    """
-    known: dict[str, str] = {}
-    for name in names:
-        lower = name.lower()
-        if not _NAME.fullmatch(name):
-            rule = "expected 1 to 63 letters a to z, digits, '_' or '-', a letter or digit first"
-            return f"A site can't be called {name!a}: {rule}. Rename it."
-        if lower in (SERVER, *NO_SITES, POOLED, *_DEVICES):
-            return f"A site can't be called '{name}': that name has a meaning of its own. Rename it."
-        if known.setdefault(lower, name) != name:
-            return f"The sites '{known[lower]}' and '{name}' differ in upper and lower case only. Rename one of them."
-    return None
-
-
 def site_names(dataset_dir: Path) -> list[str]:
     """The sites of a partitioned data set: its folders that hold a data list, sorted; not those of `NO_SITES`.
 
     Raises:
         DataError: If there is no site, a name will not do (`name_problem`), or a site's folder lacks its list.
     """
+    lacking = "expected a folder with folders of sites, each with a datalist.json"
     if not dataset_dir.is_dir():
-        mend = f"Check the path; `medfl prep` and `medfl partition ... --out {dataset_dir}` make one."
-        raise DataError(f"expected the folder of a partitioned data set, there is none at {dataset_dir}. {mend}")
+        raise DataError(f"{lacking}; there is none at {dataset_dir}. {_mend(dataset_dir)}")
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
     for path in folders:
@@ -118,18 +84,20 @@ def site_names(dataset_dir: Path) -> list[str]:
     if problem := name_problem(names):
         raise DataError(f"{problem} It is a folder in {dataset_dir}.")
     if not names:
-        mend = _mend(dataset_dir)
-        raise DataError(f"expected folders of sites, each with a {FILE}, in {dataset_dir}; got none. {mend}")
+        raise DataError(f"{lacking}; none is in {dataset_dir}. {_mend(dataset_dir)}")
     return names
 
 
 def _mend(folder: Path) -> str:
     """What to do with a folder that holds no site."""
-    if (folder / CARD).is_file():
-        return f"This is one site: give the folder above it, {folder.parent}."
-    if (folder / FILE).is_file():
-        return f"This is a pooled data set: run `medfl partition {folder} --out ...` first."
-    return "Make lists with `medfl prep` (your own images: `medfl prep folder`), then `medfl partition`."
+    known = {
+        CARD: f"This is one site: give the folder above it, {folder.parent}.",
+        FILE: f"This is a pooled data set: run `medfl partition {folder} --out ...` first.",
+    }
+    otherwise = (
+        "Check the path. `medfl prep` makes lists (your own images: `medfl prep folder`), `medfl partition` sites."
+    )
+    return next((text for name, text in known.items() if (folder / name).is_file()), otherwise)
 
 
 def load_sites(

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, field_validator
 
 import medfl
-from medfl.data.sites import name_problem
 from medfl.deploy.overrides import check_overrides
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import Registry, load_plugins
@@ -25,6 +24,7 @@ from medfl.runs.provenance import bundle_values
 from medfl.runs.setting_ids import bare_name
 from medfl.settings import Strict, read_settings
 from medfl.types import Meta
+from medfl.utils.text import name_problem
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of runs and bundles."""

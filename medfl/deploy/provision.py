@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from medfl.data.sites import name_problem
 from medfl.errors import SettingsError, StoreError
 from medfl.types import Meta
+from medfl.utils.text import name_problem
 
 ALLOWED = {"server": "medfl.deploy.job.MedflController", "client": "medfl.deploy.job.MedflExecutor"}
 """The one class of medfl that a job may name, at the server and at a site."""

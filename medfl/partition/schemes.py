@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from medfl.data.sites import name_problem
 from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
 from medfl.partition.plan import numbered
 from medfl.utils.seeds import seed_of
+from medfl.utils.text import name_problem
 
 if TYPE_CHECKING:
     from medfl.partition.plan import PartitionPlan

@@ -27,7 +27,6 @@ from medfl.core.server import ServerLoop
 from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Inbox, Store
 from medfl.data.pooled import Empty
-from medfl.data.sites import POOLED
 from medfl.data.transforms.dataset import pool
 from medfl.errors import SettingsError
 from medfl.runs.lifecycle import RunWriter
@@ -35,7 +34,7 @@ from medfl.runs.poison import Attackers, PoisonedCarrier, check_attackers, poiso
 from medfl.runs.summary import holdings
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.types import GLOBAL, PUBLIC, SERVER, Dataset, Meta
+from medfl.types import GLOBAL, POOLED, PUBLIC, SERVER, Dataset, Meta
 
 logger = logging.getLogger(__name__)
 

@@ -118,8 +118,8 @@ class Space:
 
     def grid(self) -> list[Meta]:
         """Every combination, the last axis fastest."""
-        names = [axis.name for axis in self.axes]
-        return [dict(zip(names, point, strict=True)) for point in itertools.product(*(a.grid() for a in self.axes))]
+        points = itertools.product(*(axis.grid() for axis in self.axes))
+        return [dict(zip([axis.name for axis in self.axes], point, strict=True)) for point in points]
 
     def draws(self, count: int, rng: np.random.Generator) -> list[Meta]:
         """So many combinations that are unlike each other.
@@ -141,8 +141,7 @@ class Space:
 
     def _too_small(self, count: int) -> SettingsError:
         return SettingsError(
-            f"row '{self.row}' has fewer than {count} combinations of values, and every row gets {count} trials. Give "
-            "it more values, or lower 'trials'."
+            f"row '{self.row}' has fewer combinations of values than the {count} trials. Give more, or lower 'trials'."
         )
 
 

@@ -1,8 +1,11 @@
-"""Text for messages: who gets it, and lists of names that stay short."""
+"""Text for messages: who gets it, lists of names that stay short, and names that will do for a site."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from medfl.types import NO_SITES, POOLED, SERVER
 
 Say = Callable[[str], None]
 """Gets a line of text for the user."""
@@ -12,6 +15,11 @@ LONGEST = 60
 
 MAX_NAMES = 10
 """How many names, rows or lines a message lists."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+_DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
+"""Names that Windows gives to no folder."""
 
 
 def plain_name(text: str, otherwise: str) -> str:
@@ -63,3 +71,28 @@ def describe_counts(reasons: Mapping[int, str]) -> str:
     texts = list(reasons.values())
     ordered = sorted(set(texts), key=lambda text: (-texts.count(text), text))
     return "; ".join(f"{texts.count(text)} x {text.rstrip('.')}" for text in ordered)
+
+
+def name_problem(names: Iterable[str]) -> str | None:
+    """What is wrong with the names of a federation's sites; None if they will do.
+
+    A name stands in paths, messages, certificates and configurations, on whatever system each site has: one rule for
+    partitions, runs, and federations between machines.
+
+    Args:
+        names: Of all sites, each once.
+
+    Returns:
+        A sentence that says what to do.
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        lower = name.lower()
+        if not _NAME.fullmatch(name):
+            rule = "expected 1 to 63 letters a to z, digits, '_' or '-', a letter or digit first"
+            return f"A site can't be called {name!a}: {rule}. Rename it."
+        if lower in (SERVER, *NO_SITES, POOLED, *_DEVICES):
+            return f"A site can't be called '{name}': that name has a meaning of its own. Rename it."
+        if known.setdefault(lower, name) != name:
+            return f"The sites '{known[lower]}' and '{name}' differ in upper and lower case only. Rename one of them."
+    return None

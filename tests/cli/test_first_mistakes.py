@@ -58,13 +58,19 @@ def run(*words):
 @pytest.mark.parametrize(
     ("folder", "says"),
     [
-        ("nowhere", "expected the folder of a partitioned data set, there is none at nowhere. Check the path; `medfl"),
+        (
+            "nowhere",
+            "there is none at nowhere. Check the path.",
+        ),
         (
             "empty",
-            "expected folders of sites, each with a datalist.json, in empty; got none. Make lists with `medfl prep`",
+            "each with a datalist.json; none is in empty. Check the path. `medfl prep`",
         ),
-        ("images", "in images; got none. Make lists with `medfl prep` (your own images: `medfl prep folder`), then"),
-        ("cells/site-01", "in cells/site-01; got none. This is one site: give the folder above it, cells."),
+        (
+            "images",
+            "none is in images. Check the path. `medfl prep` makes lists (your own images:",
+        ),
+        ("cells/site-01", "none is in cells/site-01. This is one site: give the folder above it, cells."),
     ],
 )
 def test_a_wrong_folder_of_data(folder, says, answer):

@@ -129,7 +129,7 @@ def test_names_and_folders_that_do_not_exist(cohort, tmp_path):
     with pytest.raises(DataError, match="there is none at"):
         load_sites(tmp_path / "nowhere", Multiclass(3))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="expected folders of sites"):
+    with pytest.raises(DataError, match="expected a folder with folders of sites"):
         load_sites(tmp_path / "empty", Multiclass(3))
     make_site(tmp_path / "pool", [], [])
     with pytest.raises(DataError, match="pooled data set: run `medfl partition"):

@@ -34,7 +34,6 @@ def launch_here(command: list[str], log: Path) -> int:
     assert command[1:4] == ["-m", "medfl", "run"]
     log.parent.mkdir(parents=True, exist_ok=True)
     options = parse_overrides(command[5:])
-    options["dataset_dir"] = options.pop("dataset-dir")
     run_bundle(command[4], options)
     return 0
 

@@ -19,7 +19,7 @@ from medfl.data.datalists import entry_text
 from medfl.data.label_map import LabelMap
 from medfl.data.leaks import Holding, check_kinds, leaks_between, refuse_leaks
 from medfl.data.pooled import Empty, all_targets
-from medfl.data.sites import SiteData, name_problem
+from medfl.data.sites import SiteData
 from medfl.data.transforms.cases import case_digest
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.errors import DataError, SettingsError, did_you_mean
@@ -27,6 +27,7 @@ from medfl.objectives import Objective
 from medfl.partition.case_list import SUBJECTS
 from medfl.settings import Execution
 from medfl.types import GLOBAL, NO_SITES, Dataset, Meta
+from medfl.utils.text import name_problem
 
 INPUTS, TARGETS = "image", "label"
 """Keys of what a network takes and of what it learns, by MONAI's convention."""

@@ -58,11 +58,11 @@ class Audit:
         of_bundle = {"bundle": offer.bundle, "bundle_sha256": offer.bundle_hash}
         self._run = {"run": offer.run, "method": offer.method, "given_by": offer.given_by} | of_bundle
 
-    def answered(self, asked: Message, answer: Message, length: int, budget: Meta | None) -> None:
+    def answered(self, question: Message, answer: Message, length: int, budget: Meta | None) -> None:
         """An answer leaves next.
 
         Args:
-            asked: What the server asked.
+            question: What the server asked.
             answer: The answer.
             length: Its bytes.
             budget: The site's account of privacy (`Account.facts`), or None.
@@ -70,13 +70,13 @@ class Audit:
         Raises:
             StoreError: If it can't be noted; then it must not leave.
         """
-        order = asked.meta.get("order") or asked.meta.get("evaluate") or asked.meta
+        order = question.meta.get("order") or question.meta.get("evaluate") or question.meta
         about = {"round": order.get("round"), "work": order.get("op")}
-        told = sorted(name for name, value in answer.meta.items() if value not in (None, [], {}))
+        fact_names = sorted(name for name, value in answer.meta.items() if value not in (None, [], {}))
         facts = {name: value for name, value in about.items() if value is not None} | self._leaves(answer.tensors)
-        facts |= {"tells": told} if told else {}
+        facts |= {"tells": fact_names} if fact_names else {}
         facts |= {} if budget is None else {"budget": {name: budget[name] for name in BUDGET}}
-        self._note({"from": SERVER, "asked": asked.kind, "outcome": "answered"}, facts | {"bytes": length})
+        self._note({"from": SERVER, "asked": question.kind, "outcome": "answered"}, facts | {"bytes": length})
 
     def refused(self, kind: str, why: str) -> None:
         """A message of the server is refused, `why` is what it is told. Nothing leaves: a full disk is just logged."""

@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medfl.bundle.files import shipped
-from medfl.data.sites import name_problem
 from medfl.deploy.offer import NAME
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
 from medfl.settings import Execution, Strict, read_settings
 from medfl.types import SERVER
 from medfl.utils.files import flush_folder
 from medfl.utils.locks import held
+from medfl.utils.text import name_problem
 
 FILE = "medfl-site.toml"
 """Its name in the folder ``local`` of a startup kit."""
