@@ -28,7 +28,7 @@ METHODS = {
 NOTE = (
     "The brain maps are made up. They are here to show that volumes work, that sites of unlike networks can learn from "
     "each other (fedskd: models travel and teach, no weights are averaged), and what every model is worth at every "
-    "site. Sites are small and good alone already, so gains are small."
+    "site. Sites are good alone already, so gains are smaller than among the cells, and fewer sites' are clear."
 )
 """What the page says at its top."""
 
