@@ -233,7 +233,8 @@ class Execution(Strict):
     """Where and how a run computes. Changing these may change the last bits, never the meaning."""
 
     workers: int = Field(1, ge=1)
-    """Processes that train sites; 1 works in this process. Several compute on the CPU."""
+    """Processes that train sites; 1 works in this process. Several compute on the CPU. Of more than 2 no
+    more start than there are sites."""
 
     threads: int = Field(1, ge=1)
     """Threads of each process."""
