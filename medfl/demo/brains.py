@@ -4,10 +4,10 @@ Each region has 16 subjects to train on and 84 to test on, of two scanning centr
 models travel and learn wherever they are; in the second each site's model learns beside a copy of another's (FedSKD
 with ``start_fraction`` 0.5).
 
-It is here to show volumes, unlike networks and every model at every site, not a gain: the maps are easy, and where sites
-alone are good there is nothing to gain. On the seeds 0 to 2 the mean AUC goes from .891, .985 and .973 to .955, .977 and
-.977: a gain of +.064 [.037, .095], -.008 [-.024, .004] and +.005 [-.013, .023]. The page says so. It says nothing about
-data of yours.
+It is here to show volumes, unlike networks and every model at every site, not a gain: the maps are easy, and where
+sites alone are good there is nothing to gain. On the seeds 0 to 2 the mean AUC goes from .891, .985 and .973 to .955,
+.977 and .977: a gain of +.064 [.037, .095], -.008 [-.024, .004] and +.005 [-.013, .023]. The page says so. It says
+nothing about data of yours.
 """
 
 from __future__ import annotations
