@@ -13,7 +13,16 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -208,16 +217,27 @@ class Settings(Strict):
         return round_ % self.evaluate_every == 0 or round_ >= self.rounds
 
 
+def _known_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"expected auto, cpu, cuda, or cuda:N for one of several GPUs, as cuda:0; got '{name}'")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_known_device)]
+"""``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+
+
 class Execution(Strict):
     """Where and how a run computes. Changing these may change the last bits, never the meaning."""
 
     workers: int = Field(1, ge=1)
-    """Processes that train sites; 1 works in this process. Several compute on the CPU."""
+    """Processes that train sites; 1 works in this process. Several compute on the CPU. Of more than 2 no
+    more start than there are sites."""
 
     threads: int = Field(1, ge=1)
     """Threads of each process."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu``, ``cuda`` or ``cuda:N``."""
 
     cache: Literal["memory", "disk", "none"] = "memory"
@@ -237,13 +257,6 @@ class Execution(Strict):
 
     open_test: bool = True
     """Whether test images are opened. Trials of ``medfl tune`` leave them out, as they choose by validation images."""
-
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise ValueError(f"expected auto, cpu, cuda, or cuda:N for one of several GPUs, as cuda:0; got '{device}'")
-        return device
 
 
 def run_fields() -> dict[str, FieldInfo]:

@@ -181,8 +181,10 @@ class FederatedRun:
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
-        if execution.workers > (most := max(len(data.sites), 2)):
-            logger.warning("%d workers were asked for; %d do, for so many sites.", execution.workers, most)
+        if execution.workers > (most := max(len(data.sites), 2)):  # nobody has work for more
+            logger.warning(
+                "%d workers were asked for; %d start, for %d sites.", execution.workers, most, len(data.sites)
+            )
             execution = execution.model_copy(update={"workers": most})
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
         placed = place_sites(list(data.sites), self.capability, settings.seed)

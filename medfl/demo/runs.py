@@ -98,9 +98,10 @@ def who_gains(alone: Path, together: Path, metrics: Sequence[str]) -> list[str]:
         compared = compare_sites(metric, pair.other.method, [pair], tested)
         mean = compared.mean
         ends = "" if mean.low is None else f" [{signed(mean.low)}, {signed(mean.high)}]"
-        counts = [f"{number} {verdict}" for verdict in (GAINS, LOSES, UNCLEAR) if (number := compared.count(verdict))]
+        gain, lose, unclear = (compared.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR))
         lines.append(
             f"{metric_words(metric, ())}: {score(mean.alone)} alone, {score(mean.other)} with {compared.name}; "
-            f"mean gain {signed(mean.difference)}{ends}; of {len(compared.rows)} sites: {', '.join(counts)}"
+            f"mean gain {signed(mean.difference)}{ends}; {gain} of {len(compared.rows)} sites gain, {lose} lose, "
+            f"{unclear} show {UNCLEAR}"
         )
     return lines

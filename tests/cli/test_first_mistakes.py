@@ -151,7 +151,7 @@ def test_dashes_and_underscores_are_alike_and_more_workers_than_sites_do_not_sta
     words = ("--dataset_dir", "cells", "--output-dir", "runs/one", "--rounds", "1", "--steps", "1", "--workers", "100")
     status, _, err = medfl("run", BUNDLE, *words)
     assert status == 0
-    assert "100 workers were asked for; 2 do, for so many sites." in err
+    assert "100 workers were asked for; 2 start, for 2 sites." in err
     assert json.loads((data / "runs" / "one" / "run.json").read_text())["execution"]["workers"] == 2
 
 

@@ -19,7 +19,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from medfl.bundle.files import shipped
 from medfl.deploy.offer import NAME
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
-from medfl.settings import Execution, Strict, read_settings
+from medfl.settings import Device, Execution, Strict, read_settings
 from medfl.types import SERVER
 from medfl.utils.files import flush_folder
 from medfl.utils.locks import held
@@ -135,7 +135,7 @@ class SiteFile(Strict):
     exchange: bool = False
     shared_test: bool = False
     threads: int = Field(1, ge=1)
-    device: str = Field("cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: Device = "cpu"
     cache: Literal["memory", "disk", "none"] = "memory"
     cache_dir: Path | None = None
     loaders: int = Field(0, ge=0)
