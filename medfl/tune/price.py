@@ -130,8 +130,8 @@ def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: 
         raise SettingsError("the bundle itself sets 'privacy': give it in the study file, where its ledger is named.")
     planned: dict[str, list[tuple[Privacy, int]]] = {}
     for name in study.rows:
-        promise = privacy_of(study, data, name)
-        if promise is None:
+        stated = privacy_of(study, data, name)
+        if stated is None:
             continue
         if halving:
             raise SettingsError(
@@ -144,7 +144,7 @@ def check_price(study: Study, trials: int, rounds: int, halving: bool, adopted: 
                 f"row '{name}' has 'privacy' on an adopted bundle, whose sites have another fingerprint without their "
                 "test cases: the trials would stand in no ledger that later runs find. Leave one of them out."
             )
-        privacy = read_settings(Settings, {"rounds": rounds, "privacy": promise}, f"row '{name}'").privacy
+        privacy = read_settings(Settings, {"rounds": rounds, "privacy": stated}, f"row '{name}'").privacy
         assert privacy is not None
         if privacy.unit == "site" and privacy.ledger is not None and privacy.total_epsilon is not None:
             planned.setdefault(str(privacy.ledger), []).append((privacy, trials))

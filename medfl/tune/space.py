@@ -21,6 +21,7 @@ from medfl.studies.reading import RESERVED
 from medfl.studies.schema import StudyRow
 from medfl.studies.tuning import ALL, Range, RowSpace, Tuning
 from medfl.types import Meta
+from medfl.utils.dotted import placed
 from medfl.utils.field_words import model_of
 
 ARGS = "method_args#"
@@ -39,7 +40,7 @@ PLACED = frozenset({"privacy#clip"})
 """Parts of settings that are tuned; rows have the whole of it (`medfl.tune.price.with_ledger`)."""
 
 TRIES = 1000
-"""Repeated draws in a row before a space is said to be too small."""
+"""Draws of one combination before a space is said to be too small."""
 
 
 @dataclass(frozen=True)
@@ -122,21 +123,26 @@ class Space:
         return [dict(zip([axis.name for axis in self.axes], point, strict=True)) for point in points]
 
     def draws(self, count: int, rng: np.random.Generator) -> list[Meta]:
-        """So many combinations that are unlike each other.
+        """So many combinations, unlike each other, that share each axis evenly among them.
+
+        Source: Latin hypercube sampling, McKay, Beckman and Conover, Technometrics 1979.
 
         Raises:
             SettingsError: If there are not so many.
         """
         if math.prod(axis.size() for axis in self.axes) < count:
             raise self._too_small(count)
+        places = np.stack([rng.permutation(count) for _ in self.axes], axis=1)
         drawn: list[Meta] = []
-        repeated = 0
-        while len(drawn) < count:
-            point = {axis.name: axis.at(float(rng.random())) for axis in self.axes}
-            repeated = repeated + 1 if point in drawn else 0
-            if repeated > TRIES:
+        for shares in (places + rng.random(places.shape)) / count:
+            for _ in range(TRIES):
+                point = {axis.name: axis.at(float(share)) for axis, share in zip(self.axes, shares, strict=True)}
+                if point not in drawn:
+                    break
+                shares = rng.random(len(self.axes))
+            else:
                 raise self._too_small(count)
-            drawn += [] if point in drawn else [point]
+            drawn.append(point)
         return drawn
 
     def _too_small(self, count: int) -> SettingsError:
@@ -183,13 +189,6 @@ def with_parameters(row: StudyRow, parameters: Meta) -> StudyRow:
         else:  # parts of the bundle's components are options of their own
             settings = placed(settings, name, value) if name in PLACED else settings | {name: value}
     return row.model_copy(update={"method_args": method_args, "settings": settings})
-
-
-def placed(values: Meta, name: str, value: Any) -> Meta:
-    """Nested values with another one at a place; ``a#b`` is the part ``b`` of ``a``."""
-    top, _, rest = name.partition("#")
-    inner = values.get(top)
-    return values | {top: placed(inner if isinstance(inner, dict) else {}, rest, value) if rest else value}
 
 
 def _method_axis(name: str, row: StudyRow, key: str, raw: Any, registry: Registry) -> Axis:

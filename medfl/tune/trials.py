@@ -78,10 +78,10 @@ def pinned(study: Study) -> tuple[Study, str]:
         return study, ""
     fixed = {"seed": seed} | ({} if fold is None else {"fold": fold})
     fixed = {key: value for key, value in fixed.items() if key not in (data.partition or {})}
-    drawn_by = " and ".join(f"{key} {value}" for key, value in fixed.items())
+    draw = " and ".join(f"{key} {value}" for key, value in fixed.items())
     note = (
         f"Test images of this partition are drawn, so another draw would test on images that trials trained on or were "
-        f"scored on: all runs of the tuned study have the partition of {drawn_by}."
+        f"scored on: all runs of the tuned study have the partition of {draw}."
     )
     drawn = data.model_copy(update={"partition": (data.partition or {}) | fixed})
     return study.model_copy(update={"data": {name: drawn}}), note

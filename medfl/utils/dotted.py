@@ -25,3 +25,10 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         inner = both.get(key)
         both[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return both
+
+
+def placed(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """A nested mapping with another value at a place; ``a#b`` is the part ``b`` of ``a``."""
+    top, _, rest = name.partition("#")
+    inner = values.get(top)
+    return {**values, top: placed(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}

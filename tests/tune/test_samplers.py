@@ -66,9 +66,9 @@ def test_of_equals_the_first_goes_on_and_who_has_no_score_stays_behind() -> None
 @pytest.mark.parametrize("sampler", ["random", "halving", "tpe"])
 def test_the_same_seed_and_scores_lead_to_the_same_trials(sampler: str) -> None:
     tuning = Tuning(sampler=sampler, trials=8)
-    steps = conversation(tuning, 9, near_tenth)
-    assert steps == conversation(tuning, 9, near_tenth)
-    assert steps != conversation(tuning.model_copy(update={"seed": 1}), 9, near_tenth)
+    first = conversation(tuning, 9, near_tenth)
+    assert first == conversation(tuning, 9, near_tenth)
+    assert first != conversation(tuning.model_copy(update={"seed": 1}), 9, near_tenth)
 
 
 def test_tpe_learns_from_scores() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from medfl.errors import SettingsError
 from medfl.studies.tuning import Range
-from medfl.tune.space import Axis, Space, placed
+from medfl.tune.space import Axis, Space
+from medfl.utils.dotted import placed
 
 TWO = {"tune__sampler": "grid", "tune__trials": None, "tune__settings": {"epochs": [1, 2]}}
 RATE = {"low": 0.001, "high": 0.1, "log": True}
@@ -51,6 +52,14 @@ def test_draws_are_unlike_each_other_and_hang_on_the_seed_alone() -> None:
     assert drawn == small.draws(6, np.random.default_rng(0))
     with pytest.raises(SettingsError, match="fewer combinations of values than the 7 trials"):
         small.draws(7, np.random.default_rng(0))
+
+
+def test_draws_share_each_axis_evenly() -> None:
+    """Of nine draws, three are in each third of every axis."""
+    rate = Axis("lr", None, Range(low=0.001, high=1.0, log=True))
+    drawn = space(rate, Axis("v", ("a", "b", "c"))).draws(9, np.random.default_rng(1))
+    assert Counter(math.floor(math.log10(point["lr"])) for point in drawn) == {-3: 3, -2: 3, -1: 3}
+    assert Counter(point["v"] for point in drawn) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_part_of_a_value_is_placed_in_it() -> None:
