@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,21 @@ PREPARED: dict[str, Any] = {
         "partition": {"scheme": "dirichlet_class_balanced", "sites": 3, "alpha": 1.0, "min_size": 4},
     }
 }
+
+
+def changed(study: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a study's content with changes, by keys joined by two underscores; None removes."""
+    content = copy.deepcopy(study)
+    for dotted, value in changes.items():
+        *path, last = dotted.split("__")
+        place = content
+        for key in path:
+            place = place[key]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = copy.deepcopy(value)
+    return content
 
 
 class Runs:

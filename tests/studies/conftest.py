@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from study_toys import SMALL
+from study_toys import SMALL, changed
 
 from medfl.studies.study import Prepared, load_study
 from medfl.testing.phantoms import make_cohort
@@ -34,18 +33,8 @@ def write(tmp_path: Path):
     """Write a study file: the small one with changes, by dotted key; None removes."""
 
     def file(**changes: Any) -> Path:
-        content = copy.deepcopy(SMALL)
-        for dotted, value in changes.items():
-            *path, last = dotted.split("__")
-            place = content
-            for key in path:
-                place = place[key]
-            if value is None:
-                del place[last]
-            else:
-                place[last] = copy.deepcopy(value)
         target = tmp_path / "study.yaml"
-        target.write_text(yaml.safe_dump(content, sort_keys=False))
+        target.write_text(yaml.safe_dump(changed(SMALL, changes), sort_keys=False))
         return target
 
     return file

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from study_toys import changed
 from tune_toys import SMALL
 
 from medfl.plugins import Registry, load_plugins
@@ -35,18 +35,8 @@ def load(source: Path, tmp_path: Path, registry: Registry, monkeypatch: pytest.M
     monkeypatch.setattr("medfl.studies.study.load_plugins", lambda files, disabled: registry)
 
     def loaded(changes: dict[str, Any] | None = None, out: str = "out", **options: Any) -> Search:
-        content = copy.deepcopy(SMALL)
-        for dotted, value in (changes or {}).items():
-            *path, last = dotted.split("__")
-            place = content
-            for key in path:
-                place = place[key]
-            if value is None:
-                del place[last]
-            else:
-                place[last] = copy.deepcopy(value)
         file = tmp_path / "study.yaml"
-        file.write_text(yaml.safe_dump(content, sort_keys=False))
+        file.write_text(yaml.safe_dump(changed(SMALL, changes or {}), sort_keys=False))
         return load_search(file, options.pop("source", source), tmp_path / out, **options)
 
     return loaded
