@@ -82,6 +82,16 @@ def test_the_metadata_name_what_channels_are_for(spleen, tmp_path):
     assert bundle.output_names(2) == ()
 
 
+def test_a_closed_test_has_no_cases_and_leaves_the_others_as_they_are(spleen, tmp_path):
+    adopt(spleen, tmp_path / "out")
+    source = AdoptedSource(AdoptedBundle(tmp_path / "out"), Segmentation(2), 0.25, 0.25)
+    folder = volumes(tmp_path / "north", 4)
+    opened, closed = (source.site(folder, Execution(open_test=value)) for value in (True, False))
+    assert [len(part) for part in (opened.train, opened.val, opened.test)] == [2, 1, 1]
+    assert [len(part) for part in (closed.train, closed.val, closed.test)] == [2, 1, 0]
+    assert (closed.train.digest, closed.val.digest) == (opened.train.digest, opened.val.digest)
+
+
 def test_neither_trainer_nor_data_sets_are_built(spleen, tmp_path):
     marker = tmp_path / "ran"
     text = f"$open({str(marker)!r}, 'w') and 4"
