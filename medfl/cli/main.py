@@ -48,7 +48,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Study and compare": {
         "compare": ("medfl.cli.compare:command", "Compare runs over seeds, as Markdown and CSV."),
         "study": ("medfl.cli.study:command", "Run the methods and seeds of a study file."),
-        "tune": ("medfl.cli.tune:command", "Look for good settings of a study's rows, on validation images alone."),
+        "tune": ("medfl.cli.tune:command", "Search a study's settings, on validation images alone."),
     },
     "Between hospitals": {
         "federate": ("medfl.cli.federate:app", "Run federations between machines."),

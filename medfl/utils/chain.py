@@ -7,6 +7,7 @@ note the hash of the last line elsewhere now and then, and see whether it is sti
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from medfl.errors import StoreError
 from medfl.types import Meta
-from medfl.utils.locks import held
 
 START = "0" * 64
 """What stands in the first line for the line before."""
@@ -25,9 +25,6 @@ BEFORE = "before"
 
 SEAL = b', "sha256": "'
 """What stands before a line's own hash, which is that of the line's bytes up to here."""
-
-PATIENCE = 60.0
-"""Seconds to wait for another process that adds a line."""
 
 
 @dataclass
@@ -62,10 +59,7 @@ def add_line(path: Path, entry: Meta) -> str:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with held(path.with_name(f".{path.name}.lock"), PATIENCE) as alone:
-            if not alone:
-                raise OSError(0, f"another process has held it for {PATIENCE:g} s")
-            return _add(path, entry)
+        return _add(path, entry)
     except OSError as error:
         raise StoreError(
             f"Could not write a line to '{path}': {error.strerror}. Free some space or permit writing there."
@@ -75,6 +69,7 @@ def add_line(path: Path, entry: Meta) -> str:
 def _add(path: Path, entry: Meta) -> str:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     with open(descriptor, "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
         last = _last_line(file.fileno())
         line = json.dumps({BEFORE: _hash(last) if last else START} | entry).removesuffix("}").encode()
         line += SEAL + _hash(line).encode() + b'"}'

@@ -133,7 +133,7 @@ def test_plain_monai_scores_a_sites_own_model_as_the_federation_did(made: Made) 
     scores = json.loads((made.place / "run" / "summary.json").read_text())["scores"]["personal"]["test"]
     for name, values in scores.items():
         expected = values["sites"][made.home.name]
-        assert metrics[name] == pytest.approx(float("nan") if expected is None else expected, abs=1e-6, nan_ok=True)
+        assert metrics[name] == pytest.approx(float("nan") if expected is None else expected, abs=1e-5, nan_ok=True)
 
 
 def test_its_inference_reads_the_files_of_the_release_as_prep_did(made: Made, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from remote_cases import (
 )
 
 from medfl.carriers.messages import Message, pack, unpack
+from medfl.deploy.sites.audit import AUDIT
 from medfl.deploy.sites.service import SiteService
 from medfl.utils import wire
 
@@ -94,7 +95,8 @@ def test_a_site_refuses_changed_messages_and_then_answers_the_honest_ones_as_eve
     for cut in (b"", first[:7], first[:100], first[:-1], first + b"\0", b"\xff" * 8 + first[8:]):
         assert refused(service.answer(cut))
     own = other["site-01"].state / "runs" / "one"
-    assert all(own in path.parents or path in (own, *own.parents, own.parent.parent / "secret") for path in
+    beside = [other["site-01"].state / name for name in ("secret", AUDIT)]
+    assert all(own in path.parents or path in (own, *own.parents, *beside) for path in
                set(place.root.rglob("*")) - before)  # fmt: skip
     assert not list(own.rglob("step-*"))
     answers = [unpack(service.answer(blob), LIMITS) for blob in orders[2:5]]
@@ -146,7 +148,7 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
     assert isinstance(answer.meta["refused"], str)
     assert "unexpected" not in answer.meta["refused"]
     assert refused(service.answer(pack(Message("begin", {}, {"networks": {}}))))
-    assert not files["site-01"].state.exists()
+    assert [path.name for path in files["site-01"].state.iterdir()] == [AUDIT]
 
 
 def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(place: Place) -> None:
@@ -184,5 +186,5 @@ def test_nothing_is_written_outside_the_state_folders(place: Place) -> None:
     assert written
     assert all(any(state in (path, *path.parents) for state in states) for path in written)
     for state in states:
-        assert {path.name for path in state.iterdir()} <= {"runs", "secret"}
+        assert {path.name for path in state.iterdir()} <= {"runs", "secret", AUDIT}
         assert {path.name for path in (state / "runs").iterdir()} == {"one"}

@@ -25,9 +25,9 @@ import medfl
 from medfl.carriers.messages import Message, pack, unpack
 from medfl.data.sites import load_site
 from medfl.deploy import server as server_run
-from medfl.deploy import site as site_run
 from medfl.deploy.offer import bundle_hash
 from medfl.deploy.server import Progress
+from medfl.deploy.sites import run as site_run
 from medfl.errors import MedflError, StoreError
 from medfl.objectives import Multiclass
 from medfl.testing.cohort import scores

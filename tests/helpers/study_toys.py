@@ -79,12 +79,12 @@ def write_run(folder: Path, options: dict[str, Any], status: str) -> None:
         "method_args": args,
         "settings": {"seed": options["seed"]},
         "sites": list(sites),
-        "data": str(options["dataset-dir"]),
+        "data": str(options["dataset_dir"]),
         "task": {"metrics": options["metrics"], "optimizer": "SGD{}", "num_classes": 2},
     }
     folder.mkdir(parents=True, exist_ok=True)
     run = {"identity": identity, "rounds": options["rounds"], "settings": {}, "execution": {}, "versions": {}}
-    data = {"sites": {}, "allowed_leaks": []} | drawn_fold(options["dataset-dir"])
+    data = {"sites": {}, "allowed_leaks": []} | drawn_fold(options["dataset_dir"])
     (folder / "run.json").write_text(json.dumps(run | {"plugins": {}, "data": data}))
     summary = {"method": options["method"], "status": status, "reason": "", "rounds": options["rounds"]}
     summary |= {

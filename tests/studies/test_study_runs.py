@@ -47,7 +47,7 @@ def test_methods_times_seeds_with_the_strongest_setting_last(load, source: Path,
     assert overrides[1]["output_dir"] == str(out / "runs" / "demo" / "fedprox-mu-0.1" / "seed-0")
     assert overrides[1]["method_args#mu"] == 0.1
     common = {"rounds": 4, "optimizer#lr": 0.125, "batch_size": 8, "workers": 2, "sites": ["site-01"]}
-    common |= {"dataset-dir": str(source / "cohort"), "metrics": ["accuracy"], "given_by": "study small"}
+    common |= {"dataset_dir": str(source / "cohort"), "metrics": ["accuracy"], "given_by": "study small"}
     assert [{name: options[name] for name in common} for options in overrides] == [common] * 4
     assert not out.exists(), "a look writes nothing"
 
