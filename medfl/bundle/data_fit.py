@@ -9,6 +9,7 @@ from medfl.data.arrays import open_array
 from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes
 from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
+from medfl.runs.provenance import bundle_values
 
 GOALS = {"Multiclass": "classes", "Binary": "classes", "Segmentation": "masks"}
 """Class of `medfl.objectives` in a bundle's ``train.json`` to what is learned; a bundle with another takes any."""
@@ -17,8 +18,8 @@ GOALS = {"Multiclass": "classes", "Binary": "classes", "Segmentation": "masks"}
 def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None:
     """Refuse images where a bundle takes the rows of a table, masks where it learns classes, and the other way round.
 
-    Whether images are 2-D or volumes is not looked at: networks follow the data. A bundle that tells neither, and a
-    folder without lists, pass: what builds them says more.
+    Whether images are 2-D or volumes is not looked at: networks follow the data. A bundle that tells neither passes,
+    and so does an adopted one: what builds it says more.
 
     Args:
         bundle: Its folder.
@@ -28,11 +29,10 @@ def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None
     Raises:
         DataError: If the folder holds no site with a list; or if the data are of another kind.
     """
-    folder = dataset_dir / site_names(dataset_dir)[0]
-    content = read_bytes(folder)
-    if b'"image_array"' not in content:  # a list of a stock bundle, which reads its own files
+    if "adopted" in bundle_values(bundle):  # a stock bundle, which reads its own files
         return
-    datalist = parse_datalist(content, folder / FILE)
+    folder = dataset_dir / site_names(dataset_dir)[0]
+    datalist = parse_datalist(read_bytes(folder), folder / FILE)
     try:
         table = len(image_shape(open_array(folder / datalist.image_array).shape)) == 1
     except DataError:
