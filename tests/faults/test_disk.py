@@ -73,7 +73,8 @@ def test_a_file_may_not_grow(tmp_path: Path) -> None:
     """A limit of the system, as a quota is: no call is patched."""
     case = Toy(Ring)
     run(case, tmp_path / "whole")
-    limit = max(path.stat().st_size for path in (tmp_path / "whole" / "state").rglob("step-*")) - 1
+    largest = max(path.stat().st_size for path in (tmp_path / "whole" / "state").rglob("step-*"))
+    limit = largest - 64  # a step holds seconds, so its size differs by a few bytes between two runs
 
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
