@@ -35,7 +35,7 @@ def test_two_rounds_of_fedavg_end_with_the_bits_of_one_machine_and_no_key_has_mo
         running.equals_local(offer, out)
         status = CliRunner().invoke(federate.app, ["status", str(running.kits["researcher"])])
         assert status.exit_code == 0, status.output
-        assert all(f"{name}: " in status.output for name in SITES)
+        assert all(f"site: {name}, " in status.output for name in SITES)
     kits = {"localhost": running.kits["server"], RESEARCHER: running.kits["researcher"]}
     kits |= {name: running.kits[name] for name in SITES}
     assert foreign_keys(tmp_path, kits, homes[0].root / "rootCA.key") == []
