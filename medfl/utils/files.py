@@ -1,10 +1,11 @@
-"""How much room a folder takes."""
+"""Files that are there whole or not at all, or that only their owner reads, and how much room a folder takes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,13 @@ def bytes_in(folder: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Let only the owner read what is written: keys are among it."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
