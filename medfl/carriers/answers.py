@@ -22,6 +22,7 @@ from medfl.core.reply_checks import check_reply
 from medfl.errors import RefusedError
 from medfl.task import Task
 from medfl.types import Tensors
+from medfl.utils.text import one_line
 
 REASON = 2000
 """Letters of a reason, at most."""
@@ -53,7 +54,7 @@ def opened(blob: bytes, kind: str, limits: Limits) -> Message:
     message = unpack(blob, limits)
     refused = message.meta.get("refused")
     if isinstance(refused, str):
-        raise RefusedError(refused[:REASON])
+        raise RefusedError(one_line(refused, REASON))
     if message.kind != kind:
         raise RefusedError(f"expected an answer to '{kind}', got one to '{message.kind}'")
     return message
@@ -77,7 +78,7 @@ def read_answer(
         raise RefusedError("expected an answer to this step, got one to another")
     rows = rows_from_json(content["rows"], site)
     if content["refused"] is not None:
-        return Answer(site, step, str(content["refused"])[:REASON], {}, rows), scores
+        return Answer(site, step, one_line(content["refused"], REASON), {}, rows), scores
     _check_reply(f"site '{site}'", order, message.tensors, content["meta"], expected, limits)
     undelivered = names(content, UNDELIVERED)
     return Answer(site, step, None, content["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows), scores

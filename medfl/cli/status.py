@@ -9,6 +9,7 @@ import typer
 
 from medfl.report.formats import duration, size
 from medfl.utils.files import bytes_in
+from medfl.utils.text import visible
 
 if TYPE_CHECKING:
     from medfl.runs.records import RunRecord
@@ -29,7 +30,7 @@ def command(
     for record in [read_run(folder) for folder in runs]:
         typer.echo(record.folder)
         for name, text in describe(record).items():
-            typer.echo(f"  {name:<9} {text}")
+            typer.echo(f"  {name:<9} {visible(text)}")
 
 
 def describe(record: RunRecord) -> dict[str, str]:

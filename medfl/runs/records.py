@@ -180,7 +180,9 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 def _json(path: Path) -> Meta:
     try:
-        content: Meta = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise StoreError(f"'{path}' is damaged ({error}). Run the same command again, or put it back.") from None
+    if not isinstance(content, dict):
+        raise StoreError(f"'{path}' is damaged: expected an object, got a {type(content).__name__}. Put it back.")
     return content
