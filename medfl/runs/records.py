@@ -153,13 +153,33 @@ def read_run(folder: Path) -> RunRecord:
         )
         why = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
         raise StoreError(f"expected a run folder at '{folder}', {why}. {mend}")
-    summary = folder / "summary.json"
+    summary, run = folder / "summary.json", _json(folder / "run.json")
+    _check_sites(folder, run)
     return RunRecord(
         folder,
-        _json(folder / "run.json"),
+        run,
         _json(summary) if summary.is_file() else {},
         read_metrics(folder / "metrics.csv"),
     )
+
+
+def _check_sites(folder: Path, run: Meta) -> None:
+    """Refuse names of sites that are no names of folders: they stand in paths that are read, and written by a card.
+
+    Raises:
+        StoreError: If one is not.
+    """
+    identity = run.get("identity")
+    sites = identity.get("sites") if isinstance(identity, dict) else None
+    if not isinstance(sites, list) or not all(isinstance(site, str) and _is_folder_name(site) for site in sites):
+        raise StoreError(
+            f"expected in '{folder / 'run.json'}' the sites of a run, each by a name that is one of a folder; got "
+            "something else. The file was damaged, or no run of medfl wrote it."
+        )
+
+
+def _is_folder_name(name: str) -> bool:
+    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
