@@ -89,9 +89,11 @@ def read_summary(out: Path) -> Meta | None:
         MedflError: If the server sent something else in its place.
     """
     path = out / "summary.json"
+    if not path.is_file():
+        return None
     try:
-        summary: Meta | None = json.loads(path.read_bytes()) if path.is_file() else None
-        return summary and summary | {name: str(summary[name]) for name in ("status", "reason")}
+        summary: Meta = json.loads(path.read_bytes())
+        return summary | {name: str(summary[name]) for name in ("status", "reason")}
     except (ValueError, RecursionError, KeyError, TypeError):
         raise MedflError(f"expected the summary of a run in '{path}', the server sent something else.") from None
 

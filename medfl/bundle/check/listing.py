@@ -63,7 +63,7 @@ def find_logging_code(path: Path, file: str) -> list[Code]:
 
 
 def _as_monai_reads(place: Place) -> Place:
-    """A place with its keys taken apart: MONAI puts ``net::_target_`` into ``net``, and ``+`` lays over what is there."""
+    """A place with its keys taken apart: MONAI lays the value of ``net::_target_``, or ``+net``, into ``net``."""
     return tuple(part.lstrip("+") for key in place for part in re.split("::|#", key))
 
 
