@@ -94,15 +94,15 @@ def readable(progress: Meta) -> Meta:
     Args:
         progress: As it came.
     """
-
-    def shown(value: object) -> bool:
-        return type(value) in (int, float) and abs(value) < 2**63  # type: ignore[operator]
-
     scores, missing = (value if isinstance(value := progress.get(name), dict) else {} for name in ("scores", "missing"))
     counts = {name: progress.get(name) for name in ("round", "rounds")}
     return {
         **{name: count if type(count) is int and 0 <= count < MAX_STEP else 0 for name, count in counts.items()},
-        "scores": {one_line(name, 80): value for name, value in scores.items() if shown(value)},
+        "scores": {
+            one_line(name, 80): value
+            for name, value in scores.items()
+            if isinstance(value, int | float) and abs(value) < 2**63
+        },
         "missing": {one_line(site, 80): one_line(why, REASON) for site, why in missing.items()},
         "state": one_line(progress.get("state", ""), 80),
         "message": one_line(progress.get("message", ""), REASON),

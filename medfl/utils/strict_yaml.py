@@ -64,7 +64,7 @@ def _count(events: Iterable[yaml.Event]) -> int:
     Raises:
         ValueError: If a part repeats itself.
     """
-    counts, anchors, known = [0], list[str | None](), dict[str, int]()
+    counts, anchors, known = [0], list[str | None](), dict[str | None, int]()
     for event in events:
         if isinstance(event, yaml.CollectionStartEvent):
             counts.append(0)
