@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,9 +33,13 @@ from medfl.settings import Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import GLOBAL, Dataset
+from medfl.utils.text import first_names
 
 if TYPE_CHECKING:
     from medfl.privacy.released import Released
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -183,13 +188,14 @@ class OpenedRun:
         return latest
 
 
-def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> OpenedRun:
-    """Open a finished run.
+def open_run(folder: Path, device: str = "cpu", data: Path | None = None, plugins: Sequence[Path] = ()) -> OpenedRun:
+    """Open a finished run. What its bundles say is evaluated, as when they are run.
 
     Args:
         folder: The run folder.
         device: Where to compute: ``auto``, ``cpu`` or ``cuda:N``.
         data: Where its data are now; None means where they were, seen from the run folder.
+        plugins: Plugin files to load. Those that ``run.json`` names are not: a run folder may come from anybody.
 
     Raises:
         StoreError: If it holds no run or one without models, or its task can't be rebuilt.
@@ -216,13 +222,11 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
     _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
     first = next(iter(sites.values()))
     task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
-    files = [origin for origin in record.run.get("plugins", {}).values() if origin.endswith(".py")]
-    registry = load_plugins(files=files)
+    registry = load_plugins(files=plugins)
+    _warn_of_plugins(record, registry)
     method = registry.make_method(record.method, identity["method_args"])
     return OpenedRun(
-        folder,
-        record.method,
-        method,
+        *(folder, record.method, method),
         method.task_of(task),
         settings,
         {name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()},
@@ -230,6 +234,16 @@ def open_run(folder: Path, device: str = "cpu", data: Path | None = None) -> Ope
         first.classes,
         registry,
     )
+
+
+def _warn_of_plugins(record: RunRecord, registry: Registry) -> None:
+    """Say which plugin files the run had that are not loaded now."""
+    had = record.run.get("plugins")
+    origins = had.items() if isinstance(had, dict) else ()
+    files = sorted(str(file) for name, file in origins if str(file).endswith(".py") and name not in registry.plugins)
+    if files:
+        why = "none is loaded because a run folder names it. Give one that you trust: --plugin FILE"
+        logger.warning("The run had the plugin files %s; %s.", first_names(files), why)
 
 
 def _check_objective(record: RunRecord) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from medfl.card.checklists import ANSWERED, CHECKLISTS, NOT_APPLICABLE, UNKNOWN
 from medfl.card.run_facts import image_count
 from medfl.errors import SettingsError, did_you_mean
 from medfl.report.formats import listed, metric_words, sentence
 from medfl.report.objectives.site_scores import RESAMPLES
 from medfl.types import Meta
+from medfl.utils.strict_yaml import parse_yaml
 
 TEXTS = ("license", "intended_use")
 """Keys of a file of answers beside those of the checklists."""
@@ -38,8 +37,8 @@ def read_answers(path: Path | None) -> Meta:
     if path is None:
         return answers
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = parse_yaml(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError) as error:
         raise SettingsError(
             f"the answers '{path}' can't be read: {type(error).__name__}. Write them in YAML."
         ) from None

@@ -45,6 +45,12 @@ def bundles_of(run: RunRecord) -> list[Bundle]:
     homes: dict[str, Path] = {site: run.folder / "sites" / site for site in sites}
     if own.is_dir():
         homes = {str(read_config(own, "train.json").get("site", "this site")): own}
+    for folder in (run.folder / "sites", run.folder / GLOBAL, *homes.values()):
+        if folder.is_symlink():
+            raise StoreError(
+                f"'{folder}' is a link: a card is written into the run's own folders, and nowhere else. Put the folder "
+                "itself there."
+            )
     bundles = [_bundle(home, site, [site]) for site, home in homes.items() if home.is_dir()]
     if (run.folder / GLOBAL).is_dir():
         taken = {site: kind for site in sites if (kind := run.taken_home(site)) is not None}  # who was scored at all

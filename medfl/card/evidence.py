@@ -98,7 +98,7 @@ def from_bytes(content: bytes) -> Meta:
     try:
         evidence: Meta = json.loads(content)
         names = [evidence["card"]["file"], *evidence["predictions"]]
-        complete = evidence.keys() >= KEYS and all(Path(name).name == name for name in names)
+        complete = evidence.keys() >= KEYS and all(Path(name).name == name != ".." for name in names)
     except (ValueError, TypeError, KeyError, RecursionError):
         complete = False
     if not complete:

@@ -22,6 +22,7 @@ from medfl.core.reply_checks import check_reply
 from medfl.errors import RefusedError
 from medfl.task import Task
 from medfl.types import Tensors
+from medfl.utils.text import one_line
 
 REASON = 2000
 """Letters of a reason, at most."""
@@ -53,34 +54,53 @@ def opened(blob: bytes, kind: str, limits: Limits) -> Message:
     message = unpack(blob, limits)
     refused = message.meta.get("refused")
     if isinstance(refused, str):
-        raise RefusedError(refused[:REASON])
+        raise RefusedError(one_line(refused, REASON))
     if message.kind != kind:
         raise RefusedError(f"expected an answer to '{kind}', got one to '{message.kind}'")
     return message
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a site was asked in a step.
+
+    Attributes:
+        number: Of the step.
+        round: Of the step's orders.
+        evaluated: The round whose models were to be scored; None for none.
+    """
+
+    number: int
+    round: int
+    evaluated: int | None
+
+
 def read_answer(
-    site: str, message: Message, step: int, order: Order | None, expected: Expected, limits: Limits
+    site: str, message: Message, step: Step, order: Order | None, expected: Expected, limits: Limits
 ) -> tuple[Answer | None, list[Row]]:
     """A site's answer to a step, if it got an order, and its rows of the evaluation.
 
     Raises:
         RefusedError: If it holds anything that is not expected.
     """
-    scores = rows_from_json(message.meta.get("evaluation") or [], site)
+    scores = rows_from_json(message.meta.get("evaluation") or [], site, step.evaluated)
+    if scores and step.evaluated is None:
+        raise RefusedError("expected no scores, as none were asked for")
     content = message.meta.get("answer")
     if order is None:
         return None, scores
     if not isinstance(content, dict) or content.keys() != {"step", "refused", "meta", "rows", UNDELIVERED}:
         raise RefusedError("expected an answer to the order, got none")
-    if content["step"] != step:
+    if content["step"] != step.number:
         raise RefusedError("expected an answer to this step, got one to another")
-    rows = rows_from_json(content["rows"], site)
+    rows = rows_from_json(content["rows"], site, step.round)
     if content["refused"] is not None:
-        return Answer(site, step, str(content["refused"])[:REASON], {}, rows), scores
+        return Answer(site, step.number, one_line(content["refused"], REASON), {}, rows), scores
     _check_reply(f"site '{site}'", order, message.tensors, content["meta"], expected, limits)
     undelivered = names(content, UNDELIVERED)
-    return Answer(site, step, None, content["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows), scores
+    return Answer(
+        site, step.number, None, content["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows
+    ), scores
 
 
 def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:

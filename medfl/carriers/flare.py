@@ -28,6 +28,7 @@ from medfl.carriers.heartbeat import Silence
 from medfl.carriers.remote_messages import AFTER, PROGRESS, TASK
 from medfl.errors import MedflError
 from medfl.types import Meta
+from medfl.utils.text import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
             answer = answers.get(to) if answers else None
             if answer is not None and answer.get_return_code() == ReturnCode.OK:
                 if answer.get(REFUSED):
-                    logger.warning("'%s' refuses the parcel: %s", to, str(answer[REFUSED])[:2000])
+                    logger.warning("'%s' refuses the parcel: %s", to, one_line(answer[REFUSED], 2000))
                 return not answer.get(REFUSED)
             time.sleep(1)
         return False

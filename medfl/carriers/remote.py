@@ -24,10 +24,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from medfl.carriers.answers import Expected, opened, read_answer
+from medfl.carriers.answers import Expected, Step, opened, read_answer
 from medfl.carriers.heartbeat import FASTEST, read_beat
 from medfl.carriers.messages import Limits, Message, pack
 from medfl.carriers.remote_messages import UNDELIVERED, StepMessages, read_account, read_facts, read_network, read_rows
@@ -42,7 +43,6 @@ from medfl.types import Meta, Tensors
 from medfl.utils import wire
 
 logger = logging.getLogger(__name__)
-
 
 MAX_SILENT = 2
 """Steps in a row without an answer after which a site is asked no more."""
@@ -177,10 +177,11 @@ class RemoteCarrier:
         ordered, expected = {order.to: order for order in orders}, self._expected
         sites = [site for site in self._all if site in self.facts and (site in ordered or evaluation)]
         packed = StepMessages(step, round_, evaluation, keep)
+        asked_for = Step(step, round_, evaluation.round if evaluation else None)
         rows = self._viewers(evaluation) if evaluation else []
         answered = self._talk(
             {site: packed.message(ordered.get(site)) for site in sites},
-            lambda site, message: read_answer(site, message, step, ordered.get(site), expected, self._limits),
+            lambda site, message: read_answer(site, message, asked_for, ordered.get(site), expected, self._limits),
             keep=True,
         )
         self._leave_out_silent(sites, answered)
@@ -212,16 +213,16 @@ class RemoteCarrier:
 
     def exchange(self, evaluation: Evaluation) -> list[Row]:
         """The global test: each site's model on every site's test data, one foreign model at a time, in ring order."""
-        rows = []
+        rows, read = [], partial(read_rows, round_=evaluation.round)
         meta = {"step": evaluation.step, "round": evaluation.round}
         names = sorted(self.facts)
         for start, owner in enumerate(names):
             others = names[start + 1 :] + names[:start]
             post = Message("post", evaluation.published, meta | {"to": others})
-            rows_by_site = self._talk({owner: post}, read_rows)
+            rows_by_site = self._talk({owner: post}, read)
             if owner in rows_by_site:
                 guest = Message("guest", {}, meta | {"owner": owner})
-                rows_by_site |= self._talk(dict.fromkeys(others, guest), read_rows)
+                rows_by_site |= self._talk(dict.fromkeys(others, guest), read)
             rows += [row for site in (owner, *others) for row in rows_by_site.get(site, [])]
         return rows
 

@@ -38,19 +38,29 @@ def rows_to_json(rows: list[Row]) -> list[list[Any]]:
     return [[*row[:-1], row.value if math.isfinite(row.value) else str(row.value)] for row in rows]
 
 
-def rows_from_json(rows: Any, site: str) -> list[Row]:
+LARGEST = 1e100
+"""Largest value of a row: sums over all sites and rounds stay finite, and float32 has none that is as large."""
+
+
+def rows_from_json(rows: Any, site: str, round_: int | None = None) -> list[Row]:
     """The rows of a message.
 
     Args:
         rows: What came.
         site: Who sent it; it may tell rows of itself only.
+        round_: Of which they have to be; None where the receiver made them itself.
 
     Raises:
-        RefusedError: If a row has another form, or is of another site.
+        RefusedError: If a row has another form, is of another site or another round, or is there twice.
     """
     if not isinstance(rows, list) or len(rows) > MAX_ROWS:
         raise RefusedError(f"Expected at most {MAX_ROWS} rows of scores from '{site}', got something else.")
-    return [_row(entry, site) for entry in rows]
+    read = [_row(entry, site) for entry in rows]
+    if round_ is not None and any(row.round != round_ for row in read):
+        raise RefusedError(f"Expected rows of round {round_} from '{site}', got one of another round.")
+    if len({row[:-1] for row in read}) != len(read):
+        raise RefusedError(f"Expected each score of '{site}' once, got one twice.")
+    return read
 
 
 def _row(entry: Any, site: str) -> Row:
@@ -77,7 +87,7 @@ def _is_row(entry: list[Any], site: str) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return (type(value) is int and abs(value) < 2**63) or (type(value) is float and math.isfinite(value))
+    return (type(value) is int and abs(value) < 2**63) or (type(value) is float and abs(value) <= LARGEST)
 
 
 ORDER, PUBLISHED = "order/", "published/"
@@ -238,14 +248,15 @@ def read_facts(site: str, message: Message, classes: int, outputs: int) -> Meta:
     for name in (*data["classes"], *data["names"], data["name"], data["modality"]):
         if not text().fits(name, {}) or name.lstrip()[:1] in (*"$@%",):
             raise RefusedError("expected plain names of classes and data, which begin with none of '$', '@' and '%'")
-    if data["shared_test"] is not None and not re.fullmatch(r"[0-9a-f]{64}", str(data["shared_test"])):
+    shared = data["shared_test"]
+    if shared is not None and not (isinstance(shared, str) and re.fullmatch(r"[0-9a-f]{64}", shared)):
         raise RefusedError("expected the fingerprint of the shared test set, or none")
     return {"facts": facts, "newest": integer(message.meta, "newest"), "data": data}
 
 
-def read_rows(site: str, message: Message) -> list[Row]:
-    """The scores in an answer to ``post`` or ``guest``."""
-    return rows_from_json(message.meta.get("rows"), site)
+def read_rows(site: str, message: Message, round_: int) -> list[Row]:
+    """The scores in an answer to ``post`` or ``guest``, of a round."""
+    return rows_from_json(message.meta.get("rows"), site, round_)
 
 
 def read_account(site: str, message: Message) -> Meta:

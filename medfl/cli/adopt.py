@@ -48,7 +48,7 @@ def command(
     Example: medfl adopt zoo/spleen_ct_segmentation --out bundles/spleen
     """
     from medfl.bundle.adopt import OVERLAY, PAGE, adopt
-    from medfl.bundle.check.report import visible
+    from medfl.utils.text import visible
 
     registry = load(plugin, no_plugin)
     methods = [registry.methods[name] for name in sorted(registry.methods)]

@@ -18,6 +18,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 Data = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The run's data, where they have moved.", show_default="as recorded")
 ]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", help="Load a plugin file too: none is loaded that the run itself names."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn.")]
 
 
@@ -84,6 +88,7 @@ def membership(
     seed: Seed = 0,
     device: Device = "cpu",
     data: Data = None,
+    plugin: Plugins = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="RUN/attacks")
     ] = None,
@@ -106,7 +111,7 @@ def membership(
         seed=seed,
     )
     with progress_bar("shadow network", transient=True) as show:
-        results = run_membership(open_run(run, device, data), options, out, show)
+        results = run_membership(open_run(run, device, data, plugin or ()), options, out, show)
     for row in results:
         typer.echo(plain_line(row))
     path = results_path(run, NAME, out)
@@ -124,6 +129,7 @@ def inversion(
     seed: Seed = 0,
     device: Device = "cpu",
     data: Data = None,
+    plugin: Plugins = None,
 ) -> None:
     """Reconstruct training images from what the run shared, from updates, and from the model.
 
@@ -137,7 +143,7 @@ def inversion(
     options = InversionOptions(
         against=against.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed
     )
-    opened = open_run(run, device, data)
+    opened = open_run(run, device, data, plugin or ())
     with progress_bar("inversion", transient=True) as show:
         rows = run_inversion(opened, run, options, show)
     for row in rows:
@@ -160,6 +166,7 @@ def poison(
     ] = None,
     device: Device = "cpu",
     data: Data = None,
+    plugin: Plugins = None,
 ) -> None:
     """Judge a simulation with attackers (setting poison): accuracy, worst honest site, how often attackers succeed.
 
@@ -170,6 +177,6 @@ def poison(
         from medfl.attacks.poisoning import NAME, PoisonOptions, plain_line, run_poison
         from medfl.runs.attack_results import results_path
 
-    for row in run_poison(open_run(run, device, data), PoisonOptions(poison=poison)):
+    for row in run_poison(open_run(run, device, data, plugin or ()), PoisonOptions(poison=poison)):
         typer.echo(plain_line(row))
     typer.echo(f"wrote {results_path(run, NAME)}")

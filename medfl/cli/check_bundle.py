@@ -38,7 +38,7 @@ def command(
 
 def lines(report: Report) -> list[str]:
     """A report for reading; characters that a terminal would not show are written out, so that none can hide."""
-    from medfl.bundle.check.report import visible
+    from medfl.utils.text import visible
 
     shown = [f"{report.title or 'bundle'}: {report.root}", ""]
     for title, sentences in (("Errors", report.errors), ("Warnings", report.warnings), ("Notes", report.notes)):

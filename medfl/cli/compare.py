@@ -26,6 +26,7 @@ def command(
     Example: medfl compare runs/local runs/fedavg --metric accuracy --metric balanced_accuracy
     """
     from medfl.report.compare import compare, to_markdown
+    from medfl.report.formats import csv_table
     from medfl.runs.records import names_of, read_run
     from medfl.utils.files import write_atomic
 
@@ -35,7 +36,7 @@ def command(
     if out is None:
         typer.echo(text, nl=False)
         return
-    files = {out / "compare.md": text, out / "compare.csv": table.to_csv(index=False)}
+    files = {out / "compare.md": text, out / "compare.csv": csv_table(table)}
     for path, content in files.items():
         write_atomic(path, content.encode())
     typer.echo("\n".join(str(path) for path in files))

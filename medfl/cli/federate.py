@@ -119,6 +119,7 @@ def status(kit: Kit) -> None:
     """
     from medfl.deploy import kit as kits
     from medfl.deploy import session
+    from medfl.utils.text import visible
 
     kind = kits.kind_of(kit)
     if kind != "admin":
@@ -126,7 +127,7 @@ def status(kit: Kit) -> None:
         typer.echo(f"{kind}: " + (f"runs, process {running[0]}" if running else "does not run here"))
         return
     for name, text in session.status(kit):
-        typer.echo(f"{name}: {text}")
+        typer.echo(visible(f"{name}: {text}"))
 
 
 @app.command()

@@ -23,6 +23,7 @@ import medfl
 from medfl.cli.examples import with_examples
 from medfl.errors import MedflError, did_you_mean
 from medfl.utils.imports import quick_imports
+from medfl.utils.text import visible_lines
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "First steps": {
@@ -245,4 +246,4 @@ def _words(error: BaseException) -> str:
 def _report(error: Exception, message: str, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
-    typer.echo(message, err=True)
+    typer.echo(visible_lines(message), err=True)  # it may repeat names and reasons that came from elsewhere

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.errors import SettingsError
+from medfl.utils.text import visible
 
 if TYPE_CHECKING:
     from medfl.data.datalists import Datalist
@@ -221,7 +222,7 @@ def _show(written: Mapping[str, Datalist]) -> None:
     console.width = max(Measurement.get(console, console.options, table).maximum, 80)
     console.print(table)
     labels = next(iter(written.values())).labels
-    typer.echo("Classes: " + "; ".join(f"{label} {name}" for label, name in labels.items()))
+    typer.echo("Classes: " + "; ".join(f"{label} {visible(name)}" for label, name in labels.items()))
 
 
 def _tell(out: Path) -> None:
@@ -232,6 +233,6 @@ def _tell(out: Path) -> None:
     for entry in facts["exclusions"]:
         typer.echo(f"left out at {entry['where']}: {images(entry['count'])}, {entry['reason']}", err=True)
     for sentence in facts["allowed_leaks"]:
-        typer.echo(f"allowed leak: {sentence}", err=True)
+        typer.echo(f"allowed leak: {visible(sentence)}", err=True)
     for sentence in facts["warnings"]:
-        typer.echo(f"note: {sentence}", err=True)
+        typer.echo(f"note: {visible(sentence)}", err=True)

@@ -67,11 +67,12 @@ def audit(
     from medfl.deploy.sites.audit import audit_file, in_words
     from medfl.deploy.sites.file import read_site_file
     from medfl.utils.chain import read
+    from medfl.utils.text import visible
 
     path = audit_file(read_site_file(file or default_file(kit)))
     chain = read(path)
     for entry in chain.entries[len(chain.entries) - last :] if last else []:
-        typer.echo(in_words(entry) if entry else "(a line that was cut off by a kill or a full disk)")
+        typer.echo(visible(in_words(entry)))
     typer.echo(f"{len(chain.entries)} lines in '{path}'; hash of the last one: {(chain.hashes or ['none'])[-1]}")
     problems = [f"line {number} was changed, or something before it was removed or inserted" for number in chain.broken]
     problems += [f"the hash {hash} is not among the lines"] if hash is not None and hash not in chain.hashes else []

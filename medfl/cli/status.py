@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from medfl.types import Meta
+from medfl.utils.text import visible
 
 
 def command(
@@ -20,7 +21,7 @@ def command(
     for folder, lines in [(folder, describe(folder)) for folder in runs]:
         typer.echo(folder)
         for name, text in lines.items():
-            typer.echo(f"  {name:<9} {text}")
+            typer.echo(f"  {name:<9} {visible(text)}")
 
 
 def describe(folder: Path) -> dict[str, str]:

@@ -23,16 +23,17 @@ def command(
 
     from medfl.card.verify import verify
     from medfl.report.formats import count
+    from medfl.utils.text import visible
 
     torch.set_num_threads(1)  # the tensors are small
     results = verify(place)
     for checked in results:
         seen = f"{count(checked.files, 'file')}, {count(checked.numbers, 'number')}"
-        typer.echo(f"{checked.name}: {'DIFFERS' if checked.problems else 'as its card says'} ({seen})")
+        typer.echo(f"{visible(checked.name)}: {'DIFFERS' if checked.problems else 'as its card says'} ({seen})")
         for text in checked.problems:
-            typer.echo(f"  {text}")
+            typer.echo(f"  {visible(text)}")
         for text in checked.notes:
-            typer.echo(f"  not checked: {text}")
+            typer.echo(f"  not checked: {visible(text)}")
         if checked.sha256:
             typer.echo(f"  SHA-256 of evidence.json: {checked.sha256}")
     if any(checked.problems for checked in results):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 
 Stretches = dict[str, list[list[int]]]
 """Site to stretches of rounds, each its first and its last one, ascending."""
@@ -72,10 +71,18 @@ def stretches(attendance: Mapping[str, Mapping[int, str]], rounds: int) -> dict[
     """
     rows: dict[str, list[Stretch]] = {}
     for site, known in sorted(attendance.items()):
-        did = [known.get(round_, NOT_ASKED) for round_ in range(1, rounds + 1)]
         rows[site], at = [], 1
-        for what, same in groupby(did):
-            length = len(list(same))
-            rows[site].append(Stretch(what, at, at + length - 1))
-            at += length
+        for round_ in sorted(round_ for round_ in known if 1 <= round_ <= rounds):  # the work of what is known alone
+            _append(rows[site], NOT_ASKED, at, round_ - 1)
+            _append(rows[site], known[round_], round_, round_)
+            at = round_ + 1
+        _append(rows[site], NOT_ASKED, at, rounds)
     return rows
+
+
+def _append(row: list[Stretch], did: str, first: int, last: int) -> None:
+    """Add a stretch, which is none where it ends before it begins, or which the last one grows by."""
+    if row and row[-1].did == did and first <= last:
+        row[-1] = Stretch(did, row[-1].first, last)
+    elif first <= last:
+        row.append(Stretch(did, first, last))

@@ -224,6 +224,11 @@ class Inbox:
                 parcels.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
         return sorted(parcels, key=lambda parcel: parcel.sender)
 
+    def waiting_bytes(self, sender: str, step: int) -> int:
+        """Bytes of the parcels of a sender that wait, but for that of a step, which is stored once."""
+        paths = self.folder.glob(f"????????-{sender}.safetensors")
+        return sum(path.stat().st_size for path in paths if int(path.name[:8]) != step)
+
     def drop(self, sender: str) -> None:
         """Delete all parcels of a sender."""
         for path in self.folder.glob(f"????????-{sender}.safetensors"):

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from medfl.carriers.remote_messages import EVENTS, START
+from medfl.carriers.answers import REASON
+from medfl.carriers.remote_messages import EVENTS, MAX_STEP, START
 from medfl.deploy.connection import Connection, is_end
 from medfl.runs.progress import Mirror
 from medfl.types import Meta
 from medfl.utils.progress import progress_bar
+from medfl.utils.text import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +74,10 @@ def follow(connection: Connection, job: str, out: Path) -> Followed:
             if followed.status == "RUNNING":
                 answer = connection.progress(job, mirror.known)
                 if answer.progress:
-                    followed.progress = answer.progress
+                    followed.progress = readable(answer.progress)
                     mirror.add(answer.progress.get(START), answer.progress.get(EVENTS))
-                    teller.tell(answer.progress)
-                    show(int(answer.progress.get("round", 0)), answer.progress)
+                    teller.tell(followed.progress)
+                    show(followed.progress["round"], followed.progress)
                 silent_since = None if answer.alive else silent_since or now
                 if silent_since is not None:
                     followed.lost = now - silent_since > GONE_SECONDS or connection.died_with_server(job)
@@ -84,6 +86,27 @@ def follow(connection: Connection, job: str, out: Path) -> Followed:
             else:
                 teller.waiting(connection, job, now)
             time.sleep(POLL_SECONDS)
+
+
+def readable(progress: Meta) -> Meta:
+    """What a server says of a run (`medfl.runs.progress.Progress`), as it can be shown; what is something else is not.
+
+    Args:
+        progress: As it came.
+    """
+    scores, missing = (value if isinstance(value := progress.get(name), dict) else {} for name in ("scores", "missing"))
+    counts = {name: progress.get(name) for name in ("round", "rounds")}
+    return {
+        **{name: count if type(count) is int and 0 <= count < MAX_STEP else 0 for name, count in counts.items()},
+        "scores": {
+            one_line(name, 80): value
+            for name, value in scores.items()
+            if isinstance(value, int | float) and abs(value) < 2**63
+        },
+        "missing": {one_line(site, 80): one_line(why, REASON) for site, why in missing.items()},
+        "state": one_line(progress.get("state", ""), 80),
+        "message": one_line(progress.get("message", ""), REASON),
+    }
 
 
 class _Teller:

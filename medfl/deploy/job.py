@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
+from medfl.deploy.job_folder import copy_result
 from medfl.deploy.offer import Offer
 from medfl.deploy.server import serve
 from medfl.deploy.sites.file import FILE, read_site_file
 from medfl.deploy.sites.service import SiteService
 from medfl.errors import MedflError
-from medfl.runs.progress import PROGRESS, Progress
+from medfl.runs.progress import Progress
 from medfl.types import Meta
-
-FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS)
-"""What whoever submitted a run gets of its folder at the server."""
 
 
 class MedflController(FlareController):
@@ -38,7 +35,7 @@ class MedflController(FlareController):
         result.mkdir(parents=True, exist_ok=True)
         try:
             site_file, offer = read_site_file(local / FILE), Offer.from_meta(self._offer)
-            _copy(serve(offer, site_file, transport, self._progress), result)
+            copy_result(serve(offer, site_file, transport, self._progress), result)
         except MedflError as error:
             self._progress.message, self._progress.state = str(error), "failed"
             (result / "error.txt").write_text(f"{error}\n", encoding="utf-8")
@@ -59,11 +56,3 @@ class MedflExecutor(FlareExecutor):
     def receive(self, sender: str, blob: bytes) -> str | None:
         """Take a parcel of another site; returns why it is refused, or None."""
         return self._service.receive(sender, blob)
-
-
-def _copy(folder: Path, result: Path) -> None:
-    for path in sorted({path for pattern in FETCHED for path in folder.glob(pattern)}):
-        if path.is_dir():
-            shutil.copytree(path, result / path.name, dirs_exist_ok=True)
-        else:
-            shutil.copy2(path, result / path.name)

@@ -6,6 +6,7 @@ Nothing in it is code, and no participant builds anything from it but those two 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ from typing import Any
 from medfl.carriers.remote_messages import TASK
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
-from medfl.errors import SettingsError
-from medfl.types import SERVER
+from medfl.errors import MedflError, SettingsError
+from medfl.runs.progress import PROGRESS
+from medfl.types import SERVER, Meta
 
 POLL_SECONDS = 0.2
 """How often a site asks the server for an order, in seconds; NVFlare's is 2."""
+
+FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS)
+"""What whoever submitted a run gets of its folder at the server, and takes of what the server sends."""
 
 
 def write_job(offer: Offer, folder: Path) -> Path:
@@ -61,6 +66,40 @@ def write_job(offer: Offer, folder: Path) -> Path:
         {"format_version": 2, "executors": [executor]},
     )
     return job
+
+
+def copy_result(folder: Path, out: Path) -> None:
+    """Copy what a run's result is (`FETCHED`), and nothing else: no other name, and no link.
+
+    Args:
+        folder: The run's folder at the server, or what came from there.
+        out: Where to; files of the same names are replaced.
+    """
+    for path in sorted({path for pattern in FETCHED for path in folder.glob(pattern) if not path.is_symlink()}):
+        if path.is_dir():
+            shutil.copytree(path, out / path.name, dirs_exist_ok=True, ignore=_links)
+        else:
+            shutil.copy2(path, out / path.name)
+
+
+def read_summary(out: Path) -> Meta | None:
+    """The summary of a run that was copied from the server; None where there is none.
+
+    Raises:
+        MedflError: If the server sent something else in its place.
+    """
+    path = out / "summary.json"
+    if not path.is_file():
+        return None
+    try:
+        summary: Meta = json.loads(path.read_bytes())
+        return summary | {name: str(summary[name]) for name in ("status", "reason")}
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise MedflError(f"expected the summary of a run in '{path}', the server sent something else.") from None
+
+
+def _links(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_symlink()]
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 from medfl.deploy.connection import COMPLETED, Connection, UnknownJobError
 from medfl.deploy.follow import Followed, follow
-from medfl.deploy.job_folder import write_job
+from medfl.deploy.job_folder import copy_result, read_summary, write_job
 from medfl.deploy.kit import admin_of
 from medfl.deploy.offer import Offer
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
@@ -261,7 +260,7 @@ def _conclude(connection: Connection, followed: Followed, out: Path) -> None:
     if followed.lost:
         raise MedflError(f"the server lost the job, as when it is started anew; what was saved is there: {again}")
     why = _fetch(connection, followed, out)
-    summary = _summary(out)
+    summary = read_summary(out)
     if why:
         raise MedflError(f"the run ended before its time: {why.strip()} Mend that, then {again}.")
     if summary is None:
@@ -280,15 +279,9 @@ def _fetch(connection: Connection, followed: Followed, out: Path) -> str:
         error = (fetched or Path(folder)) / "error.txt"
         failed = error.read_text(encoding="utf-8", errors="replace") if error.is_file() else ""
         if fetched is not None:
-            names = {"error.txt", RECORD}
-            shutil.copytree(fetched, out, dirs_exist_ok=True, ignore=lambda _, all_: names & set(all_))
+            copy_result(fetched, out)
     done = followed.status == COMPLETED
     return failed or ("" if done and fetched is not None else connection.why(followed.job) + followed.last_words)
-
-
-def _summary(out: Path) -> Meta | None:
-    path = out / "summary.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _report(summary: Meta, out: Path) -> None:

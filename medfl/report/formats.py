@@ -6,9 +6,12 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MISSING = "–"
 """Stands where there is no number."""
@@ -99,9 +102,26 @@ def table_lines(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in ruled)
 
 
+def csv_cell(text: str) -> str:
+    """A text for a cell of a table that people open: no program takes it for a formula.
+
+    What begins as a formula would, and is no number, gets the apostrophe by which such programs know a text.
+    """
+    return f"'{text}" if text[:1] in (*"=+-@\t\r",) and not _NUMBERS.fullmatch(text) else text
+
+
+def csv_table(table: pd.DataFrame) -> str:
+    """A table as CSV, each text of it as a `csv_cell`."""
+    return table.map(lambda value: csv_cell(value) if isinstance(value, str) else value).to_csv(index=False)
+
+
 def as_text(text: str) -> str:
     """A text for Markdown in which nothing means more than itself."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
+_NUMBERS = re.compile(r"(?:[-+\d.,%()/±e ]|to|inf|nan)*")
+"""Numbers with signs, intervals and spreads, in which nothing is a formula."""
 
 
 def commands(text: str) -> Markup:

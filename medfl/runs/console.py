@@ -19,6 +19,7 @@ from medfl.core.evaluation import Row
 from medfl.runs.summary import ended_on
 from medfl.types import NO_SITES, Meta
 from medfl.utils.progress import progress_bar
+from medfl.utils.text import visible, visible_lines
 
 MAX_METRICS = 3
 """Metrics in the table at the end of a run; the report has all."""
@@ -37,12 +38,21 @@ def show_scores(summary: Meta, metrics: Sequence[str], folder: Path) -> None:
             for metric in metrics[:MAX_METRICS]:
                 shown = scores[metric]
                 values = (shown[key] for key in ("mean", "worst", "global_test"))
-                table.add_row(model, split, metric, *("-" if value is None else f"{value:.3f}" for value in values))
+                numbers = ("-" if value is None else f"{value:.3f}" for value in values)
+                table.add_row(*map(visible, (model, split, metric)), *numbers)
     console.print(table if table.row_count else f"{table.title}; no scores, for nobody has test or validation images")
     if summary["reason"]:
-        console.print(f"The run ended early: {summary['reason']}")
+        console.print(f"The run ended early: {visible(str(summary['reason']))}")
     models = folder / "sites" if (folder / "sites").is_dir() else "at the sites"
     console.print(f"Report: {folder / 'report.html'}; scores: {folder / 'metrics.csv'}; models: {models}")
+
+
+class _Visible(logging.Formatter):
+    """Writes out what would steer a terminal: names and reasons come from other machines and from files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A record as text."""
+        return visible_lines(super().format(record))
 
 
 def show_log() -> None:
@@ -50,7 +60,7 @@ def show_log() -> None:
     log = logging.getLogger("medfl")
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        handler.setFormatter(_Visible("%(levelname)s %(message)s"))
         log.addHandler(handler)
     log.setLevel(logging.DEBUG if os.environ.get("MEDFL_DEBUG") == "1" else logging.INFO)
 
@@ -59,7 +69,7 @@ def end(message: str, code: int) -> NoReturn:
     """End the process with a message and no traceback, unless ``MEDFL_DEBUG=1`` asks for one."""
     if os.environ.get("MEDFL_DEBUG") == "1":
         raise
-    sys.stderr.write(message + "\n")
+    sys.stderr.write(visible_lines(message) + "\n")
     raise SystemExit(code)
 
 

@@ -26,7 +26,9 @@ def read_facts(folder: Path) -> tuple[Meta, Meta]:
         why = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
         raise StoreError(f"expected a run folder at '{folder}', {why}. {mend}")
     summary = folder / "summary.json"
-    return _json(folder / "run.json"), _json(summary) if summary.is_file() else {}
+    run = _json(folder / "run.json")
+    _check_sites(folder, run)
+    return run, _json(summary) if summary.is_file() else {}
 
 
 def sites_without_bundle(folder: Path, run: Meta) -> list[str]:
@@ -41,9 +43,30 @@ def sites_without_bundle(folder: Path, run: Meta) -> list[str]:
     ]
 
 
+def _check_sites(folder: Path, run: Meta) -> None:
+    """Refuse names of sites that are no names of folders: they stand in paths that are read, and written by a card.
+
+    Raises:
+        StoreError: If one is not.
+    """
+    identity = run.get("identity")
+    sites = identity.get("sites") if isinstance(identity, dict) else None
+    if not isinstance(sites, list) or not all(isinstance(site, str) and _is_folder_name(site) for site in sites):
+        raise StoreError(
+            f"expected in '{folder / 'run.json'}' the sites of a run, each by a name that is one of a folder; got "
+            "something else. The file was damaged, or no run of medfl wrote it."
+        )
+
+
+def _is_folder_name(name: str) -> bool:
+    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
+
+
 def _json(path: Path) -> Meta:
     try:
-        content: Meta = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise StoreError(f"'{path}' is damaged ({error}). Run the same command again, or put it back.") from None
+    if not isinstance(content, dict):
+        raise StoreError(f"'{path}' is damaged: expected an object, got a {type(content).__name__}. Put it back.")
     return content

@@ -254,7 +254,7 @@ class Mirror:
 
     def add(self, start: object, text: object) -> None:
         """Add what came (`read_part`); anything else is passed over, and so is a disk that is full."""
-        if not isinstance(text, str) or not text or start not in (0, self.known):
+        if not isinstance(text, str) or not 0 < len(text) <= PART or start not in (0, self.known):
             return
         with contextlib.suppress(OSError), (self.folder / PROGRESS).open("ab" if start else "wb") as file:
             file.write(text.encode())

@@ -103,6 +103,8 @@ class AttackJob:
         words = [sys.executable, "-m", "medfl", "attack", self.kind, str(self.folder)]
         for name, value in self.options.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
+        for file in self.run.options.get("plugins", ()):
+            words += ["--plugin", str(file)]
         return words
 
     def results(self) -> list[Meta]:

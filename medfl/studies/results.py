@@ -13,7 +13,7 @@ from medfl.privacy.gaussian import SENSITIVITY
 from medfl.report.claims import check_claim, claims_markdown, claims_table
 from medfl.report.compare import compare, to_markdown
 from medfl.report.forgetting import forgetting_metric, forgetting_table
-from medfl.report.formats import listed, table_lines
+from medfl.report.formats import csv_table, listed, table_lines
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.rounds_markdown import rounds_markdown
@@ -98,7 +98,7 @@ def write_people(study: Study, data: str, source: Path | None, out: Path) -> Non
         place = dataset_dir(out, source, data, data_set, seed, fold)
         tables.append(people_table(place).assign(seed=seed))
         parts += [f"### Seed {seed}\n", people_markdown(tables[-1].drop(columns="seed"), place, page)]
-    write_atomic(_path(out, data, ".csv"), pd.concat(tables).to_csv(index=False).encode())
+    write_atomic(_path(out, data, ".csv"), csv_table(pd.concat(tables)).encode())
     write_atomic(page, "\n".join(part for part in parts if part).encode())
 
 
@@ -128,7 +128,7 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
     tables = {"": last, "-models": models, "-rounds": rounds, "-claims": claims_table(claims)}
     for ending, table in tables.items():
         if not table.empty:
-            write_atomic(_path(out, data, f"{ending}.csv"), table.to_csv(index=False).encode())
+            write_atomic(_path(out, data, f"{ending}.csv"), csv_table(table).encode())
     parts = [
         to_markdown(last, names_of(runs)),
         *(models_markdown(models, metric) for metric in key_metrics(groups)[:1]),
@@ -146,7 +146,7 @@ def _attacks(study: Study, data: str, jobs: list[Job], out: Path) -> str:
     """Write what the attacks found on the runs that are over, and say it in Markdown."""
     table = attack_table(attack_jobs(study, jobs))
     if not table.empty:
-        write_atomic(_path(out, data, "-attacks.csv"), table.to_csv(index=False).encode())
+        write_atomic(_path(out, data, "-attacks.csv"), csv_table(table).encode())
     return attacks_markdown(table)
 
 

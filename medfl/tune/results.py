@@ -11,7 +11,7 @@ import yaml
 
 from medfl.bundle.files import shipped
 from medfl.metrics import LOWER_IS_BETTER
-from medfl.report.formats import count, duration, table_lines
+from medfl.report.formats import count, csv_table, duration, table_lines
 from medfl.studies.preps import sized
 from medfl.studies.schema import Study
 from medfl.tune.record import RECORD, Record
@@ -44,7 +44,7 @@ def write_results(search: Search, tuned: Tuned) -> list[Path]:
     out = search.out
     study, page, table = tuned_file(search), out / "search.md", out / "search.csv"
     write_atomic(study, _study_text(search, tuned).encode())
-    write_atomic(table, _table(search, tuned).to_csv(index=False).encode())
+    write_atomic(table, csv_table(_table(search, tuned)).encode())
     Record(out, search.looked_for()).write(
         {
             "budget": {"trials": search.trials, "rounds": search.rounds_of_row, "plan": search.plan},

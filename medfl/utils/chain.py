@@ -116,7 +116,7 @@ def read(path: Path) -> Chain:
 def _parse(line: bytes) -> Meta | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
 

@@ -30,6 +30,8 @@ def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> No
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if temporary.is_symlink():  # in a folder from elsewhere; what it leads to is not ours
+            temporary.unlink()
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()

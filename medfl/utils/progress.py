@@ -69,8 +69,8 @@ def progress_bar(
     from rich.console import Console
 
     count = bars.DownloadColumn() if in_bytes else bars.MofNCompleteColumn()
-    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn(), count]
-    columns += [] if text is None else [bars.TextColumn("{task.fields[text]}")]
+    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), count]
+    columns += [] if text is None else [bars.TextColumn("{task.fields[text]}", markup=False)]
     times = {"left": bars.TimeRemainingColumn, "spent": bars.TimeElapsedColumn}
     columns += [] if clock is None else [times[clock]()]
     with bars.Progress(*columns, console=console or Console(stderr=True), transient=transient) as bar:

@@ -1,8 +1,13 @@
-"""YAML without its two traps: a key that stands twice is refused, and ``1e-3`` is a number (YAML 1.2)."""
+"""YAML without its traps: a key that stands twice is refused, and ``1e-3`` is a number (YAML 1.2).
+
+Nor may it nest without end, or stand by its aliases for more than a memory holds.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +15,20 @@ import yaml
 
 from medfl.errors import SettingsError
 
+DEEPEST = 50
+"""Lists and objects within each other, at most."""
+
+
+MOST = 100_000
+"""Values that a file stands for, at most: by aliases of aliases a few lines stand for any number."""
+
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, stricter."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        for key, count in Counter(str(key.value) for key, _ in node.value).items():
+            if count > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
@@ -25,6 +36,66 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+
+
+def shallow_events(text: str, loader: type[yaml.SafeLoader], deepest: int) -> Iterator[yaml.Event]:
+    """What PyYAML's parser sees in a text, before anything of it is built.
+
+    Args:
+        text: YAML.
+        loader: Reads it.
+        deepest: Lists and objects within each other, at most.
+
+    Raises:
+        RecursionError: If it nests deeper; PyYAML itself takes ever longer to get there.
+        yaml.YAMLError: If it is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > deepest:
+            raise RecursionError
+        yield event
+
+
+def _count(events: Iterable[yaml.Event]) -> int:
+    """How many values a text stands for once its aliases are what they repeat.
+
+    Raises:
+        ValueError: If a part repeats itself.
+    """
+    counts, anchors, known = [0], list[str | None](), dict[str | None, int]()
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            counts.append(0)
+            anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            count, anchor = counts.pop() + 1, anchors.pop()
+            counts[-1] += count
+            known |= {} if anchor is None else {anchor: count}
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors:
+                raise ValueError(f"the part '{event.anchor}' repeats itself")
+            counts[-1] += known.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            counts[-1] += 1
+    return counts[0]
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML text. Nothing in it is executed.
+
+    Raises:
+        ValueError: If it is no valid YAML, names a key twice, nests too deep, or stands for too many values.
+    """
+    try:
+        if _count(shallow_events(text, _Loader, DEEPEST)) > MOST:
+            raise ValueError(f"it stands for more than {MOST} values")
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
@@ -38,10 +109,10 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         SettingsError: If the file is missing, is no YAML, names a key twice, or holds something else.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"expected a {what} at '{path}': {error.strerror}. Check the path.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SettingsError(f"the {what} '{path}' is no valid YAML: {error}") from None
     if not isinstance(content, dict):
         sort = "an empty file" if content is None else type(content).__name__

@@ -13,6 +13,9 @@ Say = Callable[[str], None]
 LONGEST = 60
 """Letters of a name from a file that tables and pages show."""
 
+LONGEST_TEXT = 300
+"""Letters of a text that came from elsewhere, such as a site's reason."""
+
 MAX_NAMES = 10
 """How many names, rows or lines a message lists."""
 
@@ -20,6 +23,25 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
 """Names that Windows gives to no folder."""
+
+
+def one_line(text: object, most: int = LONGEST_TEXT) -> str:
+    """A text from elsewhere as a terminal, a log or a page can show it: one line of at most `most` printable letters.
+
+    What is not printable, such as the codes by which a terminal is steered and the end of a line, becomes a space.
+    """
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+def visible(text: str) -> str:
+    """A text from elsewhere in one line; letters that a terminal or a page would not show are written out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def visible_lines(text: str) -> str:
+    """The same for a text of several lines, whose ends stay."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def plain_name(text: str, otherwise: str) -> str:
@@ -32,9 +54,7 @@ def plain_name(text: str, otherwise: str) -> str:
     Returns:
         One line of at most `LONGEST` printable characters.
     """
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    line = " ".join(printable.split())
-    return (line if len(line) <= LONGEST else line[: LONGEST - 1].rstrip() + "…") or otherwise
+    return one_line(text, LONGEST) or otherwise
 
 
 def inert_name(text: str, otherwise: str) -> str:

@@ -14,6 +14,7 @@ from medfl.errors import MedflError, StoreError
 from medfl.runs.progress import PROGRESS
 from medfl.settings import Privacy
 from medfl.utils.locks import LOCK, being_written
+from medfl.utils.text import visible
 from medfl.watch.state import RunState
 from medfl.watch.view import View, make_view
 
@@ -55,7 +56,7 @@ class WatchedRun:
             whole = text[: text.rfind(b"\n") + 1]
             self._read, self._changed = self._read + len(whole), facts.st_mtime
             for line in whole.splitlines():
-                with contextlib.suppress(ValueError):  # a kill cut it
+                with contextlib.suppress(ValueError, RecursionError):  # a kill cut it, or nobody of ours wrote it
                     self.state.apply(json.loads(line))
             return bool(whole)
         return False
@@ -135,7 +136,7 @@ class WatchedFolder:
         if not self._looked or self._clock() - self._looked > AGAIN:
             self._looked = self._clock()
             for folder in [self.folder] if self.single else sorted(_runs_below(self.folder)):
-                name = str(folder) if folder == self.folder else folder.relative_to(self.folder).as_posix()
+                name = visible(str(folder) if folder == self.folder else folder.relative_to(self.folder).as_posix())
                 self.runs.setdefault(folder, WatchedRun(folder, name, self._clock))
         news = [run.look() for run in self.runs.values()]
         return any(news)

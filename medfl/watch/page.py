@@ -48,7 +48,7 @@ def picture(curve: Drawn) -> Markup:
     values = [*curve.mean, *(value for known in sites.values() for value in known.values())]
     low, high = min(values), max(values)
     if low == high:
-        low, high = low - 0.5, high + 0.5
+        low, high = low - max(0.5, abs(low) / 2), high + max(0.5, abs(high) / 2)
     first, last = curve.rounds[0], max(curve.rounds[-1], curve.rounds[0] + 1)
 
     def place(round_: int, value: float) -> str:

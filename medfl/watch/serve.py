@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
 
 from markupsafe import Markup
 
@@ -100,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802 - the standard library's name
         """The page, or the stream of events."""
         names = (f"{HOST}:{self.server.server_port}", f"localhost:{self.server.server_port}")
-        token, slash, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
+        token, slash, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
         known = secrets.compare_digest(token.encode(), self.server.token.encode())
         if not known or self.headers.get("Host") not in names:  # another name: a page of somebody else asks
             self.send_error(HTTPStatus.FORBIDDEN)

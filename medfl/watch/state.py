@@ -9,15 +9,14 @@ from typing import Any
 from medfl.core.attendance import MISSED, TOOK_PART
 from medfl.core.status import DIVERGED
 from medfl.types import Meta
+from medfl.utils.text import one_line
+from medfl.watch.numbers import LATEST, MOST_COSTS, promised, round_number, shown_number
 
 SILENT_SECONDS = 50.0
 """Seconds without a heartbeat after which a site that works counts as silent: one and a half times between two."""
 
 LOG_LINES = 200
 """Lines of the log that are kept."""
-
-LONGEST = 300
-"""Letters of a text that came from elsewhere, such as a site's reason."""
 
 ORDER = "step"
 """Kind of the jobs that are orders of the method."""
@@ -155,24 +154,30 @@ class RunState:
             "left": self._leave,
         }
         try:
-            at, handle = float(event["t"]), handlers[event["event"]]
+            at, handle = shown_number(event["t"], 0.0, LATEST), handlers[event["event"]]
+            if at is None:
+                return
             handle(at, event)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return
         self.begun, self.last = self.begun or at, at
 
     # ---- one event each
 
     def _start(self, at: float, facts: Meta) -> None:
-        names = sorted(clean(site, 80) for site in facts["sites"])
+        names = sorted(one_line(site, 80) for site in facts["sites"])
         self.sites = {name: self.sites.get(name, SiteState()) for name in names}
         for name, site in self.sites.items():
-            site.tasks, site.why = {}, clean(facts["missing"].get(name, ""))
+            site.tasks, site.why = {}, one_line(facts["missing"].get(name, ""))
         for known in self.attendance.values():  # what came after the last whole round is done again
             for round_ in [round_ for round_ in known if round_ > self.round]:
                 del known[round_]
-        self.method, self.seed, self.rounds = clean(facts["method"], 80), int(facts["seed"]), int(facts["rounds"])
-        self.metric, self.privacy = clean(facts["metric"], 80), facts["privacy"]
+        self.method, self.seed, self.rounds = (
+            one_line(facts["method"], 80),
+            int(facts["seed"]),
+            round_number(facts["rounds"]),
+        )
+        self.metric, self.privacy = one_line(facts["metric"], 80), promised(facts["privacy"])
         went_on, self.status, self.reason, self.away, self._mark = self.last > 0, "", "", [], at
         sites = f"{self.rounds} rounds at {len(names)} site{'s' * (len(names) != 1)}"
         self._say(at, f"went on after round {self.round}" if went_on else f"began: {self.method}, {sites}")
@@ -181,26 +186,26 @@ class RunState:
                 self._say(at, f"{name} is missing: {site.why}", "warn")
 
     def _work(self, at: float, facts: Meta) -> None:
-        job, doing = clean(facts["job"], 40), clean(facts["doing"], 40)
+        job, doing = one_line(facts["job"], 40), one_line(facts["doing"], 40)
         for site in self._named(facts):
             site.tasks[job], site.heard = Task(doing, at), at
 
     def _beat(self, at: float, facts: Meta) -> None:
-        share, doing = facts.get("share"), clean(facts["doing"], 40)
+        share, doing = facts.get("share"), one_line(facts["doing"], 40)
         known = None if share is None else min(1.0, max(0.0, float(share)))
         for site in self._named(facts):
-            task = site.tasks.get(clean(facts.get("job"), 40)) or site.task
+            task = site.tasks.get(one_line(facts.get("job"), 40)) or site.task
             if task is not None:  # a late one, of work that is done, says nothing
                 task.doing, task.share = doing or task.doing, known
             site.heard = at
 
     def _done(self, at: float, facts: Meta) -> None:
         for site in self._named(facts):
-            site.tasks.pop(clean(facts["job"], 40), None)
+            site.tasks.pop(one_line(facts["job"], 40), None)
             site.heard, site.why = at, ""
 
     def _missing(self, at: float, facts: Meta) -> None:
-        name, why = clean(facts["site"], 80), clean(facts["why"])
+        name, why = one_line(facts["site"], 80), one_line(facts["why"])
         site = self.sites[name]
         site.tasks = {}
         if why != site.why:
@@ -208,10 +213,10 @@ class RunState:
             self._say(at, f"{name} is missing: {why}", "warn")
 
     def _commit(self, at: float, facts: Meta) -> None:
-        self.step, round_, done = int(facts["step"]), int(facts["round"]), int(facts["rounds_done"])
+        self.step, round_, done = (round_number(facts[name]) for name in ("step", "round", "rounds_done"))
         ended, self.round = done > self.round and done == round_, done
-        missing = [clean(name, 80) for name in facts["missing"]]
-        for name in [clean(name, 80) for name in facts["ordered"]]:
+        missing = [one_line(name, 80) for name in facts["missing"]]
+        for name in [one_line(name, 80) for name in facts["ordered"]]:
             known = self.attendance.setdefault(name, {})
             known[round_] = MISSED if name in missing or known.get(round_) == MISSED else TOOK_PART
             if name in self.sites and name not in missing:
@@ -228,35 +233,36 @@ class RunState:
 
     def _costs(self, costs: Meta) -> None:
         for name, cost in costs.items():
-            if (site := self.sites.get(clean(name, 80))) is not None:
-                site.seconds = float(cost.get("seconds", 0.0))
-                site.spent += site.seconds
-                site.up += float(cost.get("up", 0.0))
-                site.down += float(cost.get("down", 0.0))
-                site.to_peers += float(cost.get("to_peers", 0.0))
+            if (site := self.sites.get(one_line(name, 80))) is not None:
+                names = ("seconds", "up", "down", "to_peers")
+                seconds, up, down, peers = (shown_number(cost.get(name), 0.0, MOST_COSTS) or 0.0 for name in names)
+                site.seconds, site.spent = seconds, site.spent + seconds
+                site.up, site.down, site.to_peers = site.up + up, site.down + down, site.to_peers + peers
 
     def _scores(self, facts: Meta) -> None:
-        if "loss" in facts:
-            self.losses[int(facts["round"])] = float(facts["loss"])
+        if (loss := shown_number(facts.get("loss"))) is not None:
+            self.losses[round_number(facts["round"])] = loss
         if "scored" not in facts:
             return
-        scored = int(facts["scored"])
+        scored = round_number(facts["scored"])
         for name, value in {**facts.get("scores", {}), **facts.get("at_server", {})}.items():
-            self.curves.setdefault(clean(name, 120), {})[scored] = float(value)
+            if (score := shown_number(value)) is not None:
+                self.curves.setdefault(one_line(name, 120), {})[scored] = score
         for kind, values in facts.get("by_site", {}).items():
             for name, value in values.items():
-                sites = self.by_site.setdefault(clean(kind, 80), {})
-                sites.setdefault(clean(name, 80), {})[scored] = float(value)
+                if (score := shown_number(value)) is not None:
+                    sites = self.by_site.setdefault(one_line(kind, 80), {})
+                    sites.setdefault(one_line(name, 80), {})[scored] = score
 
     def _end(self, at: float, facts: Meta) -> None:
-        self.status, self.reason = clean(facts["status"], 40), clean(facts["reason"])
-        self.away, self.round = [clean(name, 80) for name in facts["away"]], int(facts["rounds"])
+        self.status, self.reason = one_line(facts["status"], 40), one_line(facts["reason"])
+        self.away, self.round = [one_line(name, 80) for name in facts["away"]], round_number(facts["rounds"])
         self._rest()
         why = f": {self.reason}" if self.reason else ""
         self._say(at, f"{self.status}{self.ended_on}{why}", "info" if self.status == FINISHED else "bad")
 
     def _stop(self, at: float, facts: Meta) -> None:
-        error = clean(facts["error"], 80)
+        error = one_line(facts["error"], 80)
         self.status = STOPPED
         by_hand = error in ("KeyboardInterrupt", "StoppedError")
         self.reason = "by hand" if by_hand else f"by an error ({error}); where it was started it says more"
@@ -281,15 +287,9 @@ class RunState:
             site.tasks = {}
 
     def _named(self, facts: Meta) -> list[SiteState]:
-        names = [clean(name, 80) for name in facts["sites"]]
+        names = [one_line(name, 80) for name in facts["sites"]]
         return [self.sites[name] for name in names if name in self.sites]
 
     def _say(self, at: float, text: str, level: str = "info") -> None:
         self.log.append(Line(at, text, level))
         self.lines += 1
-
-
-def clean(text: object, most: int = LONGEST) -> str:
-    """A text from a file as a terminal or a page can show it: one line of printable letters."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
-    return line if len(line) <= most else line[: most - 1] + "…"

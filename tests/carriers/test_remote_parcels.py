@@ -111,3 +111,15 @@ def test_a_method_without_parcels_takes_none(place: Place, parcel: tuple[str, st
     assert "no global test" in str(service.receive(sender, changed(blob, set_meta(use="exchange"))))
     service.close()
     assert not list((place.root / "plain").rglob("*inbox*"))
+
+
+def test_a_site_does_not_fill_anothers_disk_with_parcels(
+    place: Place, parcel: tuple[str, str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medfl.deploy.sites.run.WAITING", 0)
+    sender, to, blob = parcel
+    service = begun(place, "flood", to, method="fedskd", rounds=1)
+    assert service.receive(sender, blob) is None
+    assert "too many wait" in str(service.receive(sender, changed(blob, set_meta(step=7))))
+    assert service.receive(sender, blob) is None, "the same one again is stored once"
+    service.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from medfl.carriers.answers import Expected, read_answer
+from medfl.carriers.answers import Expected, Step, read_answer
 from medfl.carriers.messages import Limits, Message
 from medfl.contract import Order
 from medfl.core.carrier import Answer
@@ -348,7 +348,9 @@ def test_a_server_far_away_checks_what_is_decoded():
 
     def read(meta):
         answer = {"step": 1, "refused": None, "meta": meta, "rows": [], "undelivered": []}
-        return read_answer("a", Message("step", sent, {"answer": answer}), 1, order, expected, Limits())[0]
+        return read_answer("a", Message("step", sent, {"answer": answer}), Step(1, 1, None), order, expected, Limits())[
+            0
+        ]
 
     assert isinstance(read(meta), Answer)
     for top, message in ((float("1e39"), "finite numbers"), ("x", "filters can decode")):

@@ -311,3 +311,60 @@ def test_folders_that_are_no_submission(place: SimpleNamespace) -> None:
     (place.out / "submission.json").write_text("{")
     with pytest.raises(StoreError, match="can't be read"):
         session.stop(place.out, opens(Flare()))
+
+
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+
+
+def test_a_server_that_lies_steers_no_terminal_and_fills_no_disk(
+    place: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    lies = [
+        {"round": "1", "rounds": 10**400, "scores": [1], "missing": [1], "message": {}, "state": 7},
+        {"round": -1, "scores": {ESCAPE: 0.5, "[/red]": 10**400, "x": None}, "missing": {ESCAPE: ESCAPE}},
+        {"round": 1, "start": 0, "events": "x" * (1 << 17)},
+        {"round": 1, "start": [], "events": {"a": 1}},
+    ]
+    flare = Flare([*lies, DONE])
+    flare.result = {"error.txt": f"why {ESCAPE}"}
+    with caplog.at_level(logging.INFO, "medfl"), pytest.raises(MedflError, match="why"):
+        submit(flare, place)
+    assert "owned" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert "\x07" not in caplog.text
+    assert not (place.out / "progress.jsonl").exists()
+
+
+def test_of_what_a_server_sends_only_a_runs_files_are_taken(place: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    flare = Flare([DONE])
+    flare.result = summary() | {
+        "metrics.csv": "round\n",
+        "evil.py": "",
+        "sites": "",
+        ".lock": "",
+        "submission.json": "",
+    }
+    download = flare.download_job_result
+
+    def with_links(job: str, folder: str) -> str:
+        fetched = download(job, folder)
+        workspace = Path(fetched) / "workspace" / "medfl"
+        (workspace / "global").mkdir()
+        for path in (workspace / "run.json", workspace / "global" / "README.md"):
+            path.symlink_to(tmp_path / "mine")
+        return fetched
+
+    flare.download_job_result = with_links  # type: ignore[method-assign]
+    submit(flare, place)
+    files = {path.relative_to(place.out).as_posix() for path in place.out.rglob("*")}
+    assert files == {"metrics.csv", "summary.json", "report.html", "submission.json", "global"}
+    assert json.loads((place.out / "submission.json").read_text())["jobs"] == ["job-1"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", '{"status": "finished"}', "[" * 100_000])
+def test_a_summary_that_is_none_is_said_to_be(place: SimpleNamespace, text: str) -> None:
+    flare = Flare([DONE])
+    flare.result = {"summary.json": text}
+    with pytest.raises(MedflError, match="the server sent something else"):
+        submit(flare, place)

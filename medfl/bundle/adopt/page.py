@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from medfl.bundle.adopt.adoption import Adoption
 from medfl.bundle.adopt.cases import Cases
 from medfl.bundle.adopt.objective import KINDS, Recognition
-from medfl.bundle.check.report import Report, visible
+from medfl.bundle.check.report import Report
 from medfl.core.needs import MEANING, OF_OBJECTIVE, objective_lacks
 from medfl.hooks import MethodRecord
+from medfl.utils.text import visible
 
 WIDEST = 500
 """Letters of an expression above which the page shows its beginning; `medfl check-bundle` shows it whole."""

@@ -31,7 +31,7 @@ def find_code(file: str, content: Any, own: Collection[str]) -> list[Code]:
     """
     codes = []
     for place, value in walk(content):
-        kind = _kind(place, value)
+        kind = _kind(_as_monai_reads(place), value)
         if kind is not None:
             text = value if isinstance(value, str) else str(value).lower()
             codes.append(Code(file, id_of(place), kind, text, _package(kind, text, own)))
@@ -60,6 +60,11 @@ def find_logging_code(path: Path, file: str) -> list[Code]:
         for key, value in parser.items(section)
         if key in ("class", "args", "kwargs")
     ]
+
+
+def _as_monai_reads(place: Place) -> Place:
+    """A place with its keys taken apart: MONAI lays the value of ``net::_target_``, or ``+net``, into ``net``."""
+    return tuple(part.lstrip("+") for key in place for part in re.split("::|#", key))
 
 
 def _kind(place: Place, value: Any) -> CodeKind | None:

@@ -130,19 +130,16 @@ def _yaml(text: str, problems: list[str]) -> Any:
     """
     import yaml
 
+    from medfl.utils.strict_yaml import shallow_events
+
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             problems.extend(_twice(self.construct_object(key, deep=True) for key, _ in node.value))
             return super().construct_mapping(node, deep)
 
     try:
-        depth = 0
-        for event in yaml.parse(text, Loader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError("it repeats parts by YAML aliases (*name), which hide what stands where")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:  # seen before PyYAML goes deeper, which takes it ever longer
-                raise RecursionError
+        if any(isinstance(event, yaml.AliasEvent) for event in shallow_events(text, Loader, MAX_DEPTH)):
+            raise ValueError("it repeats parts by YAML aliases (*name), which hide what stands where")
         return yaml.load(text, Loader)  # a SafeLoader: plain data only
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error

@@ -67,8 +67,3 @@ class Report:
     notes: list[str] = field(default_factory=list)
     code: list[Code] = field(default_factory=list)
     files: list[FileNote] = field(default_factory=list)
-
-
-def visible(text: str) -> str:
-    """A text of a bundle in one line; letters that a terminal or a page would not show are written out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -119,7 +119,18 @@ class Audit:
 
 
 def in_words(entry: Meta) -> str:
-    """A line for people: when, who asked what of which run, what left, what is spent."""
+    """A line for people: when, who asked what of which run, what left, what is spent.
+
+    Args:
+        entry: As read (`medfl.utils.chain.read`): empty for a torn line, anything for one that was edited.
+    """
+    try:
+        return _in_words(entry) if entry else "(a line that was cut off by a kill or a full disk)"
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return "(a line of another form: somebody edited it)"
+
+
+def _in_words(entry: Meta) -> str:
     other = f"from {entry['from']}" if "from" in entry else f"to {entry['to']}"
     work = " ".join(str(entry[name]) for name in ("asked", "work") if name in entry)
     place = f" of round {entry['round']}" if "round" in entry else ""

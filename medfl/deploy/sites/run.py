@@ -40,6 +40,10 @@ METHOD, EXCHANGE = "method", "exchange"
 """What a parcel is for: the method's own, or a model in the global test."""
 
 
+WAITING = 4
+"""How many of the largest messages the parcels of one sender may fill that wait here: nobody fills a disk with them."""
+
+
 class SiteRun:
     """A run that this site takes part in. Made when the run begins; it loads the site's data.
 
@@ -213,8 +217,10 @@ class SiteRun:
             self._check_exchange()
         self._check_parcel(message.tensors, (MODEL,) if guest else tuple(self._sends))
         check_parcel(GUEST if guest else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'")
-        folder = self.folder / EXCHANGE if guest else self.host.store.folder
-        Inbox(folder).post(step, sender, PeerMessage(self.name, message.tensors, meta["meta"], sender))
+        inbox = Inbox(self.folder / EXCHANGE if guest else self.host.store.folder)
+        if inbox.waiting_bytes(sender, step) > WAITING * self._file.max_message_mb * 10**6:
+            raise RefusedError(f"expected no more parcels of '{sender}': too many wait here that no order has read")
+        inbox.post(step, sender, PeerMessage(self.name, message.tensors, meta["meta"], sender))
 
     def _check_parcel(self, tensors: Tensors, prefixes: Collection[str]) -> None:
         """Refuse a model that is a part of one of the run's networks only."""

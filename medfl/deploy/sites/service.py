@@ -30,6 +30,7 @@ from medfl.errors import MedflError, RefusedError
 from medfl.runs.progress import row_facts
 from medfl.types import Meta
 from medfl.utils.pulse import Beat, Pulse
+from medfl.utils.text import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +118,10 @@ class SiteService:
         self._held.close()
 
     def _refuse(self, kind: str, why: str) -> bytes:
+        why = one_line(why, 2000)  # it may repeat what came
         logger.warning("Refused ('%s'): %s", kind, why)
         self._audit.refused(kind, why)
-        return pack(Message(kind, {}, {"refused": why[:2000]}))
+        return pack(Message(kind, {}, {"refused": why}))
 
     def _answers(self, message: Message) -> Message:
         if message.kind == "hello":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from medfl.errors import StoreError
+from medfl.report.formats import csv_cell
 from medfl.report.paper.pictures import Picture, write_picture
 from medfl.report.paper.tables import read_tables, to_csv, to_latex
 from medfl.utils.files import write_atomic
@@ -70,6 +71,6 @@ def write_files(html: str, sections: Sequence[Drawn], folder: Path) -> list[Path
             written.append(folder / f"{stem}.{ending}")
         index.append([stem, "table", name, table.caption])
     lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(index)
+    csv.writer(lines, lineterminator="\n").writerows([map(csv_cell, line) for line in index])
     write_atomic(folder / INDEX, lines.getvalue().encode())
     return [*written, folder / INDEX]

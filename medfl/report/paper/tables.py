@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+from medfl.report.formats import csv_cell
+
 SPACES, MINUS, MISSING = str.maketrans("\u202f\u00a0", "  "), "\u2212", "\u2013"
 """Spaces that don't break; the sign of numbers; what stands where there is no number."""
 
@@ -206,9 +208,9 @@ def to_csv(table: Table) -> str:
     """A table as CSV: plain spaces and signs, so that programs read the numbers; nothing where the page has a dash."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_ascii, table.columns))
+    writer.writerow([csv_cell(_ascii(name)) for name in table.columns])
     for group in table.bodies:
-        writer.writerows([["" if cell == MISSING else _ascii(cell) for cell in row] for row in group])
+        writer.writerows([["" if cell == MISSING else csv_cell(_ascii(cell)) for cell in row] for row in group])
     return text.getvalue()
 
 

@@ -1,0 +1,159 @@
+"""Files of anybody that are watched or read: no number and no text of theirs ends or steers what reads them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from run_events import SITES, Event, beat, commit, done, end, missing, start, stop, work, write
+
+from medfl.card.answers import read_answers
+from medfl.core.attendance import MISSED, TOOK_PART, stretches
+from medfl.deploy.sites.audit import in_words
+from medfl.errors import MedflError, SettingsError
+from medfl.runs.console import show_log
+from medfl.studies.reading import read_study
+from medfl.utils.chain import add_line, read
+from medfl.utils.text import one_line, visible_lines
+from medfl.watch.folders import WatchedFolder
+from medfl.watch.page import content
+from medfl.watch.serve import serving
+from medfl.watch.state import RunState
+from medfl.watch.terminal import frame
+from medfl.watch.view import make_view
+
+PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}
+EVENTS = [
+    start(0, privacy=PRIVACY), work(1, *SITES), beat(2, "site-1"), done(3, "site-1"), missing(4, "site-2", "why"),
+    commit(5, 1), commit(6, 2), end(9, 1), stop(10, "E"),
+]  # fmt: skip
+HOSTILE = [1e308, float("inf"), float("nan"), 10**400, 2**63, 253402300800, -62135596801, -1, "\x1b[2J", None, [], {}]
+
+
+def places(value: Any, *to: Any) -> list[tuple[Any, ...]]:
+    """Where there is a value that holds no others."""
+    if isinstance(value, dict | list):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return [place for key, part in parts for place in places(part, *to, key)]
+    return [to]
+
+
+def with_value(event: Event, place: tuple[Any, ...], value: Any) -> Event:
+    changed = part = json.loads(json.dumps(event))
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize("number", range(len(EVENTS)))
+def test_no_value_of_an_event_ends_the_watch_or_fills_the_memory(number: int) -> None:
+    for place in places(EVENTS[number]):
+        for value in HOSTILE:
+            state = RunState()
+            for event in [*EVENTS[:number], with_value(EVENTS[number], place, value), *EVENTS[number + 1 :]]:
+                state.apply(event)
+            view = make_view("one", state, state.last, None)
+            assert view.last_round < 10**8
+            page = content([view])
+            assert "\x1b" not in page
+            if number == 6 and place[0] in ("t", "round", "loss", "scores"):  # which a terminal draws, too
+                console = Console(width=100, record=True, quiet=True)
+                console.print(frame([view]))
+
+
+def test_attendance_costs_what_is_known_and_not_what_a_round_is_called() -> None:
+    known = {"a": {1: TOOK_PART, 2: TOOK_PART, 10**7: MISSED}}
+    (row,) = stretches(known, 10**12).values()
+    assert [(stretch.first, stretch.last) for stretch in row] == [
+        (1, 2),
+        (3, 10**7 - 1),
+        (10**7,) * 2,
+        (10**7 + 1, 10**12),
+    ]
+
+
+def test_a_line_without_end_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, [start(0)])
+    with (tmp_path / "progress.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n" + '{"t": ' + "9" * 5000 + "}\n" + json.dumps(commit(5, 1)) + "\n")
+    assert WatchedFolder(tmp_path).views()[0].round == 1
+
+
+def test_names_of_folders_steer_no_terminal(tmp_path: Path) -> None:
+    write(tmp_path / "a\x1b[2J", [start(0)])
+    write(tmp_path / "b", [start(0)])
+    assert [view.name for view in WatchedFolder(tmp_path).views()] == ["a\\x1b[2J", "b"]
+
+
+@pytest.mark.parametrize("path", ["//[", "http://[", "/%00", "/\xff", "/?token"])
+def test_an_address_that_is_none_is_answered_as_any_other(
+    tmp_path: Path, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, [start(0)])
+    with serving(WatchedFolder(tmp_path), "runs", token="a-token-of-a-test") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.connect()
+        connection.sock.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode("latin-1"))
+        assert b" 403 " in connection.sock.recv(100)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# ---- texts
+
+
+def test_what_is_logged_steers_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    root, log = logging.getLogger(), logging.getLogger("medfl")
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(log, "handlers", [])
+    show_log()
+    log.warning("%s is missing: %s", "site-01", "\x1b[2J\x07 why\u202e")
+    shown = capsys.readouterr().err
+    assert shown == "WARNING site-01 is missing: \\x1b[2J\\x07 why\\u202e\n"
+
+
+def test_texts_from_elsewhere_are_one_line_or_written_out() -> None:
+    assert one_line("a\x1b[2J\nINFO forged\r\tb", 60) == "a [2J INFO forged b"
+    assert len(one_line("x" * 10**6, 2000)) == 2000
+    assert visible_lines("a\nb\x1b\r") == "a\nb\\x1b\\r"
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {"time": 1}, {"from": "x"}, {"time": "t", "from": "a", "run": 1, "outcome": 2, "leaves": 7}]
+)
+def test_an_edited_line_of_a_record_does_not_hide_the_others(entry: dict[str, Any], tmp_path: Path) -> None:
+    assert in_words(entry).startswith("(a line ")
+    path = tmp_path / "audit.jsonl"
+    add_line(path, {"a": 1})
+    path.write_bytes(path.read_bytes() + b"[" * 100_000 + b', "sha256": "x"}\n')
+    assert read(path).torn == [2]
+
+
+# ---- YAML
+
+BOMB = "a0: &a0 [lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [BOMB, "a: &a [*a]\n", f"a: {'[' * 3000}{']' * 3000}\n", "{a: " * 3000 + "1" + "}" * 3000, f"a: {'9' * 5000}"],
+)
+@pytest.mark.parametrize("reader", [read_study, read_answers])
+def test_yaml_that_is_made_to_explode_is_refused(tmp_path: Path, text: str, reader: Any) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=r"can't be read|no valid YAML") as caught:
+        reader(path)
+    assert isinstance(caught.value, MedflError)
+    assert len(str(caught.value)) < 1000
+
+
+def test_aliases_of_shipped_studies_stay_allowed(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "studies" / "fedskd_table2.yaml"
+    assert "*unlike" in path.read_text()
+    assert len(read_study(path).rows) > 1

@@ -1,0 +1,93 @@
+"""A site that lies about its scores is missing, and neither ends the run nor speaks of other rounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import Loopback, Place
+from remote_cases import Change, mini_place, offered, on, opened_once
+
+from medfl.carriers.messages import Message
+from medfl.carriers.remote_messages import read_facts, rows_from_json
+from medfl.cli.status import describe
+from medfl.deploy import server as server_run
+from medfl.errors import RefusedError
+from medfl.report.page import write_report
+from medfl.runs.records import read_run
+from medfl.watch.folders import WatchedFolder
+from medfl.watch.page import content
+
+LIAR = "site-03"
+LOSS = [1, LIAR, "personal", "train", "trained", "loss", 1e308]
+SCORE = [1, LIAR, "global", "val", "aggregated", "accuracy", 1e308]
+
+
+def row(kind: list[Any], **changes: Any) -> list[Any]:
+    return [changes.get(name, value) for name, value in zip(("round", "", "", "", "", "", "value"), kind, strict=True)]
+
+
+def answer(*rows: list[Any]) -> Change:
+    """Rows beside the reply to an order."""
+    return lambda message: message.meta["answer"].update(rows=list(rows)) if message.meta["answer"] else None
+
+
+def evaluation(*rows: list[Any]) -> Change:
+    return lambda message: message.meta.update(evaluation=list(rows))
+
+
+LIES: dict[str, Change] = {
+    "losses whose sum has no end": answer(LOSS, row(LOSS, value=1.1e308)),
+    "scores whose sum has no end": evaluation(SCORE, SCORE),
+    "a cost that no number holds": answer([*LOSS[:5], "work_seconds", 1e308]),
+    "a score twice": evaluation(row(SCORE, value=0.5), row(SCORE, value=1.0)),
+    "a loss of a round to come": answer(row(LOSS, round=2**31 - 1, value=1.0)),
+    "a score of a round to come": evaluation(row(SCORE, round=2**31 - 1, value=1.0)),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    with opened_once():
+        yield mini_place(tmp_path_factory.mktemp("liars"))
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_site_that_lies_about_its_scores_is_missing_and_the_run_goes_on(place: Place, lie: str) -> None:
+    files = place.files(lie.replace(" ", "-"))
+    loopback = Loopback(files, tamper_answer=on(LIAR, "step", LIES[lie]))
+    progress = server_run.Progress()
+    folder = server_run.serve(offered(place, min_replies=2, rounds=2), files["server"], loopback, progress)
+    for service in loopback.services.values():
+        service.close()
+    assert progress.state == "finished"
+    assert LIAR in read_run(folder).summary["missing"]
+    json.dumps(read_run(folder).summary, allow_nan=False)
+    assert describe(read_run(folder))["rounds"] == "2 of 2"
+    assert "finished" in content(WatchedFolder(folder).views())
+    assert "could not be made" not in write_report([folder]).read_text()
+    assert not any(f",{LIAR}," in line and line.split(",")[0] not in "12" for line in lines(folder))
+
+
+def lines(folder: Path) -> list[str]:
+    return (folder / "metrics.csv").read_text().splitlines()[1:]
+
+
+def test_rows_are_of_the_round_that_was_asked_for_and_there_once() -> None:
+    honest = [row(LOSS, value=0.5), [*SCORE[:-1], "nan"]]
+    assert [entry.round for entry in rows_from_json(honest, LIAR, 1)] == [1, 1]
+    for rows, why in (([row(LOSS, value=0.5, round=2)], "round 1"), ([honest[0]] * 2, "once"), ([LOSS], "itself")):
+        with pytest.raises(RefusedError, match=why):
+            rows_from_json(rows, LIAR, 1)
+
+
+@pytest.mark.parametrize("shared", [10**63, int("1" * 64), "A" * 64, ["a" * 64], "a" * 64 + "\n"])
+def test_the_fingerprint_of_a_test_set_is_text(shared: object) -> None:
+    data = {"classes": ["a", "b"], "names": [], "name": "x", "modality": "y", "shared_test": shared}
+    meta = {"facts": {"trainable": True, "validates": True}, "newest": 0, "data": data}
+    with pytest.raises(RefusedError, match="fingerprint"):
+        read_facts(LIAR, Message("begin", {}, meta), 2, 2)
+    data["shared_test"] = "a" * 64
+    assert read_facts(LIAR, Message("begin", {}, meta), 2, 2)["data"] == data
