@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.carriers.remote_messages import TASK
+from medfl.deploy.describing.request import Request
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import SettingsError
@@ -20,11 +21,11 @@ POLL_SECONDS = 0.2
 """How often a site asks the server for an order, in seconds; NVFlare's is 2."""
 
 
-def write_job(offer: Offer, folder: Path) -> Path:
+def write_job(offer: Offer | Request, folder: Path) -> Path:
     """Write the job of a run.
 
     Args:
-        offer: The run, with its sites.
+        offer: The run, or the request for descriptions, with its sites.
         folder: Where the job's folder is made; it must exist.
 
     Returns:

@@ -34,6 +34,13 @@ def sites(root: Path, counts: list[list[int]], shifts: dict[int, int], seed: int
     return root
 
 
+def status(*words: str) -> int:
+    """How the command ends."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return int(end.value.code or 0)
+
+
 def test_robust_deviations_in_closed_form() -> None:
     """Of 1, 2, 3, 4, 100 the median is 3 and the median absolute deviation 1."""
     points = {f"{value}": Point(float(value), 0.0, 0.0) for value in (1, 2, 3, 4, 100)}
@@ -110,11 +117,14 @@ def test_the_page_loads_nothing_and_holds_no_withheld_count(tmp_path: Path) -> N
 
 def test_the_command_describes_a_folder_and_says_who_is_odd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = sites(tmp_path / "data", [[60, 50]] * 3, {1: 60})
-    assert main(["federate", "describe", str(root), "--out", str(tmp_path / "out"), "--min-count", "5"]) == 0
-    assert "1 of 3 sites stands out: site-1" in capsys.readouterr().out
-    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".html", ".md", ".json"}
-    assert main(["federate", "describe", str(root), "--kit", "kits/me"]) != 0
-    assert main(["federate", "describe"]) != 0
+    out, words = tmp_path / "out", ["federate", "describe"]
+    assert status(*words, str(root), "--out", str(out), "--min-count", "5", "--epsilon", "8") == 0
+    printed = capsys.readouterr().out
+    assert "1 of 3 sites stands out: site-1" in printed
+    assert {path.name for path in out.iterdir()} == {f"description.{kind}" for kind in ("html", "md", "json")}
+    assert "epsilon 8, delta 1e-05, unit one training image" in (out / "description.html").read_text()
+    for mistake in ([], [str(root), "--kit", "kits/me"], ["--kit", "kits/me"], [str(root), "--epsilon", "-1"]):
+        assert status(*words, *mistake) != 0
 
 
 @pytest.mark.slow
