@@ -9,6 +9,7 @@ from pydantic import Field
 from medfl.settings import Strict
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Sentence = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Value = Annotated[float, Field(allow_inf_nan=False, ge=-1e38, le=1e38)]
 
@@ -97,7 +98,7 @@ class Description(Strict):
     numbers: list[Numbers] = Field([], max_length=MOST)
     """Quantiles."""
 
-    withheld: list[Text] = Field([], max_length=MOST)
+    withheld: list[Sentence] = Field([], max_length=MOST)
     """What is not told, and why, in sentences."""
 
     min_count: Annotated[int, Field(ge=1, le=10**9)]

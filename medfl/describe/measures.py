@@ -54,7 +54,7 @@ class Table:
         return [int(count) for count in np.bincount(self.place, minlength=len(self.names))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measure:
     """A number of each image.
 
@@ -200,13 +200,12 @@ def _image_quantiles(images: np.ndarray, rows: np.ndarray, channels: int) -> np.
 
 
 def _of_columns(values: np.ndarray, datalist: Datalist) -> tuple[tuple[Table, ...], tuple[Measure, ...]]:
-    """A column of noughts and ones is counted, of any other the quantiles are made."""
+    """Of each column the quantiles are made, and one of noughts and ones is counted as well."""
     names = datalist.extra.get(FEATURES) or [str(number) for number in range(values.shape[1])]
     tables, measures = [], []
     for number, column in enumerate(values.T):
         name = inert_name(str(names[number]) if number < len(names) else str(number), str(number))
-        if len(column) and bool(np.isin(column, (0.0, 1.0)).all()):
+        if set(column.tolist()) == {0.0, 1.0}:
             tables.append(Table(name, ("0", "1"), column.astype(np.int64), public=False))
-        else:
-            measures.append(Measure(name, "intensities", column))
+        measures.append(Measure(name, "intensities", column))
     return tuple(tables), tuple(measures)

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from medfl.describe.description import Counts, Description, Numbers
+from medfl.describe.telling import BINS
 
 FAR = 3.5
 FEWEST = 3
@@ -140,9 +141,11 @@ def _share(table: Counts, name: str, about: Description) -> Point | None:
     total = about.images if about.images is not None else sum(known) if len(known) == len(table.counts) else None
     if count is None or not total:
         return None
-    smoothed = (count + 1) / (total + 2)
+    smoothed = (min(count, total) + 1) / (total + 2)  # noise can make a part larger than the whole
     noise = 0.0 if about.promise is None else about.promise.deviation / total
-    return Point(count / total, math.hypot(math.sqrt(smoothed * (1 - smoothed) / total), noise), MATTERS["share"])
+    return Point(
+        min(1.0, count / total), math.hypot(math.sqrt(smoothed * (1 - smoothed) / total), noise), MATTERS["share"]
+    )
 
 
 def _numbers(sites: Mapping[str, Description]) -> Iterator[Mark]:
@@ -160,7 +163,8 @@ def _numbers(sites: Mapping[str, Description]) -> Iterator[Mark]:
             count = images or 2 * sites[site].min_count
             error = 0.93 * (usual if spread is None else spread) / math.sqrt(count)  # of a normal sample's median
             if sites[site].promise is not None:
-                error = math.hypot(error, usual * 4 * sites[site].promise.deviation / count)  # type: ignore[union-attr]
+                drowned = 2 * math.sqrt(BINS / 2) * sites[site].promise.deviation / count  # type: ignore[union-attr]
+                error = math.hypot(error, usual * drowned, width / BINS)
             points[site] = Point(middle, error, matters)
         for site, (far, middle) in far_points(points).items():
             yield Mark(site, title, f"{points[site].value:.4g}", f"{middle:.4g}", far)

@@ -128,10 +128,10 @@ def _bars(view: View) -> list[Drawn]:
                     }
                     parts[site] = {name: count / total for name, count in known.items()}
                     withheld[site] = max(0.0, 1 - sum(known.values()) / total) if None in table.counts else 0.0
-        if parts:
+        if any(parts.values()):
             figure = bars_figure(parts, withheld, "share of a site's training images")
             description = f"{title} at each of {len(parts)} sites, as shares of its training images"
-            made.append(Drawn(svg(figure, f"counts{len(made)}", description), sentence(title)))
+            made.append(Drawn(svg(figure, f"counts{len(made)}", description), title))
     return made
 
 
@@ -147,7 +147,7 @@ def _bands(view: View) -> list[Drawn]:
         figure = bands_figure(by_site, title, odd, None if not title.startswith("brightness") else _span(spans))
         note = f"; {', '.join(sorted(odd))} {'stands' if len(odd) == 1 else 'stand'} out" if odd else ""
         description = f"{title} at each of {len(by_site)} sites{note}"
-        made.append(Drawn(svg(figure, f"band{len(made)}", description), sentence(title) + note))
+        made.append(Drawn(svg(figure, f"band{len(made)}", description), title + note))
     return made
 
 

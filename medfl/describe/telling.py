@@ -23,9 +23,16 @@ from medfl.privacy.gaussian import noise_multiplier
 from medfl.settings import Privacy
 from medfl.types import Meta
 from medfl.utils.rng import SecretStream
+from medfl.utils.text import first_names
 
-BINS = 64
+BINS = 32
 """Of a histogram with noise."""
+
+NAMED = 3
+"""Numbers that a sentence names, at most."""
+
+CLEAR = 2.0
+"""A quantile is told if the images on each side of it are this many times the noise in their number."""
 
 DIGITS = 4
 """Of a quantile that is told."""
@@ -80,6 +87,11 @@ class _Source(Protocol):
         """What noise guarantees; None for exact numbers."""
         ...
 
+    @property
+    def least(self) -> int:
+        """Fewest images on each side of a quantile."""
+        ...
+
     def tables(self) -> list[tuple[Table, list[int]]]:
         """Each table with its counts."""
         ...
@@ -120,16 +132,15 @@ def describe(measured: Measured, policy: Policy, noise: Noise | None = None) -> 
         for table in tables
         if None in table.counts
     ]
-    numbers = []
-    for measure in measured.measures:
-        if measure.kind in policy.facts:
-            quantiles = source.quantiles(measure)
-            if quantiles is None:
-                withheld.append(f"{measure.title}: nobody knows its range beforehand, so noise can't hide it")
-                continue
-            numbers.append(_shown_numbers(measure, *quantiles, policy))
-            if None in numbers[-1].quantiles:
-                withheld.append(f"{measure.title}: quantiles with fewer than {policy.min_count} images on a side")
+    measures = [measure for measure in measured.measures if measure.kind in policy.facts]
+    known = {measure: quantiles for measure in measures if (quantiles := source.quantiles(measure)) is not None}
+    numbers = [_shown_numbers(measure, *quantiles, source.least) for measure, quantiles in known.items()]
+    if unknown := [measure.title for measure in measures if measure not in known]:
+        withheld.append(
+            f"{first_names(unknown, NAMED)}: nobody knows the range beforehand, so noise can't hide an image"
+        )
+    if cut := [each.title for each in numbers if None in each.quantiles]:
+        withheld.append(f"quantiles with fewer than {source.least} images on a side, of {first_names(cut, NAMED)}")
     return Description(**about, tables=tables, numbers=numbers, withheld=withheld)
 
 
@@ -137,8 +148,8 @@ def _shown(table: Table, counts: list[int], policy: Policy) -> Counts:
     return Counts(title=table.title, names=list(table.names), counts=shown_counts(counts, policy.min_count))
 
 
-def _shown_numbers(measure: Measure, images: int, quantiles: list[float], policy: Policy) -> Numbers:
-    levels = shown_levels(images, SHARES, policy.min_count)
+def _shown_numbers(measure: Measure, images: int, quantiles: list[float], least: int) -> Numbers:
+    levels = shown_levels(images, SHARES, least)
     shown = [
         float(f"{value:.{DIGITS}g}") if level in levels else None
         for level, value in zip(SHARES, quantiles, strict=True)
@@ -186,6 +197,7 @@ class _Noised:
 
     images: int
     promise: Promise
+    least: int
     counts: list[tuple[Table, list[int]]]
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
     patients: None = None
@@ -196,12 +208,14 @@ class _Noised:
     def quantiles(self, measure: Measure) -> tuple[int, list[float]] | None:
         if measure.span is None:
             return None
-        bins = np.maximum(self.histograms[measure.title], 0.0)
-        below = np.concatenate([[0.0], np.cumsum(bins)])
+        total = float(self.histograms[measure.title].sum())
+        below = np.concatenate([[0.0], np.cumsum(self.histograms[measure.title])])
+        # noise makes it fall here and there: between the two nearest that never do
+        rising = (np.maximum.accumulate(below) + np.minimum.accumulate(below[::-1])[::-1]) / 2
         edges = np.linspace(*measure.span, BINS + 1)
-        grows = np.concatenate([[True], np.diff(below) > 0])
-        wanted = np.asarray(SHARES) * below[-1]
-        return round(float(below[-1])), [float(value) for value in np.interp(wanted, below[grows], edges[grows])]
+        grows = np.concatenate([[True], np.diff(rising) > 0])
+        wanted = np.asarray(SHARES) * rising[-1]
+        return max(0, round(total)), [float(value) for value in np.interp(wanted, rising[grows], edges[grows])]
 
 
 def _noised(measured: Measured, policy: Policy, noise: Noise) -> _Noised:
@@ -230,7 +244,8 @@ def _noised(measured: Measured, policy: Policy, noise: Noise) -> _Noised:
         for table, part in zip(tables, parts[: len(tables)], strict=True)
     ]
     named = {measure.title: part for measure, part in zip(measures, parts[len(tables) :], strict=True)}
-    return _Noised(max(0, round(float(first[0]))), promise, counts, named)
+    least = max(policy.min_count, math.ceil(CLEAR * deviation * math.sqrt(BINS / 2)))
+    return _Noised(max(0, round(float(first[0]))), promise, least, counts, named)
 
 
 def _histogram(measure: Measure) -> np.ndarray:

@@ -138,7 +138,12 @@ def bands(view: View) -> dict[str, dict[str, list[float | None]]]:
                 continue
             of_image = made.setdefault(f"brightness{f', {match[2]}' if match[2] else ''}", {})
             of_image.setdefault(site, []).append(numbers.quantiles[2])
-    return {title: by_site for title, by_site in made.items() if any(map(_is_known, by_site.values()))}
+    counted = view.tables()  # a column of noughts and ones has no band to look at
+    return {
+        title: by_site
+        for title, by_site in made.items()
+        if title not in counted and any(map(_is_known, by_site.values()))
+    }
 
 
 def odd_in_picture(view: View, title: str) -> set[str]:

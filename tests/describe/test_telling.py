@@ -77,6 +77,7 @@ def test_rows_of_a_table_with_survival_times(tmp_path: Path) -> None:
         write_site(tmp_path / "a", rows, records, objective={"name": "survival"}, extra={"features": ["age", "smokes"]})
     )
     assert counts_of(about) == {"event": {"no event": 16, "event": 5}, "smokes": {"0": 11, "1": 10}}
+    assert numbers_of(about)["smokes"][2] == 0
     assert numbers_of(about)["time under observation"] == [2, 6, 11, 16, 20]
     assert numbers_of(about)["age"] == [1, 5, 10, 15, 19]
 
@@ -171,7 +172,7 @@ def test_the_noise_is_that_of_one_gaussian_release_of_all_counts(tmp_path: Path)
     assert about.patients is None
     exact = numbers_of(describe(measured, Policy(FACTS, 1)))
     for title, quantiles in numbers_of(about).items():
-        assert quantiles[2] == pytest.approx(exact[title][2], abs=2 * 255 / BINS)
+        assert quantiles[2] == pytest.approx(exact[title][2], abs=255 / BINS)
 
 
 def test_an_image_moves_the_counts_by_no_more_than_the_bound(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_numbers_whose_range_nobody_knows_are_withheld_under_noise(tmp_path: Pat
     folder = write_site(tmp_path / "a", rows, [{"target": [1.0]}] * 50, objective={"name": "regression"})
     about = noised(folder, 1, Privacy(unit="sample", epsilon=5.0, clip=1.0))
     assert (about.numbers, about.tables) == ([], []), "that a column has two values is read off the data, too"
-    assert sum("nobody knows its range" in line for line in about.withheld) == 2
+    assert "0, 0, 1: nobody knows the range beforehand, so noise can't hide an image" in about.withheld
 
 
 def test_a_folder_without_sites_is_refused(tmp_path: Path) -> None:

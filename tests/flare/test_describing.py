@@ -53,6 +53,6 @@ def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for
         entry = read(audit_file(running.files[site])).entries[-1]
         assert (entry["run"], entry["asked"], entry["outcome"]) == ("noised", "describe", "answered")
         assert entry["budget"]["composed"] == pytest.approx(8.0, rel=1e-6)
+    unknown = Request(describe="unknown", bundle="elsewhere", answer_timeout=300)
     with pytest.raises(MedflError, match=r"nothing came of it: no site describes its data.*allows: other, small"):
-        unknown = Request(describe="unknown", bundle="elsewhere", answer_timeout=300)
         describe_sites(unknown, kit, tmp_path / "unknown", lambda _: running._shared())
