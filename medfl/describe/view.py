@@ -44,6 +44,8 @@ class View:
             return f"{count(len(self.sites), 'site')} before training"
         if not self.odd:
             return f"No site stands out among {len(self.sites)}"
+        if 2 * len(self.odd) > len(self.sites):
+            return f"The {len(self.sites)} sites differ from each other"
         verb = "stands" if len(self.odd) == 1 else "stand"
         return f"{len(self.odd)} of {len(self.sites)} sites {verb} out: {listed(self.odd)}"
 

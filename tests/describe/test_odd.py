@@ -15,10 +15,10 @@ from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
 from medfl.describe.folder import describe_folder
-from medfl.describe.odd import FAR, Point, far_points, marks
+from medfl.describe.odd import FAR, Mark, Point, far_points, marks
 from medfl.describe.page import html, markdown, write_description
 from medfl.describe.telling import Policy
-from medfl.describe.view import view_of
+from medfl.describe.view import View, view_of
 from medfl.partition.by_site import by_site
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
@@ -140,3 +140,10 @@ def test_of_five_sources_of_breast_ultrasound_the_brighter_machine_stands_out(tm
     }  # fmt: skip
     assert {mark.site for mark in marks(known)} == {"busbra_logiq5"}
     assert known["breast_pl"].tables[0].counts == [None, None], "few of its images hold no lesion"
+
+
+def test_where_most_sites_are_marked_none_is_called_the_odd_one(tmp_path: Path) -> None:
+    known = describe_folder(sites(tmp_path, [[60, 50]] * 3, {}), Policy())
+    made = [Mark(site, "shape", "1", "2", math.inf) for site in ("site-0", "site-1")]
+    assert View(known, {}, made[:1], "").title == "1 of 3 sites stands out: site-0"
+    assert View(known, {}, made, "").title == "The 3 sites differ from each other"
