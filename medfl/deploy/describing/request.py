@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 import medfl
-from medfl.deploy.offer import Name, Text
+from medfl.deploy.offer import Name, Sites, Text
 from medfl.errors import RefusedError, SettingsError
 from medfl.settings import Privacy, Strict, read_settings
 from medfl.types import Meta
-from medfl.utils.text import name_problem
 
 KIND = "describe"
 """Kind of the message, and the key by which a job's content is known to be a request."""
@@ -54,18 +53,9 @@ class Request(Strict):
     describe: Name
     bundle: Name
     medfl: Text = medfl.__version__
-    sites: list[str] = Field([], max_length=10_000)
+    sites: Sites = []
     privacy: Wanted | None = None
     answer_timeout: int = Field(3600, ge=1, le=10**7)
-
-    @field_validator("sites")
-    @classmethod
-    def _unique_and_sorted(cls, sites: list[str]) -> list[str]:
-        if problem := name_problem(sites):
-            raise ValueError(problem)
-        if sites != sorted(set(sites)):
-            raise ValueError("expected names of sites in order, each once")
-        return sites
 
     @property
     def run(self) -> str:
