@@ -99,6 +99,62 @@ def submit(
 
 
 @app.command()
+def describe(
+    data: Annotated[
+        Path | None, typer.Argument(metavar="[DATA]", help="A folder of sites on this machine.", show_default=False)
+    ] = None,
+    kit: Annotated[Path | None, typer.Option(help="The researcher's startup kit: asks the sites.")] = None,
+    bundle: Annotated[str | None, typer.Option(help="With --kit: whose data, as in the sites' own files.")] = None,
+    sites: Annotated[str, typer.Option(help="With --kit: names with commas; by default all that are connected.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("description"),
+    min_count: Annotated[
+        int | None, typer.Option(min=1, help="With DATA: fewest images of which a number is told.", show_default="10")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Noise that hides a training image, with this budget.")] = None,
+    delta: Annotated[float, typer.Option(help="With --epsilon: probability that the promise fails.")] = 1e-5,
+    timeout: Annotated[int, typer.Option(min=1, help="With --kit: seconds to wait for a silent site.")] = 3600,
+) -> None:
+    """Show what each site holds before anything is trained, and which site is odd.
+
+    Counts, labels, sizes, spacing and quantiles of the training images, as far as each site's own file allows: counts
+    of few images are withheld. Across machines each site computes at home and sends only that.
+
+    Example: medfl federate describe --kit kits/me@hospital.org --bundle medmnist_classification --out runs/before
+    """
+    from medfl.deploy.describing.request import Request, Wanted, settings_of
+    from medfl.deploy.describing.session import describe_sites
+    from medfl.describe.folder import describe_folder
+    from medfl.describe.page import PAGE, write_description
+    from medfl.describe.telling import Policy
+    from medfl.describe.view import view_of
+    from medfl.settings import read_settings
+
+    values = {"epsilon": epsilon, "delta": delta}
+    wanted = None if epsilon is None else read_settings(Wanted, values, "the noise of a description")
+    if data is not None and (kit, bundle, sites) == (None, None, ""):
+        privacy = None if wanted is None else settings_of(wanted)
+        known = describe_folder(data, Policy(min_count=10 if min_count is None else min_count), privacy)
+        view = view_of(known, {}, f"the data lists and arrays in {data.name}")
+        write_description(view, out)
+    elif kit is not None and bundle is not None and (data, min_count) == (None, None):
+        names = sorted(filter(None, (name.strip() for name in sites.split(","))))
+        about = {"describe": out.absolute().name, "bundle": bundle, "sites": names, "answer_timeout": timeout}
+        request = Request.from_meta(about | {"privacy": None if wanted is None else wanted.model_dump()})
+        view = describe_sites(request, kit.absolute(), out)
+    else:
+        raise SettingsError(
+            "expected either DATA, a folder of sites on this machine, with --min-count if need be; or --kit and "
+            "--bundle, to ask the sites across machines, each of which has a min_count of its own"
+        )
+    typer.echo(view.title)
+    for mark in view.marks:
+        typer.echo(f"  {mark.site}: {mark.quantity} is {mark.here}, the median of the sites {mark.others}")
+    for site, why in view.missing.items():
+        typer.echo(f"  nothing is known of {site}: {why}")
+    typer.echo(f"page: {out / PAGE}")
+
+
+@app.command()
 def resume(run: RunFolder) -> None:
     """Continue a run where it stopped, or follow it again, and fetch its results.
 

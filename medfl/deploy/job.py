@@ -6,6 +6,8 @@ from pathlib import Path
 
 from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
 from medfl.deploy.job_folder import copy_result
+from medfl.deploy.describing.request import Request, is_request
+from medfl.deploy.describing.server import ask_sites
 from medfl.deploy.offer import Offer
 from medfl.deploy.server import serve
 from medfl.deploy.sites.file import FILE, read_site_file
@@ -19,7 +21,8 @@ class MedflController(FlareController):
     """The server's side of a run.
 
     Args:
-        offer: The run, as JSON (`medfl.deploy.offer.Offer`); it is checked before anything else.
+        offer: The run, as JSON (`medfl.deploy.offer.Offer`), or a request for descriptions
+            (`medfl.deploy.describing.request.Request`); it is checked before anything else.
     """
 
     def __init__(self, offer: Meta) -> None:
@@ -34,6 +37,9 @@ class MedflController(FlareController):
         """Run the federation; what comes of it, or why nothing does, lies in `result`."""
         result.mkdir(parents=True, exist_ok=True)
         try:
+            if is_request(self._offer):
+                ask_sites(Request.from_meta(self._offer), transport, result, self._progress)
+                return
             site_file, offer = read_site_file(local / FILE), Offer.from_meta(self._offer)
             copy_result(serve(offer, site_file, transport, self._progress), result)
         except MedflError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.carriers.remote_messages import TASK
+from medfl.deploy.describing.request import Request
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import MedflError, SettingsError
@@ -25,11 +26,11 @@ FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PRO
 """What whoever submitted a run gets of its folder at the server, and takes of what the server sends."""
 
 
-def write_job(offer: Offer, folder: Path) -> Path:
+def write_job(offer: Offer | Request, folder: Path) -> Path:
     """Write the job of a run.
 
     Args:
-        offer: The run, with its sites.
+        offer: The run, or the request for descriptions, with its sites.
         folder: Where the job's folder is made; it must exist.
 
     Returns:

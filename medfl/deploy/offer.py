@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field
 
 import medfl
 from medfl.deploy.overrides import check_overrides
@@ -32,7 +32,17 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 MAX_PROBLEM = 2000
 """Letters of a refusal: an offer comes from elsewhere and may hold anything."""
 
+
+def _unique_and_sorted(sites: list[str]) -> list[str]:
+    if problem := name_problem(sites):
+        raise ValueError(problem)
+    if sites != sorted(set(sites)):
+        raise ValueError("expected names of sites in order, each once")
+    return sites
+
+
 Name = Annotated[str, Field(pattern=NAME)]
+Sites = Annotated[list[str], Field(max_length=10_000), AfterValidator(_unique_and_sorted)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]*$")]
 
@@ -64,18 +74,9 @@ class Offer(Strict):
     method: Text
     method_version: Text
     overrides: dict[str, Any] = {}
-    sites: list[str] = Field([], max_length=10_000)
+    sites: Sites = []
     answer_timeout: int = Field(3600, ge=1, le=10**7)
     given_by: Text = "command line"
-
-    @field_validator("sites")
-    @classmethod
-    def _unique_and_sorted(cls, sites: list[str]) -> list[str]:
-        if problem := name_problem(sites):
-            raise ValueError(problem)
-        if sites != sorted(set(sites)):
-            raise ValueError("expected names of sites in order, each once")
-        return sites
 
     def to_meta(self) -> Meta:
         """As JSON."""

@@ -32,7 +32,8 @@ site = "{name}"
 # max_rounds = 200
 # max_message_mb = 512
 # min_count = 10                  # fewest images of which numbers may leave
-# describe = ["size"]             # facts that may be told about the training data: size, label_counts
+# describe = ["size"]             # facts that may be told of the training data: size, label_counts; and to `medfl
+#                                 # federate describe`: geometry, intensities, targets
 # exchange = false                # whether models of other sites may be scored here, and this site's elsewhere
 # shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data
 # threads = 1

@@ -58,6 +58,10 @@ class Audit:
         of_bundle = {"bundle": offer.bundle, "bundle_sha256": offer.bundle_hash}
         self._run = {"run": offer.run, "method": offer.method, "given_by": offer.given_by} | of_bundle
 
+    def described(self, name: str, bundle: str) -> None:
+        """From now on lines are about a description of this name."""
+        self._run = {"run": name, "bundle": bundle}
+
     def answered(self, question: Message, answer: Message, length: int, budget: Meta | None) -> None:
         """An answer leaves next.
 

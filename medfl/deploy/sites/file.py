@@ -18,6 +18,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from medfl.bundle.files import shipped
 from medfl.deploy.offer import NAME
+from medfl.describe.description import Fact
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
 from medfl.settings import Device, Execution, Strict, read_settings
 from medfl.types import SERVER
@@ -131,7 +132,7 @@ class SiteFile(Strict):
     max_rounds: int = Field(200, ge=1)
     max_message_mb: int = Field(512, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
-    describe: tuple[Literal["size", "label_counts"], ...] = ("size",)
+    describe: tuple[Fact, ...] = ("size",)
     exchange: bool = False
     shared_test: bool = False
     threads: int = Field(1, ge=1)

@@ -21,6 +21,8 @@ from medfl.carriers.messages import Limits, Message, pack, unpack
 from medfl.carriers.remote import DOING
 from medfl.carriers.remote_messages import rows_from_json
 from medfl.contract import PeerMessage
+from medfl.deploy.describing.request import KIND, Request
+from medfl.deploy.describing.site import answer_request
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.audit import Audit
@@ -60,6 +62,7 @@ class SiteService:
         self._run: SiteRun | None = None
         self._held = contextlib.ExitStack()
         self._audit = Audit(site_file)
+        self._spent: Meta | None = None
         torch.set_num_threads(site_file.threads)
 
     def answer(self, blob: bytes) -> bytes:
@@ -71,7 +74,7 @@ class SiteService:
             with Pulse(self._beat):
                 answer = self._answers(message)
                 reply = pack(answer)
-            self._audit.answered(message, answer, len(reply), None if self._run is None else self._run.budget())
+            self._audit.answered(message, answer, len(reply), self._spent if self._run is None else self._run.budget())
             return reply
         except RefusedError as error:
             return self._refuse(kind, str(error))
@@ -131,6 +134,8 @@ class SiteService:
         if message.kind == "end":
             self.close()
             return Message("end", {}, {"refused": None})
+        if message.kind == KIND and self._opened is None:
+            return self._describe(Request.from_meta(message.meta))
         if self._run is None:
             raise RefusedError(f"expected 'begin' before '{message.kind}'")
         parts = {
@@ -163,6 +168,11 @@ class SiteService:
         self._audit.offered(offer)
         self._opened = open_offer(offer, self._file)
         return Message("hello", {}, {"refused": None, "network": self._file.bundle(offer.bundle).network})
+
+    def _describe(self, request: Request) -> Message:
+        self._audit.described(request.describe, request.bundle)
+        description, self._spent = answer_request(request, self._file)
+        return Message(KIND, {}, {"refused": None} | description.model_dump(mode="json"))
 
     def _begin(self, meta: Meta) -> Message:
         if self._opened is None:

@@ -1,0 +1,72 @@
+"""The researcher's side of a description: submit the request, wait, fetch what the sites told, write the page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from medfl.carriers.messages import Message
+from medfl.deploy.connection import COMPLETED, Connection
+from medfl.deploy.describing.request import KIND, Request
+from medfl.deploy.describing.server import RESULT, read_description
+from medfl.deploy.follow import follow
+from medfl.deploy.job_folder import write_job
+from medfl.deploy.kit import admin_of
+from medfl.deploy.session import connect
+from medfl.describe.page import write_description
+from medfl.describe.view import View, view_of
+from medfl.errors import MedflError, SettingsError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+
+def describe_sites(request: Request, kit: Path, out: Path, opener: Callable[[Path], Connection] = connect) -> View:
+    """Ask the sites for their descriptions and write the page.
+
+    Args:
+        request: What is asked; without sites, those that are connected are.
+        kit: The researcher's startup kit.
+        out: Folder for the page.
+        opener: Makes the connection to the server.
+
+    Raises:
+        SettingsError: If the kit or the sites are not possible.
+        MedflError: If the server can't be reached, or no site tells anything.
+    """
+    admin_of(kit)
+    out.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(opener(kit)) as connection, tempfile.TemporaryDirectory(prefix="medfl-job-") as place:
+        request = _with_sites(request, connection)
+        job = connection.submit(write_job(request, Path(place)))
+        logger.info("Asked %s as job %s.", ", ".join(request.sites), job)
+        followed = follow(connection, job, out)
+        if followed.lost:
+            raise MedflError("the server lost the job, as when it is started anew. Give the command again.")
+        fetched = connection.fetch(job, Path(place))
+        if fetched is None or followed.status != COMPLETED or not (fetched / RESULT).is_file():
+            raise MedflError(f"nothing came of it: {_why(fetched, connection, job)}{followed.last_words}")
+        content = json.loads((fetched / RESULT).read_text(encoding="utf-8"))
+    sites = {site: read_description(Message(KIND, {}, meta)) for site, meta in content["sites"].items()}
+    view = view_of(sites, content["missing"], f"what the sites told about their data for the bundle '{request.bundle}'")
+    write_description(view, out)
+    return view
+
+
+def _with_sites(request: Request, connection: Connection) -> Request:
+    connected = connection.sites_within(request.sites, 0.0)
+    if not connected:
+        raise SettingsError("no site is connected to the server; start them with `medfl federate start KIT`")
+    if away := sorted(set(request.sites) - set(connected)):
+        raise SettingsError(f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)}")
+    return request if request.sites else request.with_sites(connected)
+
+
+def _why(fetched: Path | None, connection: Connection, job: str) -> str:
+    error = None if fetched is None else fetched / "error.txt"
+    if error is not None and error.is_file():
+        return error.read_text(encoding="utf-8", errors="replace").strip()
+    return connection.why(job)
