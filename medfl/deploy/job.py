@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
-from medfl.deploy.job_folder import copy_result
 from medfl.deploy.describing.request import Request, is_request
 from medfl.deploy.describing.server import ask_sites
+from medfl.deploy.job_folder import copy_result
 from medfl.deploy.offer import Offer
 from medfl.deploy.server import serve
 from medfl.deploy.sites.file import FILE, read_site_file
