@@ -109,9 +109,9 @@ ACCOUNT = fields(
     unit=text(),
     adjacency=text(),
     delta=number(0, 1),
-    sigma=number(0),
-    rate=number(0, 1),
-    steps=count(),
+    sigma=or_none(number(0)),
+    rate=or_none(number(0, 1)),
+    steps=or_none(count()),
     planned=count(),
     releases=count(),
     stated_epsilon=number(0),
@@ -121,7 +121,7 @@ ACCOUNT = fields(
     total_epsilon=or_none(number(0)),
     ledger=flag(),
 )
-"""`medfl.privacy.ledger.Account.facts`."""
+"""What `medfl.privacy.statements.leaving` leaves of a site's account."""
 
 
 DATA_FACTS = {"classes", "names", "name", "modality", "shared_test"}

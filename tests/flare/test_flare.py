@@ -24,6 +24,7 @@ from medfl.bundle.federation import read_federation
 from medfl.deploy.offer import Offer, bundle_hash, make_offer
 from medfl.deploy.session import read_record, resume, stop
 from medfl.errors import MedflError
+from medfl.privacy.ledger_file import load_entries
 from medfl.testing.cohort import scores
 
 pytestmark = pytest.mark.flare
@@ -188,6 +189,27 @@ def test_a_run_that_needs_the_silent_site_ends_incomplete(running: Federation, f
     summary, wrong = end_without_the_silent_site(running, further, "ends")
     assert (summary["status"], summary["rounds"]) == ("incomplete", 0)
     assert re.search(r"ended as incomplete: 2 of 3 needed replies came.*medfl federate resume", wrong)
+
+
+@pytest.mark.slow
+def test_single_images_are_hidden_as_on_one_machine_and_ledgers_stay_at_home(running: Federation) -> None:
+    floor = {"unit": "sample", "adjacency": "add_remove", "epsilon": 8.0}
+    homes = {site: running.place.root / "ledgers" / site for site in ("server", *SITES)}
+    ledgers = {site: {"privacy": floor | {"ledger": str(home)}} for site, home in homes.items()}
+    running.write_files(**{site.replace("-", "_"): own for site, own in ledgers.items()})
+    offer = running.offer("samples", method="fedavg", privacy=floor | {"clip": 0.5}, batch_size=16)
+    out = running.begin(offer)
+    summary, wrong = running.end(out)
+    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    running.equals_local(offer, out)  # whose ledger is that of the server's file
+    entries = {site: [load_entries(path, site) for path in sorted(homes[site].glob("*.json"))] for site in homes}
+    assert [len(entries[site]) for site in ("server", *SITES)] == [3, 1, 1, 1]
+    for site in SITES:
+        assert entries[site][0] in entries["server"]
+        statement = summary["privacy"][site]
+        assert (statement["epsilon"], statement["releases"]) == (8.0, 2)
+        assert [statement[name] for name in ("sigma", "rate", "steps")] == [None] * 3
+    running.write_files()
 
 
 HOW: dict[str, dict[str, Any]] = {

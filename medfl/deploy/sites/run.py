@@ -23,6 +23,7 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_counts, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
+from medfl.privacy.statements import leaving
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.progress import begin_facts, noted
@@ -283,7 +284,8 @@ class SiteRun:
             splits = Splits(data.train, data.val, data.test)
             write_predictions(self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
-        return {}, {"privacy": self.budget()}
+        budget = self.budget()
+        return {}, {"privacy": None if budget is None else leaving(budget)}
 
     def budget(self) -> Meta | None:
         """What this run and all runs have spent of this site's privacy; None where nothing is promised."""
