@@ -119,10 +119,12 @@ class SiteRun:
         """Hold the run's folder for writing, and check that it is this run's."""
         opened = self._opened
         offer, method_args = opened.offer, opened.built.method_args
-        parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution)
+        parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution, opened.joined)
         writer = RunWriter(self.folder, offer.method, method_args, *parts)
         with writer.held(JOB_PATIENCE):
-            writer.claim({"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}})
+            writer.claim(
+                {"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
+            )
             self.host = self._host(writer)
             self.host.check_account()
             begin = begin_facts(writer.identity, self.settings.rounds) | {"sites": [self.name]}
