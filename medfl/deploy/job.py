@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
+from medfl.deploy.observers import OBSERVED
 from medfl.deploy.offer import Offer
 from medfl.deploy.server import serve
 from medfl.deploy.sites.file import FILE, read_site_file
@@ -14,7 +15,7 @@ from medfl.errors import MedflError
 from medfl.runs.progress import PROGRESS, Progress
 from medfl.types import Meta
 
-FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS)
+FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS, OBSERVED)
 """What whoever submitted a run gets of its folder at the server."""
 
 

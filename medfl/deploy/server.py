@@ -24,6 +24,7 @@ from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
 from medfl.deploy.joining import Agreed, agree
+from medfl.deploy.observers import Observers
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.file import SiteFile
@@ -84,7 +85,8 @@ def serve(
         raise SettingsError(f"Method '{offer.method}' pools the sites' data, which no site gives away.")
     writer = _writer_of(opened, folder)
     with writer.held(JOB_PATIENCE):
-        _claim(agreed, writer)
+        observers = Observers(opened.registry, folder)
+        observers.run_started(_claim(agreed, writer))
         writer.begin()
         progress.folder = folder
         with writer.noted(carrier.missing) as note:
@@ -102,12 +104,14 @@ def serve(
 
             def round_ended(round_: int, rows: list[Row]) -> None:
                 progress.round, progress.scores = round_, _means(rows) or progress.scores
+                observers.round_ended(round_, rows)
                 on_round(round_, rows)
 
             public = data.public.train if data.public is not None else None
             parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
             outcome = ServerLoop(*parts, public, data.tests, round_ended, writer.commit_noted(note)).run()
             _finish(opened, carrier, outcome, writer, about)
+            observers.run_ended(outcome.status)
             carrier.note = unnoted  # the end is noted, and what follows is no part of the run
             carrier.end()
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
@@ -122,8 +126,8 @@ def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
     return RunWriter(folder, offer.method, method_args, *parts)
 
 
-def _claim(agreed: Agreed, writer: RunWriter) -> None:
-    """Write or compare ``run.json``."""
+def _claim(agreed: Agreed, writer: RunWriter) -> Meta:
+    """Write or compare ``run.json``; returns what it says of the settings."""
     opened = agreed.opened
     record = run_record(
         opened.task,
@@ -139,6 +143,7 @@ def _claim(agreed: Agreed, writer: RunWriter) -> None:
     plugins = dict(sorted(opened.registry.plugins.items()))
     record |= {"offer": opened.offer.to_meta(), "plugins": plugins}
     writer.claim(record | {"capability": agreed.machines, "joined": agreed.joined}, carrier="flare")
+    return record
 
 
 def _same_data(carrier: RemoteCarrier) -> Meta:

@@ -56,11 +56,11 @@ def accounts(file: SiteFile) -> dict[str, Any]:
 
 def test_bits_and_ledgers_are_those_of_one_machine_and_no_count_leaves(place: Place, tmp_path: Path) -> None:
     files, offer = with_ledgers(place, "whole"), place.offer(**RUN)
-    said: dict[str, list[Any]] = {site: [] for site in SITES}
+    heard: dict[str, list[Any]] = {site: [] for site in SITES}
 
     def hear(site: str, blob: bytes) -> bytes:
         meta = unpack(blob, Limits()).meta
-        said[site].append([meta.get("facts"), meta.get("privacy"), (meta.get("answer") or {}).get("meta")])
+        heard[site].append([meta.get("facts"), meta.get("privacy"), (meta.get("answer") or {}).get("meta")])
         return blob
 
     folder, progress, _ = serve(files, offer, tamper_answer=hear)
@@ -73,7 +73,7 @@ def test_bits_and_ledgers_are_those_of_one_machine_and_no_count_leaves(place: Pl
     assert {key: entry for entries in at_home.values() for key, entry in entries.items()} == accounts(files["server"])
     rates = {site: entry["rate"] for site in SITES for entry in at_home[site].values()}
     assert rates == {site: min(1.0, 6 / images) for site, images in TRAINED.items()}
-    assert said["site-01"] == said["site-02"] == said["site-03"], "unlike numbers of images, and all say the same"
+    assert heard["site-01"] == heard["site-02"] == heard["site-03"], "unlike numbers of images, and all say the same"
     statements = json.loads((folder / "summary.json").read_text())["privacy"]
     for site, known in local.summary["privacy"].items():
         statement = statements[site]

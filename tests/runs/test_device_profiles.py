@@ -266,6 +266,6 @@ def test_who_comes_later_is_with_the_strongest_that_it_equals_and_moves_nobody(m
 
 
 def test_with_fixed_thresholds_who_comes_later_is_where_it_would_have_been():
-    capability = Capability(thresholds={"high": 0.7, "medium": 0.6}, networks=NETWORKS)
+    capability = Capability(thresholds={"high": 0.7, "medium": 0.5}, networks=NETWORKS)
     assert place_late(HALF, capability, [(0.1, "high")]) == place_late(HALF, capability, [])
     assert place_late(HALF, capability, []).cluster == "medium"
