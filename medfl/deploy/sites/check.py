@@ -146,10 +146,10 @@ def _device(file: SiteFile) -> str:
 
 
 def _limits(file: SiteFile) -> str:
-    tells = " and ".join(file.describe) or "nothing"
+    tells, machine = " and ".join(file.describe) or "nothing", "nothing" if file.profile is None else "what it can do"
     return (
         f"at most {file.max_rounds} rounds and messages of {file.max_message_mb} MB; scores only of "
-        f"{file.min_count} images or more; tells {tells} of its training data; models "
+        f"{file.min_count} images or more; tells {tells} of its training data and {machine} of its machine; models "
         f"{'are' if file.exchange else 'are not'} exchanged for a global test, its own "
         f"{'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
     )
