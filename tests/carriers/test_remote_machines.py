@@ -12,11 +12,14 @@ from remote_cases import (
     local_outcome,
     mini_place,
     offered,
+    on,
     outcome,
     serve,
+    set_meta,
 )
 
 from medfl.bundle.federation import read_federation
+from medfl.errors import SettingsError
 from medfl.report.sections.clusters import clusters_of
 from medfl.runs.machines import Profile
 from medfl.runs.records import read_run
@@ -84,3 +87,14 @@ def test_a_site_that_tells_nothing_of_its_machine_gets_what_any_machine_can_trai
     assert set(record["capability"]) == {"site-01", "site-02"}
     assert record["capability"]["site-02"]["network"] == "mini8"
     assert record["identity"]["settings"]["networks"] == {"site-01": "mini6", "site-02": "mini6", "site-03": "mini4"}
+
+
+def test_a_file_of_profiles_is_refused_and_an_impossible_machine_left_out(place: Place) -> None:
+    files = place.files("impossible", telling(*SITES))
+    with pytest.raises(SettingsError, match="Between machines profiles are 'live'.*got a file"):
+        serve(files, offered(place, method="local", profiles="machines.csv"))
+    offer = offered(place, run="impossible", method="local", profiles="live", rounds=1, steps=1, min_replies=2)
+    impossible = on("site-02", "hello", set_meta(profile=[1.0, 0.0, 4.0, 16.0, 50.0, 5.0, 200.0]))
+    _, progress, _ = serve(files, offer, tamper_answer=impossible)
+    assert (progress.state, list(progress.missing)) == ("finished", ["site-02"])
+    assert "cpu_max_mhz, memory_gb and latency_max_ms > 0" in progress.missing["site-02"]
