@@ -18,7 +18,8 @@ The hooks, with their exact signatures. A plugin has any of them::
     medfl_run_ended(run_folder: str, status: str) -> None
 
 The last three observe. They get copies and may take fewer arguments; what they return is ignored, and one that raises
-is logged by name. Nothing here decides numbers inside a step.
+is logged by name. Nothing here decides numbers inside a step. Of a run between machines the server calls them, and
+whoever submitted it once its results have come (`medfl.deploy.observers`).
 """
 
 from __future__ import annotations

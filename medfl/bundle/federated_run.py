@@ -205,9 +205,7 @@ class FederatedRun:
         known |= {"allowed_changes": changes, "label_map": dict(data.label_map)}
         known["folder"] = os.path.relpath(self.dataset_dir, self.output_dir)  # for pictures of the data in the report
         record["data"] = known | drawn_fold(self.dataset_dir)
-        record["capability"] = {
-            name: spot._asdict() | {"profile": spot.profile._asdict()} for name, spot in placed.items()
-        }
+        record["capability"] = {name: spot.card for name, spot in placed.items()}
         record["plugins"] = dict(sorted(registry.plugins.items()))
         run = Run(
             method=self.method,

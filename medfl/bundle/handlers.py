@@ -15,6 +15,10 @@ STOCK_HANDLERS = frozenset({"ValidationHandler", "StatsHandler", "CheckpointSave
 """Handlers of a bundle's trainer whose work a federation does in its own way."""
 
 
+TRACKED = ("tracking_uri", "experiment_name", "run_name")
+"""What MONAI's ``--tracking`` is told."""
+
+
 def warn_of_handlers(bundle: Meta) -> None:
     """A federation does not run the bundle's trainer; name what the author may have expected to run with it."""
     parts = [bundle.get(part, {}).get("handlers") or [] for part in ("train", "validate")]
@@ -42,8 +46,4 @@ def read_tracking(tracked_config: str | bool | None, output_dir: Path) -> Meta:
         return {}
     parser = ConfigParser()
     parser.read_config(str(output_dir / tracked_config.strip("'").rpartition("/")[2]))
-    return {
-        name: parser.get_parsed_content(name, default=None)
-        for name in ("tracking_uri", "experiment_name", "run_name")
-        if name in parser
-    }
+    return {name: parser.get_parsed_content(name, default=None) for name in TRACKED if name in parser}

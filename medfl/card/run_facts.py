@@ -15,6 +15,7 @@ from medfl.report.section import ReportData
 from medfl.report.sections.attacks import KINDS, attacks_section
 from medfl.report.sections.costs import COSTS, costs, settings, surroundings
 from medfl.report.sections.privacy import privacy_section
+from medfl.runs.folder import late_networks
 from medfl.runs.records import RunRecord
 from medfl.types import Meta
 
@@ -48,7 +49,7 @@ def run_facts(run: RunRecord, site: str | None) -> Meta:
         "fold": None if run.fold is None else f"{run.fold} of {run.folds}, from 0",
         "objective": run.objective.name,
         "metrics": list(identity["task"]["metrics"]),
-        "networks": sorted(identity["task"]["networks"]),
+        "networks": sorted({*identity["task"]["networks"], *late_networks(run.run).values()}),
         "loss": str(identity["task"]["loss"]["is"]),
         "optimizer": str(identity["task"]["optimizer"]).partition("{")[0],
         "sites": list(identity["sites"]),

@@ -7,7 +7,8 @@ laid into files, so that one at a time is in memory when they are folded.
 
 What is said (`medfl.deploy.sites.service` is the other end):
 
-* ``hello``: the offer of a run. The site says which network it trains, or why it won't take part.
+* ``hello``: the offer of a run. The site says which network it trains, and what its machine can do if the run asks and
+  its own file lets it, or why it won't take part.
 * ``begin``: all sites' networks. The site loads its data, says what it tells about them and how far it is.
 * ``step``: an order, beside it what the server published for the evaluation of the round before, and the earlier steps
   after which the site's state is still needed.
@@ -26,12 +27,21 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from medfl.carriers.answers import Expected, Step, opened, read_answer
 from medfl.carriers.heartbeat import FASTEST, read_beat
 from medfl.carriers.messages import Limits, Message, pack
-from medfl.carriers.remote_messages import UNDELIVERED, StepMessages, read_account, read_facts, read_network, read_rows
+from medfl.carriers.remote_messages import (
+    UNDELIVERED,
+    Joining,
+    StepMessages,
+    read_account,
+    read_facts,
+    read_joining,
+    read_rows,
+)
+from medfl.carriers.transport import Transport
 from medfl.contract import Order
 from medfl.core.carrier import Answer, Evaluation, Note, unnoted
 from medfl.core.evaluation import Row
@@ -60,33 +70,6 @@ DOING = {
 """Kind of a message to what a site does with it, before it says more itself."""
 
 
-class Transport(Protocol):
-    """Brings messages to sites and their answers back."""
-
-    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
-        """Name what reads heartbeats.
-
-        Args:
-            hear: (site, heartbeat) to whether the site's work moves. It may be called from any thread and raises
-                nothing.
-        """
-        ...
-
-    def ask(self, requests: Mapping[str, bytes], patience: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
-        """Send each site its message and hand over what each answers, as it comes.
-
-        Args:
-            requests: Site to message.
-            patience: Seconds of silence after which a site is waited for no more, since its message or since its work
-                last moved.
-            take: Called with (site, answer); it raises nothing.
-
-        Returns:
-            Site to the reason why it did not answer.
-        """
-        ...
-
-
 class RemoteCarrier:
     """Moves messages between the server, which is here, and sites on other machines.
 
@@ -100,6 +83,7 @@ class RemoteCarrier:
     Attributes:
         missing: Site to the reason why nothing came from it last; a site that answers again is taken out.
         facts: What each site told of its data in `begin`: ``facts``, ``newest``, ``data``.
+        joins: Site that came when the run had begun to the round before which it is asked nothing.
         note: Hears what the sites do; a carrier begins before there is anything that could be watched.
     """
 
@@ -117,6 +101,7 @@ class RemoteCarrier:
         self._lock, self._silent = threading.Lock(), dict[str, int]()
         self.missing: dict[str, str] = {}
         self.facts: dict[str, Meta] = {}
+        self.joins: dict[str, int] = {}
         self._expected: Expected | None = None
         self.note: Note = unnoted
         self._noted: dict[str, float] = {}
@@ -133,21 +118,24 @@ class RemoteCarrier:
 
     # ---- before the run
 
-    def hello(self, offer: Meta, patience: float) -> dict[str, str]:
-        """Offer the run to all sites; returns the network that each one's own file names, where it names one."""
-        networks = self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_network, patience)
-        return {site: network for site, network in networks.items() if network is not None}
+    def hello(self, offer: Meta, patience: float) -> dict[str, Joining]:
+        """Offer the run to all sites; returns what each one that takes it says of itself."""
+        return self._talk(dict.fromkeys(self._all, Message("hello", {}, offer)), read_joining, patience)
 
-    def begin(self, networks: Mapping[str, str], expected: Expected) -> None:
+    def begin(self, networks: Mapping[str, str], expected: Expected, joined: Mapping[str, Meta] | None = None) -> None:
         """Have the sites that took the offer load their data; fills `facts`.
 
         Args:
             networks: Site to network.
             expected: What their answers may hold.
+            joined: Site that came when the run had begun to what is noted of it.
         """
         self._expected = expected
         ready = [site for site in self._all if site not in self.missing]
-        message, objective = Message("begin", {}, {"networks": dict(networks)}), expected.task.objective
+        message, objective = (
+            Message("begin", {}, {"networks": dict(networks), "joined": dict(joined or {})}),
+            expected.task.objective,
+        )
         counts = (len(objective.titles), objective.outputs)
         self.facts = self._talk(dict.fromkeys(ready, message), lambda site, message: read_facts(site, message, *counts))
 
@@ -175,7 +163,8 @@ class RemoteCarrier:
         self._folder.mkdir(parents=True)
         assert self._expected is not None, "begin comes first"
         ordered, expected = {order.to: order for order in orders}, self._expected
-        sites = [site for site in self._all if site in self.facts and (site in ordered or evaluation)]
+        there = [site for site in self._all if site in self.facts and self.joins.get(site, 0) <= round_]
+        sites = [site for site in there if site in ordered or evaluation]
         packed = StepMessages(step, round_, evaluation, keep)
         asked_for = Step(step, round_, evaluation.round if evaluation else None)
         rows = self._viewers(evaluation) if evaluation else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -119,9 +119,9 @@ ACCOUNT = fields(
     unit=text(),
     adjacency=text(),
     delta=number(0, 1),
-    sigma=number(0),
-    rate=number(0, 1),
-    steps=count(),
+    sigma=or_none(number(0)),
+    rate=or_none(number(0, 1)),
+    steps=or_none(count()),
     planned=count(),
     releases=count(),
     stated_epsilon=number(0),
@@ -131,7 +131,7 @@ ACCOUNT = fields(
     total_epsilon=or_none(number(0)),
     ledger=flag(),
 )
-"""`medfl.privacy.ledger.Account.facts`."""
+"""What `medfl.privacy.statements.leaving` leaves of a site's account."""
 
 
 DATA_FACTS = {"classes", "names", "name", "modality", "shared_test"}
@@ -216,12 +216,34 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     return wire.tensors_equal({"": left}, {"": right})
 
 
-def read_network(site: str, message: Message) -> str | None:
-    """The network that a site's own file names, from its answer to ``hello``."""
-    network = message.meta.get("network")
-    if network is not None and (not isinstance(network, str) or len(network) > 64):
-        raise RefusedError("expected the name of a network, or none")
-    return network
+class Joining(NamedTuple):
+    """What a site says of itself when it takes an offer.
+
+    Attributes:
+        network: That its own file names, or None.
+        profile: Seven numbers about its machine (`medfl.runs.device_profiles.Profile`), or None.
+    """
+
+    network: str | None = None
+    profile: list[float] | None = None
+
+
+JOINING = {
+    "network": Tell("public", or_none(text()), after=("hello",)),
+    "profile": Tell("public", or_none(number(0, 1e9, 7)), after=("hello",)),
+}
+"""The form of `Joining`."""
+
+
+def read_joining(site: str, message: Message) -> Joining:
+    """What a site says of itself in its answer to ``hello``.
+
+    Raises:
+        RefusedError: If it has another form.
+    """
+    facts = {name: value for name, value in message.meta.items() if name != "refused"}
+    check_told(facts, JOINING, "hello", {}, f"site '{site}'")
+    return Joining(**facts)
 
 
 def read_facts(site: str, message: Message, classes: int, outputs: int) -> Meta:

@@ -13,6 +13,7 @@ from typing import Any
 
 from medfl.carriers.remote_messages import TASK
 from medfl.deploy.describing.request import Request
+from medfl.deploy.observers import OBSERVED
 from medfl.deploy.offer import Offer
 from medfl.deploy.provision import ALLOWED
 from medfl.errors import MedflError, SettingsError
@@ -22,7 +23,7 @@ from medfl.types import SERVER, Meta
 POLL_SECONDS = 0.2
 """How often a site asks the server for an order, in seconds; NVFlare's is 2."""
 
-FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS)
+FETCHED = ("run.json", "metrics.csv", "summary.json", "findings*", "global", PROGRESS, OBSERVED)
 """What whoever submitted a run gets of its folder at the server, and takes of what the server sends."""
 
 

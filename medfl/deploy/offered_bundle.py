@@ -27,6 +27,8 @@ from medfl.deploy.sites.policy import check_run, tightened
 from medfl.errors import RefusedError, SettingsError, did_you_mean
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
+from medfl.runs.device_profiles import Capability
+from medfl.runs.machines import LIVE, SYNTHETIC
 from medfl.runs.provenance import bundle_values, run_files
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
@@ -57,6 +59,7 @@ class OfferedRun:
         task: The learning problem on this participant's device.
         settings: Of the run, with this participant's own account of privacy.
         execution: How this participant computes.
+        joined: Site that came when the run had begun to what is noted of it (`medfl.deploy.joining`).
     """
 
     offer: Offer
@@ -66,6 +69,25 @@ class OfferedRun:
     task: Task
     settings: Settings
     execution: Execution
+    joined: dict[str, Meta] = dataclasses.field(default_factory=dict)
+
+    @property
+    def capability(self) -> Capability | None:
+        """How sites are put into clusters by their machines, if they are.
+
+        Raises:
+            SettingsError: If the bundle says it wrongly, or names a file.
+        """
+        stated = self.built.capability
+        if stated is None:
+            return None
+        capability = read_settings(Capability, dict(stated), "capability")
+        if capability.profiles not in (SYNTHETIC, LIVE):
+            raise SettingsError(
+                f"Between machines profiles are '{LIVE}', what each site's own file lets it tell of its machine, or "
+                f"'{SYNTHETIC}'; got a file, which the sites don't have."
+            )
+        return capability
 
     @property
     def make_method(self) -> MethodFactory:
@@ -78,10 +100,10 @@ class OfferedRun:
         assert self.task.scale is not None
         return tuple(self.task.scale.shape)
 
-    def with_networks(self, networks: dict[str, str]) -> OfferedRun:
-        """The same run, knowing the network of each site that has not the task's own."""
+    def with_networks(self, networks: dict[str, str], joined: dict[str, Meta] | None = None) -> OfferedRun:
+        """The same run, knowing the network of each site that has not the task's own, and who came later."""
         settings = self.settings.model_copy(update={"networks_by_site": self.settings.networks_by_site | networks})
-        return dataclasses.replace(self, settings=settings)
+        return dataclasses.replace(self, settings=settings, joined=joined or self.joined)
 
 
 def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:

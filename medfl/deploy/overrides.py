@@ -33,6 +33,9 @@ FACTS = ("num_classes", "in_channels", "size", "spatial_dims", "channels", "spac
 TASK = frozenset({*FACTS, "mean", "std", "metrics", "network_name", "schedule"})
 """Ids of what is learned."""
 
+MACHINES = frozenset({"profiles", "thresholds", "clusters"})
+"""Ids of a bundle that puts sites into clusters by their machines (`medfl.runs.device_profiles`)."""
+
 PARTS = ("optimizer", "networks", "loss")
 """Components of which single numbers may be changed, as ``optimizer#lr``."""
 
@@ -70,7 +73,7 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
     for name, value in overrides.items():
         top, *rest = _parts_of(name)
         plain = _is_plain_number(name, value, bundle)
-        if top not in RUN | TASK | set(PARTS) and not plain:
+        if top not in RUN | TASK | MACHINES | set(PARTS) and not plain:
             raise RefusedError(_unlisted(name, top))
         for place, leaf in _leaves(value, name):
             _check_leaf(place, leaf)
@@ -208,7 +211,8 @@ def _unlisted(name: str, top: str) -> str:
             f"The override '{name}' is not allowed: '{top}' is each participant's own affair. Write it into the "
             "participant's own file."
         )
-    return f"The override '{name}' is not allowed. {did_you_mean(top, RUN | TASK | {f'{part}#...' for part in PARTS})}"
+    listed = RUN | TASK | MACHINES | {f"{part}#..." for part in PARTS}
+    return f"The override '{name}' is not allowed. {did_you_mean(top, listed)}"
 
 
 def _kind(value: Any) -> str:

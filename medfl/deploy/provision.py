@@ -34,6 +34,7 @@ site = "{name}"
 # min_count = 10                  # fewest images of which numbers may leave
 # describe = ["size"]             # facts that may be told of the training data: size, label_counts; and to `medfl
 #                                 # federate describe`: geometry, intensities, targets
+# profile = "live"                # measures this machine for runs that ask, and tells it; default: it tells nothing
 # exchange = false                # whether models of other sites may be scored here, and this site's elsewhere
 # shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data
 # threads = 1

@@ -11,22 +11,25 @@ from pathlib import Path
 import torch
 
 from medfl.carriers.messages import Limits
-from medfl.carriers.remote import Expected, RemoteCarrier, Transport
+from medfl.carriers.remote import Expected, RemoteCarrier
+from medfl.carriers.transport import Transport
 from medfl.contract import Method
 from medfl.core.carrier import Evaluation, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
 from medfl.core.server import ServerLoop
+from medfl.core.store import only_writer
 from medfl.data.cohort import load_public
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
+from medfl.deploy.joining import Agreed, agree
+from medfl.deploy.observers import Observers
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.file import SiteFile
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
-from medfl.runs.folder import begun_settings
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.progress import Progress
@@ -69,9 +72,11 @@ def serve(
     limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
     carrier = RemoteCarrier(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
     progress.missing = carrier.missing
-    networks = carrier.hello(offer.to_meta(), HELLO)
-    opened = _agree_on_networks(opened, networks, carrier, folder)
     data = _ServerData(opened, site_file)
+    answers = carrier.hello(offer.to_meta(), HELLO)
+    with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
+        agreed = agree(opened, answers, carrier, folder, data.public_now)
+    opened = agreed.opened
     method = opened.make_method()
     built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.has_public)
     check_shared_test(opened.settings, GLOBAL in data.tests)
@@ -80,12 +85,13 @@ def serve(
         raise SettingsError(f"Method '{offer.method}' pools the sites' data, which no site gives away.")
     writer = _writer_of(opened, folder)
     with writer.held(JOB_PATIENCE):
-        _claim(opened, writer)
+        observers = Observers(opened.registry, folder)
+        observers.run_started(_claim(agreed, writer))
         writer.begin()
         progress.folder = folder
         with writer.noted(carrier.missing) as note:
             carrier.note = note
-            carrier.begin(opened.settings.networks_by_site, _expected(opened, method))
+            carrier.begin(opened.settings.networks_by_site, _expected(opened, method), agreed.joined)
             about = _same_data(carrier)
             _same_shared_test(carrier, data.tests.get(GLOBAL))
             data.meet(tuple(about.get("classes", ())))
@@ -98,50 +104,31 @@ def serve(
 
             def round_ended(round_: int, rows: list[Row]) -> None:
                 progress.round, progress.scores = round_, _means(rows) or progress.scores
+                observers.round_ended(round_, rows)
                 on_round(round_, rows)
 
             public = data.public.train if data.public is not None else None
             parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
             outcome = ServerLoop(*parts, public, data.tests, round_ended, writer.commit_noted(note)).run()
             _finish(opened, carrier, outcome, writer, about)
+            observers.run_ended(outcome.status)
             carrier.note = unnoted  # the end is noted, and what follows is no part of the run
             carrier.end()
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
     return folder
 
 
-def _agree_on_networks(
-    opened: OfferedRun, networks: dict[str, str], carrier: RemoteCarrier, folder: Path
-) -> OfferedRun:
-    """The run with the networks that the sites' own files name. A site whose file contradicts the run is left out.
-
-    Once a run has begun its networks stay: a site that was away then and names another one comes too late.
-    """
-    settings, task = opened.settings, opened.task
-    begun = begun_settings(folder)
-    known = settings.networks_by_site if begun is None else begun["networks"]
-    agreed = {}
-    for site, network in networks.items():
-        expected = known.get(site, network if begun is None else task.network)
-        if network not in task.networks:
-            carrier.drop(site, f"its own file names the network '{network}'; the bundle has {sorted(task.networks)}")
-        elif network != expected:
-            carrier.drop(site, f"its own file says that it trains network '{network}'; the run expects '{expected}'")
-        else:
-            agreed[site] = network
-    return opened.with_networks(agreed if begun is None else known | settings.networks_by_site)
-
-
 def _writer_of(opened: OfferedRun, folder: Path) -> RunWriter:
     """The run in its folder at the server. What the sites' data are, each of them checks."""
     offer, method_args = opened.offer, opened.built.method_args
     data = hashlib.sha256(repr(("held by", offer.sites)).encode()).hexdigest()
-    parts = (opened.settings, opened.task, offer.sites, data, opened.execution)
+    parts = (opened.settings, opened.task, offer.sites, data, opened.execution, opened.joined)
     return RunWriter(folder, offer.method, method_args, *parts)
 
 
-def _claim(opened: OfferedRun, writer: RunWriter) -> None:
-    """Write or compare ``run.json``."""
+def _claim(agreed: Agreed, writer: RunWriter) -> Meta:
+    """Write or compare ``run.json``; returns what it says of the settings."""
+    opened = agreed.opened
     record = run_record(
         opened.task,
         bundle_values(opened.folder),
@@ -154,7 +141,9 @@ def _claim(opened: OfferedRun, writer: RunWriter) -> None:
     if "min_replies" not in opened.built.settings:
         record["settings"]["min_replies"]["origin"] = "default between machines"
     plugins = dict(sorted(opened.registry.plugins.items()))
-    writer.claim(record | {"offer": opened.offer.to_meta(), "plugins": plugins}, carrier="flare")
+    record |= {"offer": opened.offer.to_meta(), "plugins": plugins}
+    writer.claim(record | {"capability": agreed.machines, "joined": agreed.joined}, carrier="flare")
+    return record
 
 
 def _same_data(carrier: RemoteCarrier) -> Meta:
@@ -205,7 +194,7 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     home = Home(opened.folder, built.site_values, *about_data, names=names, objective=objective, stock=stock)
     export_global(writer.folder, home, outcome.models, opened.make_method())
     missing = dict(sorted(carrier.missing.items()))
-    summary = writer.summarise(outcome, missing) | {"leaks": [], "missing": missing}
+    summary = writer.summarise(outcome, missing) | {"leaks": [], "missing": missing, "joined": opened.joined}
     if names:
         summary["names"] = names
     if known_accounts := {site: account for site, account in accounts.items() if account}:
@@ -243,6 +232,11 @@ class _ServerData:
                 load_public(path, objective, classes, *scale)[0] if classes else load_site(path, objective, *scale)
             )
             self._check(self.public)
+
+    def public_now(self) -> Dataset | None:
+        """The public training data before any site has told the names of the classes."""
+        self.meet(())
+        return None if self.public is None else self.public.train
 
     def _check(self, data: SiteData | None) -> None:
         """Refuse data that are not as partitioned, or of another shape."""

@@ -7,7 +7,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from medfl.deploy.connection import COMPLETED, Connection, UnknownJobError
 from medfl.deploy.follow import Followed, follow
 from medfl.deploy.job_folder import copy_result, read_summary, write_job
 from medfl.deploy.kit import admin_of
+from medfl.deploy.observers import keep_tracking, show_results
 from medfl.deploy.offer import Offer
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
 from medfl.types import Meta
@@ -43,11 +44,13 @@ class Submission:
         offer: What server and sites must agree on. Without sites, those that are connected take part.
         kit: The researcher's startup kit.
         output_dir: The run folder here, for the results.
+        tracking: What MONAI's ``--tracking`` was told, for observers here.
     """
 
     offer: Offer
     kit: Path
     output_dir: Path
+    tracking: Meta = field(default_factory=dict)
 
 
 def connect(kit: Path) -> Connection:
@@ -163,6 +166,8 @@ def _run(submission: Submission, opener: Callable[[Path], Connection], *, waitin
     before = _submitted_before(out)
     if before and not offer.sites:
         offer = offer.with_sites(before["offer"]["sites"])  # a run's sites stay
+    if submission.tracking:
+        keep_tracking(out, submission.tracking)
     jobs = before["jobs"] if before else []
     with contextlib.closing(opener(kit)) as connection:
         job = _unfinished(connection, jobs) or _unfetched(connection, jobs, out)
@@ -223,14 +228,18 @@ def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
         waiting: Whether sites are waited for, and may be missing in the end: the run's quorum decides then.
 
     Raises:
-        SettingsError: If no site is connected, or one that is named is not and is not waited for.
+        SettingsError: If no site is connected, or too few of those that are named and not waited for.
     """
     connected = connection.sites_within(offer.sites, RETURNING if waiting else 0.0)
     away = sorted(set(offer.sites) - set(connected))
     if not connected or len(away) == len(offer.sites) > 0:
         raise SettingsError("no site of the run is connected to the server; start them with `medfl federate start KIT`")
-    if away and not waiting:
-        raise SettingsError(f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)}")
+    least = offer.overrides.get("min_replies")
+    if away and not waiting and not (isinstance(least, int) and len(connected) >= least):
+        raise SettingsError(
+            f"no site '{away[0]}' is connected to the server. {did_you_mean(away[0], connected)} With --min_replies a "
+            "run begins without sites that are away, and they join when it is resumed."
+        )
     if away:
         logger.warning("Not connected: %s. The run goes on without them as far as its quorum allows.", ", ".join(away))
     return offer if offer.sites else offer.with_sites(sorted(connected))
@@ -265,7 +274,7 @@ def _conclude(connection: Connection, followed: Followed, out: Path) -> None:
         raise MedflError(f"the run ended before its time: {why.strip()} Mend that, then {again}.")
     if summary is None:
         raise MedflError(f"the server gave no result of the run ({followed.status}); {again}")
-    _report(summary, out)
+    show_results(summary, out)
     if summary["status"] != "finished":
         raise MedflError(f"the run ended as {summary['status']}: {summary['reason']} {again}.")
 
@@ -282,12 +291,3 @@ def _fetch(connection: Connection, followed: Followed, out: Path) -> str:
             copy_result(fetched, out)
     done = followed.status == COMPLETED
     return failed or ("" if done and fetched is not None else connection.why(followed.job) + followed.last_words)
-
-
-def _report(summary: Meta, out: Path) -> None:
-    from medfl.report.page import write_report
-    from medfl.runs.console import show_scores
-
-    write_report([out])
-    metrics = json.loads((out / "run.json").read_text(encoding="utf-8"))["identity"]["task"]["metrics"]
-    show_scores(summary, metrics, out)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from monai.bundle import ConfigParser
 
+from medfl.bundle.handlers import TRACKED, read_tracking
 from medfl.deploy.offer import make_offer
 from medfl.deploy.offered_bundle import facts_of
 from medfl.deploy.session import Submission
@@ -19,7 +20,7 @@ OPTIONS: Meta = {"kit": None, "answer_timeout": 3600}
 """Ids that a run across machines knows beside those of the bundle: the researcher's startup kit, and the seconds for
 which a site's work may stand still until it counts as missing."""
 
-HERE = frozenset({"carrier", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", *OPTIONS})
+HERE = frozenset({"carrier", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", *OPTIONS, *TRACKED})
 """Options that are for this machine, or have a place of their own in the offer."""
 
 
@@ -52,4 +53,5 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
     sites, timeout = values.get("sites") or (), int(values.get("answer_timeout") or OPTIONS["answer_timeout"])
     offer = make_offer(root, sent, out.name, sites, timeout)
-    return Submission(offer, Path(str(values["kit"])).absolute(), out)
+    tracking = read_tracking(parser.get_parsed_content("save_execute_config", default=None), out)
+    return Submission(offer, Path(str(values["kit"])).absolute(), out, tracking)

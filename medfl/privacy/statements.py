@@ -71,23 +71,47 @@ def other_bound(privacy: Privacy) -> tuple[float, float]:
     return 2 * privacy.epsilon, min(1.0, privacy.delta * (1 + math.exp(min(privacy.epsilon, 700))))
 
 
+def leaving(account: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a site's account may leave it: under the unit ``sample`` nothing from which its images could be counted.
+
+    With what probability a step draws an image, how many steps there are and how large their noise is follow from the
+    number of images, and so do the last digits of what they come to. In their place stand bounds that everybody knows:
+    the epsilon of the run, and of all runs the site's total, where it has one. The account at the site has the numbers.
+
+    Args:
+        account: `medfl.privacy.ledger.Account.facts`.
+
+    Returns:
+        The same keys. None as ``sigma``, ``rate`` and ``steps`` says that they stay at the site, and then as
+        ``composed``, too.
+    """
+    if account["unit"] == "site":
+        return dict(account)
+    spent = account["stated_epsilon"] if account["releases"] else 0.0
+    composed = spent if account["runs"] <= 1 else account["total_epsilon"]
+    return {**account, "sigma": None, "rate": None, "steps": None, "epsilon": spent, "composed": composed}
+
+
 def describe_accounts(accounts: Mapping[str, Mapping[str, Any]]) -> str:
     """One or two sentences for the report: what was released, and what that is together with the runs before.
 
     Args:
-        accounts: Site to `medfl.privacy.ledger.Account.facts`.
+        accounts: Site to `medfl.privacy.ledger.Account.facts`, or to what `leaving` left of it.
     """
     most = max(accounts.values(), key=lambda facts: (facts["releases"], facts["planned"]))
     unit = "updates" if most["unit"] == "site" else "trainings"
     text = f"Released were at most {most['releases']} of {most['planned']} planned {unit} of a site"
-    text += f", epsilon {_worst(accounts, 'epsilon')} ('{most['adjacency']}')."
+    at_home = any(facts["sigma"] is None for facts in accounts.values())
+    bound = "epsilon at most" if at_home else "epsilon"
+    text += f", {bound} {_worst(accounts, 'epsilon')} ('{most['adjacency']}')."
     runs = max(facts["runs"] for facts in accounts.values())
     if any(facts["ledger"] for facts in accounts.values()):
         total = most["total_epsilon"]
-        text += (
-            f" The ledgers of the sites hold up to {runs} {'run' if runs == 1 else 'runs'} on the same data: composed "
-            f"epsilon {_worst(accounts, 'composed')} with delta {most['delta']:g}"
-            + (f" of a total of {total:g}." if total is not None else "; no total is set.")
+        text += f" The ledgers of the sites hold up to {runs} {'run' if runs == 1 else 'runs'} on the same data: "
+        if at_home and any(facts["composed"] is None for facts in accounts.values()):
+            return text + "what these come to stays at the sites, for the number of images follows from it."
+        text += f"composed {bound} {_worst(accounts, 'composed')} with delta {most['delta']:g}" + (
+            f" of a total of {total:g}." if total is not None else "; no total is set."
         )
     return text
 

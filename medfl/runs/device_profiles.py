@@ -1,7 +1,7 @@
-"""What a site's machine can do, and which cluster of sites it belongs to by that.
+"""Which cluster of sites a site belongs to by what its machine can do.
 
-The card of a machine holds seven raw numbers (`Profile`); from them come four shares between 0 and 1, their weighted
-sum, and a cluster: high, medium or low. It is settled once, before the first round.
+The card of a machine holds seven raw numbers (`medfl.runs.machines.Profile`); from them come four shares between 0 and
+1, their weighted sum, and a cluster: high, medium or low. It is settled once, before the first round.
 
 Source: Shadin et al., PFedCDP, equations for C_cpu, C_mem, C_bat and C_net, which neither the paper nor its code gives
 thresholds for. The shares are clipped to [0, 1]: the paper's C_net is negative where the latency is above its maximum.
@@ -9,67 +9,19 @@ thresholds for. The shares are clipped to [0, 1]: the paper's C_net is negative 
 
 from __future__ import annotations
 
-import csv
-import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import torch
 from pydantic import Field, field_validator, model_validator
 
-from medfl.errors import SettingsError
+from medfl.runs.machines import SYNTHETIC, Profile, find_profiles
 from medfl.settings import Strict, read_settings
-from medfl.utils.rng import make_generator
-
-logger = logging.getLogger(__name__)
 
 Cluster = Literal["high", "medium", "low"]
 """Clusters of sites, by what their machines can do."""
 
 CLUSTERS: tuple[Cluster, ...] = ("high", "medium", "low")
-
-
-class Profile(NamedTuple):
-    """Seven numbers about a machine.
-
-    Attributes:
-        cpu_mhz: Clock now.
-        cpu_max_mhz: Largest clock.
-        memory_free_gb: Free memory.
-        memory_gb: All memory.
-        battery_percent: Charge, 0 to 100; 100 for a machine on the mains.
-        latency_ms: Time to the server and back.
-        latency_max_ms: The latency that counts as no network at all.
-    """
-
-    cpu_mhz: float
-    cpu_max_mhz: float
-    memory_free_gb: float
-    memory_gb: float
-    battery_percent: float
-    latency_ms: float
-    latency_max_ms: float
-
-    @property
-    def shares(self) -> tuple[float, float, float, float]:
-        """Processor, memory, battery and network, each in [0, 1]."""
-        raw = (
-            self.cpu_mhz / self.cpu_max_mhz,
-            self.memory_free_gb / self.memory_gb,
-            self.battery_percent / 100,
-            1 - self.latency_ms / self.latency_max_ms,
-        )
-        return tuple(min(max(share, 0.0), 1.0) for share in raw)  # type: ignore[return-value]
-
-
-ARCHETYPES: Mapping[str, tuple[tuple[float, float], ...]] = {
-    "workstation": ((3000, 3600), (3600, 3600), (24, 56), (64, 64), (100, 100), (1, 20), (200, 200)),
-    "laptop": ((1600, 3000), (3200, 3200), (4, 10), (16, 16), (40, 100), (10, 80), (200, 200)),
-    "phone": ((800, 1800), (2400, 2400), (0.5, 2.5), (6, 6), (10, 80), (40, 180), (200, 200)),
-}
-"""Kinds of machine of made-up profiles: the range of each number of `Profile`."""
 
 
 class Thresholds(Strict):
@@ -90,14 +42,15 @@ class Capability(Strict):
 
     Attributes:
         profiles: Where profiles come from: ``synthetic`` draws them from `ARCHETYPES`, ``live`` measures this machine
-            for all sites, anything else is a CSV file with a column ``site`` and those of `Profile`.
+            for all sites, anything else is a CSV file with a column ``site`` and those of `Profile`. Between machines
+            ``live`` is what each site tells of its own, and no file is read.
         weights: Of processor, memory, battery and network; they sum to 1.
         thresholds: Scores from which a machine is high or medium; ``tertiles`` splits the sites into thirds, so that no
             cluster of three or more sites is empty.
         networks: Cluster to the name of its network. One name for all makes one cluster.
     """
 
-    profiles: str = "synthetic"
+    profiles: str = SYNTHETIC
     weights: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
     thresholds: Literal["tertiles"] | Thresholds = "tertiles"
     networks: dict[Cluster, str]
@@ -125,6 +78,11 @@ class Placed(NamedTuple):
     cluster: Cluster
     network: str
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """As ``run.json`` has it."""
+        return self._asdict() | {"profile": self.profile._asdict()}
+
 
 def place(sites: Sequence[str], capability: Capability, seed: int) -> dict[str, Placed]:
     """Put sites into clusters.
@@ -137,13 +95,42 @@ def place(sites: Sequence[str], capability: Capability, seed: int) -> dict[str, 
     Raises:
         SettingsError: If a profile is missing or impossible.
     """
-    profiles = find_profiles(sites, capability.profiles, seed)
+    return place_profiles(find_profiles(sites, capability.profiles, seed), capability)
+
+
+def place_profiles(profiles: Mapping[str, Profile], capability: Capability) -> dict[str, Placed]:
+    """`place` for machines that are known.
+
+    Args:
+        profiles: Site to its machine.
+        capability: How.
+    """
     scores = {site: score(profile, capability.weights) for site, profile in profiles.items()}
     clusters_ = clusters(scores, capability.thresholds)
     return {
         site: Placed(profiles[site], scores[site], clusters_[site], capability.networks[clusters_[site]])
         for site in profiles
     }
+
+
+def place_late(profile: Profile, capability: Capability, placed: Sequence[tuple[float, Cluster]]) -> Placed:
+    """Where a machine belongs that comes when the clusters are settled: nobody else changes place for it.
+
+    With fixed thresholds it is where it would have been. With ``tertiles`` it is in the strongest cluster in which some
+    machine has no larger score, and in the weakest one if there is none.
+
+    Args:
+        profile: The machine.
+        capability: How.
+        placed: Score and cluster of each machine that is placed.
+    """
+    own = score(profile, capability.weights)
+    if isinstance(capability.thresholds, Thresholds):
+        cluster = clusters({"": own}, capability.thresholds)[""]
+    else:
+        reached = {name for least, name in placed if least <= own}
+        cluster = next((name for name in CLUSTERS if name in reached), CLUSTERS[-1])
+    return Placed(profile, own, cluster, capability.networks[cluster])
 
 
 def place_sites(sites: Sequence[str], settings: Mapping[str, Any] | None, seed: int) -> dict[str, Placed]:
@@ -177,110 +164,3 @@ def clusters(scores: Mapping[str, float], thresholds: Literal["tertiles"] | Thre
         return {site: of(value) for site, value in scores.items()}
     ranked = sorted(scores, key=lambda site: (-scores[site], site))
     return {site: CLUSTERS[rank * len(CLUSTERS) // len(ranked)] for rank, site in enumerate(ranked)}
-
-
-# ---- where profiles come from
-
-
-def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Profile]:
-    """The profile of each site; `where` as in `Capability.profiles`.
-
-    Raises:
-        SettingsError: If there is none for a site, or one is impossible.
-    """
-    if where == "synthetic":
-        return {site: synthetic(site, seed) for site in sites}
-    if where == "live":
-        measured = live()
-        return dict.fromkeys(sites, measured)
-    known = read_profiles(Path(where))
-    missing = sorted(set(sites) - set(known))
-    if missing:
-        raise SettingsError(f"expected a row for every site in '{where}', got none for {missing}.")
-    return {site: known[site] for site in sites}
-
-
-def synthetic(site: str, seed: int) -> Profile:
-    """A made-up profile: a kind of machine, drawn with equal chances, and numbers uniform in its ranges."""
-    rng = make_generator(seed, site, "device profile")
-    which, *draws = torch.rand(1 + len(Profile._fields), generator=rng, dtype=torch.float64).tolist()
-    kind = ARCHETYPES[sorted(ARCHETYPES)[int(which * len(ARCHETYPES))]]
-    return Profile(*(round(low + (high - low) * draw, 3) for draw, (low, high) in zip(draws, kind, strict=True)))
-
-
-def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Profile:
-    """The profile of this machine, measured with psutil.
-
-    A clock or battery that the system doesn't tell counts as full, and a latency that nobody measured as none, each
-    with a warning.
-
-    Raises:
-        SettingsError: If psutil is not installed.
-    """
-    try:
-        import psutil
-    except ImportError:
-        raise SettingsError(
-            "measuring this machine needs psutil: `pip install 'medfl[devices]'`, or give profiles in a file."
-        ) from None
-    clock, battery = _quietly(lambda: psutil.cpu_freq()), _quietly(lambda: psutil.sensors_battery())
-    known, memory = clock is not None and clock.max > 0, psutil.virtual_memory()
-    known_parts = {"clock": known, "battery": battery is not None, "latency": latency_ms is not None}
-    assumed = [name for name, is_told in known_parts.items() if not is_told]
-    if assumed:
-        logger.warning("This machine tells no %s: assumed to be at its best.", ", ".join(assumed))
-    return Profile(
-        clock.current if known else 1.0,
-        clock.max if known else 1.0,
-        memory.available / 1e9,
-        memory.total / 1e9,
-        battery.percent if battery is not None else 100.0,
-        latency_ms or 0.0,
-        latency_max_ms,
-    )
-
-
-def _quietly(ask: Callable[[], Any]) -> Any:
-    """What psutil says, or None where this system has no such thing."""
-    try:
-        return ask()
-    except (AttributeError, NotImplementedError, OSError, RuntimeError):
-        return None
-
-
-def read_profiles(path: Path) -> dict[str, Profile]:
-    """Profiles by site, from a CSV file with a column ``site`` and those of `Profile`.
-
-    Raises:
-        SettingsError: If the file can't be read, lacks a column, names a site twice, or holds an impossible number.
-    """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            columns, rows = list(reader.fieldnames or ()), list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SettingsError(
-            f"expected device profiles, 'synthetic', 'live' or a CSV file, at '{path}': {error}."
-        ) from None
-    missing = [name for name in ("site", *Profile._fields) if name not in columns]
-    if missing:
-        raise SettingsError(f"expected the columns site, {', '.join(Profile._fields)} in '{path}', got no {missing}.")
-    profiles: dict[str, Profile] = {}
-    for number, row in enumerate(rows, start=2):
-        if row["site"] in profiles:
-            raise SettingsError(f"'{path}', line {number}: site '{row['site']}' has a profile already. Keep one.")
-        profiles[row["site"]] = _checked(row, f"'{path}', line {number}")
-    return profiles
-
-
-def _checked(row: Mapping[str, str], where: str) -> Profile:
-    try:
-        profile = Profile(*(float(row[name]) for name in Profile._fields))
-    except (TypeError, ValueError):
-        raise SettingsError(f"{where}: expected seven numbers, {', '.join(Profile._fields)}.") from None
-    whole = (profile.cpu_max_mhz, profile.memory_gb, profile.latency_max_ms)
-    if not (all(math.isfinite(value) and value >= 0 for value in profile) and min(whole) > 0):
-        raise SettingsError(
-            f"{where}: expected finite numbers >= 0, and cpu_max_mhz, memory_gb and latency_max_ms > 0."
-        )
-    return profile

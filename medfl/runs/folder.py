@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -77,15 +77,24 @@ def note_best_round(folder: Path, chosen: Meta | None) -> None:
         write_json(path, wire.sealed(_read(path) | {"best_round": chosen}))
 
 
-def begun_settings(folder: Path) -> Meta | None:
-    """The settings of the run that a folder holds, without its rounds; None in a new folder.
+def begun_record(folder: Path) -> Meta | None:
+    """The ``run.json`` of the run that a folder holds; None in a new folder.
 
     Raises:
-        StoreError: If ``run.json`` is damaged.
+        StoreError: If it is damaged.
     """
     path = folder / "run.json"
-    settings: Meta | None = _read(path)["identity"]["settings"] if path.exists() else None
-    return settings
+    return _read(path) if path.exists() else None
+
+
+def late_networks(run: Meta) -> dict[str, str]:
+    """Site to the network that it brought, of the sites that came when the run had begun between machines.
+
+    Args:
+        run: What ``run.json`` holds.
+    """
+    joined: Mapping[str, Meta] = run.get("joined") or {}
+    return {site: str(entry["network"]) for site, entry in joined.items() if entry["network"] is not None}
 
 
 def _read(path: Path) -> Meta:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
 from medfl.runs.findings import write_findings
-from medfl.runs.folder import claim, identity, note_best_round, run_id_of
+from medfl.runs.folder import claim, identity, late_networks, note_best_round, run_id_of
 from medfl.runs.progress import begin_facts, commit_facts, noted
 from medfl.runs.summary import SUMMARY, summarise
 from medfl.settings import Execution, Settings
@@ -47,6 +47,7 @@ class RunWriter:
         sites: Names of the run's sites.
         data_digest: Identifies the data.
         execution: Where and how this process computes.
+        joined: Site that came when the run had begun to what is noted of it; its network is no part of the identity.
     """
 
     folder: Path
@@ -57,11 +58,15 @@ class RunWriter:
     sites: Sequence[str]
     data_digest: str
     execution: Execution
+    joined: Mapping[str, Meta] = field(default_factory=dict)
 
     @cached_property
     def identity(self) -> Meta:
         """What makes two runs the same run (`medfl.runs.folder.identity`)."""
-        return identity(self.method, self.method_args, self.settings, self.task, self.sites, self.data_digest)
+        late = late_networks({"joined": self.joined})
+        at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
+        settings = self.settings.model_copy(update={"networks_by_site": at_start})
+        return identity(self.method, self.method_args, settings, self.task, self.sites, self.data_digest)
 
     @cached_property
     def run_id(self) -> str:

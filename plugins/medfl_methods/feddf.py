@@ -101,7 +101,13 @@ class FedDF(FedAvg):
         Raises:
             SettingsError: If a part of a network stays at the sites: the server could not ask its model.
         """
+        self.begin_groups(server)
+
+    def begin_groups(self, server: Server) -> None:
+        """The groups that are not there yet: all at the start, and later that of a site which brings a network."""
         for network in networks(server):
+            if model_of(server, network):
+                continue
             tensors = server.task.initial(server.settings.seed, network)
             model = server.task.load(tensors, network)
             names = self.shared(model, server.settings.norm_sync)
@@ -117,6 +123,7 @@ class FedDF(FedAvg):
 
     def orders(self, server: Server) -> list[Order]:
         """To this round's participants, each with its group's model."""
+        self.begin_groups(server)
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: prefixed(model_of(server, network), MODEL) for network in networks(server)}
         return [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]

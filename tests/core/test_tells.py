@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medfl.carriers.messages import Message
-from medfl.carriers.remote_messages import read_account, read_facts
+from medfl.carriers.remote_messages import Joining, read_account, read_facts, read_joining
 from medfl.contract import Order
 from medfl.core.filters import check_method
 from medfl.core.reply_checks import check_reply
@@ -224,3 +224,26 @@ def test_names_of_outputs_are_as_many_plain_texts(names: Any) -> None:
     assert read_facts("a", Message("begin", {}, meta), 1, 2)["data"] == data
     with pytest.raises(RefusedError):
         read_facts("a", Message("begin", {}, meta | {"data": data | {"names": names}}), 1, 2)
+
+
+def test_what_a_site_says_when_it_takes_an_offer() -> None:
+    right = {"refused": None, "network": "wide", "profile": [1.0, 2, 3, 4, 5, 6, 7]}
+    assert read_joining("a", Message("hello", {}, right)) == Joining("wide", [1.0, 2, 3, 4, 5, 6, 7])
+    assert read_joining("a", Message("hello", {}, right | {"network": None, "profile": None})) == Joining()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"network": 5},
+        {"network": "x" * 300},
+        {"profile": [1.0] * 6},
+        {"profile": [-1.0] * 7},
+        {"profile": "live"},
+        {"age": 1},
+    ],
+    ids=str,
+)
+def test_what_a_site_says_then_in_another_form_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="^What site 'a' tells was refused"):
+        read_joining("a", Message("hello", {}, {"refused": None, "network": None, "profile": None} | wrong))

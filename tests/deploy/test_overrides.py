@@ -18,6 +18,9 @@ from medfl.utils.dotted import texts
 
 BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
     "networks": {"wide": {"_target_": "a.B", "width": 64, "half": "$@width // 2", "deep": [1, 2], "bias": None}},
+    "profiles": None,
+    "thresholds": {"high": 0.6},
+    "clusters": {"high": "a", "medium": "a", "low": "a"},
     "loss": {"_target_": "torch.nn.CrossEntropyLoss", "weight": "@class_weights", "label_smoothing": 0.0},
 }
 
@@ -32,6 +35,7 @@ BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
         {"networks_by_site": {"site-01": "cnn4"}, "privacy": {"epsilon": 5, "clip": 1.0}, "compression": {"bits": 8}},
         {"optimizer#lr": 0.1, "optimizer#nesterov": True, "loss#label_smoothing": 0.1},
         {"networks#wide#width": 32, "networks#wide#deep#1": 4, "networks#wide#bias": False},
+        {"profiles": "live", "thresholds#high": 0.7, "clusters": {"high": "a", "medium": "a", "low": "b"}},
         {"method": "a price of 5$ at home@hospital, 5 %"},
     ],
 )

@@ -109,7 +109,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(session, "RETURNING", 0.0)
-    monkeypatch.setattr(session, "_report", lambda summary, out: (out / "report.html").write_text(summary["status"]))
+    monkeypatch.setattr(
+        session, "show_results", lambda summary, out: (out / "report.html").write_text(summary["status"])
+    )
 
 
 @pytest.fixture
@@ -264,6 +266,15 @@ def test_sites_that_are_not_connected(place: SimpleNamespace, caplog: pytest.Log
         submit(Flare(), place, sites=["site-01", "site-2"])
     with pytest.raises(SettingsError, match="no site of the run is connected"):
         submit(Flare(sites=()), place, sites=[])
+    fewer = {"overrides": {"min_replies": 1}}
+    with pytest.raises(SettingsError, match="no site of the run is connected"):
+        submit(Flare(sites=()), place, **fewer)
+    with pytest.raises(SettingsError, match="With --min_replies a run begins without sites that are away"):
+        submit(Flare(sites=("site-01",)), place, overrides={"min_replies": 2})
+    began = Flare([DONE], sites=("site-01",))
+    began.result = summary()
+    session.submit(session.Submission(offer(**fewer), place.kit, place.out.parent / "fewer"), opens(began))
+    assert began.submitted[0]["sites"] == ["site-01", "site-02"]
     flare = Flare([DONE], [DONE])
     flare.result = summary()
     submit(flare, place)

@@ -51,6 +51,17 @@ def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission
     assert submitted[0].offer.overrides == facts
 
 
+def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submission]) -> None:
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    words = ("--output_dir", tmp_path / "one", "--tracking", "mlflow", "--tracking_uri", uri)
+    assert run("--carrier", "flare", "--kit", tmp_path / "kit", *words) == 0
+    (submission,) = submitted
+    assert submission.tracking["tracking_uri"] == uri
+    assert uri not in str(submission.offer.to_meta())
+    assert run("--carrier", "flare", "--kit", tmp_path / "kit", "--output_dir", tmp_path / "two") == 0
+    assert submitted[1].tracking == {}
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

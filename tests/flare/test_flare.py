@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +23,13 @@ from toys import snapshot
 
 from medfl.bundle.adopt import adopt
 from medfl.bundle.federation import read_federation
+from medfl.deploy import kit
+from medfl.deploy.observers import CALLED, OBSERVED
 from medfl.deploy.offer import Offer, bundle_hash, make_offer
-from medfl.deploy.session import read_record, resume, stop
+from medfl.deploy.session import Submission, read_record, resume, stop, submit
 from medfl.errors import MedflError
+from medfl.privacy.ledger_file import load_entries
+from medfl.runs.machines import Profile
 from medfl.testing.cohort import scores
 
 pytestmark = pytest.mark.flare
@@ -188,6 +194,96 @@ def test_a_run_that_needs_the_silent_site_ends_incomplete(running: Federation, f
     summary, wrong = end_without_the_silent_site(running, further, "ends")
     assert (summary["status"], summary["rounds"]) == ("incomplete", 0)
     assert re.search(r"ended as incomplete: 2 of 3 needed replies came.*medfl federate resume", wrong)
+
+
+@pytest.mark.slow
+def test_single_images_are_hidden_as_on_one_machine_and_ledgers_stay_at_home(running: Federation) -> None:
+    floor = {"unit": "sample", "adjacency": "add_remove", "epsilon": 8.0}
+    homes = {site: running.place.root / "ledgers" / site for site in ("server", *SITES)}
+    ledgers = {site: {"privacy": floor | {"ledger": str(home)}} for site, home in homes.items()}
+    running.write_files(**{site.replace("-", "_"): own for site, own in ledgers.items()})
+    offer = running.offer("samples", method="fedavg", privacy=floor | {"clip": 0.5}, batch_size=16)
+    out = running.begin(offer)
+    summary, wrong = running.end(out)
+    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    running.equals_local(offer, out)  # whose ledger is that of the server's file
+    entries = {site: [load_entries(path, site) for path in sorted(homes[site].glob("*.json"))] for site in homes}
+    assert [len(entries[site]) for site in ("server", *SITES)] == [3, 1, 1, 1]
+    for site in SITES:
+        assert entries[site][0] in entries["server"]
+        statement = summary["privacy"][site]
+        assert (statement["epsilon"], statement["releases"]) == (8.0, 2)
+        assert [statement[name] for name in ("sigma", "rate", "steps")] == [None] * 3
+    running.write_files()
+
+
+MACHINES = {"site-01": (1000, 50), "site-02": (3000, 100), "site-03": (2000, 80)}
+"""Clock in MHz, and charge in percent, of what a site tells of its machine."""
+CLUSTERED = {"site-01": "resnet4", "site-02": "resnet8", "site-03": "resnet6"}
+
+
+@pytest.mark.slow
+def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federation) -> None:
+    bundle = running.place.root / "machines"
+    shutil.copytree(running.place.root / "small", bundle)
+    content = json.loads((bundle / "configs" / "federate.json").read_text())
+    networks = {"high": "resnet8", "medium": "resnet6", "low": "resnet4"}
+    content["capability"] = {"profiles": "live", "networks": networks}
+    content["federation"]["capability"] = "@capability"
+    (bundle / "configs" / "federate.json").write_text(json.dumps(content))
+    own: dict[str, Any] = {"server": {"bundles.machines": {"folder": str(bundle), "data": str(running.place.data)}}}
+    for site, (clock, charge) in MACHINES.items():
+        profile = Profile(clock, 3000, 8, 16, charge, 20, 200)._asdict()
+        own[site] = {"bundles.machines": {"folder": str(bundle), "data": str(running.place.data / site)}}
+        own[site] |= {"profile": profile}
+    running.write_files(**{site.replace("-", "_"): changes for site, changes in own.items()})
+    out = running.begin(running.offer("machines", bundle="machines", method="fedskd"))
+    summary, wrong = running.end(out)
+    assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})
+    record = json.loads((out / "run.json").read_text())
+    assert {site: card["network"] for site, card in record["capability"].items()} == CLUSTERED
+    running.equals_local(running.offer("machines", method="fedskd", networks_by_site=CLUSTERED), out)
+    observed = [json.loads(line) for line in (out / OBSERVED).read_text().splitlines()]
+    assert [call["hook"].removeprefix("medfl_") for call in observed] == [
+        "run_started",
+        *["round_ended"] * 3,
+        "run_ended",
+    ]
+    assert observed[-1]["status"] == "finished"
+    assert json.loads((out / CALLED).read_text())["calls"] == 5
+    running.write_files()
+
+
+@pytest.mark.slow
+def test_a_site_that_was_away_joins_with_its_own_network_also_after_a_kill(running: Federation) -> None:
+    """Its network is wider than any other. The server dies in its first round, amid a step."""
+    own = {site.replace("-", "_"): {"entry": {"network": network}} for site, network in UNLIKE.items()}
+    running.write_files(**own)
+    kit.stop(running.kits["site-03"])
+    values: dict[str, Any] = {"method": "fedskd", "min_replies": 2}
+    out = running.begin(running.offer("late", rounds=1, **values))
+    summary, wrong = running.end(out)
+    assert (wrong, summary["status"], list(summary["missing"])) == ("", "finished", ["site-03"])
+    running.start("site-03")
+    offer = running.offer("late", **values)
+    with ThreadPoolExecutor() as pool:
+        running.hold("late", "server", offer.run, 4)
+        followed = pool.submit(submit, Submission(offer, running.kits["researcher"], out))
+        running.held("late")
+        running.kill("server")
+        running.start("server")
+        with pytest.raises(MedflError, match="the server lost the job.*medfl federate resume"):
+            followed.result()
+    resume(out)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["joined"] == {"site-03": {"round": 2, "network": UNLIKE["site-03"]}}
+    assert summary["attendance"] == {"sites": 3, "away": [], "missed": {"site-03": [[1, 1]]}}
+    folder = running.place.root / "local" / "late"
+    known = running.offer("late", networks_by_site=UNLIKE, **values)
+    running.place.local(known, running.files, folder, absent=lambda site, step: site == "site-03" and step < 3)
+    actual, expected = digests(running.files["server"].state / "runs" / "late", running.files, "late"), snapshot(folder)
+    assert actual == {name: expected[name] for name in actual}
+    running.write_files()
 
 
 HOW: dict[str, dict[str, Any]] = {

@@ -64,7 +64,7 @@ def write_site_file(folder: Path, site: str, bundle: Path, data: Path | None, **
 METHODS = [
     "local", "fedavg", "fedprox", "fedbn", "fedkper", "pfedcdp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
     "feddisco", "isfl", "fedper", "fedrep", "fedsdc", "fedcross", "fedcross_star", "fedskd", "fedfed", "fedtpf",
-    "centralized",
+    "centralized", "feddf",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.plugins import load_plugins
 from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
-from medfl.privacy.statements import describe, describe_accounts, other_bound
+from medfl.privacy.statements import describe, describe_accounts, leaving, other_bound
 from medfl.runs.simulation import Run, simulate
 from medfl.settings import Privacy, Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_sites, make_task
@@ -233,3 +233,23 @@ def test_group_norm_trains(tmp_path: Path) -> None:
     result = case().run(tmp_path, task=task, privacy=PRIVACY, sites={"a": make_sites()["site-1"]})
     assert result.outcome.status == "finished"
     assert "body.1.weight" in bits(result)["server/global"]
+
+
+def test_what_leaves_of_an_account_hangs_on_no_number_of_images(tmp_path: Path) -> None:
+    ledger = {"ledger": tmp_path / "ledger", "total_epsilon": 30.0}
+    account = run(tmp_path / "first", privacy=PRIVACY | ledger).summary["privacy"]["site-1"]
+    left = leaving(account)
+    assert left.keys() == account.keys()
+    assert [left[name] for name in ("sigma", "rate", "steps", "epsilon", "composed")] == [None, None, None, 8.0, 8.0]
+    assert leaving(account | {"releases": 0, "runs": 0})["epsilon"] == 0
+    later = leaving(account | {"runs": 2, "composed": 12.3})
+    assert later["composed"] == 30.0
+    assert "composed epsilon at most 30 at site-1" in describe_accounts({"site-1": later})
+    without = leaving(account | {"runs": 2, "composed": 12.3, "total_epsilon": None})
+    assert without["composed"] is None
+    assert describe_accounts({"site-1": without}).endswith(
+        "up to 2 runs on the same data: what these come to stays at "
+        "the sites, for the number of images follows from it."
+    )
+    of_site = run(tmp_path / "by site", privacy={"epsilon": 5.0, "clip": 2.5}).summary["privacy"]["site-1"]
+    assert leaving(of_site) == of_site

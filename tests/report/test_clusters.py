@@ -11,7 +11,8 @@ from read_page import section, words
 
 from medfl.report.groups import group_runs
 from medfl.report.sections.clusters import _curves, clusters_of, clusters_section, scores_by_cluster
-from medfl.runs.device_profiles import Capability, Profile, place
+from medfl.runs.device_profiles import Capability, place
+from medfl.runs.machines import Profile
 from medfl.runs.records import read_run
 
 OWN = "Scores by cluster on the sites' own test images"

@@ -13,7 +13,8 @@ from read_page import Page
 from medfl.contract import Findings
 from medfl.errors import SettingsError, StoreError
 from medfl.report.page import write_report
-from medfl.runs.device_profiles import CLUSTERS, Profile
+from medfl.runs.device_profiles import CLUSTERS
+from medfl.runs.machines import Profile
 
 ODD = ("a & b", "<i>c", "$d$ \\frac")
 ALWAYS = {"#gains", "#scores", "#curves", "#forgetting", "#holdings", "#costs", "#settings"}

@@ -8,20 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from medfl.errors import SettingsError
-from medfl.runs.device_profiles import (
-    ARCHETYPES,
-    CLUSTERS,
-    Capability,
-    Profile,
-    Thresholds,
-    clusters,
-    find_profiles,
-    live,
-    place,
-    read_profiles,
-    score,
-    synthetic,
-)
+from medfl.runs.device_profiles import CLUSTERS, Capability, Thresholds, clusters, place, place_late, score
+from medfl.runs.machines import ARCHETYPES, Profile, find_profiles, live, read_profiles, synthetic
 from medfl.settings import read_settings
 
 HALF = Profile(1500, 3000, 4, 16, 80, 50, 200)  # shares 1/2, 1/4, 4/5, 3/4
@@ -265,3 +253,19 @@ def test_without_psutil(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(SettingsError, match=r"needs psutil: `pip install 'medfl\[devices\]'`, or give profiles"):
         live()
+
+
+@pytest.mark.parametrize(
+    ("mhz", "cluster"), [(3000, "high"), (2999, "medium"), (1500, "medium"), (900, "low"), (1, "low")]
+)
+def test_who_comes_later_is_with_the_strongest_that_it_equals_and_moves_nobody(mhz, cluster):
+    capability = Capability(weights=(1.0, 0.0, 0.0, 0.0), networks=NETWORKS)
+    placed = [(1.0, "high"), (0.5, "medium"), (0.4, "medium"), (0.2, "low")]
+    spot = place_late(HALF._replace(cpu_mhz=mhz), capability, placed)
+    assert (spot.cluster, spot.network, spot.score) == (cluster, NETWORKS[cluster], mhz / 3000)
+
+
+def test_with_fixed_thresholds_who_comes_later_is_where_it_would_have_been():
+    capability = Capability(thresholds={"high": 0.7, "medium": 0.5}, networks=NETWORKS)
+    assert place_late(HALF, capability, [(0.1, "high")]) == place_late(HALF, capability, [])
+    assert place_late(HALF, capability, []).cluster == "medium"

@@ -24,7 +24,7 @@ from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import method_version
 from medfl.deploy.offered_bundle import configuration, facts_in, forward, source_of, to_give
 from medfl.deploy.sites.file import SECRET, SiteBundle, SiteFile, read_site_file
-from medfl.deploy.sites.policy import check_counts, promise
+from medfl.deploy.sites.policy import check_counts, machine, promise
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
@@ -146,10 +146,10 @@ def _device(file: SiteFile) -> str:
 
 
 def _limits(file: SiteFile) -> str:
-    tells = " and ".join(file.describe) or "nothing"
+    tells, can_do = " and ".join(file.describe) or "nothing", "nothing" if machine(file) is None else "what it can do"
     return (
         f"at most {file.max_rounds} rounds and messages of {file.max_message_mb} MB; scores only of "
-        f"{file.min_count} images or more; tells {tells} of its training data; models "
+        f"{file.min_count} images or more; tells {tells} of its training data and {can_do} of its machine; models "
         f"{'are' if file.exchange else 'are not'} exchanged for a global test, its own "
         f"{'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
     )

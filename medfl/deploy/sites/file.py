@@ -20,6 +20,7 @@ from medfl.bundle.files import shipped
 from medfl.deploy.offer import NAME
 from medfl.describe.description import Fact
 from medfl.errors import RefusedError, SettingsError, StoreError, did_you_mean
+from medfl.runs.machines import Profile
 from medfl.settings import Device, Execution, Strict, read_settings
 from medfl.types import SERVER
 from medfl.utils.files import flush_folder
@@ -114,6 +115,7 @@ class SiteFile(Strict):
         max_message_mb: Size of a message in MB (10^6 bytes), at most.
         min_count: Fewest images of which numbers may leave, >= 1.
         describe: Facts that may be told about the training data.
+        profile: What may be told of this machine: ``live`` measures it, a table has the numbers, None tells nothing.
         exchange: Whether models of other sites may be scored here, and this site's elsewhere.
         shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
             ``global`` beside its data; the scores leave.
@@ -133,6 +135,7 @@ class SiteFile(Strict):
     max_message_mb: int = Field(512, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
     describe: tuple[Fact, ...] = ("size",)
+    profile: Literal["live"] | Profile | None = None
     exchange: bool = False
     shared_test: bool = False
     threads: int = Field(1, ge=1)

@@ -12,6 +12,7 @@ from medfl.core.filters import check_method
 from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import Floor, SiteFile
 from medfl.errors import RefusedError, SettingsError
+from medfl.runs.machines import LIVE, Profile, check_profile, live
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.types import Meta
 
@@ -83,6 +84,18 @@ def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
     few = any(0 < count < site_file.min_count for count in counts)
     kept = {"trainable", "validates", *site_file.describe} - ({"label_counts"} if few else set())
     return {name: value for name, value in facts.items() if name in kept}
+
+
+def machine(site_file: SiteFile) -> Profile | None:
+    """What may be told of a participant's machine, measured where its file says so; None tells nothing.
+
+    Raises:
+        SettingsError: If it can't be measured, or a number in the file is not possible.
+    """
+    profile = site_file.profile
+    if profile == LIVE:
+        return live()
+    return check_profile(profile, "the table [profile]") if isinstance(profile, Profile) else None
 
 
 def check_counts(site_file: SiteFile, training: int) -> None:

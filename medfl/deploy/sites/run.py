@@ -23,6 +23,7 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_counts, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
+from medfl.privacy.statements import leaving
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.progress import begin_facts, noted
@@ -122,10 +123,12 @@ class SiteRun:
         """Hold the run's folder for writing, and check that it is this run's."""
         opened = self._opened
         offer, method_args = opened.offer, opened.built.method_args
-        parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution)
+        parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution, opened.joined)
         writer = RunWriter(self.folder, offer.method, method_args, *parts)
         with writer.held(JOB_PATIENCE):
-            writer.claim({"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}})
+            writer.claim(
+                {"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
+            )
             self.host = self._host(writer)
             self.host.check_account()
             begin = begin_facts(writer.identity, self.settings.rounds) | {"sites": [self.name]}
@@ -289,7 +292,8 @@ class SiteRun:
             splits = Splits(data.train, data.val, data.test)
             write_predictions(self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
-        return {}, {"privacy": self.budget()}
+        budget = self.budget()
+        return {}, {"privacy": None if budget is None else leaving(budget)}
 
     def budget(self) -> Meta | None:
         """What this run and all runs have spent of this site's privacy; None where nothing is promised."""

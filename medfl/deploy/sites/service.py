@@ -27,11 +27,14 @@ from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.audit import Audit
 from medfl.deploy.sites.file import SiteFile
+from medfl.deploy.sites.policy import machine
 from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
+from medfl.runs.machines import LIVE
 from medfl.runs.progress import row_facts
 from medfl.types import Meta
 from medfl.utils.pulse import Beat, Pulse
+from medfl.utils.tells import Tell, check_told, count, or_none, text
 from medfl.utils.text import one_line
 
 logger = logging.getLogger(__name__)
@@ -167,7 +170,10 @@ class SiteService:
         self.close()
         self._audit.offered(offer)
         self._opened = open_offer(offer, self._file)
-        return Message("hello", {}, {"refused": None, "network": self._file.bundle(offer.bundle).network})
+        capability = self._opened.capability
+        profile = machine(self._file) if capability is not None and capability.profiles == LIVE else None
+        network = self._file.bundle(offer.bundle).network
+        return Message("hello", {}, {"refused": None, "network": network, "profile": profile and list(profile)})
 
     def _describe(self, request: Request) -> Message:
         self._audit.described(request.describe, request.bundle)
@@ -178,7 +184,7 @@ class SiteService:
         if self._opened is None:
             raise RefusedError("expected 'hello' before 'begin'")
         if self._run is None:
-            run = SiteRun(self._opened.with_networks(_networks(meta)), self._file, self._send)
+            run = SiteRun(self._opened.with_networks(_networks(meta), _joined(meta)), self._file, self._send)
             self._held.enter_context(run.held())
             self._run = run
         return Message("begin", {}, {"refused": None} | self._run.facts())
@@ -205,3 +211,15 @@ def _networks(meta: Meta) -> dict[str, str]:
     if not isinstance(networks, dict) or not all(isinstance(name, str) for name in networks.values()):
         raise RefusedError("expected the name of a network for each site")
     return dict(networks)
+
+
+def _joined(meta: Meta) -> dict[str, Meta]:
+    """Site that came when the run had begun to what is noted of it, from a message."""
+    joined: Any = meta.get("joined", {})
+    if not isinstance(joined, dict):
+        raise RefusedError("expected by name which sites came later")
+    for site, entry in joined.items():
+        check_told(entry, {"round": Tell("public", count()), "network": Tell("public", or_none(text()))}, "", {}, site)
+        if entry.keys() != {"round", "network"}:
+            raise RefusedError("expected round and network of a site that came later")
+    return dict(joined)

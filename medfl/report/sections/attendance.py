@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from medfl.core.attendance import MISSED, TOOK_PART, stretches
 from medfl.report.notices import Named
 from medfl.report.section import ReportData, TemplateSection
+from medfl.runs.folder import late_networks
 from medfl.runs.records import RunRecord
 from medfl.runs.summary import ended_on
 from medfl.types import Meta
@@ -51,4 +52,15 @@ def _matrix(name: str, run: RunRecord) -> Meta:
     ending = (
         f"{name} {run.status}{ended_on(run.summary) or ' on all of its sites'} after {run.summary['rounds']} rounds"
     )
-    return {"name": ending, "rows": stretches(known, rounds), "counts": counts, "orders": orders, "rounds": rounds}
+    matrix = {"rows": stretches(known, rounds), "counts": counts, "orders": orders, "rounds": rounds}
+    return {"name": ending, "late": _late(run)} | matrix
+
+
+def _late(run: RunRecord) -> list[str]:
+    """A sentence for each site that came when the run had begun between machines."""
+    networks, joined = late_networks(run.run), run.run.get("joined") or {}
+    brought = {site: f", with the network {network}" for site, network in networks.items()}
+    return [
+        f"{site} came later: it takes part from round {entry['round']} on{brought.get(site, '')}."
+        for site, entry in sorted(joined.items())
+    ]

@@ -16,7 +16,9 @@ from medfl.report.groups import Group, output_names, several
 from medfl.report.scores import Value, key_metrics, named_runs
 from medfl.report.section import ReportData, TemplateSection
 from medfl.report.sections.standard import BANDS
-from medfl.runs.device_profiles import CLUSTERS, Profile
+from medfl.runs.device_profiles import CLUSTERS
+from medfl.runs.folder import late_networks
+from medfl.runs.machines import Profile
 from medfl.runs.records import RunRecord
 from medfl.types import NO_SITES, Meta
 
@@ -86,7 +88,7 @@ def clusters_of(run: RunRecord) -> tuple[Cluster, ...]:
     """
     identity = run.run["identity"]
     capability: Mapping[str, Mapping[str, object]] = run.run.get("capability") or {}
-    networks, usual = identity["settings"].get("networks") or {}, _default(run)
+    networks, usual = (identity["settings"].get("networks") or {}) | late_networks(run.run), _default(run)
     spots = [_spot(site, networks.get(site, usual), capability.get(site)) for site in identity["sites"]]
     if not capability and len({spot.network for spot in spots}) < 2:
         return ()

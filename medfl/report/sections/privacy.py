@@ -98,7 +98,7 @@ def _other(privacy: Privacy, rounds: int, other: str) -> tuple[str, str]:
 
 def _sigma(privacy: Privacy, rounds: int, accounts: Accounts) -> str:
     """The noise multipliers of the sites, as far as they are known."""
-    known = [facts["sigma"] for facts in accounts.values()]
+    known = [facts["sigma"] for facts in accounts.values() if facts["sigma"] is not None]
     if not known and privacy.unit == "site":
         known = [noise_multiplier(privacy, rounds)]
     return _range(known) if known else MISSING
@@ -111,8 +111,8 @@ def _range(values: Sequence[float | None]) -> str:
 
 
 def _largest(accounts: Accounts, key: str) -> str:
-    """The largest epsilon of the sites; None among them stands for no bound."""
-    if not accounts:
+    """The largest epsilon of the sites; None among them stands for no bound, or for what stays at a site."""
+    if not accounts or any(facts["sigma"] is None and facts[key] is None for facts in accounts.values()):
         return MISSING
     value = max(_or_infinite(facts[key]) for facts in accounts.values())
     return UNBOUNDED if math.isinf(value) else f"{value:.4g}"
@@ -128,7 +128,7 @@ def _sites(accounts: Accounts) -> list[Meta]:
     for site, facts in sorted(accounts.items()):
         total = facts["total_epsilon"]
         cells = (
-            f"{facts['sigma']:.5g}",
+            _range([facts["sigma"]]) or MISSING,
             f"{facts['releases']} of {facts['planned']}",
             _largest({site: facts}, "epsilon"),
             *((_largest({site: facts}, "composed"), str(facts["runs"])) if facts["ledger"] else (MISSING, MISSING)),

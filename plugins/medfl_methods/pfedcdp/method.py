@@ -140,7 +140,13 @@ class PFedCDP(Averaging):
                     "Shapley values weigh teachers by public images that no classifier was trained on: expected public "
                     "data with two images of a class, got none. Give more, or set refine.teachers to 'equal'."
                 )
+        self.begin_clusters(server)
+
+    def begin_clusters(self, server: Server) -> None:
+        """The clusters that are not there yet: all at the start, and later that of a site which brings a network."""
         for network in networks(server):
+            if select(server.state.tensors, f"{CLUSTER}{network}/"):
+                continue
             classifier = first(server.task, network, self.server_classifier, server.settings.seed)
             tensors = server.task.initial(server.settings.seed, network)
             model = server.task.load(tensors, network)
@@ -167,6 +173,7 @@ class PFedCDP(Averaging):
 
     def orders(self, server: Server) -> list[Order]:
         """To this round's participants, each with its cluster's body and classifier."""
+        self.begin_clusters(server)
         chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {network: select(server.state.tensors, f"{CLUSTER}{network}/") for network in networks(server)}
         return [Order(name, "fit", lent[server.network_of(name)]) for name in chosen]
