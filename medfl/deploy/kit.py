@@ -47,6 +47,9 @@ OUTCOME_SECONDS = 15
 PORT_SECONDS = 15.0
 """How long a server's port may still be taken, by connections to one that was killed, before it is not started."""
 
+PID_FILES = ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl")
+"""NVFlare's notes of running processes; its script ends at once where another process has the number in them."""
+
 _MODULE = "nvflare.private.fed.app."
 
 
@@ -166,10 +169,17 @@ def _startable(kit: Path) -> KitKind:
         raise SettingsError(f"'{kit}' is a researcher's kit, there is nothing to start: submit a run with it.")
     if running := processes(kit):
         raise SettingsError(f"'{kit}' runs already (process {running[0]}); `medfl federate stop {kit}` ends it.")
+    _forget_processes(kit)
     if kind == "server":
         _check_port_free(kit)
         _keep_jobs_in(kit)
     return kind
+
+
+def _forget_processes(kit: Path) -> None:
+    """Remove notes of processes, none of which runs any more."""
+    for name in PID_FILES:
+        (kit / name).unlink(missing_ok=True)
 
 
 def _check_port_free(kit: Path) -> None:
@@ -244,8 +254,7 @@ def stop(kit: Path, patience: float = 20.0) -> bool:
         for process in processes(kit):
             _send(process, signal_)
         if _wait(lambda: not processes(kit), patience / 2):
-            for name in ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl"):
-                (kit / name).unlink(missing_ok=True)
+            _forget_processes(kit)
             return True
     raise MedflError(f"processes {processes(kit)} of '{kit}' do not end; end them yourself")
 
