@@ -1,8 +1,8 @@
 """Proving a participant's own file before it connects: each check is one line, and all of them are made.
 
 Nothing here needs NVIDIA FLARE; a network is needed only to look whether the server can be reached. The participant's
-own, reviewed copy of a bundle is opened as a run opens it, so that its ``$`` expressions are evaluated; that is what the review is for. Of splits and classes only numbers of
-images at or above the file's ``min_count`` are told.
+own, reviewed copy of a bundle is opened as a run opens it, so that its ``$`` expressions are evaluated; that is what
+the review is for. Of splits and classes only numbers of images at or above the file's ``min_count`` are told.
 """
 
 from __future__ import annotations

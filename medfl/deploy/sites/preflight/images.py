@@ -94,7 +94,7 @@ def spacings(data: Dataset, declared: Sequence[float] | None) -> str:
         sizes = torch.tensor([list(declared)], dtype=torch.float64)
     else:
         _, read = _sample(data)
-        if read is None or bool(read.isnan().all()):
+        if read is None or bool(read.isnan().any(1).all()):
             return "no image says it"
         sizes = read[~read.isnan().any(1)]
     low, high, usual = float(sizes.min()), float(sizes.max()), sizes.median(0).values
