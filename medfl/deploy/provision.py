@@ -23,6 +23,8 @@ from medfl.utils.text import name_problem
 
 ALLOWED = {"server": "medfl.deploy.job.MedflController", "client": "medfl.deploy.job.MedflExecutor"}
 """The one class of medfl that a job may name, at the server and at a site."""
+DRILLS = {"id": "medfl_drills", "path": "medfl.deploy.drill.component.Drills", "args": {}}
+"""The part of a server's process that sites drill with; no job may name it."""
 PROJECT = "medfl"
 CA = "ca"
 SITE_FILE = """# What this participant has, and what a run may ask of it; docs/deploy.md explains every key.
@@ -265,10 +267,14 @@ def allowing(resources: Meta, *, is_server: bool) -> Meta:
     changed = resources | {"class_allow_list": listed}
     if not is_server:
         return changed | {"allow_log_streaming": False}
+    changed["components"] = [
+        *(part for part in changed["components"] if part["id"] != DRILLS["id"]),
+        DRILLS,
+    ]
     scheduling = {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
     changed["components"] = [
         part | {"args": part["args"] | scheduling} if part["id"] == "job_scheduler" else part
-        for part in resources["components"]
+        for part in changed["components"]
     ]
     changed["servers"] = [server | {"heart_beat_timeout": 60} for server in resources["servers"]]
     return changed
