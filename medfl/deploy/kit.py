@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from medfl.deploy.sites.preflight.server import check_server
 from medfl.errors import MedflError, SettingsError
 from medfl.types import Meta
 
@@ -125,7 +126,8 @@ def start(kit: Path, *, watch: bool = True, patience: float = 60.0) -> None:
         return
     last = " | ".join(_said(log, said_before).strip().splitlines()[-3:])[-600:]
     if process.poll() is not None:
-        raise MedflError(f"the {kind} of '{kit}' ended with status {process.returncode}: {last} (see '{log}')")
+        why = f"{_reason(kit, kind)}(see '{log}')"
+        raise MedflError(f"the {kind} of '{kit}' ended with status {process.returncode}: {last}. {why}")
     raise MedflError(
         f"the {kind} of '{kit}' is not up after {patience:g} s; it goes on trying (`medfl federate stop {kit}` ends "
         f"it). {_reason(kit, kind)}It said last: {last} (see '{log}')"
@@ -227,8 +229,15 @@ def _said(log: Path, since: int) -> str:
 def _reason(kit: Path, kind: KitKind) -> str:
     if kind == "server":
         return ""
-    config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
-    return f"Does the server at {config['servers'][0]['service']['target']} run, and can it be reached from here? "
+    for _, check in check_server(kit):
+        try:
+            check()
+        except MedflError as error:
+            return f"Likely why: {error}. "
+    return (
+        "The server can be reached and takes the kit: does another process have this site's name, as one started from "
+        "a copy of its kit? Each takes the other's connection away; stop one. "
+    )
 
 
 def stop(kit: Path, patience: float = 20.0) -> bool:
