@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from medfl.carriers.messages import (
@@ -19,7 +20,7 @@ from medfl.core.encoding import decode_filtered
 from medfl.core.evaluation import Row
 from medfl.core.filters import decode
 from medfl.core.reply_checks import check_reply
-from medfl.errors import RefusedError
+from medfl.errors import RefusedError, StoreError
 from medfl.task import Task
 from medfl.types import Tensors
 from medfl.utils.text import one_line
@@ -101,6 +102,19 @@ def read_answer(
     return Answer(
         site, step.number, None, content["meta"] | ({UNDELIVERED: undelivered} if undelivered else {}), rows
     ), scores
+
+
+def lay_down(path: Path, blob: bytes) -> list[StoreError]:
+    """Write an answer into a file until it is folded; returns what was wrong, which is no fault of the site."""
+    try:
+        path.write_bytes(blob)
+    except OSError as error:
+        why = (
+            f"The server could not write '{path}': {error.strerror}. No site is at fault and what was saved is valid: "
+            "free some space at the server, then resume the run."
+        )
+        return [StoreError(why)]
+    return []
 
 
 def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfl.carriers.answers import Expected, Step, opened, read_answer
+from medfl.carriers.answers import Expected, Step, lay_down, opened, read_answer
 from medfl.carriers.heartbeat import FASTEST, read_beat
 from medfl.carriers.messages import Limits, Message, pack
 from medfl.carriers.remote_messages import (
@@ -47,7 +47,7 @@ from medfl.core.carrier import Answer, Evaluation, Note, unnoted
 from medfl.core.evaluation import Row
 from medfl.core.replies import StoredReplies
 from medfl.core.store import Steps
-from medfl.errors import MedflError
+from medfl.errors import MedflError, StoreError
 from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
@@ -56,7 +56,6 @@ logger = logging.getLogger(__name__)
 
 MAX_SILENT = 2
 """Steps in a row without an answer after which a site is asked no more."""
-
 
 DOING = {
     "hello": "joining",
@@ -236,24 +235,25 @@ class RemoteCarrier:
     ) -> dict[str, Any]:
         """Ask sites; site to what `read` makes of its answer. Why a site is not in it stands in `missing`.
 
-        With `keep` an answer that can be used is laid into a file.
+        With `keep` an answer that can be used is laid into a file; a StoreError where the disk here does not take it.
         """
         results: dict[str, Any] = {}
+        full: list[StoreError] = []
 
         def take(site: str, blob: bytes) -> None:
             """Read a site's answer, or note in `missing` why it can't be."""
             with self._lock:
                 try:
                     result = read(site, opened(blob, messages[site].kind, self._limits))
-                    if keep:
-                        self._file(site).write_bytes(blob)
-                    results[site] = result
-                    self.missing.pop(site, None)
-                    self.note("done", {"sites": [site], "job": messages[site].kind})
                 except MedflError as error:
                     self.missing[site] = str(error)
                 except Exception as error:  # whatever a message brings about, the others go on
                     self.missing[site] = f"its answer could not be read ({type(error).__name__})"
+                else:
+                    full.extend(lay_down(self._file(site), blob) if keep else ())
+                    results[site] = result
+                    self.missing.pop(site, None)
+                    self.note("done", {"sites": [site], "job": messages[site].kind})
 
         blobs: dict[int, bytes] = {}
         for message in messages.values():  # most sites get the same message
@@ -264,6 +264,8 @@ class RemoteCarrier:
             working = sorted(site for site, message in messages.items() if message.kind == kind)
             self.note("work", {"sites": working, "job": kind, "doing": DOING[kind]})
         silent = self._transport.ask(requests, patience or self._patience, take)
+        if full:  # no site is to blame
+            raise full[0]
         with self._lock:
             self.missing |= {site: why for site, why in silent.items() if site not in results}
         for site in sorted(set(messages) - set(results)):

@@ -251,7 +251,12 @@ class ServerLoop:
             self._journal.go_back(last)
             return self._resume()
         for site in sorted(behind):
-            logger.warning("%s goes on from its step %d: an older one was damaged.", site, behind[site])
+            logger.warning(
+                "%s goes on from its step %d, though it had answered more: a file of its state was damaged, the state "
+                "was lost, or another machine has its name.",
+                site,
+                behind[site],
+            )
         facts_now = self._carrier.describe()  # of sites that were away at the start nothing is known yet
         last.facts |= {site: facts for site, facts in facts_now.items() if not last.facts.get(site)}
         self._journal.reconcile(last)

@@ -17,7 +17,8 @@ from medfl.carriers.remote import RemoteCarrier
 from medfl.carriers.remote_messages import Joining
 from medfl.contract import Server, State
 from medfl.core.checks import check_plan
-from medfl.core.journal import DIVERGED, INCOMPLETE, Commit, Journal
+from medfl.core.journal import Commit, Journal
+from medfl.core.status import DIVERGED, INCOMPLETE
 from medfl.core.store import Store
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.errors import MedflError, SettingsError

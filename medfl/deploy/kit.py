@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from medfl.deploy.sites.preflight.server import check_server
 from medfl.errors import MedflError, SettingsError
 from medfl.types import Meta
 
@@ -46,6 +47,9 @@ OUTCOME_SECONDS = 15
 
 PORT_SECONDS = 15.0
 """How long a server's port may still be taken, by connections to one that was killed, before it is not started."""
+
+PID_FILES = ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl")
+"""NVFlare's notes of running processes; its script ends at once where another process has the number in them."""
 
 _MODULE = "nvflare.private.fed.app."
 
@@ -122,7 +126,8 @@ def start(kit: Path, *, watch: bool = True, patience: float = 60.0) -> None:
         return
     last = " | ".join(_said(log, said_before).strip().splitlines()[-3:])[-600:]
     if process.poll() is not None:
-        raise MedflError(f"the {kind} of '{kit}' ended with status {process.returncode}: {last} (see '{log}')")
+        why = f"{_reason(kit, kind)}(see '{log}')"
+        raise MedflError(f"the {kind} of '{kit}' ended with status {process.returncode}: {last}. {why}")
     raise MedflError(
         f"the {kind} of '{kit}' is not up after {patience:g} s; it goes on trying (`medfl federate stop {kit}` ends "
         f"it). {_reason(kit, kind)}It said last: {last} (see '{log}')"
@@ -166,10 +171,17 @@ def _startable(kit: Path) -> KitKind:
         raise SettingsError(f"'{kit}' is a researcher's kit, there is nothing to start: submit a run with it.")
     if running := processes(kit):
         raise SettingsError(f"'{kit}' runs already (process {running[0]}); `medfl federate stop {kit}` ends it.")
+    _forget_processes(kit)
     if kind == "server":
         _check_port_free(kit)
         _keep_jobs_in(kit)
     return kind
+
+
+def _forget_processes(kit: Path) -> None:
+    """Remove notes of processes, none of which runs any more."""
+    for name in PID_FILES:
+        (kit / name).unlink(missing_ok=True)
 
 
 def _check_port_free(kit: Path) -> None:
@@ -217,8 +229,15 @@ def _said(log: Path, since: int) -> str:
 def _reason(kit: Path, kind: KitKind) -> str:
     if kind == "server":
         return ""
-    config = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
-    return f"Does the server at {config['servers'][0]['service']['target']} run, and can it be reached from here? "
+    for _, check in check_server(kit):
+        try:
+            check()
+        except MedflError as error:
+            return f"Likely why: {error}. "
+    return (
+        "The server can be reached and takes the kit: does another process have this site's name, as one started from "
+        "a copy of its kit? Each takes the other's connection away; stop one. "
+    )
 
 
 def stop(kit: Path, patience: float = 20.0) -> bool:
@@ -244,8 +263,7 @@ def stop(kit: Path, patience: float = 20.0) -> bool:
         for process in processes(kit):
             _send(process, signal_)
         if _wait(lambda: not processes(kit), patience / 2):
-            for name in ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl"):
-                (kit / name).unlink(missing_ok=True)
+            _forget_processes(kit)
             return True
     raise MedflError(f"processes {processes(kit)} of '{kit}' do not end; end them yourself")
 

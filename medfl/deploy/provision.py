@@ -22,6 +22,18 @@ from medfl.utils.text import name_problem
 
 ALLOWED = {"server": "medfl.deploy.job.MedflController", "client": "medfl.deploy.job.MedflExecutor"}
 """The one class of medfl that a job may name, at the server and at a site."""
+DRILLS = {"id": "medfl_drills", "path": "medfl.deploy.drill.component.Drills", "args": {}}
+"""The part of a server's process that sites drill with; no job may name it."""
+SLOW_LINES = {
+    "streaming_window_size": 4 * 2**20,
+    "streaming_ack_interval": 2**20,
+    "streaming_ack_wait": 600,
+    "streaming_ack_progress_timeout": 300.0,
+    "streaming_retry_wait": 30.0,
+    "streaming_retry_timeout": 900.0,
+}
+"""How NVFlare sends large messages. By itself it has 16 MB on their way and sends all of that again after 5 s without
+an acknowledgement, which a line below 25 Mbit/s can't give: a model took five times as long as the line needs."""
 PROJECT = "medfl"
 CA = "ca"
 SITE_FILE = """# What this participant has, and what a run may ask of it; docs/deploy.md explains every key.
@@ -247,6 +259,7 @@ def prepare_kit(kit: Path, project: Project, participant: str, researcher: str =
     resources = json.loads((local / "resources.json.default").read_text())
     _write_json(local / "resources.json", allowing(resources, is_server=is_server))
     _write_json(local / "authorization.json", rights(is_server=is_server, researcher=researcher))
+    _write_json(local / "comm_config.json", SLOW_LINES)
     name, data = ("server", "/data/public") if is_server else (participant, f"/data/{participant}")
     (local / "medfl-site.toml").write_text(SITE_FILE.format(name=name, data=data))
 
@@ -265,10 +278,14 @@ def allowing(resources: Meta, *, is_server: bool) -> Meta:
     changed = resources | {"class_allow_list": listed}
     if not is_server:
         return changed | {"allow_log_streaming": False}
+    changed["components"] = [
+        *(part for part in changed["components"] if part["id"] != DRILLS["id"]),
+        DRILLS,
+    ]
     scheduling = {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
     changed["components"] = [
         part | {"args": part["args"] | scheduling} if part["id"] == "job_scheduler" else part
-        for part in resources["components"]
+        for part in changed["components"]
     ]
     changed["servers"] = [server | {"heart_beat_timeout": 60} for server in resources["servers"]]
     return changed

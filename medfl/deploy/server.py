@@ -185,6 +185,7 @@ def _means(rows: list[Row]) -> dict[str, float]:
 
 def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer: RunWriter, about: Meta) -> None:
     """Have the sites write their bundles, and write what the server has."""
+    blamed = dict(carrier.missing) if outcome.status == "incomplete" else {}  # they may be back for the end
     accounts = carrier.install(outcome.published, outcome.step, outcome.round)
     built = opened.built
     classes = [str(name) for name in about.get("classes", [])]
@@ -193,6 +194,7 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     objective, stock = opened.task.objective, built.source.weights
     home = Home(opened.folder, built.site_values, *about_data, names=names, objective=objective, stock=stock)
     export_global(writer.folder, home, outcome.models, opened.make_method())
+    carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
     missing = dict(sorted(carrier.missing.items()))
     summary = writer.summarise(outcome, missing) | {"leaks": [], "missing": missing, "joined": opened.joined}
     if names:

@@ -10,7 +10,7 @@ import pytest
 
 from medfl.bundle.files import shipped
 from medfl.deploy.sites.file import SiteFile, read_site_file
-from medfl.deploy.sites.policy import machine
+from medfl.deploy.sites.policy import told_profile
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.runs.machines import Profile
 from medfl.settings import Execution
@@ -232,12 +232,12 @@ def test_what_may_be_told_of_the_machine(tmp_path: Path) -> None:
 
     numbers = dict(zip(Profile._fields, (1500.0, 3000.0, 4.0, 16.0, 80.0, 50.0, 200.0), strict=True))
     table = "[profile]\n" + "\n".join(f"{name} = {value}" for name, value in numbers.items())
-    assert machine(read("")) is None
-    assert machine(read(table)) == Profile(**numbers)
+    assert told_profile(read("")) is None
+    assert told_profile(read(table)) == Profile(**numbers)
     with pytest.raises(SettingsError, match="the table \\[profile\\]: expected finite numbers"):
-        machine(read(table.replace("3000.0", "0.0")))
+        told_profile(read(table.replace("3000.0", "0.0")))
     with pytest.raises(SettingsError, match="'profile"):
         read(table.replace("cpu_mhz = 1500.0\n", ""))
-    live = pytest.importorskip("psutil") and machine(read('profile = "live"'))
+    live = pytest.importorskip("psutil") and told_profile(read('profile = "live"'))
     assert live is not None
     assert live.memory_gb > 0

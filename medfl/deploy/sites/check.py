@@ -1,14 +1,13 @@
 """Proving a participant's own file before it connects: each check is one line, and all of them are made.
 
-Nothing here needs NVIDIA FLARE or a network. The participant's own, reviewed copy of a bundle is opened as a run opens
-it, so that its ``$`` expressions are evaluated; that is what the review is for. Of splits and classes only numbers of
-images at or above the file's ``min_count`` are told.
+Nothing here needs NVIDIA FLARE; a network is needed only to look whether the server can be reached. The participant's
+own, reviewed copy of a bundle is opened as a run opens it, so that its ``$`` expressions are evaluated; that is what
+the review is for. Of splits and classes only numbers of images at or above the file's ``min_count`` are told.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,14 +23,16 @@ from medfl.deploy.kit_check import check_kit
 from medfl.deploy.offer import method_version
 from medfl.deploy.offered_bundle import configuration, facts_in, forward, source_of, to_give
 from medfl.deploy.sites.file import SECRET, SiteBundle, SiteFile, read_site_file
-from medfl.deploy.sites.policy import check_counts, machine, promise
+from medfl.deploy.sites.policy import check_counts, promise, told_profile
+from medfl.deploy.sites.preflight import Caution, images, machine
+from medfl.deploy.sites.preflight.locks import kit_locks, run_locks
+from medfl.deploy.sites.preflight.server import check_server
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
 from medfl.settings import Execution
 from medfl.training.loop import pick_device
 from medfl.types import GLOBAL, NO_SITES, PUBLIC
-from medfl.utils.files import write_atomic
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,27 @@ class Line:
     """What a check found.
 
     Attributes:
-        ok: Whether all is well.
+        ok: Whether a run can begin.
         text: What was checked, and what was found or what to do.
+        warns: Whether a run can begin but may go wrong.
     """
 
     ok: bool
     text: str
+    warns: bool = False
 
     def __str__(self) -> str:
-        return f"{'ok' if self.ok else 'FAIL'}: {self.text}"
+        return f"{'warn' if self.warns else 'ok' if self.ok else 'FAIL'}: {self.text}"
 
 
-def check_site(path: Path, bundle: str | None = None, kit: Path | None = None) -> list[Line]:
+def check_site(path: Path, bundle: str | None = None, kit: Path | None = None, online: bool = False) -> list[Line]:
     """Check a participant's own file, and all that it names.
 
     Args:
         path: The file.
         bundle: Only this bundle; None checks all that are listed.
         kit: NVFlare's startup kit of the participant; None leaves it out.
+        online: Whether the server of a site's kit is looked for; nothing of the site is sent to it.
 
     Returns:
         A line for each check.
@@ -68,19 +72,22 @@ def check_site(path: Path, bundle: str | None = None, kit: Path | None = None) -
     who = "the server" if file.is_server else f"site '{file.site}'"
     lines = [Line(True, f"file: '{file.path}' is read; it is the file of {who}")]
     checks: list[tuple[str, Callable[[], str]]] = [
-        ("state folder", lambda: _writable(file.state)),
+        ("state folder", lambda: machine.space(file.state, file.max_message_mb)),
+        ("locks", lambda: run_locks(file.state)),
         *([] if file.is_server else [("secret", lambda: _secret(file))]),
         ("methods", lambda: _methods(file)),
         ("device", lambda: _device(file)),
+        *([] if file.device == "cpu" else [("GPU", lambda: machine.gpu(file.device))]),
+        ("shared memory", lambda: machine.shared_memory(file.loaders)),
         ("limits", lambda: _limits(file)),
         ("privacy", lambda: _privacy(file)),
     ]
     if file.privacy is not None and file.privacy.ledger is not None:
         ledger = file.privacy.ledger
-        checks.append(("ledger", lambda: _writable(ledger)))
+        checks.append(("ledger", lambda: machine.space(ledger)))
     if file.cache == "disk" and file.cache_dir is not None:
         cache_dir = file.cache_dir
-        checks.append(("cache", lambda: _writable(cache_dir)))
+        checks.append(("cache", lambda: machine.space(cache_dir)))
     lines += [_line(title, check) for title, check in checks]
     names = sorted(file.bundles) if bundle is None else [bundle]
     if not names:
@@ -89,8 +96,20 @@ def check_site(path: Path, bundle: str | None = None, kit: Path | None = None) -
         lines += _bundle(file, name)
     if kit is not None:
         site = None if file.is_server else file.site
-        lines += [_line(f"kit, {title}", check) for title, check in check_kit(kit, site)]
+        of_kit = [("folder", lambda: machine.space(kit)), ("locks", lambda: kit_locks(kit)), *check_kit(kit, site)]
+        lines += [_line(f"kit, {title}", check) for title, check in of_kit]
+    if kit is not None and online and not file.is_server:
+        lines += _server(kit)
     return lines
+
+
+def _server(kit: Path) -> Iterator[Line]:
+    """The checks of the server; the others need the first."""
+    for title, check in check_server(kit):
+        line = _line(f"server, {title}", check)
+        yield line
+        if not line.ok:
+            return
 
 
 def _line(title: str, check: Callable[[], str], hidden: tuple[str, str] | None = None) -> Line:
@@ -99,9 +118,10 @@ def _line(title: str, check: Callable[[], str], hidden: tuple[str, str] | None =
         ok, text = True, check()
     except Exception as error:  # a bundle's own code may raise anything, and the other checks go on
         ok, text = False, _words(error)
+    warns = isinstance(text, Caution)
     if hidden is not None:
         text = text.replace(*hidden)
-    return Line(ok, f"{title}: {' '.join(text.split())}")
+    return Line(ok, f"{title}: {' '.join(text.split())}", warns)
 
 
 def _words(error: BaseException) -> str:
@@ -110,14 +130,6 @@ def _words(error: BaseException) -> str:
     while not isinstance(first, MedflError) and first.__cause__ is not None:
         first = first.__cause__
     return str(first) if isinstance(first, MedflError) else f"{type(first).__name__}: {first}"
-
-
-def _writable(folder: Path) -> str:
-    probe = folder / f".medfl-check-{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomic(probe, b"x")
-    probe.unlink()
-    return f"'{folder}' can be written, {shutil.disk_usage(folder).free / 1e9:.1f} GB are free"
 
 
 def _secret(file: SiteFile) -> str:
@@ -146,7 +158,11 @@ def _device(file: SiteFile) -> str:
 
 
 def _limits(file: SiteFile) -> str:
-    tells, can_do = " and ".join(file.describe) or "nothing", "nothing" if machine(file) is None else "what it can do"
+    tells = " and ".join(file.describe) or "nothing"
+    can_do = "nothing" if told_profile(file) is None else "what it can do"
+        " and ".join(file.describe) or "nothing",
+        "nothing" if told_profile(file) is None else "what it can do",
+    )
     return (
         f"at most {file.max_rounds} rounds and messages of {file.max_message_mb} MB; scores only of "
         f"{file.min_count} images or more; tells {tells} of its training data and {can_do} of its machine; models "
@@ -182,6 +198,22 @@ def _bundle(file: SiteFile, name: str) -> Iterator[Line]:
         if parts:
             yield _line(f"{title}, network", lambda: forward(bundle, parts[0], folder), shown)
             yield _line(f"{title}, leaks", lambda: _leaks(file, bundle, folder), shown)
+            yield from _images(title, file, bundle, folder, parts[0])
+
+
+def _images(title: str, file: SiteFile, bundle: SiteBundle, folder: Path, data: SiteData) -> Iterator[Line]:
+    """The checks of what the training images hold, where there are enough that something may be told of them."""
+    _, objective = source_of(bundle, folder)
+    if len(data.train) < max(file.min_count, 1):
+        return
+    if objective.titles:
+        counts = objective.counts(countable(data.train, objective))
+        yield _line(f"{title}, labels", lambda: images.labels(data.classes, counts))
+    yield _line(f"{title}, intensities", lambda: images.intensities(data.train, bundle.folder))
+    if len(data.shape) != 1:  # a table has none
+        declared = getattr(objective, "spacing", None)
+        fixed = declared if isinstance(declared, tuple) else None
+        yield _line(f"{title}, voxels", lambda: images.spacings(data.train, fixed))
 
 
 @contextmanager

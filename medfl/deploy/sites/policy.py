@@ -86,7 +86,7 @@ def told(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
     return {name: value for name, value in facts.items() if name in kept}
 
 
-def machine(site_file: SiteFile) -> Profile | None:
+def told_profile(site_file: SiteFile) -> Profile | None:
     """What may be told of a participant's machine, measured where its file says so; None tells nothing.
 
     Raises:

@@ -19,6 +19,7 @@ from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable
 from medfl.data.sites import SiteData
 from medfl.deploy.offered_bundle import OfferedRun
+from medfl.deploy.sites.data_watch import DataWatch, check_same_data
 from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_counts, tellable, told
 from medfl.errors import RefusedError
@@ -70,6 +71,7 @@ class SiteRun:
         networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
         self._data = self._load(entry.data)
         self._changes = check_unchanged(entry.data.parent, [self._data], entry.allow_changes)
+        self._watch = DataWatch(self.name, self._data.files)
         shared = self._shared_test(entry.data, entry.allow_changes) if self.settings.shared_test else None
         self._splits = Splits(self._data.train, self._data.val, self._data.test, self._data.digest, shared)
         images = {self.name: len(self._data.train)} if len(self._data.train) else {}
@@ -126,6 +128,7 @@ class SiteRun:
         parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution, opened.joined)
         writer = RunWriter(self.folder, offer.method, method_args, *parts)
         with writer.held(JOB_PATIENCE):
+            check_same_data(self.folder, self.name, self._data.digest)
             writer.claim(
                 {"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
             )
@@ -157,6 +160,7 @@ class SiteRun:
         order, evaluate = message.meta.get("order"), message.meta.get("evaluate")
         sent = wire.select(message.tensors, ORDER)
         self._check_tensors(sent)
+        self._watch.check()
         scores = [] if evaluate is None else self._evaluate(evaluate, message.tensors, sent)
         meta: Meta = {"evaluation": rows_to_json(scores), "answer": None}
         if order is None:

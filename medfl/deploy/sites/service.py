@@ -27,7 +27,7 @@ from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.audit import Audit
 from medfl.deploy.sites.file import SiteFile
-from medfl.deploy.sites.policy import machine
+from medfl.deploy.sites.policy import told_profile
 from medfl.deploy.sites.run import SiteRun
 from medfl.errors import MedflError, RefusedError
 from medfl.runs.machines import LIVE
@@ -171,7 +171,7 @@ class SiteService:
         self._audit.offered(offer)
         self._opened = open_offer(offer, self._file)
         capability = self._opened.capability
-        profile = machine(self._file) if capability is not None and capability.profiles == LIVE else None
+        profile = told_profile(self._file) if capability is not None and capability.profiles == LIVE else None
         network = self._file.bundle(offer.bundle).network
         return Message("hello", {}, {"refused": None, "network": network, "profile": profile and list(profile)})
 
