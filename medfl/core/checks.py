@@ -12,6 +12,7 @@ from medfl.contract import Method, ReducesTo
 from medfl.core.encoding import check_filters
 from medfl.core.filters import check_method
 from medfl.core.needs import check_needs
+from medfl.core.secure.checks import check_secure
 from medfl.core.site import Splits
 from medfl.data.pooled import countable
 from medfl.errors import DataError, SettingsError
@@ -62,6 +63,7 @@ def check_plan(
     check_method(method, settings, name)
     check_filters(method, name)
     check_robust(name, method, settings)
+    check_secure(name, method, settings, names, _beside_the_mean(method))
     if problem := name_problem(names):
         raise SettingsError(problem)
     unknown = sorted(set(settings.networks_by_site) - set(names))

@@ -22,11 +22,15 @@ from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
+from medfl.core.secure.method import Secured
+from medfl.core.secure.register import Register
+from medfl.core.secure.site import SiteTools
 from medfl.core.store import KEEP, Inbox, Record, Steps, Store, copied
 from medfl.data.pooled import countable
 from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import fingerprint, open_account
 from medfl.privacy.secret_site import SecretSite, secret_run_id
+from medfl.privacy.secure_aggregation.certificates import Signer
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Dataset, Meta, Tensors
@@ -66,6 +70,7 @@ class SiteRunner:
         secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
         scored: Splits whose scores may leave the site.
         withheld: Keys of a reply's meta that stay here, whatever the method tells.
+        signer: Signs its keys in a secure aggregation; None where there are no certificates.
     """
 
     def __init__(
@@ -81,8 +86,9 @@ class SiteRunner:
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
         withheld: Collection[str] = (),
+        signer: Signer | None = None,
     ) -> None:
-        self._withheld, self._peers = frozenset(withheld), peers
+        self._withheld, self._peers, self._signer = frozenset(withheld), peers, signer
         self._scored = [split for split in SCORED if split in scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
@@ -113,7 +119,7 @@ class SiteRunner:
             "trainable": objective.teaches(countable(train, objective)),
             "validates": len(self.data.val) > 0,
         }
-        if self.settings.privacy is None:
+        if self.settings.privacy is None and self.settings.secure_aggregation is None:
             if "size" in self.settings.describe:
                 facts["size"] = len(train)
             if "label_counts" in self.settings.describe:
@@ -169,10 +175,15 @@ class SiteRunner:
         started = time.perf_counter()
         as_sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
         try:
-            reply = self._work(method, site, order, digest, released)
-            check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
             noise = partial(self._noise, site, released)
-            sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
+            if isinstance(method, Secured):  # all that it lets out has passed the filters
+                tools = SiteTools(Register(self.store.folder), noise, self._signer)
+                reply = self._work(method.at(tools), site, order, digest, released)
+                sent, meta = dict(reply.tensors), reply.meta
+            else:
+                reply = self._work(method, site, order, digest, released)
+                check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
+                sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}
             tensors |= wire.prefixed(sent, "reply/")
             check_parcels(reply.parcels, method.sends_to_peers, self.name, self._peers)
@@ -187,7 +198,7 @@ class SiteRunner:
         if self.settings.compression is not None:
             reply.log["bytes_up_plain"] = plain_bytes(wire.select(tensors, "reply/"), meta)
         rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
-        content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
+        content = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
         content |= {"rows": [list(row) for row in rows]} | ({"released": released} if released else {})
         self.store.save(step, site.state, content, tensors, keep)
         self.inbox.forget([0, *self.store.steps()][-KEEP])

@@ -20,6 +20,7 @@ from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
+from medfl.privacy.secure_aggregation.certificates import Signer
 from medfl.runs.findings import write_findings
 from medfl.runs.folder import claim, identity, note_best_round, run_id_of
 from medfl.runs.progress import begin_facts, commit_facts, noted
@@ -116,6 +117,7 @@ class RunWriter:
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
         withheld: Collection[str] = (),
+        signer: Signer | None = None,
     ) -> SiteRunner:
         """A site of the run, with its state in the folder.
 
@@ -126,9 +128,10 @@ class RunWriter:
             secret: Keys its privacy noise; None derives it from the run's seed.
             scored: Splits whose scores may leave it.
             withheld: Keys of a reply's meta that stay there.
+            signer: Signs its keys in a secure aggregation.
         """
         folder = self.folder / "state" / name
-        parts = (self.task, self.settings, self.run_id, post, self.sites, secret, scored, withheld)
+        parts = (self.task, self.settings, self.run_id, post, self.sites, secret, scored, withheld, signer)
         return SiteRunner(name, data, folder, *parts)
 
     def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:

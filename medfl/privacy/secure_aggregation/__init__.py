@@ -1,1 +1,1 @@
-"""Secure aggregation as pure functions: keys, secret shares, masks, fixed point, discrete noise and what it promises."""
+"""Secure aggregation as pure functions: keys, secret shares, masks, fixed point, noise and what it promises."""

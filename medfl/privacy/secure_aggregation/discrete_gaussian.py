@@ -47,4 +47,5 @@ def discrete_gaussian(sigma: float, count: int, stream: SecretStream) -> torch.T
 def _discrete_laplace(scale: int, size: int, stream: SecretStream) -> np.ndarray:
     """Whole numbers k with probabilities proportional to exp(-|k| / scale): the difference of two geometric draws."""
     first, second = (np.floor(-scale * np.log(stream.uniform((size,)).numpy())) for _ in range(2))
-    return (first - second).astype(np.int64)
+    difference: np.ndarray = (first - second).astype(np.int64)
+    return difference
