@@ -112,6 +112,7 @@ ACCOUNT = fields(
     sigma=number(0),
     rate=number(0, 1),
     steps=count(),
+    threshold=or_none(count()),
     planned=count(),
     releases=count(),
     stated_epsilon=number(0),

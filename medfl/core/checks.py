@@ -19,7 +19,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.networks.norms import has_batch_norm
 from medfl.objectives import Objective
 from medfl.privacy.samples import check_samples
-from medfl.privacy.statements import check_delta, describe
+from medfl.privacy.statements import check_delta, describe, describe_secure
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.precision import cpu_has_bf16
@@ -170,7 +170,9 @@ def check_privacy(
     Raises:
         SettingsError: If it can't be kept.
     """
-    privacy = settings.privacy
+    privacy, secure = settings.privacy, settings.secure_aggregation
+    if secure is not None:
+        logger.info("%s", describe_secure(secure))
     if privacy is None:
         return
     if privacy.unit == "sample":
@@ -180,7 +182,7 @@ def check_privacy(
             check_delta(privacy, images[smallest], f"site '{smallest}'")
     else:
         check_delta(privacy, sites, "a federation")
-    logger.info("%s", describe(privacy, settings.rounds))
+    logger.info("%s", describe(privacy, settings.rounds, secure))
     if private := sorted(key for key, tell in method.sends_meta.items() if tell.kind == "private"):
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 

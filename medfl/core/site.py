@@ -23,8 +23,6 @@ from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
 from medfl.core.secure.method import Secured
-from medfl.core.secure.register import Register
-from medfl.core.secure.site import SiteTools
 from medfl.core.store import KEEP, Inbox, Record, Steps, Store, copied
 from medfl.data.pooled import countable
 from medfl.errors import RefusedError, StoreError
@@ -177,8 +175,8 @@ class SiteRunner:
         try:
             noise = partial(self._noise, site, released)
             if isinstance(method, Secured):  # all that it lets out has passed the filters
-                tools = SiteTools(Register(self.store.folder), noise, self._signer)
-                reply = self._work(method.at(tools), site, order, digest, released)
+                own = method.at(self.store.folder, noise, self._signer)
+                reply = self._work(own, site, order, digest, released)
                 sent, meta = dict(reply.tensors), reply.meta
             else:
                 reply = self._work(method, site, order, digest, released)
@@ -198,7 +196,7 @@ class SiteRunner:
         if self.settings.compression is not None:
             reply.log["bytes_up_plain"] = plain_bytes(wire.select(tensors, "reply/"), meta)
         rows = self._rows(method, reply, order, tensors, round_, time.perf_counter() - started)
-        content = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
+        content: Meta = {"order": digest, "reply": meta, "parcels": parcels, "refused": refused, "round": round_}
         content |= {"rows": [list(row) for row in rows]} | ({"released": released} if released else {})
         self.store.save(step, site.state, content, tensors, keep)
         self.inbox.forget([0, *self.store.steps()][-KEEP])

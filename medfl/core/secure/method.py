@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 from medfl.contract import Filter, Method, Order, PayloadKind, Plan, Replies, Reply, Server, Site
 from medfl.core.carrier import MethodFactory
+from medfl.core.filters import StreamFactory
 from medfl.core.reply_checks import check_sent
 from medfl.core.secure.ops import MASKED, OPS, PREFIX, check_reply, layout_of, numbers_of
+from medfl.core.secure.register import Register
 from medfl.core.secure.server import ServerEnd
 from medfl.core.secure.site import SiteEnd, SiteTools
 from medfl.errors import RefusedError
+from medfl.privacy.secure_aggregation.certificates import Signer
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Tensors
@@ -43,9 +47,15 @@ class Secured:
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def at(self, tools: SiteTools) -> Method:
-        """The same at a site."""
-        return cast(Method, replace(self, tools=tools))
+    def at(self, folder: Path, noise: StreamFactory, signer: Signer | None) -> Method:
+        """The same at a site.
+
+        Args:
+            folder: The site's folder of the run.
+            noise: See `SiteTools`.
+            signer: See `SiteTools`.
+        """
+        return cast(Method, replace(self, tools=SiteTools(Register(folder), noise, signer)))
 
     @property
     def sends(self) -> dict[str, PayloadKind]:
