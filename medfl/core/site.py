@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,12 +29,14 @@ from medfl.data.pooled import countable
 from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import fingerprint, open_account
 from medfl.privacy.secret_site import SecretSite, secret_run_id
-from medfl.privacy.secure_aggregation.certificates import Signer
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream, pinned
+
+if TYPE_CHECKING:
+    from medfl.privacy.signatures import Signer
 
 SCORED = ("val", "test")
 """Splits that models are scored on."""
@@ -42,9 +45,7 @@ SCORED = ("val", "test")
 @dataclass
 class Splits:
     """The splits of one site; `test` is for the core only. Whoever made them gives their digest, if there is one.
-
-    `shared` are test images that all sites have in common; only personal models are scored on them.
-    """
+    `shared` are test images that all sites have in common; only personal models are scored on them."""
 
     train: Dataset
     val: Dataset
@@ -68,7 +69,7 @@ class SiteRunner:
         secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
         scored: Splits whose scores may leave the site.
         withheld: Keys of a reply's meta that stay here, whatever the method tells.
-        signer: Signs its keys in a secure aggregation; None where there are no certificates.
+        signer: Signs its keys in a secure aggregation.
     """
 
     def __init__(
@@ -174,12 +175,11 @@ class SiteRunner:
         as_sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
         try:
             noise = partial(self._noise, site, released)
-            if isinstance(method, Secured):  # all that it lets out has passed the filters
-                own = method.at(self.store.folder, noise, self._signer)
-                reply = self._work(own, site, order, digest, released)
-                sent, meta = dict(reply.tensors), reply.meta
-            else:
-                reply = self._work(method, site, order, digest, released)
+            if isinstance(method, Secured):
+                method = method.at(self.store.folder, noise, self._signer)
+            reply = self._work(method, site, order, digest, released)
+            sent, meta = reply.tensors, reply.meta
+            if not isinstance(method, Secured):  # all that it lets out has passed the filters
                 check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
                 sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
 from medfl.core.carrier import Note
@@ -20,7 +21,6 @@ from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import PATIENCE, Store, only_writer
 from medfl.data.pooled import Empty
 from medfl.errors import RefusedError, StoreError
-from medfl.privacy.secure_aggregation.certificates import Signer
 from medfl.runs.findings import write_findings
 from medfl.runs.folder import claim, identity, note_best_round, run_id_of
 from medfl.runs.progress import begin_facts, commit_facts, noted
@@ -30,6 +30,9 @@ from medfl.task import Task
 from medfl.types import SERVER, Dataset, Meta, Tensors
 from medfl.utils.files import write_json
 from medfl.utils.locks import being_written
+
+if TYPE_CHECKING:
+    from medfl.privacy.signatures import Signer
 
 JOB_PATIENCE = 90.0
 """Seconds to wait between machines: the process of an attempt before may not have noticed yet that it is over."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from certificates import Root, make_root
+from kit_keys import Root
 from loopback import SITES, Loopback, Place, digests, make_place
 
 from medfl.carriers.message_checks import Limits
@@ -29,15 +29,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def root() -> Root:
-    return make_root()
+    return Root()
 
 
 def with_kits(place: Place, root: Root, name: str, **changes: Any) -> dict[str, SiteFile]:
     """Each site's file as it lies in its kit."""
     files = place.files(name, dict.fromkeys(SITES, changes))
     for site in SITES:
-        kit = place.root / name / "kits" / site
-        root.write_startup(kit / "startup", site)
+        kit = root.kit(place.root / name / "kits" / site, site)
         files[site]._path = kit / "local" / "medfl-site.toml"
     return files
 

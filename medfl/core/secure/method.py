@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from medfl.contract import Filter, Method, Order, PayloadKind, Plan, Replies, Reply, Server, Site
 from medfl.core.carrier import MethodFactory
@@ -20,11 +20,13 @@ from medfl.core.secure.register import Register
 from medfl.core.secure.server import ServerEnd
 from medfl.core.secure.site import SiteEnd, SiteTools
 from medfl.errors import RefusedError
-from medfl.privacy.secure_aggregation.certificates import Signer
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Tensors
 from medfl.utils.tells import Tell
+
+if TYPE_CHECKING:
+    from medfl.privacy.signatures import Signer
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -42,7 +43,6 @@ from medfl.core.secure.register import Register
 from medfl.core.secure.weights import fixed_point, weight_of
 from medfl.errors import RefusedError
 from medfl.privacy.gaussian import clip_by_norm
-from medfl.privacy.secure_aggregation.certificates import Signer
 from medfl.privacy.secure_aggregation.discrete_gaussian import discrete_gaussian
 from medfl.privacy.secure_aggregation.fixed_point import FixedPoint, packed
 from medfl.privacy.secure_aggregation.keys import CHANNEL, KEY, MASK, NONCE, agreed, public_key, seal, unseal
@@ -50,6 +50,12 @@ from medfl.privacy.secure_aggregation.masks import Words, add_mask, pair_sign
 from medfl.privacy.secure_aggregation.shamir import BYTES, split
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
+
+if TYPE_CHECKING:
+    from medfl.privacy.signatures import Signer
+
+PURPOSE = "keys of secure aggregation"
+"""What a signature is for."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +125,8 @@ class SiteEnd:
             for name, key in keys.items():
                 if name not in signatures or name not in certificates:
                     raise RefusedError(f"expected signed keys of '{name}', got some without signature")
-                proof = to_bytes(certificates[name]), to_bytes(signatures[name])
-                self.tools.signer.check(name, *proof, self._statement(name, key))
+                proof = to_bytes(signatures[name]), to_bytes(certificates[name])
+                self.tools.signer.verify(PURPOSE, self._statement(name, key), *proof, name)
         self.tools.register.once(self.about.turn, "keys of others", _digest(*map(str, keys.items())))
         return keys
 
@@ -131,7 +137,7 @@ class SiteEnd:
     def _statement(self, name: str, keys: bytes) -> bytes:
         """What a site signs: whose keys they are and for what."""
         about = [name, self.site.run_id, str(self.site.round), str(self.about.turn), keys.hex()]
-        return "\n".join(["medfl secure aggregation", *about]).encode()
+        return "\n".join(about).encode()
 
     def _check_crowd(self, names: tuple[str, ...], what: str, mine: bool) -> None:
         """Refuse a crowd in which this site is not, or that is not one by its own setting."""
@@ -168,7 +174,7 @@ class SiteEnd:
         self.tools.register.once(self.about.turn, "participants", _digest(*self.about.sites))
         tensors = {PUBLIC: to_tensor(self._own_public)}
         if self.tools.signer is not None:
-            signature = self.tools.signer.sign(self._statement(self.site.name, self._own_public))
+            signature = self.tools.signer.sign(PURPOSE, self._statement(self.site.name, self._own_public))
             tensors |= {SIGNATURE: to_tensor(signature), CERTIFICATE: to_tensor(self.tools.signer.certificate)}
         return Reply(tensors)
 

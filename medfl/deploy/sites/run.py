@@ -23,7 +23,6 @@ from medfl.deploy.sites.file import SiteFile
 from medfl.deploy.sites.policy import check_counts, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
-from medfl.privacy.secure_aggregation.certificates import KitSigner
 from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.progress import begin_facts, noted
@@ -133,7 +132,11 @@ class SiteRun:
     def _host(self, writer: RunWriter) -> SiteRunner:
         scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
         withheld = {"size", "label_counts"} - set(self._file.describe)
-        signer = None if self.settings.secure_aggregation is None else KitSigner(self._file.path.parents[1] / "startup")
+        signer = None
+        if self.settings.secure_aggregation is not None:
+            from medfl.privacy.signatures import read_signer  # needs an extra
+
+            signer = read_signer(self._file.path.parents[1])
         return writer.runner(self.name, self._splits, self._deliver, self._file.secret(), scored, withheld, signer)
 
     def facts(self) -> Meta:
