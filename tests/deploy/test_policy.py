@@ -250,7 +250,7 @@ def test_updates_leave_in_a_sum_of_as_many_sites_as_the_file_says() -> None:
     check(site_file(), settings(**SUM))
     check(site_file(least_threshold=3), settings(**SUM))
     for run, words in ((settings(**SUM), "in a sum of 3 sites"), (settings(), "leave alone")):
-        with pytest.raises(RefusedError, match=f"{words}.*required: in one of 4 at least"):
+        with pytest.raises(RefusedError, match=f"{words}.*required: a sum of at least 4"):
             check(site_file(least_threshold=4), run)
 
 

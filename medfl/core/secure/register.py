@@ -8,6 +8,7 @@ this file is written, flushed to the disk, before anything leaves, and nothing i
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 
 from medfl.errors import RefusedError, StoreError
@@ -16,6 +17,7 @@ from medfl.utils.files import write_json
 FILE = "secure_aggregation.json"
 """In a site's folder of a run."""
 
+NONCE = "nonce"
 DIGITS = 32
 """Of a hash that are kept."""
 
@@ -29,6 +31,15 @@ class Register:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
+
+    @property
+    def nonce(self) -> str:
+        """Random digits that all secrets of this run in this folder are made from, beside the site's own secret."""
+        entries = self._read()
+        if NONCE not in entries:
+            entries[NONCE] = secrets.token_hex(16)
+            write_json(self._path, entries)
+        return entries[NONCE]
 
     def once(self, turn: int, use: str, content: str) -> None:
         """Note a use of an aggregation's secrets; the same one again changes nothing.

@@ -110,7 +110,7 @@ class SiteEnd:
     @cached_property
     def secrets(self) -> tuple[bytes, bytes, bytes]:
         """The private keys of channel and masks, and the key of the site's own mask."""
-        stream = self.site.secret_rng("secure aggregation", str(self.about.turn))
+        stream = self.site.secret_rng("secure aggregation", f"{self.about.turn} {self.tools.register.nonce}")
         return stream.take(KEY), stream.take(KEY), stream.take(KEY)
 
     @cached_property
@@ -158,7 +158,7 @@ class SiteEnd:
     def _split(self) -> tuple[dict[str, bytes], Callable[[int], bytes]]:
         """Site to its shares of both secrets, that of the masks' key first; and the stream that goes on."""
         label, threshold = "secure aggregation shares", self._threshold
-        payload = f"{self.about.turn} {_digest(*map(str, self.public.items()))}"
+        payload = f"{self.about.turn} {self.tools.register.nonce} {_digest(*map(str, self.public.items()))}"
         draw = self.site.secret_rng(label, payload).take
         halves = [split(secret, len(self.public), threshold, draw) for secret in self.secrets[1:]]
         return {name: first + second for name, first, second in zip(self.public, *halves, strict=True)}, draw

@@ -123,10 +123,11 @@ def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
 # ---- what there is to see
 
 
-def secrets(site: str, run_id: str, round_: int, turn: int) -> list[bytes]:
+def secrets(folder: Path, site: str, run_id: str, round_: int, turn: int) -> list[bytes]:
     """What a site of a simulation hides; its own secret is derived from the run's seed."""
     key = hashlib.sha256(f"7/{site}/simulated secret".encode()).digest()
-    stream = SecretStream(key, run_id, round_, "secure aggregation", str(turn))
+    nonce = json.loads((folder / "state" / site / "secure_aggregation.json").read_text())["nonce"]
+    stream = SecretStream(key, run_id, round_, "secure aggregation", f"{turn} {nonce}")
     return [stream.take(32) for _ in range(3)]
 
 
@@ -135,7 +136,7 @@ def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
     run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == 4 and site in ("site-1", "site-2", "site-3"))
     run_id = run_id_of(json.loads((tmp_path / "run.json").read_text())["identity"])
     content = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    hidden = [secret for site in SIZES for secret in secrets(site, run_id, 1, 1)]
+    hidden = [secret for site in SIZES for secret in secrets(tmp_path, site, run_id, 1, 1)]
     assert public_key(hidden[0]) in content, "these are the secrets of the run"
     assert not any(secret in content or secret.hex().encode() in content for secret in hidden)
 
@@ -170,4 +171,15 @@ def test_each_round_has_four_operations(whole: tuple[Result, Path]) -> None:
     register = json.loads((whole[1] / "state" / "site-1" / "secure_aggregation.json").read_text())
     assert len(OPS) == 4
     uses = {"participants", "keys of others", "peers", "numbers", "drop-outs"}
-    assert register.keys() == {f"{turn} {use}" for turn in (1, 2) for use in uses}
+    assert register.keys() == {"nonce"} | {f"{turn} {use}" for turn in (1, 2) for use in uses}
+
+
+def test_the_same_run_in_another_folder_has_other_masks_and_the_same_end(
+    whole: tuple[Result, Path], tmp_path: Path
+) -> None:
+    """Else a server that submits a run a second time, with another first model, would have a mask over two payloads."""
+    assert digests(run(tmp_path, secure_aggregation=THREE)) == digests(whole[0])
+    first, second = (
+        Store(folder / "state" / "site-1").read(7, "reply/")["secure/numbers"] for folder in (whole[1], tmp_path)
+    )
+    assert float((first != second).double().mean()) > 0.98
