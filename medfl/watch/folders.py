@@ -91,7 +91,7 @@ class WatchedRun:
 
     @property
     def _sums(self) -> bool:
-        """Whether updates leave in a sum only: then a round has several replies, and only accounts tell what it cost."""
+        """Whether updates leave in a sum only: then a round has several replies, and accounts alone tell its cost."""
         try:
             record = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
             return record["identity"]["settings"].get("secure_aggregation") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from medfl.core.checks import check_plan
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.testing.cohort import make_task
+from medfl.testing.cohort import Case, bits, make_task
 
 REGISTRY = load_plugins()
 SITES = ("site-1", "site-2", "site-3")
@@ -80,3 +81,18 @@ def test_settings_that_contradict_it_are_refused(case: str) -> None:
     settings, words = CONTRADICTIONS[case]
     with pytest.raises(SettingsError, match=words):
         check("fedavg", **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ACCEPTED))
+def test_an_accepted_method_ends_where_the_plain_run_does(name: str, tmp_path: Path) -> None:
+    """Within the rounding, which optimisers of a server that divide by small numbers make larger."""
+    case = Case(REGISTRY, name, {}, {"rounds": 2, "norm_sync": "params", "steps": 2, "moments": ["aggregated"]})
+    task = {"task": make_task("plain")}
+    left, right = (
+        bits(case.run(tmp_path / str(number), secure_aggregation=secure, **task))
+        for number, secure in enumerate((None, {"threshold": 2}))
+    )
+    assert left.keys() == right.keys()
+    far = [float((left[k][n].double() - right[k][n].double()).abs().max()) for k in left for n in left[k]]
+    assert max(far) < (1e-2 if name in ("fedadam", "fedadagrad", "fedyogi", "flash") else 1e-3)
