@@ -76,3 +76,12 @@ def test_epsilon_is_that_of_dp_accounting(sigma: float, releases: int) -> None:
     assert ours == pytest.approx(known, rel=1e-4)
     exact = from_discrete_gaussian_mechanism(sigma).self_compose(releases).get_epsilon_for_delta(1e-5)
     assert exact <= ours * 1.001
+
+
+@pytest.mark.parametrize("epsilon", [15.0, 150.0, 1500.0])
+@pytest.mark.parametrize("rounds", [10, 20])
+def test_ten_sites_need_a_third_of_the_epsilon_for_the_same_noise_in_the_mean(epsilon: float, rounds: int) -> None:
+    """Seven of ten sites make up the noise of the sum; alone each adds all of it, and the mean has it over root ten."""
+    alone, shared = (Privacy(epsilon=budget, clip=1.0) for budget in (epsilon, epsilon / 3))
+    of_mean = calibrated(shared, rounds) * math.sqrt(10 / 7) / 10
+    assert of_mean <= gaussian.noise_multiplier(alone, rounds) / math.sqrt(10)
