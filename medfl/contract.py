@@ -133,12 +133,14 @@ class Plan:
         orders: One at most for each site; none makes this a step of the server alone.
         ends_round: Whether the round is over after this step; then it is evaluated when that is due.
         quorum: How many replies are needed to go on; None means all of them.
+        folds: Whether `Method.fold` makes anything of the replies. Without, sites work for themselves and send nothing.
     """
 
     round: int
     orders: list[Order]
     ends_round: bool = True
     quorum: int | None = None
+    folds: bool = True
 
 
 @dataclass(frozen=True)

@@ -89,3 +89,14 @@ def run_alone(script: str, options: list[str], folder: Path) -> tuple[str, dict[
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((folder / "figures.json").read_text())
+
+
+def test_secure_aggregation_is_timed_and_its_bytes_counted(run: Run) -> None:
+    output, figures = run("secure_aggregation.py", ["--sites", "4", "--megabytes", "0.004", "--dropped", "1"])
+    assert output.startswith("4 sites, 0.004 MB each, 1 dropped out")
+    assert {name: row["bytes / float32"] for name, row in figures.items()} == {
+        "32 bits": pytest.approx(1.0),
+        "32 bits, noise": pytest.approx(1.0),
+        "40 bits": pytest.approx(1.25),
+        "40 bits, noise": pytest.approx(1.25),
+    }

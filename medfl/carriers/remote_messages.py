@@ -122,6 +122,7 @@ ACCOUNT = fields(
     sigma=or_none(number(0)),
     rate=or_none(number(0, 1)),
     steps=or_none(count()),
+    threshold=or_none(count()),
     planned=count(),
     releases=count(),
     stated_epsilon=number(0),

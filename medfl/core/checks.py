@@ -12,13 +12,14 @@ from medfl.contract import Method, ReducesTo
 from medfl.core.encoding import check_filters
 from medfl.core.filters import check_method
 from medfl.core.needs import check_needs
+from medfl.core.secure.checks import check_secure
 from medfl.core.site import Splits
 from medfl.data.pooled import countable
 from medfl.errors import DataError, SettingsError
 from medfl.networks.norms import has_batch_norm
 from medfl.objectives import Objective
 from medfl.privacy.samples import check_samples
-from medfl.privacy.statements import check_delta, describe
+from medfl.privacy.statements import check_delta, describe, describe_secure
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.precision import cpu_has_bf16
@@ -62,6 +63,7 @@ def check_plan(
     check_method(method, settings, name)
     check_filters(method, name)
     check_robust(name, method, settings)
+    check_secure(name, method, settings, names, _beside_the_mean(method))
     if problem := name_problem(names):
         raise SettingsError(problem)
     unknown = sorted(set(settings.networks_by_site) - set(names))
@@ -168,7 +170,9 @@ def check_privacy(
     Raises:
         SettingsError: If it can't be kept.
     """
-    privacy = settings.privacy
+    privacy, secure = settings.privacy, settings.secure_aggregation
+    if secure is not None:
+        logger.info("%s", describe_secure(secure))
     if privacy is None:
         return
     if privacy.unit == "sample":
@@ -178,7 +182,7 @@ def check_privacy(
             check_delta(privacy, images[smallest], f"site '{smallest}'")
     else:
         check_delta(privacy, sites, "a federation")
-    logger.info("%s", describe(privacy, settings.rounds))
+    logger.info("%s", describe(privacy, settings.rounds, secure))
     if private := sorted(key for key, tell in method.sends_meta.items() if tell.kind == "private"):
         logger.warning("Privacy: %s stay at the sites; replies weigh alike where they would.", ", ".join(private))
 

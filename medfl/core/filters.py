@@ -95,11 +95,7 @@ class Filters:
             RefusedError: If a number is not finite, the norm is above the bound, or privacy forbids the kind.
             SettingsError: If privacy can't be kept with a filter of the method (`Encoder.encode`).
         """
-        kinds, meta = self._checked(tensors, meta, site)
-        if self._privacy is not None:
-            if other := sorted(name for name, kind in kinds.items() if kind != "update"):
-                raise RefusedError(_not_private(f"site '{site}'", f"'{other[0]}' ({kinds[other[0]]})"))
-            tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        tensors, meta = self.checked(tensors, meta, site)
         who, filtered = f"Site '{site}'", Meta()
         if self._encoder is not None:
             tensors, filtered = self._encoder.encode(tensors, who, self._sigma is not None)
@@ -109,6 +105,15 @@ class Filters:
             update = self._noised(update, stream_factory)
         update, codec = _quantised(update, self._bits)
         return sent | {name: tensor.detach().clone() for name, tensor in update.items()}, meta | filtered | codec
+
+    def checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[Tensors, Meta]:
+        """What of a reply may leave, as it is; raises like `outgoing`."""
+        kinds, meta = self._checked(tensors, meta, site)
+        if self._privacy is not None:
+            if other := sorted(name for name, kind in kinds.items() if kind != "update"):
+                raise RefusedError(_not_private(f"site '{site}'", f"'{other[0]}' ({kinds[other[0]]})"))
+            tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        return tensors, meta
 
     def outgoing_parcel(self, tensors: Tensors, meta: Meta, *, site: str) -> tuple[Tensors, Meta]:
         """A parcel as it leaves the site: checked and cloned, otherwise as it is.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,7 @@ from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
+from medfl.core.secure.method import Secured
 from medfl.core.store import KEEP, Inbox, Record, Steps, Store, copied
 from medfl.data.pooled import countable
 from medfl.errors import RefusedError, StoreError
@@ -33,6 +35,9 @@ from medfl.types import Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream, pinned
 
+if TYPE_CHECKING:
+    from medfl.privacy.signatures import Signer
+
 SCORED = ("val", "test")
 """Splits that models are scored on."""
 
@@ -40,9 +45,7 @@ SCORED = ("val", "test")
 @dataclass
 class Splits:
     """The splits of one site; `test` is for the core only. Whoever made them gives their digest, if there is one.
-
-    `shared` are test images that all sites have in common; only personal models are scored on them.
-    """
+    `shared` are test images that all sites have in common; only personal models are scored on them."""
 
     train: Dataset
     val: Dataset
@@ -66,6 +69,7 @@ class SiteRunner:
         secret: Keys the site's privacy noise; None derives it from the run's seed, as only a simulation may.
         scored: Splits whose scores may leave the site.
         withheld: Keys of a reply's meta that stay here, whatever the method tells.
+        signer: Signs its keys in a secure aggregation.
     """
 
     def __init__(
@@ -81,8 +85,9 @@ class SiteRunner:
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
         withheld: Collection[str] = (),
+        signer: Signer | None = None,
     ) -> None:
-        self._withheld, self._peers = frozenset(withheld), peers
+        self._withheld, self._peers, self._signer = frozenset(withheld), peers, signer
         self._scored = [split for split in SCORED if split in scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
@@ -113,7 +118,7 @@ class SiteRunner:
             "trainable": objective.teaches(countable(train, objective)),
             "validates": len(self.data.val) > 0,
         }
-        if self.settings.privacy is None:
+        if self.settings.privacy is None and self.settings.secure_aggregation is None:
             if "size" in self.settings.describe:
                 facts["size"] = len(train)
             if "label_counts" in self.settings.describe:
@@ -169,10 +174,14 @@ class SiteRunner:
         started = time.perf_counter()
         as_sent = replace(order, tensors=dict(order.tensors), meta=dict(order.meta))  # the method may change its own
         try:
-            reply = self._work(method, site, order, digest, released)
-            check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
             noise = partial(self._noise, site, released)
-            sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
+            if isinstance(method, Secured):
+                method = method.at(self.store.folder, noise, self._signer)
+            reply = self._work(method, site, order, digest, released)
+            sent, meta = reply.tensors, reply.meta
+            if not isinstance(method, Secured):  # all that it lets out has passed the filters
+                check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
+                sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
             meta = {key: value for key, value in meta.items() if key not in self._withheld}
             tensors |= wire.prefixed(sent, "reply/")
             check_parcels(reply.parcels, method.sends_to_peers, self.name, self._peers)

@@ -18,6 +18,7 @@ from medfl.bundle.federation import read_federation
 from medfl.bundle.option_checks import ADOPTED, check_ids
 from medfl.contract import Method
 from medfl.core.carrier import MethodFactory
+from medfl.core.secure.method import secured
 from medfl.data.sites import SiteData
 from medfl.data.source import Arrays, Source
 from medfl.deploy.offer import Here, Offer, bundle_hash, bundle_version, describe_bundle, differences
@@ -93,6 +94,11 @@ class OfferedRun:
     def make_method(self) -> MethodFactory:
         """Makes the method anew."""
         return lambda: self.registry.make_method(self.built.method, self.built.method_args)
+
+    @property
+    def make_exchanged(self) -> MethodFactory:
+        """Makes the method as it is between server and sites."""
+        return secured(self.make_method, self.settings)
 
     @property
     def shape(self) -> tuple[int, ...]:

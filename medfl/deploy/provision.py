@@ -49,6 +49,7 @@ site = "{name}"
 # profile = "live"                # measures this machine for runs that ask, and tells it; default: it tells nothing
 # exchange = false                # whether models of other sites may be scored here, and this site's elsewhere
 # shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data
+# least_threshold = 3             # fewest sites in whose sum an update may leave (secure aggregation); default: alone
 # threads = 1
 # device = "cpu"                  # auto, cpu, cuda:0
 # cache = "memory"                # where cases of an adopted bundle are kept: memory, disk, none

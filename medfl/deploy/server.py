@@ -13,7 +13,6 @@ import torch
 from medfl.carriers.messages import Limits
 from medfl.carriers.remote import Expected, RemoteCarrier
 from medfl.carriers.transport import Transport
-from medfl.contract import Method
 from medfl.core.carrier import Evaluation, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
 from medfl.core.evaluation import Row
@@ -91,7 +90,7 @@ def serve(
         progress.folder = folder
         with writer.noted(carrier.missing) as note:
             carrier.note = note
-            carrier.begin(opened.settings.networks_by_site, _expected(opened, method), agreed.joined)
+            carrier.begin(opened.settings.networks_by_site, _expected(opened), agreed.joined)
             about = _same_data(carrier)
             _same_shared_test(carrier, data.tests.get(GLOBAL))
             data.meet(tuple(about.get("classes", ())))
@@ -108,7 +107,7 @@ def serve(
                 on_round(round_, rows)
 
             public = data.public.train if data.public is not None else None
-            parts = (opened.make_method, carrier, opened.task, opened.settings, folder)
+            parts = (opened.make_exchanged, carrier, opened.task, opened.settings, folder)
             outcome = ServerLoop(*parts, public, data.tests, round_ended, writer.commit_noted(note)).run()
             _finish(opened, carrier, outcome, writer, about)
             observers.run_ended(outcome.status)
@@ -167,11 +166,13 @@ def _same_shared_test(carrier: RemoteCarrier, test: Dataset | None) -> None:
             carrier.drop(site, "its shared test set has other images or labels than the server's")
 
 
-def _expected(opened: OfferedRun, method: Method) -> Expected:
+def _expected(opened: OfferedRun) -> Expected:
     """What replies may hold."""
     privacy = opened.settings.privacy
     noised = privacy is not None and privacy.unit == "site"  # clipping bounds it, and noise is added
-    return Expected(method, opened.task, None if noised else opened.settings.norm_bound, privacy is not None)
+    return Expected(
+        opened.make_exchanged(), opened.task, None if noised else opened.settings.norm_bound, privacy is not None
+    )
 
 
 def _means(rows: list[Row]) -> dict[str, float]:

@@ -93,7 +93,8 @@ class Rounds:
         orders = step.orders(server) if step.orders else []
         if wrong := sorted({order.op for order in orders} - {step.name}):
             raise ContractError(f"expected orders '{step.name}' in the step of that name, got {wrong}")
-        return Plan(server.round, orders, ends_round=len(left) == 1, quorum=_quorum(server, step, len(orders)))
+        quorum, folds = _quorum(server, step, len(orders)), step.fold is not None
+        return Plan(server.round, orders, ends_round=len(left) == 1, quorum=quorum, folds=folds)
 
     def work(self, site: Site, order: Order) -> Reply:
         """What the step does that the order belongs to."""

@@ -22,6 +22,8 @@ from typing import Any
 
 from medfl.errors import SettingsError
 from medfl.privacy import gaussian
+from medfl.privacy.secure_aggregation.accounting import calibrated, concentrated_epsilon, rho_of
+from medfl.settings import Privacy, SecureAggregation
 
 RESOLUTION = 0.01
 """How far above the true epsilon the numerical accountant may answer."""
@@ -41,11 +43,27 @@ class Part:
         sigma: Noise multiplier: standard deviation of the noise over the clipping bound, > 0.
         count: How many, >= 0.
         rate: The probability with which a unit takes part in one of them, in (0, 1].
+        concentrated: Whether the noise is the sum of several sites' discrete shares: what it guarantees is known by
+            concentrated differential privacy (`medfl.privacy.secure_aggregation.accounting`), not exactly.
     """
 
     sigma: float
     count: int
     rate: float = 1.0
+    concentrated: bool = False
+
+
+def site_release(privacy: Privacy, rounds: int, secure: SecureAggregation | None) -> Part:
+    """What leaves in a round where the updates of whole sites are hidden: one Gaussian release.
+
+    Args:
+        privacy: The run's setting, with the unit ``site``.
+        rounds: Of the run; the budget is spread over them.
+        secure: Whether the noise is in the sum of all sites only.
+    """
+    if secure is None:
+        return Part(gaussian.noise_multiplier(privacy, rounds), 1)
+    return Part(calibrated(privacy, rounds), 1, concentrated=True)
 
 
 @lru_cache(maxsize=256)
@@ -58,7 +76,8 @@ def epsilon(parts: tuple[Part, ...], delta: float, adjacency: str = "add_remove"
         adjacency: ``add_remove`` or ``replace``.
 
     Returns:
-        Exact where all rates are 1, otherwise an upper bound. 0 without releases, infinity where one has no noise.
+        Exact where all rates are 1 and no part is concentrated, otherwise an upper bound. 0 without releases, infinity
+        where one has no noise.
 
     Raises:
         SettingsError: If Opacus is needed and not installed.
@@ -66,8 +85,12 @@ def epsilon(parts: tuple[Part, ...], delta: float, adjacency: str = "add_remove"
     parts = tuple(part for part in parts if part.count and not math.isinf(part.sigma))
     if any(part.sigma == 0 for part in parts):
         return math.inf
+    far = gaussian.SENSITIVITY[adjacency]
+    if any(part.concentrated for part in parts):
+        if any(part.rate < 1 for part in parts):
+            return math.inf  # no bound for both kinds together is known here
+        return concentrated_epsilon(math.fsum(rho_of(part.sigma, part.count, far) for part in parts), delta)
     if all(part.rate == 1 for part in parts):
-        far = gaussian.SENSITIVITY[adjacency]
         precision = math.fsum(part.count / part.sigma**2 for part in parts)  # mu's add in squares
         return gaussian.epsilon(1 / math.sqrt(precision) if precision else math.inf, 1, delta, far)
     if adjacency == "add_remove":

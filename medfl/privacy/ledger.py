@@ -2,12 +2,10 @@
 
 The budget of a run is spent again by the next run on the same data, so a site that means a promise writes down what
 left it. A release is written, flushed to the disk, before it leaves; so a kill at any moment can count one too many,
-never one too few. A release is known by a hash of what it was made of. One that is made again after a kill has the
-same noise, is the same release, and is not counted twice. The site's folder of the run has a copy of the run's entry,
-so a run that goes on with another ledger, or without the one it had, takes along what it has released.
+never one too few. A release is known by a hash of what it was made of; one that is made again after a kill is the same
+and counts once. The site's folder of the run has a copy of its entry, so that another ledger takes it along.
 
-The file is found by a fingerprint of the data list, not by its place. A list that was changed is another data set with
-a new account: someone who splits the same patients anew has to add up themselves.
+The file is found by a fingerprint of the data list, not by its place: who splits the same patients anew adds up alone.
 """
 
 from __future__ import annotations
@@ -17,15 +15,14 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from medfl.errors import RefusedError, SettingsError, StoreError
-from medfl.privacy.composition import Part, epsilon
-from medfl.privacy.gaussian import noise_multiplier
-from medfl.privacy.ledger_file import ledger_of, load_entries, part_of
+from medfl.privacy.composition import Part, epsilon, site_release
+from medfl.privacy.ledger_file import DISTRIBUTED, ledger_of, load_entries, part_of
 from medfl.privacy.samples import releases, schedule
 from medfl.settings import Privacy, Settings
 from medfl.types import Dataset, Meta, Visited
@@ -49,6 +46,7 @@ class Account:
         step: What one release is made of: noise multiplier, number of noised steps in it, rate.
         planned: Releases in the whole run, at most.
         copy: A file in the site's folder of the run, with this run's entry; None if `path` is that file.
+        threshold: How many sites' noise it is; None if it is this site's own.
     """
 
     path: Path
@@ -58,6 +56,7 @@ class Account:
     step: Part
     planned: int
     copy: Path | None = None
+    threshold: int | None = None
 
     @property
     def key(self) -> str:
@@ -170,6 +169,7 @@ class Account:
             "sigma": self.step.sigma,
             "rate": self.step.rate,
             "steps": self.step.count,
+            "threshold": self.threshold,
             "planned": self.planned,
             "releases": made,
             "stated_epsilon": self.privacy.epsilon,
@@ -181,10 +181,10 @@ class Account:
         }
 
     def _entry(self, count: int) -> Meta:
-        mechanism = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
+        alone = "gaussian" if self.step.rate == 1 else "poisson-subsampled gaussian"
         return {
             "unit": self.privacy.unit,
-            "mechanism": mechanism,
+            "mechanism": DISTRIBUTED if self.step.concentrated else alone,
             "adjacency": self.privacy.adjacency,
             "sigma": self.step.sigma,
             "rate": self.step.rate,
@@ -193,6 +193,7 @@ class Account:
             "epsilon": self.privacy.epsilon,
             "planned": self.planned,
             "releases": [""] * count,
+            "threshold": self.threshold,
         }
 
     def _composed(self, runs: Mapping[str, Meta]) -> float:
@@ -208,7 +209,7 @@ class Account:
                 if self.privacy.unit == "site":
                     return math.inf
                 if self.privacy.adjacency == "add_remove":  # 'replace' reckons with twice the bound already
-                    part = Part(part.sigma / 2, part.count, part.rate)
+                    part = replace(part, sigma=part.sigma / 2)
             parts.append(part)
         return epsilon(tuple(parts), self.privacy.delta, self.privacy.adjacency)
 
@@ -270,14 +271,15 @@ def open_account(
     if privacy is None or not len(data):
         return None
     if privacy.unit == "site":
-        step = Part(noise_multiplier(privacy, settings.rounds), 1)
+        step = site_release(privacy, settings.rounds, settings.secure_aggregation)
     else:
         rate, count = schedule(settings, len(data))
         step = Part(releases(settings, len(data)).sigma, count, rate)
     path, copy = folder / "privacy.json", None
     if privacy.ledger is not None:
         path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
-    account = Account(path, site, run, privacy, step, settings.rounds, copy)
+    sharing = settings.secure_aggregation.threshold if settings.secure_aggregation is not None else None
+    account = Account(path, site, run, privacy, step, settings.rounds, copy, sharing)
     account.restore()
     account.check()
     return account

@@ -12,6 +12,9 @@ from medfl.privacy.composition import Part
 from medfl.types import Meta
 from medfl.utils.wire import unsealed
 
+DISTRIBUTED = "distributed discrete gaussian"
+"""Mechanism of an entry whose noise is the sum of several sites' shares."""
+
 
 def load_entries(path: Path, site: str) -> dict[str, Meta]:
     """The entries of a file by run; none if it isn't there.
@@ -49,7 +52,8 @@ def ledger_of(path: Path) -> Path | None:
 
 def part_of(entry: Mapping[str, Any]) -> Part:
     """The noised steps of an entry."""
-    return Part(float(entry["sigma"]), int(entry["steps"]) * len(entry["releases"]), float(entry["rate"]))
+    count = int(entry["steps"]) * len(entry["releases"])
+    return Part(float(entry["sigma"]), count, float(entry["rate"]), entry["mechanism"] == DISTRIBUTED)
 
 
 def _lost(path: Path, site: str, why: str) -> str:

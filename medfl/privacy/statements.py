@@ -4,27 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from medfl.errors import SettingsError
+from medfl.privacy.composition import epsilon as composed
+from medfl.privacy.composition import site_release
 from medfl.privacy.gaussian import SENSITIVITY, epsilon, noise_multiplier
-from medfl.settings import Privacy
+from medfl.settings import Privacy, SecureAggregation
 
 WHAT = {"add_remove": "added or removed", "replace": "replaced by any other"}
 """Adjacency to what happens to a unit."""
 
 
-def describe(privacy: Privacy, releases: int) -> str:
+def describe(privacy: Privacy, releases: int, secure: SecureAggregation | None = None) -> str:
     """One sentence for the report: what is promised to whom, and by which reckoning.
 
     Args:
         privacy: The privacy settings of the run.
         releases: How many updates a site sends at most.
+        secure: Whether updates leave in a sum only; then the noise is in the sum.
 
     Returns:
         Names the unit, both adjacencies with their epsilon, delta, the number of releases and the accountant.
     """
+    if secure is not None:
+        return _sum(privacy, releases, secure)
     return _samples(privacy, releases) if privacy.unit == "sample" else _site(privacy, releases)
+
+
+def describe_secure(secure: SecureAggregation) -> str:
+    """One sentence for log and report: what the server learns of the updates, and who has to be trusted for that."""
+    return (
+        f"Secure aggregation: the server learns only the sum of the updates of at least {secure.threshold} sites, and "
+        "no single update and no site's number of images. This holds while at least "
+        f"{secure.threshold} of a round's participants follow the protocol and a server does not stand in their place; "
+        "the model that comes out is no secret, nor are the scores, training losses and numbers of images in this "
+        "report."
+    )
+
+
+def _sum(privacy: Privacy, releases: int, secure: SecureAggregation) -> str:
+    release = site_release(privacy, releases, secure)
+    together = (replace(release, count=releases),)
+    budgets = {name: composed(together, privacy.delta, name) for name in SENSITIVITY}
+    chosen = privacy.adjacency
+    other = next(name for name in SENSITIVITY if name != chosen)
+    return (
+        f"Unit {privacy.unit}, noise of all sites together: each update is clipped to L2 norm {privacy.clip:g}, each "
+        f"site adds a share of discrete Gaussian noise, and {secure.threshold} shares make up a standard deviation of "
+        f"{release.sigma * privacy.clip:.4g} ({release.sigma:.4g} times the bound) in the sum, so that {releases} sums "
+        f"together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon {budgets[chosen]:.4g} for a "
+        f"{privacy.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
+        f"{budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by concentrated differential privacy. This "
+        f"holds while at least {secure.threshold} of a round's participants follow the protocol: they add their share "
+        "of noise and keep it to themselves, and the server sees the sum only. A site that is alone among others that "
+        "do not has no noise of its own to rely on; this covers the updates, not the scores, training losses and "
+        "numbers of images in this report, nor whether a site replies."
+    )
 
 
 def _site(privacy: Privacy, releases: int) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
-from medfl.privacy.statements import WHAT
+from medfl.privacy.statements import WHAT, describe_secure
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per
 from medfl.report.scores import named_runs
 from medfl.report.section import LEVELS, Notice
 from medfl.runs.records import RunRecord
 from medfl.runs.summary import ended_on
-from medfl.settings import Privacy
+from medfl.settings import Privacy, SecureAggregation
 
 Named = tuple[str, RunRecord]
 """A run with the name that it has on the page."""
@@ -81,6 +81,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
     runs = named_runs(groups)
     notices = [
         *_poisoned(runs),
+        *_secure(runs),
         *_endings(runs),
         *_best_rounds(runs),
         *_missing(runs),
@@ -101,6 +102,15 @@ def _poisoned(runs: Sequence[Named]) -> list[Notice]:
         for name, run in runs
         if (poison := run.run["identity"]["settings"].get("poison"))
     ]
+
+
+def _secure(runs: Sequence[Named]) -> list[Notice]:
+    """What the server learned of the updates; runs with the same setting share a line."""
+    names: dict[str, list[str]] = {}
+    for name, run in runs:
+        if (setting := run.run["identity"]["settings"].get("secure_aggregation")) is not None:
+            names.setdefault(describe_secure(SecureAggregation.model_validate(setting)), []).append(name)
+    return [Notice("info", f"{listed(who)}: {words}") for words, who in names.items()]
 
 
 def _missing(runs: Sequence[Named]) -> list[Notice]:

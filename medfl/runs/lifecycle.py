@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
 from medfl.core.carrier import Note
@@ -29,6 +30,9 @@ from medfl.task import Task
 from medfl.types import SERVER, Dataset, Meta, Tensors
 from medfl.utils.files import write_json
 from medfl.utils.locks import being_written
+
+if TYPE_CHECKING:
+    from medfl.privacy.signatures import Signer
 
 JOB_PATIENCE = 90.0
 """Seconds to wait between machines: the process of an attempt before may not have noticed yet that it is over."""
@@ -121,6 +125,7 @@ class RunWriter:
         secret: bytes | None = None,
         scored: Collection[str] = SCORED,
         withheld: Collection[str] = (),
+        signer: Signer | None = None,
     ) -> SiteRunner:
         """A site of the run, with its state in the folder.
 
@@ -131,9 +136,10 @@ class RunWriter:
             secret: Keys its privacy noise; None derives it from the run's seed.
             scored: Splits whose scores may leave it.
             withheld: Keys of a reply's meta that stay there.
+            signer: Signs its keys in a secure aggregation.
         """
         folder = self.folder / "state" / name
-        parts = (self.task, self.settings, self.run_id, post, self.sites, secret, scored, withheld)
+        parts = (self.task, self.settings, self.run_id, post, self.sites, secret, scored, withheld, signer)
         return SiteRunner(name, data, folder, *parts)
 
     def viewer(self, name: str, test: Dataset, val: Dataset | None = None) -> SiteRunner:

@@ -23,6 +23,7 @@ from medfl.core.checks import (
 )
 from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
+from medfl.core.secure.method import secured
 from medfl.core.server import ServerLoop
 from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Inbox, Store
@@ -120,6 +121,7 @@ def simulate(run: Run) -> Result:
     torch.set_num_threads(run.execution.threads)
     method = run.make_method()
     check(run, method)
+    run = replace(run, make_method=secured(run.make_method, run.settings))
     names = sorted(run.sites)
     writer = RunWriter(
         run.folder, run.method, run.method_args, run.settings, run.task, names, run.data_digest, run.execution

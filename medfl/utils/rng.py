@@ -97,6 +97,12 @@ class SecretStream:
         self._counter += 1
         return int.from_bytes(block, "big") >> 1
 
+    def take(self, size: int) -> bytes:
+        """So many bytes, for keys."""
+        block = hashlib.shake_256(self._key + self._counter.to_bytes(8, "big")).digest(size)
+        self._counter += 1
+        return block
+
     def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Uniform numbers in (0, 1), float64, of the given shape."""
         return torch.from_numpy(self._uniform64(int(np.prod(shape)))).reshape(shape)

@@ -90,6 +90,15 @@ class WatchedRun:
                 spent[name] = self._epsilons[name][1]
         return {name: value for name, value in spent.items() if value == value}
 
+    @property
+    def _sums(self) -> bool:
+        """Whether updates leave in a sum only: then a round has several replies, and accounts alone tell its cost."""
+        try:
+            record = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+            return record["identity"]["settings"].get("secure_aggregation") is not None
+        except (OSError, ValueError, KeyError):
+            return False
+
     def _epsilon_of(self, name: str, path: Path) -> float:
         """What a site's account says; without it, as at the server, the noise that hides a site says it, too."""
         from medfl.privacy.composition import Part, epsilon
@@ -99,7 +108,7 @@ class WatchedRun:
         privacy = Privacy.model_validate(self.state.privacy)
         if path.is_file():
             parts = tuple(part_of(entry) for entry in load_entries(path, name).values())
-        elif privacy.unit == "site":
+        elif privacy.unit == "site" and not self._sums:
             parts = (Part(noise_multiplier(privacy, self.state.rounds), self.state.sites[name].replies),)
         else:
             return float("nan")

@@ -14,7 +14,9 @@ from medfl.attacks.inversion.gradient import (
     smoothness_for,
     total_variation,
 )
+from medfl.attacks.inversion.masked import masked
 from medfl.privacy.release import Release
+from medfl.settings import SecureAggregation
 from medfl.utils.rng import SecretStream
 
 
@@ -49,6 +51,31 @@ def test_the_gradient_of_a_linear_model_holds_the_image():
     noisy = {name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator(2)) for name, tensor in update.items()}
     worse = invert_update(noisy, gradient, torch.full_like(X, 0.5), 0.0, 100)
     assert float(quality(worse, X).mse) > 10 * float(quality(image, X).mse)
+
+
+@pytest.mark.parametrize("bits", [32, 40])
+def test_a_masked_update_is_worth_no_more_than_noise(bits):
+    """Over ten masks the images that come out are as far off as those from noise, and far from the open one's."""
+    model, label = softmax_model(), torch.tensor([2])
+
+    def gradient(images):
+        return gradients(model, nn.functional.cross_entropy, images, label)
+
+    update = {name: -0.1 * tensor.detach() for name, tensor in gradient(X).items()}
+
+    def error(sent):
+        return float(quality(invert_update(sent, gradient, torch.full_like(X, 0.5), 0.0, 100), X).mse)
+
+    secure = SecureAggregation(threshold=3, bits=bits)
+    streams = [SecretStream(b"a secret of a site", number) for number in range(10)]
+    hidden = [error(masked(update, secure, 1.0, stream)) for stream in streams]
+    noise = [
+        error({name: torch.rand(t.shape, generator=generator(number)) - 0.5 for name, t in update.items()})
+        for number in range(10)
+    ]
+    assert error(update) < 1e-3
+    assert min(hidden) > 0.01
+    assert sum(hidden) / sum(noise) == pytest.approx(1.0, abs=0.35)
 
 
 class Half(nn.Module):

@@ -138,7 +138,7 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
         "rounds", "epochs", "steps", "batch_size", "lr_decay", "fraction", "seed", "evaluate_every", "best_round",
         "patience", "keep_rounds", "min_replies", "moments", "global_test", "shared_test", "balance", "norm_sync",
         "norm_bound", "networks_by_site", "describe", "privacy", "compression", "precision",
-        "robust",
+        "robust", "secure_aggregation",
     }  # fmt: skip
     assert set(Settings.model_fields) - {"poison"} == RUN - {"method", "method_args"} == reviewed
     assert set(Execution.model_fields) <= OWN

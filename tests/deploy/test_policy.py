@@ -241,3 +241,21 @@ def test_raising_the_bar_never_tells_more() -> None:
     sizes = {"val": 5, "test": 20}
     told_facts = [set(tellable(site_file(min_count=bar), sizes)) for bar in (1, 5, 6, 20, 21)]
     assert all(more >= less for more, less in itertools.pairwise(told_facts))
+
+
+SUM = {"secure_aggregation": {"threshold": 3}}
+
+
+def test_updates_leave_in_a_sum_of_as_many_sites_as_the_file_says() -> None:
+    check(site_file(), settings(**SUM))
+    check(site_file(least_threshold=3), settings(**SUM))
+    for run, words in ((settings(**SUM), "in a sum of 3 sites"), (settings(), "leave alone")):
+        with pytest.raises(RefusedError, match=f"{words}.*required: a sum of at least 4"):
+            check(site_file(least_threshold=4), run)
+
+
+def test_the_noise_of_all_sites_is_no_floor_of_this_one_unless_the_file_says_so() -> None:
+    run = settings(privacy=PROMISE | {"clip": 1.0}, **SUM)
+    with pytest.raises(RefusedError, match="this site's own, as its file names no 'least_threshold'"):
+        check(site_file(privacy=PROMISE), run)
+    check(site_file(privacy=PROMISE, least_threshold=3), run)

@@ -133,6 +133,14 @@ def test_every_participant_ends_with_the_bits_of_one_machine(running: Federation
     assert (begun.out["fedavg"] / "report.html").is_file()
 
 
+@pytest.mark.slow
+def test_secure_aggregation_ends_with_the_bits_of_one_machine(running: Federation) -> None:
+    """With distributed noise, from the sites' own secrets, and keys signed with the kits' certificates."""
+    runs = Begun()
+    runs.begin(running, "secure", method="fedavg", privacy=PRIVACY | {"clip": 0.5}, secure_aggregation={"threshold": 2})
+    end_as_on_one_machine(running, runs, "secure")
+
+
 def end_as_on_one_machine(running: Federation, runs: Begun, method: str) -> None:
     summary, wrong = running.end(runs.out[method], report=method == "fedavg")
     assert (wrong, summary["status"], summary["missing"]) == ("", "finished", {})

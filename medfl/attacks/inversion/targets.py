@@ -21,9 +21,11 @@ from medfl.attacks.inversion.gradient import (
     smoothness_for,
     still,
 )
+from medfl.attacks.inversion.masked import masked
 from medfl.attacks.results import Attacked, Reconstruction, reconstruction
 from medfl.core.filters import Filters
 from medfl.core.filters import decode as decode_update
+from medfl.core.secure.weights import clip_of
 from medfl.data.pooled import labels_of
 from medfl.privacy.gaussian import clip_by_norm
 from medfl.privacy.samples import releases
@@ -210,6 +212,9 @@ def _sent_update(
         mean = _detached(gradients(model, task.loss, seen, labels))
     rate = task.optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"]
     update = {name: -rate * tensor.cpu() for name, tensor in mean.items()}
+    secure = settings.secure_aggregation
+    if secure is not None:
+        return masked(update, secure, clip_of(settings), knowledge.noise("mask", number))
     filters = Filters({MODEL: "update"}, {}, settings, settings.rounds)
     leaves = filters.outgoing(
         prefixed(update, MODEL),
@@ -237,7 +242,9 @@ def _update_notes(opened: OpenedRun) -> tuple[str, ...]:
         "This is a worst case: the update of one plain gradient step on so few images, with the network in evaluation "
         "mode and labels that the attacker knows. The update of a whole round, over many images and steps, tells less."
     ]
-    if privacy is not None:
+    if opened.settings.secure_aggregation is not None:
+        notes.append("The update was masked, as the server has it. The sum of all updates was not attacked.")
+    elif privacy is not None:
         notes.append(
             f"The update was clipped and noised as in the run (unit '{privacy.unit}', epsilon {privacy.epsilon:g})."
         )

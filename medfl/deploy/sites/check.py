@@ -160,9 +160,6 @@ def _device(file: SiteFile) -> str:
 def _limits(file: SiteFile) -> str:
     tells = " and ".join(file.describe) or "nothing"
     can_do = "nothing" if told_profile(file) is None else "what it can do"
-        " and ".join(file.describe) or "nothing",
-        "nothing" if told_profile(file) is None else "what it can do",
-    )
     return (
         f"at most {file.max_rounds} rounds and messages of {file.max_message_mb} MB; scores only of "
         f"{file.min_count} images or more; tells {tells} of its training data and {can_do} of its machine; models "

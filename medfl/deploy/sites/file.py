@@ -124,6 +124,8 @@ class SiteFile(Strict):
         cache: Where cases of an adopted bundle are kept as they are before its first random transform.
         cache_dir: Folder of the cache on disk; None takes one in the site's data.
         loaders: Processes that load cases of an adopted bundle ahead of training, >= 0.
+        least_threshold: Fewest sites in whose sum an update may leave, as a run's `secure_aggregation` sets them; None
+            lets it leave alone.
         privacy: The least privacy that a run must promise, or None.
         bundles: Name to bundle; no other may run.
     """
@@ -143,6 +145,7 @@ class SiteFile(Strict):
     cache: Literal["memory", "disk", "none"] = "memory"
     cache_dir: Path | None = None
     loaders: int = Field(0, ge=0)
+    least_threshold: int | None = Field(None, ge=2)
     privacy: Floor | None = None
     bundles: dict[Name, BundleEntry] = {}
     _path: Path = PrivateAttr(Path(FILE))

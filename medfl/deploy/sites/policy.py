@@ -38,6 +38,7 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         *_exchange(site_file, settings),
         *_shared_test(site_file, settings),
         *_privacy(site_file.privacy, settings.privacy),
+        *_sums(site_file, settings),
         *_needed(site_file, method),
     ]
     if not problems:
@@ -196,3 +197,22 @@ def _privacy(floor: Floor | None, privacy: Privacy | None) -> list[str]:
     if floor is None or at_least(floor, privacy):
         return []
     return [f"The run promises privacy: {promise(privacy)}; required at least: {promise(floor)}."]
+
+
+def _sums(site_file: SiteFile, settings: Settings) -> list[str]:
+    """In whose sum updates leave, and whose noise hides this site there."""
+    secure, least = settings.secure_aggregation, site_file.least_threshold
+    if site_file.is_server:
+        return []
+    threshold = 1 if secure is None else secure.threshold
+    if least is not None and threshold < least:
+        alone = "alone" if secure is None else f"in a sum of {threshold} sites"
+        return [
+            f"The run has updates leave {alone} (secure_aggregation.threshold); required: a sum of at least {least}."
+        ]
+    if least is None and secure is not None and site_file.privacy is not None:
+        return [
+            "The run's noise is that of all sites together, which holds while enough of them follow the protocol; "
+            "required: this site's own, as its file names no 'least_threshold'."
+        ]
+    return []

@@ -142,7 +142,12 @@ class SiteRun:
     def _host(self, writer: RunWriter) -> SiteRunner:
         scored = tellable(self._file, {split: len(getattr(self._splits, split)) for split in SCORED})
         withheld = {"size", "label_counts"} - set(self._file.describe)
-        return writer.runner(self.name, self._splits, self._deliver, self._file.secret(), scored, withheld)
+        signer = None
+        if self.settings.secure_aggregation is not None:
+            from medfl.privacy.signatures import read_signer  # needs an extra
+
+            signer = read_signer(self._file.path.parents[1])
+        return writer.runner(self.name, self._splits, self._deliver, self._file.secret(), scored, withheld, signer)
 
     def facts(self) -> Meta:
         """What this site tells when a run begins: its data as far as it may, and how far it is."""
@@ -185,7 +190,7 @@ class SiteRun:
             raise RefusedError(f"expected an order of one of {self.settings.rounds} rounds, with its facts by name")
         self._undelivered = []
         received = Order(self.name, str(order.get("op")), sent, order["meta"])
-        answer = self.host.step(self._opened.make_method, received, step, round_, str(digest), keep)
+        answer = self.host.step(self._opened.make_exchanged, received, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
         return tensors, facts | {"rows": rows_to_json(self._leaving(answer.rows))}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from medfl.privacy.gaussian import SENSITIVITY, epsilon, noise_multiplier
+from medfl.privacy.composition import epsilon, site_release
+from medfl.privacy.gaussian import SENSITIVITY
 from medfl.privacy.statements import WHAT, describe, describe_accounts, other_bound
 from medfl.report.formats import MISSING, count, listed
 from medfl.report.groups import Group
@@ -14,7 +16,7 @@ from medfl.report.notices import Named
 from medfl.report.scores import named_runs
 from medfl.report.section import ReportData, TemplateSection
 from medfl.runs.records import RunRecord
-from medfl.settings import Privacy
+from medfl.settings import Privacy, SecureAggregation
 from medfl.types import Meta
 
 Accounts = Mapping[str, Mapping[str, Any]]
@@ -50,6 +52,12 @@ def promised(run: RunRecord) -> Privacy | None:
     return None if settings is None else Privacy.model_validate(settings)
 
 
+def secure_of(run: RunRecord) -> SecureAggregation | None:
+    """The secure aggregation of a run."""
+    settings = run.run["identity"]["settings"].get("secure_aggregation")
+    return None if settings is None else SecureAggregation.model_validate(settings)
+
+
 def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
     """A row for each run of a group; one with the group's name if all promise and spent the same."""
     rows = [_row(run) for _, run in named]
@@ -63,14 +71,15 @@ def _row(run: RunRecord) -> Meta:
     assert privacy is not None
     accounts: Accounts = run.summary.get("privacy") or {}
     other = next(name for name in SENSITIVITY if name != privacy.adjacency)
-    far, widened = _other(privacy, rounds, other)
-    words = describe(privacy, rounds)
+    secure = secure_of(run)
+    far, widened = _other(privacy, rounds, other, secure)
+    words = describe(privacy, rounds, secure)
     ledger = any(facts["ledger"] for facts in accounts.values())
     return {
         "unit": {"site": "site", "sample": "image"}[privacy.unit],
         "adjacency": WHAT[privacy.adjacency],
         "delta": f"{privacy.delta:g}",
-        "sigma": _sigma(privacy, rounds, accounts),
+        "sigma": _sigma(privacy, rounds, accounts, secure),
         "clip": f"{privacy.clip:g}",
         "releases": _range([facts["releases"] for facts in accounts.values()]) if accounts else MISSING,
         "planned": rounds,
@@ -87,20 +96,20 @@ def _row(run: RunRecord) -> Meta:
     }
 
 
-def _other(privacy: Privacy, rounds: int, other: str) -> tuple[str, str]:
+def _other(privacy: Privacy, rounds: int, other: str, secure: SecureAggregation | None) -> tuple[str, str]:
     """Epsilon of the same noise for the other adjacency, and its delta where that is another one."""
     if privacy.unit == "site":
-        sigma = noise_multiplier(privacy, rounds)
-        return f"{epsilon(sigma, rounds, privacy.delta, SENSITIVITY[other]):.4g}", ""
+        releases = replace(site_release(privacy, rounds, secure), count=rounds)
+        return f"{epsilon((releases,), privacy.delta, other):.4g}", ""
     bound, delta = other_bound(privacy)
     return f"at most {bound:.4g}", "" if delta == privacy.delta else f"{delta:.3g}"
 
 
-def _sigma(privacy: Privacy, rounds: int, accounts: Accounts) -> str:
+def _sigma(privacy: Privacy, rounds: int, accounts: Accounts, secure: SecureAggregation | None) -> str:
     """The noise multipliers of the sites, as far as they are known."""
     known = [facts["sigma"] for facts in accounts.values() if facts["sigma"] is not None]
     if not known and privacy.unit == "site":
-        known = [noise_multiplier(privacy, rounds)]
+        known = [site_release(privacy, rounds, secure).sigma]
     return _range(known) if known else MISSING
 
 

@@ -1,0 +1,114 @@
+"""CPU time and bytes of a secure aggregation, on one core: what one site computes, what the server does, and what goes over the wire.
+
+By default ten sites send an update of 20 MB in float32, and two of them drop out after they have shared their secrets,
+so that the server has to make their masks again. Sites compute at the same time on machines of their own: the time that
+a round takes longer is that of one site and of the server; their sum over all sites is what a simulation takes.
+
+    python benchmarks/secure_aggregation.py
+    python benchmarks/secure_aggregation.py --sites 30 --megabytes 100 --bits 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from medfl.privacy.secure_aggregation.discrete_gaussian import discrete_gaussian
+from medfl.privacy.secure_aggregation.fixed_point import FixedPoint, packed, signed, unpacked
+from medfl.privacy.secure_aggregation.keys import MASK, agreed, public_key
+from medfl.privacy.secure_aggregation.masks import add_mask, pair_sign
+from medfl.privacy.secure_aggregation.shamir import combine, split
+from medfl.utils.rng import SecretStream
+
+CLIP = 10.0
+
+
+def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float) -> dict[str, float]:
+    """Seconds of each part and bytes of a number, for one aggregation; the sum is checked."""
+    numbers, threshold = int(megabytes * 1e6 / 4), 2 * sites // 3 + 1
+    point = FixedPoint(bits, sites, CLIP, numbers, noise, threshold)
+    names = [f"site-{number:03d}" for number in range(sites)]
+    streams = {name: SecretStream(b"a secret of a site", name) for name in names}
+    masks = {name: stream.take(32) for name, stream in streams.items()}
+    own = {name: stream.take(32) for name, stream in streams.items()}
+    public = {name: public_key(key) for name, key in masks.items()}
+
+    start = time.process_time()
+    shares = {name: split(own[name], sites, threshold, streams[name].take) for name in names}
+    dead = {name: split(masks[name], sites, threshold, streams[name].take) for name in names}
+    sharing = (time.process_time() - start) / sites
+
+    total, plain, spent, up = None, np.zeros(numbers, dtype=np.int64), [], 0
+    staying = names[dropped:]
+    for number, name in enumerate(staying):
+        update = torch.randn(numbers, generator=torch.Generator().manual_seed(number)).double()
+        update *= CLIP / update.norm()
+        start = time.process_time()
+        steps = point.rounded(update, torch.Generator().manual_seed(number))
+        if noise:
+            steps += discrete_gaussian(point.site_noise, numbers, streams[name])
+        words = point.words(steps)
+        add_mask(words, own[name])
+        for other in names:
+            if other != name:
+                add_mask(words, agreed(masks[name], public[other], MASK), pair_sign(name, other))
+        sent = packed(words, bits)
+        spent.append(time.process_time() - start)
+        plain, up = plain + steps.numpy(), sent.numel()
+        start = time.process_time()
+        words = unpacked(sent, bits)
+        total = words if total is None else total + words
+        spent.append(time.process_time() - start)
+    assert total is not None
+
+    start = time.process_time()
+    for name in staying:
+        add_mask(total, combine(dict(enumerate(shares[name], start=1)), threshold), -1)
+    for name in names[:dropped]:
+        key = combine(dict(enumerate(dead[name], start=1)), threshold)
+        for other in staying:
+            add_mask(total, agreed(key, public[other], MASK), -pair_sign(other, name))
+    unmasking = time.process_time() - start + sum(spent[1::2])
+    if not (signed(total, bits) == plain).all():
+        raise AssertionError("the sum is not the sum")
+    site = sum(spent[::2]) / len(staying) + sharing
+    return {
+        "one site (s)": site,
+        "server (s)": unmasking,
+        "a round takes longer (s)": site + unmasking,
+        "all sites and the server (s)": site * sites + unmasking,
+        "bytes / float32": up / (4 * numbers),
+    }
+
+
+def main() -> None:
+    """Print a table, and write it as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, default=10)
+    parser.add_argument("--megabytes", type=float, default=20.0)
+    parser.add_argument("--bits", type=int, nargs="*", default=[32, 40])
+    parser.add_argument("--dropped", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = {}
+    for bits in options.bits:
+        for noise in (0.0, 5.0):
+            name = f"{bits} bits{', noise' if noise else ''}"
+            figures[name] = measure(options.sites, options.megabytes, bits, options.dropped, noise)
+    columns = list(next(iter(figures.values())))
+    print(f"{options.sites} sites, {options.megabytes:g} MB each, {options.dropped} dropped out\n")
+    print(f"{'':18}" + "".join(f"{column:>30}" for column in columns))
+    for name, row in figures.items():
+        print(f"{name:18}" + "".join(f"{row[column]:>30.3f}" for column in columns))
+    if options.json:
+        options.json.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Which runs secure aggregation is possible for; the others are refused by name, with what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from medfl.contract import Method
+from medfl.errors import SettingsError
+from medfl.privacy.secure_aggregation.keys import primitives
+from medfl.settings import Settings
+
+
+def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[str], beside: str) -> None:
+    """Refuse secure aggregation with a method whose server makes more of replies than one mean, or such settings.
+
+    Args:
+        name: The method's.
+        method: It.
+        settings: The run's.
+        sites: Names of the sites.
+        beside: What the server makes of replies, where that is no mean of updates.
+
+    Raises:
+        SettingsError: If it is set and not possible.
+    """
+    secure = settings.secure_aggregation
+    if secure is None:
+        return
+    if method.supports_robust is not True or {*method.sends.values()} != {"update"}:
+        raise SettingsError(
+            f"Secure aggregation gives the server the sum of all updates and nothing else, and method '{name}', with "
+            f"these settings, has another server: {beside}. Choose a method that averages updates and nothing beside "
+            "them, such as fedavg, fedprox or fedavgm, or leave 'secure_aggregation' out."
+        )
+    if method.filters():
+        raise SettingsError(
+            f"Method '{name}' encodes its updates, and sums of encoded updates are none. Choose another method or "
+            "setting of it, or leave 'secure_aggregation' out."
+        )
+    if needed := sorted(fact for fact, tell in method.sends_meta.items() if tell.kind == "needed"):
+        raise SettingsError(
+            f"Method '{name}' needs each site's {', '.join(needed)}, and under secure aggregation the server learns "
+            "sums alone. Choose another method, or leave 'secure_aggregation' out."
+        )
+    _check_others(settings, secure.clip)
+    if len(sites) < secure.threshold:
+        raise SettingsError(
+            f"'secure_aggregation.threshold' is {secure.threshold}, and the run has {len(sites)} sites: expected at "
+            "most as many as take part in a round."
+        )
+    primitives("hazmat")
+
+
+def _check_others(settings: Settings, clip: float | None) -> None:
+    """Refuse settings that look at single updates, or change them after they were masked."""
+    privacy = settings.privacy
+    if settings.robust is not None:
+        raise SettingsError(
+            f"The robust rule '{settings.robust.rule}' compares the updates of single sites, and under secure "
+            "aggregation the server sees none of them. Choose one of the two."
+        )
+    if settings.compression is not None:
+        raise SettingsError(
+            "'compression' gives each update a scale of its own, and numbers of unlike scales have no sum. Secure "
+            "aggregation has 'secure_aggregation.bits' in its place: leave 'compression' out."
+        )
+    if settings.poison:
+        raise SettingsError(
+            "'poison' changes replies on their way, and masked ones can't be changed in any useful way: leave it or "
+            "'secure_aggregation' out."
+        )
+    if privacy is not None and privacy.unit == "sample":
+        raise SettingsError(
+            "Privacy with the unit 'sample' adds each site's own noise in its training and keeps account of each step; "
+            "secure aggregation shares the noise of the unit 'site' among the sites. Choose that unit."
+        )
+    if privacy is not None and clip is not None and clip != privacy.clip:
+        raise SettingsError(
+            f"'secure_aggregation.clip' is {clip:g} and 'privacy.clip' {privacy.clip:g}: the noise is made for one "
+            "bound. Leave the first out."
+        )

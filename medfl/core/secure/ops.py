@@ -1,0 +1,152 @@
+"""What is said in the four operations of a secure aggregation, and the form that each reply has.
+
+* `KEYS`: each participant sends two public keys, signed where there are certificates.
+* `SHARES`: each gets all keys and sends every other one shares of its two secrets, encrypted for it.
+* `MASKED`: each that others hold shares of does the method's own order, and sends its update masked.
+* `UNMASK`: each that sent one reveals, of each site, a share of one of its secrets: of the key of its masks if the site
+  dropped out, of its own mask if not. Never both: together they would uncover its update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from medfl.contract import Order, PayloadKind
+from medfl.errors import RefusedError
+from medfl.privacy.secure_aggregation.keys import KEY, NONCE
+from medfl.privacy.secure_aggregation.shamir import BYTES
+from medfl.types import Meta, Tensors
+
+KEYS, SHARES, MASKED, UNMASK = "secure_keys", "secure_shares", "secure_masked", "secure_unmask"
+OPS = (KEYS, SHARES, MASKED, UNMASK)
+
+PREFIX = "secure/"
+"""What the names of all tensors of these operations begin with."""
+
+PUBLIC, SIGNATURE, CERTIFICATE = "secure/public", "secure/signature", "secure/certificate"
+SEALED, NUMBERS, REVEALED = "secure/sealed", "secure/numbers", "secure/revealed"
+
+ABOUT = "secure_aggregation"
+"""Meta key of an order under which stands what is below, and of the server's state."""
+
+SEALED_BYTES = NONCE + 2 * BYTES + 16
+PUBLIC_BYTES = 2 * KEY
+LONGEST = 8192
+"""Bytes of a signature or a certificate, at most."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What an order says of its aggregation.
+
+    Attributes:
+        turn: Tells the aggregations of a run from each other, from 1.
+        sites: All participants, sorted.
+        peers: Those whose shares the others hold; empty before `MASKED`.
+        masked: Those that sent their numbers; empty before `UNMASK`.
+        op: Of the method's own order, in `MASKED`.
+    """
+
+    turn: int
+    sites: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    op: str = ""
+
+    def meta(self) -> Meta:
+        """As an order has it."""
+        return {ABOUT: {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}}
+
+    @classmethod
+    def named(cls, said: Mapping[str, Any]) -> About:
+        """From its attributes by name, lists for tuples."""
+        return cls(said["turn"], tuple(said["sites"]), tuple(said["peers"]), tuple(said["masked"]), said.get("op", ""))
+
+    @classmethod
+    def of(cls, order: Order) -> About:
+        """What an order says.
+
+        Raises:
+            RefusedError: If it is of another form.
+        """
+        said: Any = order.meta.get(ABOUT)
+        lists = ("sites", "peers", "masked")
+        known = isinstance(said, dict) and said.keys() == {"turn", "op", *lists} and type(said["turn"]) is int
+        if not known or not isinstance(said["op"], str) or any(not _names(said[name]) for name in lists):
+            raise RefusedError(f"expected an order '{order.op}' with what it says of its aggregation, got another one")
+        return cls.named(said)
+
+
+def _names(value: Any) -> bool:
+    """Whether a value is a sorted list of names without doubles."""
+    texts = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return texts and value == sorted(set(value))
+
+
+def of_sites(tensors: Tensors, what: str) -> dict[str, torch.Tensor]:
+    """Site to tensor, of those named ``what/site``."""
+    start = f"{what}/"
+    return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of an uint8 tensor."""
+    return tensor.numpy().tobytes()
+
+
+def to_tensor(raw: bytes) -> torch.Tensor:
+    """An uint8 tensor of bytes."""
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+Layout = list[tuple[str, tuple[int, ...], int]]
+"""Name, shape and number of elements of each tensor whose numbers are summed, by name."""
+
+
+def layout_of(tensors: Tensors, sends: Mapping[str, PayloadKind]) -> Layout:
+    """The numbers of an update, from the order that it answers: each floating tensor under a prefix that is sent."""
+    chosen = {
+        name: tensor
+        for name, tensor in sorted(tensors.items())
+        if tensor.is_floating_point() and any(name.startswith(prefix) for prefix in sends)
+    }
+    return [(name, tuple(tensor.shape), tensor.numel()) for name, tensor in chosen.items()]
+
+
+def numbers_of(layout: Layout) -> int:
+    """How many numbers there are, without the weight that follows them."""
+    return sum(count for _, _, count in layout)
+
+
+def check_reply(order: Order, tensors: Tensors, expected: int) -> None:
+    """Refuse a reply of another form.
+
+    Args:
+        order: What it answers, with an op of `OPS`.
+        tensors: Of the reply.
+        expected: Bytes of the masked numbers.
+
+    Raises:
+        RefusedError: If a name is missing or not expected, or a tensor has another dtype or length.
+    """
+    about = About.of(order)
+    if order.op == KEYS:
+        sizes = {PUBLIC: PUBLIC_BYTES}
+        sizes |= {name: min(tensors[name].numel(), LONGEST) for name in (SIGNATURE, CERTIFICATE) if name in tensors}
+    elif order.op == SHARES:
+        others = of_sites(order.tensors, PUBLIC).keys() - {order.to}
+        sizes = {f"{SEALED}/{name}": SEALED_BYTES for name in others}
+    elif order.op == MASKED:
+        sizes = {NUMBERS: expected}
+    else:
+        sizes = {f"{REVEALED}/{name}": BYTES for name in about.peers}
+    if tensors.keys() != sizes.keys():
+        odd = sorted(tensors.keys() ^ sizes.keys())[0]
+        raise RefusedError(f"A reply to '{order.op}' was refused: expected {len(sizes)} tensors, and not {ascii(odd)}.")
+    for name, size in sizes.items():
+        if (tensors[name].dtype, tuple(tensors[name].shape)) != (torch.uint8, (size,)):
+            raise RefusedError(f"A reply to '{order.op}' was refused: expected '{name}' as {size} bytes, got another.")

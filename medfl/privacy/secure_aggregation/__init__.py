@@ -1,0 +1,1 @@
+"""Secure aggregation as pure functions: keys, secret shares, masks, fixed point, noise and what it promises."""

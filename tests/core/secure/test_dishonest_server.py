@@ -1,0 +1,164 @@
+"""A server that asks for more than a sum: every such order is refused, whatever it had the site forget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medfl.contract import Order
+from medfl.core.carrier import Answer
+from medfl.core.secure.method import secured
+from medfl.core.secure.ops import KEYS, MASKED, PUBLIC, REVEALED, SEALED, SHARES, UNMASK, About, of_sites
+from medfl.core.site import SiteRunner
+from medfl.errors import StoreError
+from medfl.plugins import load_plugins
+from medfl.privacy.secure_aggregation.shamir import BYTES
+from medfl.settings import Settings
+from medfl.testing.cohort import make_site, make_task
+from medfl.types import Tensors
+from medfl.utils import wire
+
+NAMES = ("site-1", "site-2", "site-3", "site-4", "site-5")
+SETTINGS = Settings.model_validate(
+    {"rounds": 2, "batch_size": 5, "norm_sync": "params", "secure_aggregation": {"threshold": 3}}
+)
+REGISTRY = load_plugins()
+ABOUT = About(1, NAMES)
+
+
+def method() -> Any:
+    return secured(lambda: REGISTRY.make_method("fedavg", {}), SETTINGS)()
+
+
+@dataclass
+class Sites:
+    """Sites without a server; a test plays it."""
+
+    runners: dict[str, SiteRunner]
+
+    def ask(self, name: str, step: int, op: str, about: About, tensors: Tensors, keep: tuple[int, ...] = ()) -> Answer:
+        order = Order(name, op, dict(tensors), about.meta())
+        return self.runners[name].step(method, order, step, 1, wire.digest(tensors), keep)
+
+    def sent(self, name: str, step: int) -> Tensors:
+        return self.runners[name].store.read(step, "reply/")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    def runner(name: str) -> SiteRunner:
+        return SiteRunner(
+            name, make_site(6, name), tmp_path / name, make_task(), SETTINGS, "run", lambda *_: None, NAMES
+        )
+
+    return Sites({name: runner(name) for name in NAMES})
+
+
+@pytest.fixture
+def keys(sites: Sites) -> Tensors:
+    """All sites' keys, as an honest server relays them."""
+    for name in NAMES:
+        assert sites.ask(name, 1, KEYS, ABOUT, {}).refused is None
+    return {f"{PUBLIC}/{name}": sites.sent(name, 1)[PUBLIC] for name in NAMES}
+
+
+def model(seed: int = 7) -> Tensors:
+    tensors = make_task().initial(seed)
+    return {f"model/{name}": tensor for name, tensor in tensors.items() if "running" not in name and "num_" not in name}
+
+
+@pytest.fixture
+def shared(sites: Sites, keys: Tensors) -> Tensors:
+    """What the others sealed for site-1, after an honest second operation."""
+    for name in NAMES:
+        assert sites.ask(name, 2, SHARES, ABOUT, keys).refused is None
+    return {f"{SEALED}/{name}": of_sites(sites.sent(name, 2), SEALED)["site-1"] for name in NAMES[1:]}
+
+
+MASKING = replace(ABOUT, peers=NAMES, op="fit")
+
+
+def test_no_mask_covers_two_payloads(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    """The same aggregation for another model: with the first one's numbers the difference would be in the clear."""
+    assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
+    first = sites.sent("site-1", 3)
+    for step in (4, 5, 3):  # then step 3 is forgotten, and asked for anew from the state before
+        answer = sites.ask("site-1", step, MASKED, MASKING, model(seed=8) | keys, keep=(2,))
+        assert "used before for other numbers" in str(answer.refused)
+    assert sites.ask("site-1", 6, MASKED, MASKING, model() | keys).refused is None
+    assert torch.equal(sites.sent("site-1", 6)["secure/numbers"], first["secure/numbers"])
+
+
+def test_another_order_of_the_same_step_is_no_answer(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
+    with pytest.raises(StoreError, match="carried out another order as step 3"):
+        sites.ask("site-1", 3, MASKED, MASKING, model(seed=8) | keys)
+
+
+def test_one_list_of_drop_outs_is_answered(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    """A site that is in one list and not in the other would lose both its secrets."""
+    first = replace(MASKING, masked=NAMES, op="")
+    assert sites.ask("site-1", 3, UNMASK, first, keys | shared).refused is None
+    second = replace(first, masked=("site-1", "site-2", "site-3"))
+    answer = sites.ask("site-1", 4, UNMASK, second, keys | shared, keep=(2,))
+    assert "used before for other drop-outs" in str(answer.refused)
+
+
+def test_never_both_secrets_of_a_site(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    staying = ("site-1", "site-2", "site-3")
+    sites.ask("site-1", 3, UNMASK, replace(MASKING, masked=staying, op=""), keys | shared)
+    revealed = of_sites(sites.sent("site-1", 3), REVEALED)
+    assert revealed.keys() == {*NAMES}
+    assert all(share.numel() == BYTES for share in revealed.values()), "of each site one share, not two"
+
+
+def test_keys_of_others_can_not_be_exchanged_later(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    own = keys | {f"{PUBLIC}/site-3": keys[f"{PUBLIC}/site-2"]}
+    assert "other keys of others" in str(sites.ask("site-1", 3, MASKED, MASKING, model() | own).refused)
+
+
+CROWDS: dict[str, tuple[str, About, str]] = {
+    "two sites alone": (KEYS, About(9, NAMES[:2]), "Expected participants of 3 to 5 sites"),
+    "six, of whom two threes could be summed": (KEYS, About(9, (*NAMES, "site-6")), "Expected participants of 3 to 5"),
+    "without the site": (KEYS, About(9, NAMES[1:]), "with 'site-1' among them"),
+    "few peers": (MASKED, replace(MASKING, peers=NAMES[:2]), "Expected shares of 3 to 5 sites"),
+    "few that sent numbers": (UNMASK, replace(MASKING, masked=NAMES[:2]), "Expected numbers of 3 to 5 sites"),
+    "numbers of nobody's peer": (
+        UNMASK,
+        replace(MASKING, peers=NAMES[:4], masked=("site-1", "site-2", "site-5")),
+        "numbers of sites whose shares are held",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CROWDS)
+def test_crowds_that_hide_too_little_are_refused(case: str, sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    op, about, words = CROWDS[case]
+    tensors = {KEYS: {}, MASKED: model() | keys, UNMASK: keys | shared}[op]
+    assert words in str(sites.ask("site-1", 3, op, about, tensors).refused)
+
+
+def test_fewer_keys_than_the_threshold_are_refused(sites: Sites, keys: Tensors) -> None:
+    few = {name: key for name, key in keys.items() if name[-1] in "12"}
+    assert "Expected keys of 3 to 5 sites" in str(sites.ask("site-1", 2, SHARES, ABOUT, few).refused)
+
+
+def test_a_share_that_was_sealed_for_another_site_is_refused(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    other = shared | {f"{SEALED}/site-2": of_sites(sites.sent("site-2", 2), SEALED)["site-3"]}
+    answer = sites.ask("site-1", 3, UNMASK, replace(MASKING, masked=NAMES, op=""), keys | other)
+    assert "sealed for this site" in str(answer.refused)
+
+
+def test_nothing_leaves_in_the_clear(sites: Sites) -> None:
+    answer = sites.runners["site-1"].step(method, Order("site-1", "fit", model()), 1, 1, wire.digest(model()))
+    assert "nothing leaves a site but in a sum" in str(answer.refused)
+    assert not sites.sent("site-1", 1)
+
+
+def test_orders_of_another_form_are_refused(sites: Sites) -> None:
+    order = Order("site-1", KEYS, {}, {"secure_aggregation": {"turn": 1}})
+    assert "another one" in str(sites.runners["site-1"].step(method, order, 1, 1, wire.digest({})).refused)

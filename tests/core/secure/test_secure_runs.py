@@ -1,0 +1,185 @@
+"""Runs under secure aggregation: the mean of the plain run, drop-outs in every operation, and what the server gets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import digests
+
+from medfl.core.secure.ops import OPS
+from medfl.core.store import Store
+from medfl.plugins import load_plugins
+from medfl.privacy.secure_aggregation.keys import public_key
+from medfl.runs.folder import run_id_of
+from medfl.runs.simulation import Result
+from medfl.testing.cohort import Case, bits, make_sites, make_task
+from medfl.utils.rng import SecretStream
+
+SIZES = {f"site-{number}": size for number, size in enumerate((7, 5, 6, 9, 4), start=1)}
+FIVE = make_sites(SIZES)
+THREE = {"threshold": 3}
+REGISTRY = load_plugins()
+
+
+def run(folder: Path, method: str = "fedavg", args: dict[str, Any] | None = None, **more: Any) -> Result:
+    case = Case(REGISTRY, method, args or {}, {"norm_sync": "params", "rounds": 2})
+    return case.run(folder, **({"sites": FIVE} | more))
+
+
+def distance(left: Result, right: Result) -> float:
+    first, second = bits(left), bits(right)
+    return max(float((first[k][n].double() - second[k][n].double()).abs().max()) for k in first for n in first[k])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    folder = tmp_path_factory.mktemp("secure") / "run"
+    return run(folder, secure_aggregation=THREE), folder
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedadam": {},  # a server's optimiser
+    "scaffold": {},  # updates of two kinds
+    "fedper": {},  # bodies alone
+    "fedbabu": {},  # a last step in which nothing is sent
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_mean_is_that_of_the_plain_run(method: str, tmp_path: Path) -> None:
+    """Weighed by sizes that the server never learns; what is left is the rounding of fixed point."""
+    more = METHODS[method] | ({"steps": 2} if method == "scaffold" else {})
+    plain = run(tmp_path / "plain", method, **more)
+    result = run(tmp_path / "secure", method, secure_aggregation=THREE, **more)
+    assert result.outcome.status == "finished"
+    assert distance(plain, result) < (1e-3 if method == "fedadam" else 1e-4)  # Adam divides by small numbers
+
+
+def test_fewer_bits_are_coarser_and_32_are_as_many_as_in_a_plain_update(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain")
+    coarse = run(tmp_path / "32", secure_aggregation=THREE | {"bits": 32, "clip": 5.0, "largest_size": 10})
+    assert distance(plain, coarse) < 1e-4
+
+
+def test_workers_change_no_bit(whole: tuple[Result, Path], tmp_path: Path) -> None:
+    assert digests(run(tmp_path, secure_aggregation=THREE, workers=2)) == digests(whole[0])
+
+
+def test_a_clip_bounds_every_update(tmp_path: Path) -> None:
+    run(tmp_path, secure_aggregation=THREE | {"clip": 0.01}, rounds=1)
+    start, last = make_task().initial(7), Store(tmp_path / "state" / "server").latest()
+    assert last is not None
+    tensors = last.state().tensors
+    moved = torch.cat([(tensor - start[name]).double().flatten() for name, tensor in tensors.items()])
+    assert 0.001 < float(moved.norm()) <= 0.01 * (1 + 1e-4)
+
+
+# ---- drop-outs
+
+
+@pytest.mark.parametrize("operation", range(4))
+def test_drop_outs_in_any_operation_recover(operation: int, tmp_path: Path) -> None:
+    """Two of five are away in one operation of round 2; those that have sent their numbers are in the sum."""
+    away, step = {"site-2", "site-5"}, 4 + operation + 1
+
+    def absent(site: str, at: int) -> bool:
+        return site in away and at == step
+
+    result = run(tmp_path / "secure", secure_aggregation=THREE, absent=absent)
+    assert result.outcome.status == "finished"
+    plain = run(tmp_path / "plain", absent=lambda site, at: site in away and at == 2 and operation < 3)
+    assert distance(plain, result) < 1e-4
+
+
+def test_drop_outs_one_after_the_other(tmp_path: Path) -> None:
+    """One leaves before it shares, another one before it sends its numbers; both stay away."""
+
+    def absent(site: str, at: int) -> bool:
+        return at < 5 and ((site == "site-1" and at >= 2) or (site == "site-4" and at >= 3))
+
+    result = run(tmp_path / "secure", secure_aggregation=THREE, absent=absent)
+    plain = run(tmp_path / "plain", absent=lambda site, at: site in ("site-1", "site-4") and at == 1)
+    assert distance(plain, result) < 1e-4
+
+
+@pytest.mark.parametrize("operation", range(4))
+def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
+    operation: int, whole: tuple[Result, Path], tmp_path: Path
+) -> None:
+    away, step = {"site-2", "site-3", "site-5"}, 4 + operation + 1
+    result = run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: site in away and at == step)
+    assert (result.outcome.status, result.outcome.rounds) == ("incomplete", 1)
+    assert "2 of 3 needed replies came. Missing: site-2, site-3, site-5." in result.outcome.reason
+    again = run(tmp_path, secure_aggregation=THREE)
+    assert digests(again) == digests(whole[0])
+
+
+# ---- what there is to see
+
+
+def secrets(folder: Path, site: str, run_id: str, round_: int, turn: int) -> list[bytes]:
+    """What a site of a simulation hides; its own secret is derived from the run's seed."""
+    key = hashlib.sha256(f"7/{site}/simulated secret".encode()).digest()
+    nonce = json.loads((folder / "state" / site / "secure_aggregation.json").read_text())["nonce"]
+    stream = SecretStream(key, run_id, round_, "secure aggregation", f"{turn} {nonce}")
+    return [stream.take(32) for _ in range(3)]
+
+
+def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
+    """In a run that stopped before its sum was unmasked; an unmasked site's own mask is known to the server."""
+    run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == 4 and site in ("site-1", "site-2", "site-3"))
+    run_id = run_id_of(json.loads((tmp_path / "run.json").read_text())["identity"])
+    content = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    hidden = [secret for site in SIZES for secret in secrets(tmp_path, site, run_id, 1, 1)]
+    assert public_key(hidden[0]) in content, "these are the secrets of the run"
+    assert not any(secret in content or secret.hex().encode() in content for secret in hidden)
+
+
+def test_the_server_learns_neither_sizes_nor_updates(whole: tuple[Result, Path]) -> None:
+    last = Store(whole[1] / "state" / "server").latest()
+    assert last is not None
+    assert all(facts == {"trainable": True, "validates": True} for facts in last.meta["commit"]["facts"].values())
+    for site in SIZES:
+        store = Store(whole[1] / "state" / site)
+        step = store.steps()[0]  # of the masked numbers, the last but one
+        assert store.load(step).meta["reply"] == {}
+        assert {name: tensor.dtype for name, tensor in store.read(step, "reply/").items()} == {
+            "secure/numbers": torch.uint8
+        }
+
+
+def test_bytes_are_at_most_one_and_a_half_times_those_of_float32(tmp_path: Path) -> None:
+    task = {"task": make_task("wide"), "rounds": 1}
+    for name, secure in (("plain", None), ("secure", THREE)):
+        run(tmp_path / name, secure_aggregation=secure, **task)
+
+    def up(name: str) -> float:
+        lines = (tmp_path / name / "metrics.csv").read_text().splitlines()
+        return sum(float(line.split(",")[-1]) for line in lines if ",bytes_up," in line)
+
+    protocol = 5 * (64 + 4 * 160 + 5 * 66 + 5)  # keys, sealed shares, revealed shares, the weight
+    assert up("secure") - protocol == pytest.approx(1.25 * up("plain"), rel=0.02)
+
+
+def test_each_round_has_four_operations(whole: tuple[Result, Path]) -> None:
+    register = json.loads((whole[1] / "state" / "site-1" / "secure_aggregation.json").read_text())
+    assert len(OPS) == 4
+    uses = {"participants", "keys of others", "peers", "numbers", "drop-outs"}
+    assert register.keys() == {"nonce"} | {f"{turn} {use}" for turn in (1, 2) for use in uses}
+
+
+def test_the_same_run_in_another_folder_has_other_masks_and_the_same_end(
+    whole: tuple[Result, Path], tmp_path: Path
+) -> None:
+    """Else a server that submits a run a second time, with another first model, would have a mask over two payloads."""
+    assert digests(run(tmp_path, secure_aggregation=THREE)) == digests(whole[0])
+    first, second = (
+        Store(folder / "state" / "site-1").read(7, "reply/")["secure/numbers"] for folder in (whole[1], tmp_path)
+    )
+    assert float((first != second).double().mean()) > 0.98
