@@ -119,12 +119,12 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
         files = [path for path in run.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
     wall, cpu = np.diff(meter.ends), np.diff(meter.cpu)
-    asked = max(1, int(options.fraction * number))
+    steps = max(1, int(options.fraction * number))
     half = len(wall) // 2
     return {
         "seconds from call to first round": meter.started - meter.begun,
-        "ms of wall for a site's step": 1e3 * float(np.median(wall)) / asked,
-        "ms of CPU for a site's step": 1e3 * float(np.median(cpu)) / asked,
+        "ms of wall for a site's step": 1e3 * float(np.median(wall)) / steps,
+        "ms of CPU for a site's step": 1e3 * float(np.median(cpu)) / steps,
         "CPU of a round, second half to first": float(cpu[half:].mean() / cpu[:half].mean()),
         "seconds after the last round": ended - meter.ends[-1],
         "peak memory, MiB (PSS of all processes)": max(meter.memory) / 2**20,
