@@ -76,6 +76,7 @@ def html(view: View) -> str:
                 for title, by_site in view.numbers().items()
             },
             bands=drawn,
+            bright=any(title.startswith("brightness") for title in titles),
             undrawn=len(titles) - len(drawn),
         )
     )
