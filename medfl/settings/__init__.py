@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from medfl.errors import SettingsError
-from medfl.protection import Compression, Privacy, Remote, Robust, SecureAggregation, Strict
+from medfl.settings.protection import Compression, Privacy, Remote, Robust, SecureAggregation, Strict
 from medfl.utils.field_words import explain
 
 
