@@ -24,6 +24,7 @@ from medfl.data.sites import SiteData, load_site
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.file import SiteFile
+from medfl.deploy.sites.policy import check_networks
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
 from medfl.runs.folder import begun_settings
@@ -72,6 +73,8 @@ def serve(
     networks = carrier.hello(offer.to_meta(), HELLO)
     opened = _agree_on_networks(opened, networks, carrier, folder)
     data = _ServerData(opened, site_file)
+    named = opened.settings.networks_by_site
+    check_networks(site_file, opened.task, {named.get(site, opened.task.network) for site in offer.sites})
     method = opened.make_method()
     built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.has_public)
     check_shared_test(opened.settings, GLOBAL in data.tests)

@@ -148,10 +148,10 @@ def _device(file: SiteFile) -> str:
 def _limits(file: SiteFile) -> str:
     tells = " and ".join(file.describe) or "nothing"
     return (
-        f"at most {file.max_rounds} rounds and messages of {file.max_message_mb} MB; scores only of "
-        f"{file.min_count} images or more; tells {tells} of its training data; models "
-        f"{'are' if file.exchange else 'are not'} exchanged for a global test, its own "
-        f"{'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
+        f"at most {file.max_rounds} rounds, messages of {file.max_message_mb} MB and networks of "
+        f"{file.max_network_mb} MB; scores only of {file.min_count} images or more; tells "
+        f"{tells} of its training data; models {'are' if file.exchange else 'are not'} exchanged for a global test, "
+        f"its own {'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
     )
 
 
