@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,10 @@ from medfl.errors import MedflError, RefusedError
 from medfl.runs.progress import row_facts
 from medfl.types import Meta
 from medfl.utils.pulse import Beat, Pulse
+
+if TYPE_CHECKING:
+    from medfl.carriers.sealed import Seal
+    from medfl.privacy.signatures import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +54,20 @@ class SiteService:
         site_file: The site's own file.
         post: Brings a parcel to another site.
         beat: Brings a heartbeat to the server, or loses it; called from a thread of its own.
+        signer: Signs this site's parcels, and those of others must be signed; None where nobody passes them on.
     """
 
-    def __init__(self, site_file: SiteFile, post: Post, beat: Callable[[bytes], None] = lambda blob: None) -> None:
+    def __init__(
+        self,
+        site_file: SiteFile,
+        post: Post,
+        beat: Callable[[bytes], None] = lambda blob: None,
+        signer: Signer | None = None,
+    ) -> None:
         self._file, self._post, self._send_beat = site_file, post, beat
         self._limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
+        self._signer = signer
+        self._seal: Seal | None = None
         self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
         self._held = contextlib.ExitStack()
@@ -102,7 +115,8 @@ class SiteService:
         try:
             if self._run is None:
                 raise RefusedError("no run has begun here")
-            self._run.receive(sender, unpack(blob, self._limits))
+            opened = blob if self._seal is None else self._seal.open(blob, sender)
+            self._run.receive(sender, unpack(opened, self._limits))
         except MedflError as error:
             logger.warning("A parcel of '%s' is refused: %s", sender, error)
             return str(error) if isinstance(error, RefusedError) else "it could not be stored"
@@ -160,6 +174,10 @@ class SiteService:
         self.close()
         self._audit.offered(offer)
         self._opened = open_offer(offer, self._file)
+        if self._signer is not None:
+            from medfl.carriers.sealed import Seal  # it needs what comes with NVFlare
+
+            self._seal = Seal(self._signer, offer.to_meta())
         return Message("hello", {}, {"refused": None, "network": self._file.bundle(offer.bundle).network})
 
     def _begin(self, meta: Meta) -> Message:
@@ -184,7 +202,8 @@ class SiteService:
         assert self._opened is not None
         self._audit.sends(parcel)
         patience = PARCELS * self._opened.offer.answer_timeout
-        return self._post(parcel.to, pack(Message("parcel", parcel.tensors, meta)), patience)
+        blob = pack(Message("parcel", parcel.tensors, meta))
+        return self._post(parcel.to, blob if self._seal is None else self._seal.close(blob, parcel.to), patience)
 
 
 def _networks(meta: Meta) -> dict[str, str]:
