@@ -12,7 +12,8 @@ from medfl.deploy.offer import Offer
 from medfl.deploy.server import serve
 from medfl.deploy.sites.file import FILE, read_site_file
 from medfl.deploy.sites.service import SiteService
-from medfl.errors import MedflError
+from medfl.errors import MedflError, SettingsError
+from medfl.privacy.signatures import read_signer
 from medfl.runs.progress import Progress
 from medfl.types import Meta
 
@@ -52,8 +53,14 @@ class MedflExecutor(FlareExecutor):
     """A site's side of any run: everything it needs comes in the run's messages, or stands in the site's own file."""
 
     def open(self, local: Path) -> None:
-        """Read the site's own file."""
-        self._service = SiteService(read_site_file(local / FILE), self.post, self.beat)
+        """Read the site's own file, and the key of the kit that it lies in."""
+        site_file, signer = read_site_file(local / FILE), read_signer(local.parent)
+        if signer.name != site_file.site:
+            raise SettingsError(
+                f"the kit '{local.parent}' is of '{signer.name}', its {FILE} of '{site_file.site}'; correct 'site', or "
+                "take the site's own kit"
+            )
+        self._service = SiteService(site_file, self.post, self.beat, signer)
 
     def answer(self, blob: bytes) -> bytes:
         """The answer to a message of the server."""

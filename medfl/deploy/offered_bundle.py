@@ -24,8 +24,9 @@ from medfl.data.source import Arrays, Source
 from medfl.deploy.offer import Here, Offer, bundle_hash, bundle_version, describe_bundle, differences
 from medfl.deploy.overrides import FACTS, check_overrides
 from medfl.deploy.sites.file import SiteBundle, SiteFile
-from medfl.deploy.sites.policy import check_run, tightened
+from medfl.deploy.sites.policy import check_run, tightened, too_large
 from medfl.errors import RefusedError, SettingsError, did_you_mean
+from medfl.networks.ceiling import Ceiling, TooLargeError
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
 from medfl.runs.device_profiles import Capability
@@ -150,8 +151,13 @@ def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None
     if data is None and "regions" in bundle:
         own["regions"] = None  # they lie beside the data; only sites reckon with them
     try:
-        return read_federation(folder, overrides | own)
+        with Ceiling(site_file.max_network_mb * 10**6):  # its optimiser is made of a network
+            return read_federation(folder, overrides | own)
+    except TooLargeError:
+        raise too_large(site_file, overrides.get("network_name", "")) from None
     except RuntimeError as error:  # MONAI's, when a part can't be built
+        if TooLargeError.behind(error):
+            raise too_large(site_file, overrides.get("network_name", "")) from None
         raise SettingsError(f"The bundle can't be built with the run's values: {error}") from error
 
 

@@ -43,6 +43,7 @@ site = "{name}"
 # methods = ["fedavg"]            # methods that may run here; [] means none
 # max_rounds = 200
 # max_message_mb = 512
+# max_network_mb = 1024
 # min_count = 10                  # fewest images of which numbers may leave
 # describe = ["size"]             # facts that may be told of the training data: size, label_counts; and to `medfl
 #                                 # federate describe`: geometry, intensities, targets

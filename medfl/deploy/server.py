@@ -27,6 +27,7 @@ from medfl.deploy.observers import Observers
 from medfl.deploy.offer import Offer
 from medfl.deploy.offered_bundle import OfferedRun, open_offer
 from medfl.deploy.sites.file import SiteFile
+from medfl.deploy.sites.policy import check_networks
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.ledger import fingerprint
 from medfl.runs.home import Home
@@ -76,6 +77,8 @@ def serve(
     with only_writer(folder, JOB_PATIENCE):  # an attempt before may not be over yet
         agreed = agree(opened, answers, carrier, folder, data.public_now)
     opened = agreed.opened
+    named = opened.settings.networks_by_site
+    check_networks(site_file, opened.task, {named.get(site, opened.task.network) for site in offer.sites})
     method = opened.make_method()
     built = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, data.has_public)
     check_shared_test(opened.settings, GLOBAL in data.tests)

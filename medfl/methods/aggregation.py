@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -26,7 +26,9 @@ def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
 
 
-def check_updates(updates: Tensors, originals: Tensors, sends: Mapping[str, PayloadKind]) -> None:
+def check_updates(
+    updates: Tensors, originals: Tensors, sends: Mapping[str, PayloadKind], needed: Collection[str] = ()
+) -> None:
     """Refuse updates that can't be added to what they are updates of.
 
     Args:
@@ -34,6 +36,8 @@ def check_updates(updates: Tensors, originals: Tensors, sends: Mapping[str, Payl
         originals: Of the order: what they are updates of, by the same names.
         sends: `medfl.contract.Method.sends`. Under each of its prefixes that stands for updates a reply has an update
             of every floating tensor, or none at all; other tensors may be left out. What is no update is not looked at.
+        needed: Prefixes under which there must be updates, if the order brought any such tensor. A reply without them
+            would count as one of zeros.
 
     Raises:
         RefusedError: If a name, a shape or a dtype is another one, or a tensor is missing.
@@ -50,6 +54,11 @@ def check_updates(updates: Tensors, originals: Tensors, sends: Mapping[str, Payl
                     f"{tensor.dtype} {list(tensor.shape)}. The site needs the same network and version of medfl."
                 )
         lacking = [name for name, tensor in known.items() if name not in came and tensor.is_floating_point()]
+        if lacking and not came and prefix in needed:
+            raise RefusedError(
+                f"Expected updates of the {len(lacking)} tensors '{prefix}' that the order brought, got none. "
+                "Such a reply does not count."
+            )
         if came and lacking:
             raise RefusedError(f"An update of '{lacking[0]}' is missing in a reply that has others: expected all.")
 

@@ -188,8 +188,9 @@ class Averaging(Rounds, LocalTraining):
         server.state.meta["complete"] = len(names) == len(tensors)
 
     def check_tensors(self, task: Task, order: Order, tensors: Tensors) -> None:
-        """Updates are of the order's tensors."""
-        check_updates(tensors, order.tensors, self.sends)
+        """Updates are of the order's tensors, and there are those that the step says."""
+        needed = self._step(order.op).updates
+        check_updates(tensors, order.tensors, self.sends, self.sends if needed is None else needed)
 
     def publish(self, server: Server) -> Tensors:
         """The shared tensors."""

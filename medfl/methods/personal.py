@@ -118,7 +118,7 @@ class LastStep(Averaging):
 
     def round_steps(self) -> tuple[Step, ...]:
         """Those of the parent; in the end all sites adapt."""
-        return *super().round_steps(), Step(ADAPT, self.adapt_orders, self.adapt_and_keep, quorum=0)
+        return *super().round_steps(), Step(ADAPT, self.adapt_orders, self.adapt_and_keep, quorum=0, updates=())
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
         """Those of the parent; the last step comes in the last round."""

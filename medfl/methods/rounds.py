@@ -6,7 +6,7 @@ for anew before each step, so a run that was killed goes on behind the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 
 from medfl.contract import Order, Plan, Replies, Reply, Server, Site
@@ -28,6 +28,8 @@ class Step:
         fold: Takes the replies into the server's state; without it there is nothing to take.
         quorum: How many replies are needed to go on. None is the run's `min_replies`, or all where fewer are ordered,
             and never fewer than a robust rule needs.
+        updates: Prefixes under which a reply must hold updates of what the order brought; None is all that the method
+            sends. A reply without them is refused: it would count as one of zeros.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Step:
     work: Callable[[Site, Order], Reply] | None = None
     fold: Callable[[Server, Replies], None] | None = None
     quorum: Callable[[Server], int] | int | None = None
+    updates: Collection[str] | None = None
 
 
 @dataclass(frozen=True)

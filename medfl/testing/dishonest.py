@@ -17,6 +17,7 @@ from medfl.errors import RefusedError
 from medfl.testing.cohort import CLASSES, Case, bits, folders
 from medfl.testing.suite import expect, finite, promise
 from medfl.types import Meta, Tensors
+from medfl.utils import wire
 from medfl.utils.tells import LARGEST, LETTERS
 
 LIES: tuple[Any, ...] = (
@@ -55,7 +56,25 @@ def a_dishonest_site_stops_nobody(case: Case) -> None:
                     with contextlib.suppress(RefusedError):
                         check_reply(self, server.task, orders[site], tensors, meta, site)
                         self.suffer(server, _SentReplies(sent | {site: (tensors, meta)}, replies.missing), what)
+                if sent[site][0]:
+                    self.ignore(server, sent, replies.missing, site)
             super().fold(server, replies)
+
+        def ignore(self, server: Server, sent: dict[str, tuple[Tensors, Meta]], missing: list[str], site: str) -> None:
+            """A reply that lost its tensors is refused, or the fold is the one without it."""
+            with contextlib.suppress(RefusedError):
+                check_reply(self, server.task, orders[site], {}, sent[site][1], site)
+                emptied = _SentReplies(sent | {site: ({}, sent[site][1])}, missing)
+                others = _SentReplies({name: sent[name] for name in sent if name != site}, [*missing, site])
+                states = []
+                for replies in (emptied, others):
+                    copy = replace(server, state=copied(server.state))
+                    super().fold(copy, replies)
+                    states.append(copy.state.tensors)
+                expect(
+                    wire.tensors_equal(*states),
+                    "a reply without tensors counts: refuse it in `check_tensors`, or leave it out of the fold",
+                )
 
         def suffer(self, server: Server, replies: Replies, what: str) -> None:
             copy = replace(server, state=copied(server.state))

@@ -113,7 +113,7 @@ class DBE(FedAvg):
 
     def round_steps(self) -> tuple[Step, ...]:
         """That of FedAvg; before it sites measure their mean features."""
-        return Step(MEASURE, self.measure_orders, self.measure, self.fold_means), *super().round_steps()
+        return Step(MEASURE, self.measure_orders, self.measure, self.fold_means, updates=()), *super().round_steps()
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
         """Mean features are measured until there are some."""

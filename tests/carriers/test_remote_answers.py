@@ -62,6 +62,10 @@ def undeclared_name(message: Message) -> None:
     message.tensors["images/0"] = torch.ones(2)
 
 
+def empty(message: Message) -> None:
+    message.tensors.clear()
+
+
 def row(*changes: tuple[int, Any]) -> list[Any]:
     values: list[Any] = [1, "site-03", "personal", "train", "trained", "loss", 0.5]
     for index, value in changes:
@@ -80,6 +84,7 @@ FROM_SITE: dict[str, Change] = {
     "size as nothing": set_reply_meta(size=None),
     "size beyond 64 bits": set_reply_meta(size=10**30),
     "a tensor missing": one_less,
+    "an empty reply": empty,
     "rows of another site": set_answer(rows=[row((1, "site-01"))]),
     "a row of other moment": set_answer(rows=[row((4, "never"))]),
     "a row with a line break": set_answer(rows=[row((5, "loss\n1,site-01"))]),

@@ -152,6 +152,27 @@ def test_updates_are_of_what_the_order_brought(changes: dict[str, Any], message:
 
 
 @pytest.mark.parametrize(
+    ("gone", "needed", "refused"),
+    [
+        (BEFORE, (), None),
+        (BEFORE, SENDS, "model/"),
+        (BEFORE, ("part/",), "part/"),
+        (("part/b",), SENDS, "part/"),
+        (("part/b",), ("model/",), None),
+        (("model/n",), SENDS, None),
+        (("shared/x",), SENDS, None),  # samples are no updates
+    ],
+)
+def test_a_reply_without_the_updates_that_a_step_needs_is_refused(gone: Any, needed: Any, refused: str | None) -> None:
+    updates = {name: tensor for name, tensor in BEFORE.items() if name not in gone}
+    if refused is None:
+        check_updates(updates, BEFORE, SENDS, needed)
+        return
+    with pytest.raises(RefusedError, match=f"Expected updates of the 1 tensors '{refused}'.*does not count"):
+        check_updates(updates, BEFORE, SENDS, needed)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"labels": None},

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
 from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import Floor, SiteFile
-from medfl.deploy.sites.policy import at_least, check_counts, check_run, tellable, tightened, told
+from medfl.deploy.sites.policy import at_least, check_counts, check_networks, check_run, tellable, tightened, told
 from medfl.errors import RefusedError
+from medfl.networks.ceiling import SLACK, TooLargeError, bytes_of
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy, Settings
 
@@ -259,3 +262,39 @@ def test_the_noise_of_all_sites_is_no_floor_of_this_one_unless_the_file_says_so(
     with pytest.raises(RefusedError, match="this site's own, as its file names no 'least_threshold'"):
         check(site_file(privacy=PROMISE), run)
     check(site_file(privacy=PROMISE, least_threshold=3), run)
+
+
+def width(channels: int) -> Any:
+    return lambda: torch.nn.Conv2d(channels, 100, 10, bias=False)
+
+
+def test_a_network_beyond_the_cap_is_refused_and_never_made() -> None:
+    cap = site_file(max_network_mb=1)
+    task: Any = SimpleNamespace(networks={"fits": width(25), "more": width(26), "vast": width(10**12)})
+    task.build = lambda name: task.networks[name]()
+    check_networks(cap, task, ["fits"])
+    check_networks(site_file(), task, ["fits", "more"])
+    for name in ("more", "vast"):  # of the last one no memory of any machine could hold a tensor
+        with pytest.raises(RefusedError, match=f"network '{name}'.*'site-01' allows networks of at most 1 MB"):
+            check_networks(cap, task, ["fits", name])
+
+
+def test_measuring_a_network_moves_no_random_numbers_and_takes_buffers_in() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    assert bytes_of(lambda: torch.nn.BatchNorm1d(3), 1000) == 4 * 3 * 4 + 8
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_many_small_tensors_are_stopped_on_the_way() -> None:
+    built = []
+
+    def layers() -> torch.nn.Module:
+        for _ in range(10**6):
+            built.append(torch.nn.Linear(100, 100, bias=False))
+        return torch.nn.ModuleList(built)
+
+    with pytest.raises(TooLargeError):
+        bytes_of(layers, 10**6)
+    assert len(built) == SLACK * 10**6 // 40_000

@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from medfl.cli import federate, site
 from medfl.deploy.provision import Project
+from medfl.deploy.sites.audit import audit_file
+from medfl.utils.chain import read
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 
 
-def test_two_rounds_of_fedavg_end_with_the_bits_of_one_machine_and_no_key_has_moved(tmp_path: Path) -> None:
+def test_runs_end_with_the_bits_of_one_machine_their_parcels_are_signed_and_no_key_has_moved(tmp_path: Path) -> None:
     homes: list[Home] = []
 
     def provide(project: Project, folder: Path) -> dict[str, Path]:
@@ -28,11 +30,16 @@ def test_two_rounds_of_fedavg_end_with_the_bits_of_one_machine_and_no_key_has_mo
             done = CliRunner().invoke(site.app, ["check", "--kit", str(running.kits[name]), "--bundle", "small"])
             assert "of its root, with the key beside it" in done.output
             assert done.exit_code == 0, done.output
-        offer = running.offer("home", method="fedavg")
-        out = running.begin(offer)
-        summary, wrong = running.end(out)
-        assert (wrong, summary["status"], summary["rounds"], summary["missing"]) == ("", "finished", 2, {})
-        running.equals_local(offer, out)
+        for method in ("fedavg", "fedskd"):
+            offer = running.offer(f"home-{method}", method=method)
+            out = running.begin(offer)
+            summary, wrong = running.end(out)
+            assert (wrong, summary["status"], summary["rounds"], summary["missing"]) == ("", "finished", 2, {})
+            running.equals_local(offer, out)
+        lines = [line for line in read(audit_file(running.files["site-01"])).entries if "from" in line]
+        audit = [line["outcome"] for line in lines if line["asked"] == "parcel"]
+        assert audit
+        assert set(audit) == {"accepted"}
         status = CliRunner().invoke(federate.app, ["status", str(running.kits["researcher"])])
         assert status.exit_code == 0, status.output
         assert all(f"site: {name}, " in status.output for name in SITES)

@@ -77,6 +77,7 @@ class Loopback:
         tamper: Changes a message to a site: (site, blob) to blob; None brings nothing.
         tamper_answer: The same for an answer.
         tamper_parcel: The same for a parcel: (sender, receiver, blob).
+        signers: Site to the key that it signs its parcels with; without one nothing is signed.
     """
 
     files: Mapping[str, SiteFile]
@@ -84,6 +85,7 @@ class Loopback:
     tamper_answer: Callable[[str, bytes], bytes | None] = lambda site, blob: blob
     tamper_parcel: Callable[[str, str, bytes], bytes | None] = lambda sender, to, blob: blob
     services: dict[str, SiteService] = field(default_factory=dict)
+    signers: Mapping[str, Any] = field(default_factory=dict)
     sent: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class Loopback:
         for site in self.files:
             if site != "server":
                 beat = partial(self._beat, site)
-                self.services[site] = SiteService(self.files[site], self._poster(site), beat)
+                self.services[site] = SiteService(self.files[site], self._poster(site), beat, self.signers.get(site))
 
     def _poster(self, sender: str) -> Callable[[str, bytes, float], bool]:
         def post(to: str, blob: bytes, patience: float) -> bool:

@@ -270,6 +270,15 @@ BROKEN = {
             return {k: t + mean[k].to(t.dtype) + (1 if "running_mean" in k else 0) for k, t in old.items()}
         """,
     ),
+    "an empty reply that counts": (
+        "a_dishonest_site_stops_nobody",
+        "a reply without tensors counts: refuse it",
+        """
+        def check_tensors(self, task, order, tensors):
+            if tensors:
+                super().check_tensors(task, order, tensors)
+        """,
+    ),
     "a claim to train unlike networks": (
         "unlike_networks_are_refused_or_work",
         "unlike_networks_are_refused_or_work: ",

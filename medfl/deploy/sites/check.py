@@ -161,10 +161,10 @@ def _limits(file: SiteFile) -> str:
     tells = " and ".join(file.describe) or "nothing"
     can_do = "nothing" if told_profile(file) is None else "what it can do"
     return (
-        f"at most {file.max_rounds} rounds and messages of {file.max_message_mb} MB; scores only of "
-        f"{file.min_count} images or more; tells {tells} of its training data and {can_do} of its machine; models "
-        f"{'are' if file.exchange else 'are not'} exchanged for a global test, its own "
-        f"{'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
+        f"at most {file.max_rounds} rounds, messages of {file.max_message_mb} MB and networks of "
+        f"{file.max_network_mb} MB; scores only of {file.min_count} images or more; tells {tells} of its training data "
+        f"and {can_do} of its machine; models {'are' if file.exchange else 'are not'} exchanged for a global test, "
+        f"its own {'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
     )
 
 

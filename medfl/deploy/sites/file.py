@@ -113,6 +113,7 @@ class SiteFile(Strict):
         methods: Names of methods that may run here.
         max_rounds: Rounds of a run, at most.
         max_message_mb: Size of a message in MB (10^6 bytes), at most.
+        max_network_mb: Size of a network in MB, at most; none beyond it is built.
         min_count: Fewest images of which numbers may leave, >= 1.
         describe: Facts that may be told about the training data.
         profile: What may be told of this machine: ``live`` measures it, a table has the numbers, None tells nothing.
@@ -135,6 +136,7 @@ class SiteFile(Strict):
     methods: tuple[str, ...] = ()
     max_rounds: int = Field(200, ge=1)
     max_message_mb: int = Field(512, ge=1, le=100_000)
+    max_network_mb: int = Field(1024, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
     describe: tuple[Fact, ...] = ("size",)
     profile: Literal["live"] | Profile | None = None

@@ -5,15 +5,18 @@ Each refusal prints what the run wants and what the participant allows, and no n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from medfl.core.filters import check_method
 from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import Floor, SiteFile
 from medfl.errors import RefusedError, SettingsError
+from medfl.networks.ceiling import TooLargeError, bytes_of
 from medfl.runs.machines import LIVE, Profile, check_profile, live
 from medfl.settings import Privacy, Settings, read_settings
+from medfl.task import Task
 from medfl.types import Meta
 
 
@@ -114,6 +117,32 @@ def check_counts(site_file: SiteFile, training: int) -> None:
             f"The run wants what is trained on the images of '{site_file.site}'; it allows that from "
             f"{site_file.min_count} training images on and has fewer."
         )
+
+
+def check_networks(site_file: SiteFile, task: Task, names: Iterable[str]) -> None:
+    """Refuse networks that are larger than the participant allows, before anything that large is made.
+
+    Args:
+        site_file: The participant's own file.
+        task: The run's.
+        names: Of the networks that the run's sites train; those of other sites are built here, too.
+
+    Raises:
+        RefusedError: Naming the network.
+    """
+    for name in sorted(set(names) & set(task.networks)):
+        try:
+            bytes_of(partial(task.build, name), site_file.max_network_mb * 10**6)
+        except TooLargeError:
+            raise too_large(site_file, name) from None
+
+
+def too_large(site_file: SiteFile, name: object) -> RefusedError:
+    """The refusal of a network beyond the cap."""
+    return RefusedError(
+        f"The run wants the network '{name}' for its number of channels and classes; '{site_file.site}' allows "
+        f"networks of at most {site_file.max_network_mb} MB (max_network_mb), and it is larger."
+    )
 
 
 def tellable(site_file: SiteFile, sizes: Mapping[str, int]) -> list[str]:

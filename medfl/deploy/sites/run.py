@@ -21,7 +21,7 @@ from medfl.data.sites import SiteData
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.deploy.sites.data_watch import DataWatch, check_same_data
 from medfl.deploy.sites.file import SiteFile
-from medfl.deploy.sites.policy import check_counts, tellable, told
+from medfl.deploy.sites.policy import check_counts, check_networks, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
 from medfl.privacy.statements import leaving
@@ -68,6 +68,8 @@ class SiteRun:
             raise RefusedError(f"'{self.name}' names no data for the bundle '{opened.offer.bundle}' in its own file.")
         self._check_network(entry.network)
         method = opened.make_method()
+        used = {self.settings.networks_by_site.get(site, self.task.network) for site in opened.offer.sites}
+        check_networks(site_file, self.task, used)
         networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
         self._data = self._load(entry.data)
         self._changes = check_unchanged(entry.data.parent, [self._data], entry.allow_changes)
@@ -77,7 +79,6 @@ class SiteRun:
         images = {self.name: len(self._data.train)} if len(self._data.train) else {}
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
         check_counts(site_file, len(self._data.train))
-        used = {self.settings.networks_by_site.get(site, self.task.network) for site in opened.offer.sites}
         task = method.task_of(self.task)
         self._forms = {network: shapes_of(task, [network]) for network in sorted(used)}
         self._shapes = {} if method.unlike_heads else shapes_of(task, used)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,10 @@ from medfl.utils.pulse import Beat, Pulse
 from medfl.utils.tells import Tell, check_told, count, or_none, text
 from medfl.utils.text import one_line
 
+if TYPE_CHECKING:
+    from medfl.carriers.sealed import Seal
+    from medfl.privacy.signatures import Signer
+
 logger = logging.getLogger(__name__)
 
 Post = Callable[[str, bytes, float], bool]
@@ -56,11 +60,20 @@ class SiteService:
         site_file: The site's own file.
         post: Brings a parcel to another site.
         beat: Brings a heartbeat to the server, or loses it; called from a thread of its own.
+        signer: Signs this site's parcels, and those of others must be signed; None where nobody passes them on.
     """
 
-    def __init__(self, site_file: SiteFile, post: Post, beat: Callable[[bytes], None] = lambda blob: None) -> None:
+    def __init__(
+        self,
+        site_file: SiteFile,
+        post: Post,
+        beat: Callable[[bytes], None] = lambda blob: None,
+        signer: Signer | None = None,
+    ) -> None:
         self._file, self._post, self._send_beat = site_file, post, beat
         self._limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
+        self._signer = signer
+        self._seal: Seal | None = None
         self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
         self._held = contextlib.ExitStack()
@@ -109,7 +122,8 @@ class SiteService:
         try:
             if self._run is None:
                 raise RefusedError("no run has begun here")
-            self._run.receive(sender, unpack(blob, self._limits))
+            opened = blob if self._seal is None else self._seal.open(blob, sender)
+            self._run.receive(sender, unpack(opened, self._limits))
         except MedflError as error:
             logger.warning("A parcel of '%s' is refused: %s", sender, error)
             return str(error) if isinstance(error, RefusedError) else "it could not be stored"
@@ -170,6 +184,10 @@ class SiteService:
         self.close()
         self._audit.offered(offer)
         self._opened = open_offer(offer, self._file)
+        if self._signer is not None:
+            from medfl.carriers.sealed import Seal  # it needs what comes with NVFlare
+
+            self._seal = Seal(self._signer, offer.to_meta())
         capability = self._opened.capability
         profile = told_profile(self._file) if capability is not None and capability.profiles == LIVE else None
         network = self._file.bundle(offer.bundle).network
@@ -202,7 +220,8 @@ class SiteService:
         assert self._opened is not None
         self._audit.sends(parcel)
         patience = PARCELS * self._opened.offer.answer_timeout
-        return self._post(parcel.to, pack(Message("parcel", parcel.tensors, meta)), patience)
+        blob = pack(Message("parcel", parcel.tensors, meta))
+        return self._post(parcel.to, blob if self._seal is None else self._seal.close(blob, parcel.to), patience)
 
 
 def _networks(meta: Meta) -> dict[str, str]:

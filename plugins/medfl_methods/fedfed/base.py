@@ -109,7 +109,7 @@ class FeatureSharing(Dividing):
         """A round of the first stage, sharing, a round of the second stage."""
         return (
             Step("distil", self.distil_orders, self.distil, self.fold_distilled),
-            Step("share", self.share_orders, self.send_shared, self.fold_shared),
+            Step("share", self.share_orders, self.send_shared, self.fold_shared, updates=()),
             Step("train", self.orders, self.train, self.aggregate),
         )
 

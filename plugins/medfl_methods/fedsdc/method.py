@@ -166,7 +166,7 @@ class FedSDC(WithHeads):
         if bool(heads) != (order.op == "fit"):
             raise RefusedError(f"Expected the update of a head in a reply to 'fit' and in no other, got '{order.op}'.")
         body = {name: tensor for name, tensor in tensors.items() if not name.startswith((path, HEAD))}
-        check_updates(body | heads, order.tensors, self.sends)
+        check_updates(body | heads, order.tensors, self.sends, self.sends if order.op == "fit" else ())
 
     def aggregate(self, server: Server, replies: Replies) -> None:
         """The body's step with momentum and each head's change."""

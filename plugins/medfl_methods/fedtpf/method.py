@@ -146,7 +146,7 @@ class FedTPF(FeatureSharing):
         Nobody's judgement is needed to go on.
         """
         distil, *others = super().round_steps()
-        assess = Step("assess", self.assess_orders, self.assess, self.fold_assessed, quorum=0)
+        assess = Step("assess", self.assess_orders, self.assess, self.fold_assessed, quorum=0, updates=())
         return distil, assess, *others
 
     def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:

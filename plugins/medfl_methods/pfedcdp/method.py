@@ -162,7 +162,7 @@ class PFedCDP(Averaging):
     def round_steps(self) -> tuple[Step, ...]:
         """Participants train; the server alone makes the student."""
         return (
-            Step("fit", self.orders, self.train, self.aggregate),
+            Step("fit", self.orders, self.train, self.aggregate, updates=(MODEL,)),
             Step("refine", fold=self.make_student),
         )
 
