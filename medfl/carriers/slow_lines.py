@@ -14,9 +14,9 @@ FILE = "comm_config.json"
 SETTINGS: Meta = {
     "streaming_window_size": 4 * 2**20,
     "streaming_ack_interval": 2**20,
-    "streaming_ack_wait": 600,
-    "streaming_ack_progress_timeout": 300.0,
     "streaming_retry_wait": 30.0,
-    "streaming_retry_timeout": 900.0,
+    "streaming_retry_timeout": 300.0,
 }
-"""Bytes that may be on their way, and seconds without an acknowledgement until something is sent again or given up."""
+"""Bytes that may be on their way, and seconds without an acknowledgement until something is sent again or given up.
+That nothing at all is acknowledged for 60 s stays NVFlare's sign of a line that was cut: the message is sent anew.
+"""
