@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from medfl.carriers import slow_lines
+from medfl.deploy.drill.words import COMPONENT
 from medfl.errors import SettingsError, StoreError
 from medfl.types import Meta
 from medfl.utils.files import private_files
@@ -22,18 +24,6 @@ from medfl.utils.text import name_problem
 
 ALLOWED = {"server": "medfl.deploy.job.MedflController", "client": "medfl.deploy.job.MedflExecutor"}
 """The one class of medfl that a job may name, at the server and at a site."""
-DRILLS = {"id": "medfl_drills", "path": "medfl.deploy.drill.component.Drills", "args": {}}
-"""The part of a server's process that sites drill with; no job may name it."""
-SLOW_LINES = {
-    "streaming_window_size": 4 * 2**20,
-    "streaming_ack_interval": 2**20,
-    "streaming_ack_wait": 600,
-    "streaming_ack_progress_timeout": 300.0,
-    "streaming_retry_wait": 30.0,
-    "streaming_retry_timeout": 900.0,
-}
-"""How NVFlare sends large messages. By itself it has 16 MB on their way and sends all of that again after 5 s without
-an acknowledgement, which a line below 25 Mbit/s can't give: a model took five times as long as the line needs."""
 PROJECT = "medfl"
 CA = "ca"
 SITE_FILE = """# What this participant has, and what a run may ask of it; docs/deploy.md explains every key.
@@ -261,7 +251,7 @@ def prepare_kit(kit: Path, project: Project, participant: str, researcher: str =
     resources = json.loads((local / "resources.json.default").read_text())
     _write_json(local / "resources.json", allowing(resources, is_server=is_server))
     _write_json(local / "authorization.json", rights(is_server=is_server, researcher=researcher))
-    _write_json(local / "comm_config.json", SLOW_LINES)
+    _write_json(local / slow_lines.FILE, slow_lines.SETTINGS)
     name, data = ("server", "/data/public") if is_server else (participant, f"/data/{participant}")
     (local / "medfl-site.toml").write_text(SITE_FILE.format(name=name, data=data))
 
@@ -281,8 +271,8 @@ def allowing(resources: Meta, *, is_server: bool) -> Meta:
     if not is_server:
         return changed | {"allow_log_streaming": False}
     changed["components"] = [
-        *(part for part in changed["components"] if part["id"] != DRILLS["id"]),
-        DRILLS,
+        *(part for part in changed["components"] if part["id"] != COMPONENT["id"]),
+        COMPONENT,
     ]
     scheduling = {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
     changed["components"] = [

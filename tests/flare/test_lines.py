@@ -107,7 +107,7 @@ def test_a_slow_line_carries_each_message_once(running: Running) -> None:
 
 
 def test_a_run_survives_a_proxy_that_cuts_connections(running: Running) -> None:
-    proxy = lines.Proxy(cut=5 * 10**6, cuts=4)
+    proxy = lines.Proxy(cut=5 * 10**6, cuts=3)
     summary = running.run("cut", proxy)
     assert (summary["status"], summary["missing"]) == ("finished", {})
     assert proxy.passed >= LARGE * MESSAGE

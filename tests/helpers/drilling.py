@@ -50,5 +50,7 @@ class Here:
         try:
             end = rehearse(self._server, *words.wish(raw_wish), exchange)
             self.to_site.put((words.OVER, json.dumps(end).encode()))
+        except SystemExit:
+            return
         except MedflError as error:
             self.to_site.put((words.REFUSED, str(error).encode()))

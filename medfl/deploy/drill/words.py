@@ -6,9 +6,13 @@ import json
 from typing import Any
 
 from medfl.errors import RefusedError
+from medfl.types import Meta
 
 TOPIC = "medfl.drill"
 """Of NVFlare's messages from a site to the server in a drill."""
+
+COMPONENT: Meta = {"id": "medfl_drills", "path": "medfl.deploy.drill.component.Drills", "args": {}}
+"""The part of a server's process that sites drill with, in its ``local/resources.json``; no job may name it."""
 
 KEY, KIND, BLOB = "key", "kind", "blob"
 """What stands in such a message: the drill's name, what is said, and what goes with it."""
