@@ -1,6 +1,6 @@
 """The smallest types of the package, and the names that are reserved.
 
-Imports torch only.
+Imports nothing of the package, and torch only for whoever checks types.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
 
-Tensors = dict[str, torch.Tensor]
+
+Tensors = dict[str, "torch.Tensor"]
 """Tensors by flat name, for example ``model/conv1.weight`` or ``proto/3``."""
 
 

@@ -24,6 +24,7 @@ from medfl.errors import MedflError
 from medfl.training.batches import SCORING, TRAINING
 from medfl.types import NO_SITES, Meta
 from medfl.utils import wire
+from medfl.utils.files import flush_files
 from medfl.utils.pulse import Pulse
 
 DOING: dict[type[Job], str] = {StepJob: TRAINING, EvaluateJob: SCORING, ExchangeJob: "global test"}
@@ -55,6 +56,9 @@ class LocalCarrier:
     ) -> None:
         self.hosts, self.viewers = hosts, viewers or {}
         self._make_method, self._absent, self._note = make_method, absent, note
+        self._hides_counts = any(host.settings.privacy is not None for host in hosts.values())
+        for host in hosts.values():
+            host.store.flushes = False  # `step` does it for all sites at once, before the server counts on it
         self._pool = Pool(self._run, workers, threads) if workers > 1 else None
 
     @property
@@ -90,6 +94,7 @@ class LocalCarrier:
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
         results = self._do([*jobs, *scoring])
         answers = [_answer(result) for result in results[: len(jobs)]]
+        flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
         rows = [Row(*row) for result in results[len(jobs) :] for row in result["rows"]]
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
 
@@ -172,10 +177,6 @@ class LocalCarrier:
         elif self._hides_counts:
             facts = {name: value for name, value in facts.items() if name != "share"}
         self._note(event, {"sites": job.whose, "job": job.name} | facts)
-
-    @property
-    def _hides_counts(self) -> bool:
-        return any(host.settings.privacy is not None for host in self.hosts.values())
 
     def _run(self, job: Job) -> Meta:
         """Do one job, in a worker or here."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from medfl.cli.status import missing_bundles
 from medfl.errors import StoreError
 from medfl.report.formats import size
+from medfl.runs.facts import read_facts, sites_without_bundle
+from medfl.types import Meta
 from medfl.utils.files import bytes_in
-
-if TYPE_CHECKING:
-    from medfl.runs.records import RunRecord
 
 KNOWN = (
     *(".lock", "run.json", "metrics.csv", "progress.jsonl", "summary.json", "report.html", "state", "sites", "global"),
@@ -66,13 +64,12 @@ def clean(folder: Path) -> int:
         StoreError: If the run is not finished, is being written, or can't be written.
     """
     from medfl.core.store import only_writer
-    from medfl.runs.records import read_run
     from medfl.utils.files import write_json
     from medfl.utils.wire import sealed
 
     with only_writer(folder):
         _check(folder, everything=False)  # again: nobody else can change it any more
-        write_json(folder / "run.json", sealed(read_run(folder).run | {"cleaned": True}))
+        write_json(folder / "run.json", sealed(read_facts(folder)[0] | {"cleaned": True}))
         return _delete(folder / "state")
 
 
@@ -94,17 +91,16 @@ def remove(folder: Path) -> int:
 
 def _check(folder: Path, everything: bool) -> Path:
     """The absolute path of a run folder from which the state, or everything, may be removed."""
-    from medfl.runs.records import read_run
-
     for path in (folder, folder / "state"):
         if path.is_symlink():
             raise StoreError(f"'{path}' is a link. Give the folder itself, with its state in it; nothing was removed.")
-    record = read_run(folder.resolve())
+    folder = folder.resolve()
+    run, summary = read_facts(folder)
     if everything:
-        _check_names(record.folder)
+        _check_names(folder)
     else:
-        _check_finished(record)
-    return record.folder
+        _check_finished(folder, run, summary)
+    return folder
 
 
 def _check_names(folder: Path) -> None:
@@ -115,17 +111,17 @@ def _check_names(folder: Path) -> None:
         )
 
 
-def _check_finished(record: RunRecord) -> None:
-    if record.status != "finished":
-        status = "stopped" if record.status == "running" else record.status
+def _check_finished(folder: Path, run: Meta, summary: Meta) -> None:
+    status = str(summary.get("status", "stopped"))
+    if status != "finished":
         raise StoreError(
-            f"The run in '{record.folder}' is {status}, not finished: its state is what continues it. "
+            f"The run in '{folder}' is {status}, not finished: its state is what continues it. "
             "Let the same command finish it, or remove the whole run with --all. Nothing was removed."
         )
-    missing = missing_bundles(record)
+    missing = sites_without_bundle(folder, run)
     if missing:
         raise StoreError(
-            f"The run in '{record.folder}' is finished, but the bundles of {len(missing)} sites are not there, "
+            f"The run in '{folder}' is finished, but the bundles of {len(missing)} sites are not there, "
             "and they are made from its state. Let the same command write them, or remove the whole run with --all. "
             "Nothing was removed."
         )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from medfl.cli.federate_keys import COMMANDS
 from medfl.errors import SettingsError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -48,6 +49,10 @@ def provision(
     for participant, folder in made.items():
         typer.echo(f"{participant}: {folder}")
     typer.echo(f"{len(made)} kits made" if made else "nobody is new; no kit was made")
+
+
+for command in COMMANDS:  # the same with keys made at home
+    app.command()(command)
 
 
 @app.command()

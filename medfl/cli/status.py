@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from medfl.report.formats import duration, size
-from medfl.utils.files import bytes_in
+from medfl.types import Meta
 from medfl.utils.text import visible
-
-if TYPE_CHECKING:
-    from medfl.runs.records import RunRecord
-
-RECENT = 5
-"""Rounds from which the time of a round is taken."""
 
 
 def command(
@@ -25,121 +18,49 @@ def command(
 
     Example: medfl status runs/fedavg runs/local
     """
-    from medfl.runs.records import read_run
-
-    for record in [read_run(folder) for folder in runs]:
-        typer.echo(record.folder)
-        for name, text in describe(record).items():
+    for folder, lines in [(folder, describe(folder)) for folder in runs]:
+        typer.echo(folder)
+        for name, text in lines.items():
             typer.echo(f"  {name:<9} {visible(text)}")
 
 
-def describe(record: RunRecord) -> dict[str, str]:
-    """The lines about a run, by their names.
+def describe(folder: Path) -> dict[str, str]:
+    """The lines about a run, by their names: what `medfl watch` shows of it, its disk use and its bundles.
 
     Raises:
-        StoreError: If its state can't be read.
+        StoreError: If the folder holds no run, or what it says of it can't be read.
     """
-    from medfl.utils.locks import being_written
+    from medfl.core.status import DIVERGED, INCOMPLETE
+    from medfl.report.formats import size
+    from medfl.runs.facts import read_facts
+    from medfl.utils.files import bytes_in
+    from medfl.watch.folders import WatchedRun
 
-    writing = being_written(record.folder)
-    done, planned = rounds_done(record, writing), int(record.run["rounds"])
-    sites = _sites(record) if writing else ""
+    run, summary = read_facts(folder)
+    watched = WatchedRun(folder, str(folder))
+    watched.look()
+    view = watched.view()
+    sites = "" if view.over else view.summary
+    status = view.status
+    if run.get("cleaned"):
+        status += "; cleaned, so it can't be continued"
+    elif view.over and summary.get("status") in (DIVERGED, INCOMPLETE):
+        status += " The same command tries that round again."
     return {
-        "method": f"{record.method}, seed {record.seed}",
-        "status": _status(record, writing),
-        "rounds": f"{done} of {planned}",
+        "method": f"{run['identity']['method']}, seed {run['identity']['settings']['seed']}",
+        "status": status,
+        "rounds": f"{view.round} of {run['rounds']}",
         **({"sites": sites} if sites else {}),
-        "score": _score(record),
-        "time": _time(record, planned - done if writing or not record.summary else 0),
-        "disk": f"{size(bytes_in(record.folder))}, of which state {size(bytes_in(record.folder / 'state'))}",
-        "bundles": _bundles(record),
+        "score": view.score,
+        "time": view.time,
+        "disk": f"{size(bytes_in(folder))}, of which state {size(bytes_in(folder / 'state'))}",
+        "bundles": _bundles(folder, run),
     }
 
 
-def rounds_done(record: RunRecord, writing: bool) -> int:
-    """How many rounds are over: those of the last commit, or of the summary where the run is over.
+def _bundles(folder: Path, run: Meta) -> str:
+    from medfl.runs.facts import sites_without_bundle
 
-    Raises:
-        StoreError: If there are commits and none can be read.
-    """
-    from medfl.errors import StoreError
-    from medfl.runs.lifecycle import RunViewer
-
-    if record.summary and not writing:
-        return int(record.summary["rounds"])
-    try:
-        latest = RunViewer(record.folder).latest()
-    except FileNotFoundError:
-        raise StoreError(f"'{record.folder}' was written to while it was read. Ask again.") from None
-    return latest[1].rounds_done if latest else 0
-
-
-def _status(record: RunRecord, writing: bool) -> str:
-    from medfl.runs.summary import ended_on
-
-    if writing:
-        return "being written now"
-    if not record.summary:
-        return "stopped; the same command continues it"
-    status = f"{record.status}{ended_on(record.summary)}"
-    if record.status != "finished":
-        return f"{status}: {record.summary['reason']} The same command tries that round again."
-    return f"{status}; cleaned, so it can't be continued" if record.run.get("cleaned") else status
-
-
-def _sites(record: RunRecord) -> str:
-    """Who is at work, silent or missing, as `medfl watch` shows it; empty where nothing was noted down."""
-    from medfl.watch.folders import WatchedRun
-
-    run = WatchedRun(record.folder, str(record.folder))
-    return run.view().summary if run.look() else ""
-
-
-def _score(record: RunRecord) -> str:
-    """The mean over the sites of the task's first metric on the test data, after the last round that was scored."""
-    metric = record.run["identity"]["task"]["metrics"][0]
-    rows = record.metrics
-    rows = rows[(rows["metric"] == metric) & (rows["split"] == "test") & (rows["moment"] == "aggregated")]
-    rows = rows[(rows["site"] != "global") & rows["model"].isin(["personal", "global"])]
-    if rows.empty:
-        return "none yet"
-    rows = rows[rows["round"] == rows["round"].max()]
-    means = [
-        f"{metric} {values.mean():.3f} ({model} model, mean of {values.count()} test sets)"
-        for model, values in rows.groupby("model")["value"]
-    ]
-    return f"{', '.join(means)} after round {rows['round'].iloc[0]}"
-
-
-def _time(record: RunRecord, rounds_left: int) -> str:
-    seconds = seconds_per_round(record)
-    if seconds is None:
-        return "not known yet"
-    left = f"; about {duration(rounds_left * seconds)} left" if rounds_left > 0 else ""
-    return f"about {duration(seconds)} a round{left}"
-
-
-def seconds_per_round(record: RunRecord) -> float | None:
-    """An estimate from the sites' seconds of work and evaluation: the median of the last rounds.
-
-    A round takes at least the time of its slowest site, and at least all sites' time shared by the workers.
-    """
-    rows = record.metrics
-    rows = rows[rows["metric"].isin(["work_seconds", "evaluate_seconds"])]
-    if rows.empty:
-        return None
-    spent = rows.groupby(["round", "site"])["value"].sum().groupby("round").agg(["sum", "max"])
-    spent["sum"] /= record.run["execution"]["workers"]
-    return float(spent.max(axis=1).tail(RECENT).median())
-
-
-def missing_bundles(record: RunRecord) -> list[str]:
-    """Sites without a bundle to take home."""
-    sites = record.run["identity"]["sites"]
-    return [site for site in sites if not (record.folder / "sites" / site / "models" / "model.pt").is_file()]
-
-
-def _bundles(record: RunRecord) -> str:
-    sites, missing = len(record.run["identity"]["sites"]), len(missing_bundles(record))
-    pooled = ", and global" if (record.folder / "global" / "models" / "model.pt").is_file() else ""
+    sites, missing = len(run["identity"]["sites"]), len(sites_without_bundle(folder, run))
+    pooled = ", and global" if (folder / "global" / "models" / "model.pt").is_file() else ""
     return "none; they are written at the end" if missing == sites else f"{sites - missing} of {sites} sites{pooled}"

@@ -18,6 +18,7 @@ from typing import Any
 from medfl.contract import Findings, Model, Order, State
 from medfl.core.attendance import Stretches
 from medfl.core.evaluation import Best, Row, csv_lines
+from medfl.core.status import RUNNING
 from medfl.core.store import Record, Store
 from medfl.errors import DamagedError, SettingsError, StoreError
 from medfl.settings import Settings
@@ -26,10 +27,6 @@ from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
 logger = logging.getLogger(__name__)
-
-
-RUNNING, FINISHED, DIVERGED, INCOMPLETE = "running", "finished", "diverged", "incomplete"
-"""How a commit leaves the run."""
 
 
 KEPT = "kept"

@@ -18,8 +18,9 @@ from medfl.contract import Plan, Server, State
 from medfl.core.attendance import with_missed
 from medfl.core.carrier import Carrier, Evaluation, MethodFactory
 from medfl.core.evaluation import Best, Row, watcher
-from medfl.core.journal import DIVERGED, FINISHED, INCOMPLETE, RUNNING, Commit, Journal, Outcome
+from medfl.core.journal import Commit, Journal, Outcome
 from medfl.core.replies import DecodedReplies
+from medfl.core.status import DIVERGED, FINISHED, INCOMPLETE, RUNNING
 from medfl.errors import ContractError
 from medfl.settings import Settings
 from medfl.task import Task

@@ -58,10 +58,13 @@ class Store:
 
     Args:
         folder: Its folder; created at the first write.
+
+    Attributes:
+        flushes: Whether a step is on the disk when `save` returns; else who counts on it has to call `flush_files`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.flushes = folder, True
 
     def path(self, step: int) -> Path:
         """The file of a step."""
@@ -86,7 +89,7 @@ class Store:
         """
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
-        write_atomic(self.path(step), wire.encode(tensors, content))
+        write_atomic(self.path(step), wire.encode(tensors, content), self.flushes)
         self._prune(keep)
 
     def load(self, step: int) -> Record:

@@ -87,4 +87,8 @@ def _certificate(kit: Path, who: str, site: str | None) -> str:
     left = (end - datetime.datetime.now(datetime.UTC)).days
     if left < 0:
         raise SettingsError(f"it ended on {end:%Y-%m-%d}; ask whoever made the kit for a new one")
-    return f"of '{', '.join(names)}', it ends on {end:%Y-%m-%d}, in {left} days"
+    from medfl.privacy.signatures import read_signer
+
+    read_signer(kit)
+    about = f"of '{', '.join(names)}', of its root, with the key beside it"
+    return f"{about}; it ends on {end:%Y-%m-%d}, in {left} days"

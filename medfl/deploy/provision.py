@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from medfl.errors import SettingsError, StoreError
 from medfl.types import Meta
+from medfl.utils.files import private_files
 from medfl.utils.text import name_problem
 
 ALLOWED = {"server": "medfl.deploy.job.MedflController", "client": "medfl.deploy.job.MedflExecutor"}
@@ -154,9 +153,9 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
         SettingsError: If a name is not possible, or server, researcher or port differ from those of the earlier call.
         StoreError: If the folder can't be written or NVFlare's builders failed.
     """
-    project = _joined(project, out / CA / "federation.json")
+    project = joined(project, out / CA / "federation.json")
     project.check()
-    with _private_files():
+    with private_files():
         try:
             out.mkdir(parents=True, exist_ok=True)
             built = _build(project, out / CA)
@@ -173,8 +172,16 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
     return made
 
 
-def _joined(project: Project, record: Path) -> Project:
-    """The federation of an earlier call with the new sites; its other entries must agree."""
+def joined(project: Project, record: Path) -> Project:
+    """The federation of an earlier call with the new sites; its other entries must agree.
+
+    Args:
+        project: Who takes part, in this call.
+        record: The file in which the earlier call noted who does; there may be none.
+
+    Raises:
+        SettingsError: If they don't agree.
+    """
     if not record.is_file():
         return project
     before = json.loads(record.read_text())
@@ -186,16 +193,6 @@ def _joined(project: Project, record: Path) -> Project:
             )
     sites = (*before["sites"], *(site for site in project.sites if site not in before["sites"]))
     return replace(project, sites=sites, valid_days=before["valid_days"])
-
-
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Let only the owner read what is written: certificates' keys are among it."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 class _Said:
@@ -232,13 +229,14 @@ def _build(project: Project, ca: Path) -> Path:
     return Path(folder)
 
 
-def prepare_kit(kit: Path, project: Project, participant: str) -> None:
+def prepare_kit(kit: Path, project: Project, participant: str, researcher: str = "project_admin") -> None:
     """Write medfl's files into the `local` folder of a kit: what jobs may build, who may do what, the site's file.
 
     Args:
         kit: A kit as NVFlare made it.
         project: Who takes part.
         participant: Whose kit it is.
+        researcher: NVFlare's word for the role in the researcher's certificate.
     """
     if participant == project.admin:
         return
@@ -246,7 +244,7 @@ def prepare_kit(kit: Path, project: Project, participant: str) -> None:
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     _write_json(local / "resources.json", allowing(resources, is_server=is_server))
-    _write_json(local / "authorization.json", rights(is_server=is_server))
+    _write_json(local / "authorization.json", rights(is_server=is_server, researcher=researcher))
     name, data = ("server", "/data/public") if is_server else (participant, f"/data/{participant}")
     (local / "medfl-site.toml").write_text(SITE_FILE.format(name=name, data=data))
 
@@ -274,16 +272,18 @@ def allowing(resources: Meta, *, is_server: bool) -> Meta:
     return changed
 
 
-def rights(*, is_server: bool) -> Meta:
+def rights(*, is_server: bool, researcher: str = "project_admin") -> Meta:
     """Who may do what at a participant: no code in jobs (byoc) and no shell commands anywhere.
 
     Args:
         is_server: Whether it is the server's; only there may the researcher operate NVFlare itself.
+        researcher: The one of NVFlare's roles that may do anything.
     """
     none = dict.fromkeys(RIGHTS, "none")
-    researcher = dict.fromkeys(("app_command", "download_job", "manage_job", "submit_job", "view"), "any")
-    roles = {"project_admin": none | researcher | ({"operate": "any"} if is_server else {})}
-    return {"format_version": "1.0", "permissions": roles | dict.fromkeys(("org_admin", "lead", "member"), none)}
+    granted = dict.fromkeys(("app_command", "download_job", "manage_job", "submit_job", "view"), "any")
+    roles = dict.fromkeys(("project_admin", "org_admin", "lead", "member"), none)
+    roles[researcher] = none | granted | ({"operate": "any"} if is_server else {})
+    return {"format_version": "1.0", "permissions": roles}
 
 
 def _write_json(path: Path, value: Meta) -> None:

@@ -20,15 +20,18 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from medfl.carriers.remote_messages import EVENTS, START
-from medfl.core.carrier import Note
-from medfl.core.evaluation import Row
-from medfl.core.journal import Commit
 from medfl.types import NO_SITES, Meta
+
+if TYPE_CHECKING:  # a terminal that watches needs none of torch
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from medfl.core.carrier import Note
+    from medfl.core.evaluation import Row
+    from medfl.core.journal import Commit
 
 logger = logging.getLogger(__name__)
 
@@ -285,6 +288,8 @@ class Progress:
         Args:
             after: Bytes of the run's progress that whoever asks has already; with those that follow under `EVENTS`.
         """
+        from medfl.carriers.remote_messages import EVENTS, START
+
         facts = {name: value for name, value in vars(self).items() if name != "folder"}
         start, events = (after, "") if self.folder is None else read_part(self.folder, after)
         copies = {"scores": dict(self.scores), "missing": dict(self.missing)}

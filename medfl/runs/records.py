@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ import pandas as pd
 from medfl.core.evaluation import Row
 from medfl.errors import StoreError
 from medfl.objectives import Multiclass, Objective, read_objective
+from medfl.runs.facts import read_facts
 from medfl.types import FACTS, Meta
-from medfl.utils.text import MAX_NAMES, names_and_more, plain_name
+from medfl.utils.text import plain_name
 
 PREDICTIONS = "predictions.csv"
 """In a site's bundle, a line for each case of its test split: its row; the target, or what is kept of it
@@ -144,42 +144,7 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         StoreError: If the folder holds no run, or one of its files can't be read.
     """
-    if not (folder / "run.json").is_file():
-        runs = sorted(path.parent.name for path in folder.glob("*/run.json"))
-        mend = (
-            f"Its runs are {names_and_more(runs, MAX_NAMES)}: give one of these."
-            if runs
-            else "Give the --output_dir of a run."
-        )
-        why = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
-        raise StoreError(f"expected a run folder at '{folder}', {why}. {mend}")
-    summary, run = folder / "summary.json", _json(folder / "run.json")
-    _check_sites(folder, run)
-    return RunRecord(
-        folder,
-        run,
-        _json(summary) if summary.is_file() else {},
-        read_metrics(folder / "metrics.csv"),
-    )
-
-
-def _check_sites(folder: Path, run: Meta) -> None:
-    """Refuse names of sites that are no names of folders: they stand in paths that are read, and written by a card.
-
-    Raises:
-        StoreError: If one is not.
-    """
-    identity = run.get("identity")
-    sites = identity.get("sites") if isinstance(identity, dict) else None
-    if not isinstance(sites, list) or not all(isinstance(site, str) and _is_folder_name(site) for site in sites):
-        raise StoreError(
-            f"expected in '{folder / 'run.json'}' the sites of a run, each by a name that is one of a folder; got "
-            "something else. The file was damaged, or no run of medfl wrote it."
-        )
-
-
-def _is_folder_name(name: str) -> bool:
-    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
+    return RunRecord(folder, *read_facts(folder), read_metrics(folder / "metrics.csv"))
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
@@ -196,13 +161,3 @@ def read_metrics(path: Path) -> pd.DataFrame:
         return pd.read_csv(path, dtype=types, keep_default_na=False, na_values={"value": ["nan", ""]})
     except (ValueError, OSError) as error:
         raise StoreError(f"'{path}' can't be read: {error}. Run the same command again to restore it.") from None
-
-
-def _json(path: Path) -> Meta:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise StoreError(f"'{path}' is damaged ({error}). Run the same command again, or put it back.") from None
-    if not isinstance(content, dict):
-        raise StoreError(f"'{path}' is damaged: expected an object, got a {type(content).__name__}. Put it back.")
-    return content

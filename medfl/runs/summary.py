@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from medfl.core.journal import DIVERGED, FINISHED, Outcome
+from medfl.core.journal import Outcome
+from medfl.core.status import DIVERGED, FINISHED
 from medfl.data.pooled import countable
 from medfl.metrics import worst
 from medfl.objectives import Objective

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from medfl.types import NO_SITES, POOLED, SERVER
+
 Say = Callable[[str], None]
 """Gets a line of text for the user."""
 
@@ -103,8 +105,6 @@ def name_problem(names: Iterable[str]) -> str | None:
     Returns:
         A sentence that says what to do.
     """
-    from medfl.types import NO_SITES, POOLED, SERVER  # with torch, which takes seconds to import
-
     known: dict[str, str] = {}
     for name in names:
         lower = name.lower()

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfl.errors import MedflError, StoreError
-from medfl.privacy.composition import Part, epsilon
-from medfl.privacy.gaussian import noise_multiplier
-from medfl.privacy.ledger_file import load_entries, part_of
 from medfl.runs.progress import PROGRESS
 from medfl.settings import Privacy
 from medfl.utils.locks import LOCK, being_written
@@ -95,6 +92,10 @@ class WatchedRun:
 
     def _epsilon_of(self, name: str, path: Path) -> float:
         """What a site's account says; without it, as at the server, the noise that hides a site says it, too."""
+        from medfl.privacy.composition import Part, epsilon
+        from medfl.privacy.gaussian import noise_multiplier
+        from medfl.privacy.ledger_file import load_entries, part_of
+
         privacy = Privacy.model_validate(self.state.privacy)
         if path.is_file():
             parts = tuple(part_of(entry) for entry in load_entries(path, name).values())

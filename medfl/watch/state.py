@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medfl.core.attendance import MISSED, TOOK_PART
-from medfl.core.journal import DIVERGED
+from medfl.core.status import DIVERGED
 from medfl.types import Meta
 from medfl.utils.text import one_line
 from medfl.watch.numbers import LATEST, MOST_COSTS, promised, round_number, shown_number

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from medfl.core.attendance import TOOK_PART
-from medfl.core.journal import DIVERGED, INCOMPLETE
+from medfl.core.status import DIVERGED, INCOMPLETE
 from medfl.report.formats import MISSING, duration, score, sentence, size
 from medfl.watch.state import FINISHED, LEFT, STOPPED, RunState, SiteState
 
@@ -146,7 +146,7 @@ def make_view(
         over,
         state.round,
         state.rounds,
-        _time(state, over),
+        _time(state),
         _score(curves),
         _costs(state),
         _privacy(state, epsilons or {}),
@@ -249,13 +249,13 @@ def _score(curves: list[Drawn]) -> str:
     return f"{curve.title}: {score(curve.mean[-1])} after round {curve.rounds[-1]} (mean of {len(last)}{worst})"
 
 
-def _time(state: RunState, over: bool) -> str:
+def _time(state: RunState) -> str:
     spent = duration(max(0.0, state.last - state.begun))
     if not state.took:
         return f"{spent} since it began"
     recent = median(state.took[round_] for round_ in sorted(state.took)[-RECENT:])
     left = max(0, state.rounds - state.round) * recent
-    rest = f"; about {duration(left)} left" if left and not over else ""
+    rest = f"; about {duration(left)} left" if left and state.status in ("", STOPPED) else ""
     return f"about {duration(recent)} a round, {spent} since it began{rest}"
 
 

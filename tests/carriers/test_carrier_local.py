@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import time
@@ -25,6 +26,7 @@ from medfl.methods.averaging import Averaging
 from medfl.settings import Settings
 from medfl.testing.cohort import make_sites, make_task
 from medfl.types import Meta, Tensors
+from medfl.utils.files import flush_files, write_atomic
 from medfl.utils.tells import Tell, count, number
 from medfl.utils.wire import tensors_equal
 
@@ -340,3 +342,47 @@ def test_a_hundred_sites(tmp_path: Path) -> None:
     used = [int(line) for line in (tmp_path / "log").read_text().split()]
     assert len(used) == 4
     assert used[-1] - used[1] < 20_000, f"resident memory at the start of each round, KiB: {used}"
+
+
+# ---- power cuts
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_of_all_sites_are_on_the_disk_before_the_server_counts_on_them(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each site's file and the folder that names it; sites' steps are renamed by workers, the server's here."""
+    flushed: set[str] = set()
+    commits, replace = [], os.replace
+
+    def note_flush(descriptor: int) -> None:
+        flushed.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def note_commit(source: Path, target: Path) -> None:
+        if target.parent.name == "server":
+            steps = {str(path) for path in (tmp_path / "run" / "state").glob(f"site-*/{target.name}")}
+            folders = {str(Path(path).parent) for path in steps}
+            commits.append(len(steps))
+            assert steps | folders <= flushed, f"{target.name} counts on what is not on the disk"
+            flushed.clear()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_flush)
+    monkeypatch.setattr(os, "replace", note_commit)
+    Toy(Averaging).run(tmp_path / "run", workers=workers, sites=make_sites(SIZES))
+    assert max(commits) == len(SIZES)
+
+
+def test_a_disk_that_fails_while_it_is_flushed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / name / "file" for name in ("a", "b")]
+    for path in paths:
+        write_atomic(path, b"new", flush=False)
+    flush_files(paths)
+
+    def fail(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(paths[1]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreError, match=f"Could not write '{paths[1]}': Input/output error.*still valid"):
+        flush_files(paths)

@@ -15,7 +15,6 @@ from medfl.carriers.remote import MAX_SILENT
 from medfl.cli.status import describe
 from medfl.report.page import write_report
 from medfl.runs.progress import PROGRESS
-from medfl.runs.records import read_run
 from medfl.utils.pulse import Beat, Pulse
 from medfl.watch.folders import WatchedFolder
 
@@ -55,7 +54,7 @@ def test_a_silent_site_is_left_out_after_a_few_steps(place: Place) -> None:
     assert progress.missing == {SITES[-1]: why}
     attendance = json.loads((folder / "summary.json").read_text())["attendance"]
     assert attendance == {"sites": 3, "away": [SITES[-1]], "missed": {SITES[-1]: [[1, 4]]}}
-    assert describe(read_run(folder))["status"] == "finished on 2 of 3 sites"
+    assert describe(folder)["status"] == "finished on 2 of 3 sites"
     page = write_report([folder]).read_text()
     assert "finished on 2 of 3 sites" in page
     assert f"{SITES[-1]} missed rounds 1 to 4" in page

@@ -2,20 +2,24 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from make_runs import make_run
-from run_events import missing, start, work, write
+from run_events import commit, end, missing, start, work, write
 
 from medfl.cli import clean as clean_command
-from medfl.cli.status import describe, seconds_per_round
+from medfl.cli.status import describe
 from medfl.core.store import only_writer
 from medfl.errors import StoreError
-from medfl.runs.records import read_run
+from medfl.runs.progress import PROGRESS
 from medfl.utils.locks import being_written
 from medfl.utils.wire import unsealed
 
-KEPT = {"run.json", "metrics.csv", "summary.json", "sites", "global"}
+KEPT = {"run.json", "metrics.csv", "progress.jsonl", "summary.json", "sites", "global"}
+
+STOPPED = "stopped: no process is at work on it; the same command continues it"
 
 
 def listing(folder):
@@ -44,8 +48,8 @@ def test_a_finished_run(medfl_command, tmp_path):
         "  method    fedavg, seed 4",
         "  status    finished",
         "  rounds    3 of 3",
-        "  score     accuracy 0.600 (global model, mean of 3 test sets) after round 3",
-        "  time      about 6.0 s a round",
+        "  score     accuracy, global model, test images: 0.600 after round 3 (mean of 3, from 0.500 to 0.700)",
+        "  time      about 6.0 s a round, 24.0 s since it began",
     ]
     assert re.fullmatch(r"  disk      [\d.]+ kB, of which state [\d.]+ kB", lines[6])
     assert lines[7] == "  bundles   3 of 3 sites, and global"
@@ -58,72 +62,76 @@ def test_several_runs_stand_one_after_the_other(medfl_command, tmp_path):
 
 
 def test_a_run_that_was_stopped(tmp_path):
-    facts = describe(read_run(make_run(tmp_path / "one", rounds=10, done=4, status="running")))
-    assert facts["status"] == "stopped; the same command continues it"
+    facts = describe(make_run(tmp_path / "one", rounds=10, done=4, status="running"))
+    assert facts["status"] == STOPPED
     assert facts["rounds"] == "4 of 10"
-    assert facts["time"] == "about 6.0 s a round; about 36.0 s left"
+    assert facts["time"] == "about 6.0 s a round, 24.0 s since it began; about 36.0 s left"
     assert facts["bundles"] == "none; they are written at the end"
 
 
 def test_a_run_that_is_being_written(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="running")
     with only_writer(run):
-        assert describe(read_run(run))["status"] == "being written now"
-    assert describe(read_run(run))["status"] == "stopped; the same command continues it"
+        assert describe(run)["status"] == "running, round 5 of 10"
+    assert describe(run)["status"] == STOPPED
 
 
 def test_a_run_that_is_being_written_says_who_is_at_work_and_who_is_missing(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="running")
     write(run, [start(0), work(1, "site-1", "site-2"), missing(2, "site-3", "no answer")])
     with only_writer(run):
-        facts = describe(read_run(run))
+        facts = describe(run)
     assert facts["sites"] == "2 of 3 at work; site-3 missing: no answer"
-    assert "sites" not in describe(read_run(run)), "nobody is at work in a run that was stopped"
+    assert "sites" not in describe(run), "nobody is at work in a run that was stopped"
 
 
 def test_a_run_that_ended_on_a_part_of_its_sites_says_so(tmp_path):
-    run = make_run(tmp_path / "one")
-    path = run / "summary.json"
-    attendance = {"sites": 3, "away": ["site-2"], "missed": {"site-2": [[3, 3]]}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"attendance": attendance}))
-    assert describe(read_run(run))["status"] == "finished on 2 of 3 sites"
+    run = write(make_run(tmp_path / "one"), [start(0), commit(6, 1), end(7, away=["site-2"])])
+    assert describe(run)["status"] == "finished on 2 of 3 sites"
 
 
 def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
     run = make_run(tmp_path / "one", rounds=3)
     content = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(content | {"rounds": 9}))
+    with (run / PROGRESS).open("a") as file:
+        file.write(json.dumps(start(100, rounds=9)) + "\n")
     with only_writer(run):
-        facts = describe(read_run(run))
-    assert (facts["rounds"], facts["time"]) == ("3 of 9", "about 6.0 s a round; about 36.0 s left")
+        facts = describe(run)
+    assert (facts["status"], facts["rounds"]) == ("running, round 4 of 9", "3 of 9")
+    assert facts["time"] == "about 6.0 s a round, 94.0 s since it began; about 36.0 s left"
 
 
 def test_a_run_that_diverged(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="diverged", reason="Tensor 'a' is not finite.")
-    facts = describe(read_run(run))
+    facts = describe(run)
     assert facts["status"] == "diverged: Tensor 'a' is not finite. The same command tries that round again."
-    assert (facts["rounds"], facts["time"]) == ("4 of 10", "about 6.0 s a round")
+    assert (facts["rounds"], facts["time"]) == ("4 of 10", "about 6.0 s a round, 30.0 s since it began")
 
 
 def test_a_run_that_has_just_begun(tmp_path):
     run = make_run(tmp_path / "one", done=0, status="running", state=False)
-    facts = describe(read_run(run))
-    assert (facts["rounds"], facts["score"], facts["time"]) == ("0 of 3", "none yet", "not known yet")
+    facts = describe(run)
+    assert (facts["rounds"], facts["score"], facts["time"]) == ("0 of 3", "none yet", "0.0 s since it began")
 
 
-def test_the_time_of_a_round_is_that_of_the_slowest_site_or_of_all_by_the_workers(tmp_path):
-    """Sites train for 2, 3 and 4 s and evaluate for 1 s: 12 s in all."""
-    record = read_run(make_run(tmp_path / "one"))
-    for workers, expected in ((1, 12.0), (2, 6.0), (8, 5.0)):
-        record.run["execution"]["workers"] = workers
-        assert seconds_per_round(record) == expected
+def test_looking_needs_neither_torch_nor_tables(tmp_path):
+    """They would take longer than the rest of the command."""
+    run = make_run(tmp_path / "one")
+    code = (
+        "import sys; from pathlib import Path; from medfl.cli.status import describe; "
+        "assert describe(Path(sys.argv[1]))['rounds'] == '3 of 3'; "
+        "print(sorted({'torch', 'pandas', 'numpy', 'monai'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("options", [{}, {"status": "running", "done": 1}], ids=["finished", "stopped"])
 def test_looking_changes_nothing(tmp_path, options):
     run = make_run(tmp_path / "one", **options)
     before = listing(run)
-    describe(read_run(run))
+    describe(run)
     assert listing(run) == before
 
 
@@ -135,12 +143,11 @@ def test_looking_does_not_keep_a_writer_out(tmp_path):
         pass
 
 
-def test_damaged_state_is_named(tmp_path):
+def test_damaged_facts_are_named(tmp_path):
     run = make_run(tmp_path / "one", status="running", done=1)
-    for path in (run / "state").rglob("*.safetensors"):
-        path.write_bytes(b"nothing")
-    with pytest.raises(StoreError, match="No step of the server in '.*' can be read"):
-        describe(read_run(run))
+    (run / "run.json").write_text("{")
+    with pytest.raises(StoreError, match="'.*run.json' is damaged"):
+        describe(run)
 
 
 @pytest.mark.parametrize("command", ["status", "clean"])
@@ -169,11 +176,11 @@ def test_the_state_of_a_finished_run_is_removed(medfl_command, tmp_path):
     code, out, err = medfl_command("clean", run)
     assert (code, out, err) == (0, f"{run}: 2.5 MB freed\n", "")
     assert names(run) == KEPT
-    kept = {path: content for path, content in before.items() if path.parts[0] not in ("state", "run.json")}
+    kept = {path: content for path, content in before.items() if path.parts[0] not in ("state", "run.json", ".lock")}
     assert kept.items() <= listing(run).items()
     content = unsealed((run / "run.json").read_bytes())
     assert content == json.loads(before[(run / "run.json").relative_to(run)][0]) | {"cleaned": True}
-    assert describe(read_run(run))["status"] == "finished; cleaned, so it can't be continued"
+    assert describe(run)["status"] == "finished; cleaned, so it can't be continued"
     assert medfl_command("clean", run)[1] == f"{run}: 0 bytes freed\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import shutil
 from pathlib import Path
@@ -208,43 +207,20 @@ def test_a_server_whose_data_folder_holds_neither_is_told(tmp_path: Path) -> Non
     assert "expected global or public" in failure
 
 
-def make_certificate(name: str, days: int) -> tuple[bytes, bytes]:
-    """A key and a certificate of its own, which ends in some days."""
-    x509 = pytest.importorskip("cryptography.x509")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+@pytest.fixture(scope="module")
+def root() -> Any:
+    pytest.importorskip("cryptography")
+    from kit_keys import Root
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder(subject, subject, key.public_key(), 1)
-        .not_valid_before(now - datetime.timedelta(days=400))
-        .not_valid_after(now + datetime.timedelta(days=days, hours=1))
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    return (
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain),
-        made.public_bytes(serialization.Encoding.PEM),
-    )
+    return Root()
 
 
 @pytest.fixture
-def kit(ready: Path) -> Path:
-    folder = ready / "kit"
-    (folder / "startup").mkdir(parents=True)
+def kit(ready: Path, root: Any) -> Path:
+    folder: Path = root.kit(ready / "kit", "site-01", days=(-400, 30.1))
     (folder / "local").mkdir()
-    key, certificate = make_certificate("site-01", 30)
-    contents = {
-        "client.key": key,
-        "client.crt": certificate,
-        "fed_client.json": b"{}",
-        "rootCA.pem": b"",
-        "start.sh": b"",
-    }
-    for name, content in contents.items():
-        (folder / "startup" / name).write_bytes(content)
+    for name, content in {"fed_client.json": "{}", "start.sh": ""}.items():
+        (folder / "startup" / name).write_text(content)
     (folder / "startup" / "client.key").chmod(0o600)
     (folder / "local" / "resources.json.default").write_text(json.dumps({"class_allow_list": [ALLOWED["client"]]}))
     return folder
@@ -277,17 +253,27 @@ def test_a_key_that_others_can_read_fails(ready: Path, kit: Path) -> None:
     ("name", "days", "message"), [("site-01", -2, "it ended on"), ("site-02", 9, "it is of 'site-02'")]
 )
 def test_a_certificate_that_ended_or_is_anothers_fails(
-    ready: Path, kit: Path, name: str, days: int, message: str
+    ready: Path, kit: Path, root: Any, name: str, days: int, message: str
 ) -> None:
-    (kit / "startup" / "client.crt").write_bytes(make_certificate(name, days)[1])
+    (kit / "startup" / "client.crt").write_bytes(root.certify(name, root.key.public_key(), (-400, days)))
     (failure,) = kit_failures(ready, kit)
     assert message in failure
 
 
+def test_a_certificate_of_another_key_or_root_fails(ready: Path, kit: Path, root: Any) -> None:
+    (kit / "startup" / "client.crt").write_bytes(root.certify("site-01", root.key.public_key()))
+    (failure,) = kit_failures(ready, kit)
+    assert "client.key' is not the key of 'client.crt'" in failure
+    shutil.copy(type(root)().kit(ready / "foreign", "site-01") / "startup" / "client.crt", kit / "startup")
+    (failure,) = kit_failures(ready, kit)
+    assert "expected a certificate of 'site-01' by this project's root, got one by another root" in failure
+
+
 def test_a_kit_that_is_not_whole_fails(ready: Path, kit: Path) -> None:
     (kit / "startup" / "rootCA.pem").unlink()
-    (failure,) = kit_failures(ready, kit)
-    assert "startup/rootCA.pem" in failure
+    files, certificate = kit_failures(ready, kit)
+    assert "lacks startup/rootCA.pem" in files
+    assert "can't be read" in certificate
 
 
 def test_the_command_prints_a_line_for_each_check_and_its_status_tells(ready: Path, monkeypatch) -> None:

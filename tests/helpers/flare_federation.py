@@ -44,6 +44,9 @@ REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "medmnist", "breastmnist.np
 KEPT = 6
 """Every so-manieth image of BreastMNIST is used."""
 
+Provide = Callable[[Project, Path], dict[str, Path]]
+"""Makes the kits of a federation in a folder."""
+
 BREAST = {"num_classes": 2, "in_channels": 1, "size": 28, "spatial_dims": 2}
 CELLS = {"num_classes": 3, "in_channels": 3, "size": 12, "spatial_dims": 2}
 
@@ -231,8 +234,8 @@ def wait_for(done: Callable[[], Any], seconds: float = 300.0) -> None:
 
 
 @contextlib.contextmanager
-def federation(root: Path) -> Iterator[Federation]:
-    """A federation for as long as the context lasts."""
+def federation(root: Path, provide: Provide = provision) -> Iterator[Federation]:
+    """A federation for as long as the context lasts; `provide` makes its kits."""
     data, facts = make_data(root)
     place = Place(root, write_bundle(root / "small"), data)
     _make_bundles(root)
@@ -252,7 +255,7 @@ def federation(root: Path) -> Iterator[Federation]:
         patch.setattr("medfl.deploy.session.LOGIN_SECONDS", 120.0)
         assert forking.stdin is not None
         assert forking.stdout is not None
-        kits = _make_kits(root / "kits", warm / "socket")
+        kits = _make_kits(root / "kits", warm / "socket", provide)
         running = Federation(place, facts, kits, warm)
         running.write_files()
         try:
@@ -278,13 +281,12 @@ def _make_bundles(root: Path) -> None:
     (root / "changed" / "other" / "configs" / "train.json").write_text(json.dumps(content))
 
 
-def _make_kits(folder: Path, address: Path) -> dict[str, Path]:
+def _make_kits(folder: Path, address: Path, provide: Provide) -> dict[str, Path]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    provision(Project("localhost", SITES, RESEARCHER, port=port), folder)
-    kits = {"server": folder / "localhost", "researcher": folder / RESEARCHER}
-    kits |= {site: folder / site for site in SITES}
+    made = provide(Project("localhost", SITES, RESEARCHER, port=port), folder)
+    kits = {"server": made["localhost"], "researcher": made[RESEARCHER]} | {site: made[site] for site in SITES}
     for name in ("server", *SITES):
         path = kits[name] / "local" / "resources.json"
         resources = json.loads(path.read_text())

@@ -14,10 +14,13 @@ import torch
 
 from medfl.contract import Findings, State
 from medfl.core.evaluation import Row, csv_lines
-from medfl.core.journal import FINISHED, RUNNING, Commit, Journal
+from medfl.core.journal import Commit, Journal
+from medfl.core.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
 from medfl.runs.findings import write_findings
+from medfl.runs.progress import ProgressFile, begin_facts, commit_facts
 from medfl.runs.records import PREDICTIONS
+from medfl.utils.locks import LOCK
 
 CLASSES = ("basophil", "eosinophil", "lymphocyte")
 SITES = ("site-1", "site-2", "site-3")
@@ -128,11 +131,13 @@ class MadeUpRun:
     def write(self, folder: Path) -> None:
         """Write all files."""
         folder.mkdir(parents=True)
+        (folder / LOCK).touch()
         _write(folder / "run.json", self.run())
         write_findings(folder, self.findings)
         if self.state:
             self._journal(folder)
         (folder / "metrics.csv").write_text(csv_lines(self.rows(), header=True))
+        self._events(folder)
         if self.status == RUNNING:
             return
         _write(folder / "summary.json", self.summary())
@@ -275,6 +280,22 @@ class MadeUpRun:
             counts = torch.bincount(labels, minlength=len(self.classes)).tolist()
             sites[site] = {"training": [4 * n for n in counts], "validation": [0] * len(counts), "test": counts}
         return {"classes": list(self.classes), "sites": sites}
+
+    def _events(self, folder: Path) -> None:
+        """What happened, six seconds a round; the scores of a round come with the step after it."""
+        clock = iter(6.0 * number for number in range(self.over + 3))
+        progress = ProgressFile(folder, clock=lambda: next(clock))
+        progress.note(
+            "start",
+            begin_facts(self.run()["identity"] | {"settings": {"seed": self.seed, "privacy": None}}, self.rounds),
+        )
+        for step in range(1, self.over + 2):
+            rows = [row for row in self.rows() if row.round == step - (row.moment == "aggregated")]
+            facts = Commit(step, round=min(step, self.over), rounds_done=min(step, self.over), rows=rows)
+            progress.note("commit", commit_facts(facts, self.metrics[0]))
+        if self.status != RUNNING:
+            progress.note("end", {"status": self.status, "reason": self.reason, "rounds": self.over, "away": []})
+        progress.close()
 
     def _journal(self, folder: Path) -> None:
         journal = Journal(folder)

@@ -65,7 +65,7 @@ def test_a_site_that_lies_about_its_scores_is_missing_and_the_run_goes_on(place:
     assert progress.state == "finished"
     assert LIAR in read_run(folder).summary["missing"]
     json.dumps(read_run(folder).summary, allow_nan=False)
-    assert describe(read_run(folder))["rounds"] == "2 of 2"
+    assert describe(folder)["rounds"] == "2 of 2"
     assert "finished" in content(WatchedFolder(folder).views())
     assert "could not be made" not in write_report([folder]).read_text()
     assert not any(f",{LIAR}," in line and line.split(",")[0] not in "12" for line in lines(folder))
