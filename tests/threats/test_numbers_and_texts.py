@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from run_events import SITES, Event, beat, commit, done, end, missing, start, st
 
 from medfl.card.answers import read_answers
 from medfl.core.attendance import MISSED, TOOK_PART, stretches
+from medfl.deploy.keys import approve
 from medfl.deploy.sites.audit import in_words
 from medfl.errors import MedflError, SettingsError
 from medfl.runs.console import show_log
@@ -151,6 +153,16 @@ def test_yaml_that_is_made_to_explode_is_refused(tmp_path: Path, text: str, read
         reader(path)
     assert isinstance(caught.value, MedflError)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("text", [BOMB, "a: &a [*a]\n"])
+def test_a_request_for_a_certificate_does_not_explode(tmp_path: Path, text: str) -> None:
+    request = tmp_path / "site-01.request.zip"
+    with zipfile.ZipFile(request, "w") as archive:
+        archive.writestr("request.json", "{}")
+        archive.writestr("site.yaml", text)
+    with pytest.raises(SettingsError, match="is no request of"):
+        approve._read(request, request)
 
 
 def test_aliases_of_shipped_studies_stay_allowed(tmp_path: Path) -> None:
