@@ -102,7 +102,9 @@ def test_an_address_that_is_none_is_answered_as_any_other(
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         connection.connect()
         connection.sock.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode("latin-1"))
-        assert b" 403 " in connection.sock.recv(100)
+        with connection.sock.makefile("rb") as answer:
+            assert b" 403 " in answer.read()
+        connection.close()
     assert "Traceback" not in capsys.readouterr().err
 
 

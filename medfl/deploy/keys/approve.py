@@ -10,6 +10,8 @@ import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import yaml
+
 from medfl.deploy.keys.commands import call
 from medfl.deploy.keys.request import KINDS, RESEARCHER, SERVER, SITE, Participant, fingerprint
 from medfl.deploy.provision import Project, joined
