@@ -25,22 +25,9 @@ def read_facts(folder: Path) -> tuple[Meta, Meta]:
         )
         why = "there is no run.json in it" if folder.is_dir() else "there is no such folder"
         raise StoreError(f"expected a run folder at '{folder}', {why}. {mend}")
-    summary = folder / "summary.json"
-    run = _json(folder / "run.json")
+    summary, run = folder / "summary.json", _json(folder / "run.json")
     _check_sites(folder, run)
     return run, _json(summary) if summary.is_file() else {}
-
-
-def sites_without_bundle(folder: Path, run: Meta) -> list[str]:
-    """Sites of a run that have no bundle to take home.
-
-    Args:
-        folder: The run folder.
-        run: Its ``run.json``.
-    """
-    return [
-        site for site in run["identity"]["sites"] if not (folder / "sites" / site / "models" / "model.pt").is_file()
-    ]
 
 
 def _check_sites(folder: Path, run: Meta) -> None:
@@ -60,6 +47,18 @@ def _check_sites(folder: Path, run: Meta) -> None:
 
 def _is_folder_name(name: str) -> bool:
     return name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
+
+
+def sites_without_bundle(folder: Path, run: Meta) -> list[str]:
+    """Sites of a run that have no bundle to take home.
+
+    Args:
+        folder: The run folder.
+        run: Its ``run.json``.
+    """
+    return [
+        site for site in run["identity"]["sites"] if not (folder / "sites" / site / "models" / "model.pt").is_file()
+    ]
 
 
 def _json(path: Path) -> Meta:

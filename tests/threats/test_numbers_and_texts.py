@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from run_events import SITES, Event, beat, commit, done, end, missing, start, st
 
 from medfl.card.answers import read_answers
 from medfl.core.attendance import MISSED, TOOK_PART, stretches
+from medfl.deploy.keys import approve
 from medfl.deploy.sites.audit import in_words
 from medfl.errors import MedflError, SettingsError
 from medfl.runs.console import show_log
@@ -100,7 +102,9 @@ def test_an_address_that_is_none_is_answered_as_any_other(
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         connection.connect()
         connection.sock.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode("latin-1"))
-        assert b" 403 " in connection.sock.recv(100)
+        with connection.sock.makefile("rb") as answer:
+            assert b" 403 " in answer.read()
+        connection.close()
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -151,6 +155,16 @@ def test_yaml_that_is_made_to_explode_is_refused(tmp_path: Path, text: str, read
         reader(path)
     assert isinstance(caught.value, MedflError)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("text", [BOMB, "a: &a [*a]\n"])
+def test_a_request_for_a_certificate_does_not_explode(tmp_path: Path, text: str) -> None:
+    request = tmp_path / "site-01.request.zip"
+    with zipfile.ZipFile(request, "w") as archive:
+        archive.writestr("request.json", "{}")
+        archive.writestr("site.yaml", text)
+    with pytest.raises(SettingsError, match="is no request of"):
+        approve._read(request, request)
 
 
 def test_aliases_of_shipped_studies_stay_allowed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from medfl.deploy.provision import Project, joined
 from medfl.errors import SettingsError
 from medfl.types import Meta
 from medfl.utils.files import private_files, write_json
+from medfl.utils.strict_yaml import parse_yaml
 
 RECORD, PROFILE, APPROVED = "federation.json", "project.yaml", "approved"
 """In the root's folder: who takes part, what NVFlare must know of the server, and which keys were approved."""
@@ -185,9 +186,9 @@ def _read(file: Path, request: Path) -> tuple[Meta, object]:
                     texts.append(member.read(MAX_BYTES + 1))
         if max(map(len, texts)) > MAX_BYTES:
             raise ValueError("a file in it is too long")
-        about, definition = json.loads(texts[0]), yaml.safe_load(texts[1])
+        about, definition = json.loads(texts[0]), parse_yaml(texts[1].decode())
         if not isinstance(about, dict):
             raise ValueError("expected a JSON object in request.json")
-    except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
         raise SettingsError(f"'{request}' is no request of `medfl federate request` ({error!s:.200})") from None
     return about, definition
