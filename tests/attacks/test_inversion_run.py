@@ -214,3 +214,7 @@ def test_volumes_and_colours(tmp_path):
 def test_options_out_of_range_are_refused(bad):
     with pytest.raises(SettingsError):
         InversionOptions(**bad)
+    (hidden,) = attack(opened(tmp_path, Shares(), secure_aggregation={"threshold": 2}, privacy=privacy), options)
+    masked = next(made for made in hidden.reconstructions if made.attack == "gradient")
+    assert float(best[0].quality.mse.mean()) < float(masked.quality.mse.mean())
+    assert any("The update was masked, as the server has it" in note for note in hidden.notes)
