@@ -1,4 +1,4 @@
-"""What a secure aggregation costs on one core: CPU time of a site and of the server, and bytes on the wire.
+"""CPU time and bytes of a secure aggregation: what one site computes, what the server does, and what goes out.
 
 By default ten sites send an update of 20 MB in float32, and two of them drop out after they have shared their secrets,
 so that the server has to make their masks again. Sites compute at the same time on machines of their own: the time that

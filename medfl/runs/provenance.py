@@ -13,8 +13,8 @@ from torch import nn
 
 from medfl.contract import Method
 from medfl.errors import SettingsError
-from medfl.runs.setting_ids import SETTINGS
-from medfl.settings import Execution, Settings, default_values
+from medfl.runs.setting_ids import SETTINGS, default_values
+from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.types import Meta
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
-from medfl.settings import default_values, run_fields
+from pydantic_core import to_jsonable_python
+
+from medfl.settings import run_fields
 from medfl.types import Meta
 
 SETTINGS = "settings"
@@ -52,3 +54,9 @@ def to_ids(options: Meta, config: Mapping[str, object]) -> Meta:
             ids.setdefault(f"{SETTINGS}#{top}", copy.deepcopy(values[top]))
         ids[f"{SETTINGS}#{name}" if top in values else name] = value
     return ids
+
+
+def default_values() -> Meta:
+    """Name to default, as JSON, of the fields that have one."""
+    fields = {name: info for name, info in run_fields().items() if not info.is_required()}
+    return {name: to_jsonable_python(info.get_default(call_default_factory=True)) for name, info in fields.items()}

@@ -117,3 +117,14 @@ def _model_at(kind: type[BaseModel], within: Sequence[str | int]) -> type[BaseMo
         info = kind.model_fields.get(str(key))
         kind = (info and model_of(info)) or kind
     return kind
+
+
+def known_device(name: str) -> str:
+    """A device's name, if it is one.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"expected auto, cpu, cuda, or cuda:N for one of several GPUs, as cuda:0; got '{name}'")
+    return name

@@ -198,6 +198,10 @@ def test_the_runs_own_filters_act_on_the_update(tmp_path):
     assert any("epsilon 0.1" in note for note in private.notes)
     (coarse,) = attack(opened(tmp_path, Shares(), compression={"bits": 8}), options)
     assert any("8 bits" in note for note in coarse.notes)
+    (hidden,) = attack(opened(tmp_path, Shares(), secure_aggregation={"threshold": 2}, privacy=privacy), options)
+    masked = next(made for made in hidden.reconstructions if made.attack == "gradient")
+    assert float(best[0].quality.mse.mean()) < float(masked.quality.mse.mean())
+    assert any("The update was masked, as the server has it" in note for note in hidden.notes)
 
 
 def test_volumes_and_colours(tmp_path):

@@ -1,4 +1,4 @@
-"""A new setting is one edit: a field with its docstring in medfl/settings/__init__.py, and nothing anywhere else."""
+"""A new setting is one edit: a field with its docstring in medfl/settings.py, and nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the commands print in a copy of medfl with two more settings, and the run folder."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "medfl", folder / "medfl", ignore=shutil.ignore_patterns("models", "eval"))
-    path = folder / "medfl" / "settings" / "__init__.py"
+    path = folder / "medfl" / "settings.py"
     text = path.read_text()
     for kind, field in FIELDS.items():
         head, line, rest = text.partition(f"class {kind}(Strict):\n")

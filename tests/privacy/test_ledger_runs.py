@@ -91,6 +91,7 @@ def test_without_a_ledger_a_run_keeps_account_of_itself(tmp_path: Path) -> None:
         "releases",
         "sigma",
         "steps",
+        "threshold",
         "unit",
     ], "numbers and hashes, nothing of a patient"
     assert case().run(tmp_path / "open").summary.get("privacy") is None

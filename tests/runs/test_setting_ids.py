@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from monai.bundle import ConfigParser
 
-from medfl.runs.setting_ids import bare_name, to_ids, values_in
-from medfl.settings import default_values, run_fields
+from medfl.runs.setting_ids import bare_name, default_values, to_ids, values_in
+from medfl.settings import run_fields
 
 CONFIG = {"rounds": 3, "device": "cpu", "settings": {"rounds": "@rounds", "epochs": 5, "describe": ["size"]}}
 

@@ -62,9 +62,10 @@ class About:
         return {ABOUT: {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}}
 
     @classmethod
-    def named(cls, said: Mapping[str, Any]) -> About:
+    def named(cls, entry: Mapping[str, Any]) -> About:
         """From its attributes by name, lists for tuples."""
-        return cls(said["turn"], tuple(said["sites"]), tuple(said["peers"]), tuple(said["masked"]), said.get("op", ""))
+        sites, peers, masked = (tuple(entry[name]) for name in ("sites", "peers", "masked"))
+        return cls(entry["turn"], sites, peers, masked, entry.get("op", ""))
 
     @classmethod
     def of(cls, order: Order) -> About:
@@ -73,12 +74,12 @@ class About:
         Raises:
             RefusedError: If it is of another form.
         """
-        said: Any = order.meta.get(ABOUT)
+        entry: Any = order.meta.get(ABOUT)
         lists = ("sites", "peers", "masked")
-        known = isinstance(said, dict) and said.keys() == {"turn", "op", *lists} and type(said["turn"]) is int
-        if not known or not isinstance(said["op"], str) or any(not _names(said[name]) for name in lists):
+        known = isinstance(entry, dict) and entry.keys() == {"turn", "op", *lists} and type(entry["turn"]) is int
+        if not known or not isinstance(entry["op"], str) or any(not _names(entry[name]) for name in lists):
             raise RefusedError(f"expected an order '{order.op}' with what it says of its aggregation, got another one")
-        return cls.named(said)
+        return cls.named(entry)
 
 
 def _names(value: Any) -> bool:

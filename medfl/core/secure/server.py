@@ -93,8 +93,10 @@ class ServerEnd:
         if kept["phase"] == SHARES:
             return self._asking(kept["keyed"], SHARES, about, dict.fromkeys(kept["keyed"], public))
         if kept["phase"] == MASKED:
-            asked = [_with_inner(order, about, public) for order in self._planned().orders if order.to in kept["peers"]]
-            return self._plan(asked, kept["quorum"])
+            orders = [
+                _with_inner(order, about, public) for order in self._planned().orders if order.to in kept["peers"]
+            ]
+            return self._plan(orders, kept["quorum"])
         sealed = self.server.blob(SEALED)
         tensors = {
             name: public

@@ -196,7 +196,7 @@ class SiteEnd:
         tensors = {name: tensor for name, tensor in self.order.tensors.items() if not name.startswith(PREFIX)}
         meta = {name: value for name, value in self.order.meta.items() if name != ABOUT}
         layout = layout_of(tensors, self.inner.sends)
-        reply, update, told = self._updated(replace(self.order, op=about.op, tensors=tensors, meta=meta))
+        reply, update, public_facts = self._updated(replace(self.order, op=about.op, tensors=tensors, meta=meta))
         words, point = self._encoded(layout, update, weight_of(self.inner, reply.meta, self.site.settings))
         self.tools.register.once(about.turn, "numbers", hashlib.sha256(words.tobytes()).hexdigest())
         add_mask(words, self.secrets[2])
@@ -204,7 +204,7 @@ class SiteEnd:
             if other != self.site.name:
                 key = agreed(self.secrets[1], public[other][KEY:], MASK)
                 add_mask(words, key, pair_sign(self.site.name, other))
-        return Reply({NUMBERS: packed(words, point.bits)}, told, log=reply.log, trained=reply.trained)
+        return Reply({NUMBERS: packed(words, point.bits)}, public_facts, log=reply.log, trained=reply.trained)
 
     def _unmask(self) -> Reply:
         about = self.about
@@ -245,8 +245,8 @@ class SiteEnd:
         update, meta = Filters(inner.sends, tells, site.settings, site.settings.rounds).checked(
             reply.tensors, reply.meta, site.name
         )
-        told = {name: value for name, value in meta.items() if tells[name].kind == "public"}
-        return reply, {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}, told
+        public = {name: value for name, value in meta.items() if tells[name].kind == "public"}
+        return reply, {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}, public
 
     def _encoded(self, layout: Layout, update: Tensors, weight: int) -> tuple[Words, FixedPoint]:
         """The numbers to mask: clipped, weighed, rounded, with this site's share of noise; the weight comes last."""

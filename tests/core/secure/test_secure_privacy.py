@@ -60,8 +60,8 @@ def test_sites_draw_unlike_noise(tmp_path: Path) -> None:
     start, last = make_task("wide").initial(7), Store(tmp_path / "state" / "server").latest()
     assert last is not None
     mean = torch.cat([(tensor - start[name]).double().flatten() for name, tensor in last.state().tensors.items()])
-    one = calibrated(Privacy.model_validate(PRIVACY), 1) * 0.5 / math.sqrt(5) / 5
-    assert float(mean.std()) == pytest.approx(one * math.sqrt(5), rel=0.2)
+    share = calibrated(Privacy.model_validate(PRIVACY), 1) * 0.5 / math.sqrt(5) / 5
+    assert float(mean.std()) == pytest.approx(share * math.sqrt(5), rel=0.2)
 
 
 def test_accounts_hold_what_was_released_and_the_trust_model(whole: tuple[Result, Path]) -> None:

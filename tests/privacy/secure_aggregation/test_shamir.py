@@ -40,8 +40,8 @@ def test_too_few_shares_fit_any_secret() -> None:
     with pytest.raises(RefusedError, match="expected 3 shares of a secret, got 2"):
         combine(known, 3)
     for other in (bytes(32), bytes([255] * 32)):
-        secret, (one, two) = int.from_bytes(other, "big"), (int.from_bytes(known[i], "big") for i in (1, 2))
-        third = (secret - 3 * one + 3 * two) % PRIME  # the parabola through (0, secret), (1, one), (2, two) at 3
+        secret, (first, second) = int.from_bytes(other, "big"), (int.from_bytes(known[i], "big") for i in (1, 2))
+        third = (secret - 3 * first + 3 * second) % PRIME  # the parabola through (0, secret) and both, at 3
         assert combine(known | {3: third.to_bytes(BYTES, "big")}, 3) == other
 
 
