@@ -19,7 +19,7 @@ from medfl.carriers import slow_lines
 from medfl.deploy.drill.words import COMPONENT
 from medfl.errors import SettingsError, StoreError
 from medfl.types import Meta
-from medfl.utils.files import private_files
+from medfl.utils.files import private_files, write_json
 from medfl.utils.text import name_problem
 
 ALLOWED = {"server": "medfl.deploy.job.MedflController", "client": "medfl.deploy.job.MedflExecutor"}
@@ -249,9 +249,9 @@ def prepare_kit(kit: Path, project: Project, participant: str, researcher: str =
     is_server = participant == project.server
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
-    _write_json(local / "resources.json", allowing(resources, is_server=is_server))
-    _write_json(local / "authorization.json", rights(is_server=is_server, researcher=researcher))
-    _write_json(local / slow_lines.FILE, slow_lines.SETTINGS)
+    write_json(local / "resources.json", allowing(resources, is_server=is_server))
+    write_json(local / "authorization.json", rights(is_server=is_server, researcher=researcher))
+    write_json(local / slow_lines.FILE, slow_lines.SETTINGS)
     name, data = ("server", "/data/public") if is_server else (participant, f"/data/{participant}")
     (local / "medfl-site.toml").write_text(SITE_FILE.format(name=name, data=data))
 
@@ -295,7 +295,3 @@ def rights(*, is_server: bool, researcher: str = "project_admin") -> Meta:
     roles = dict.fromkeys(("project_admin", "org_admin", "lead", "member"), none)
     roles[researcher] = none | granted | ({"operate": "any"} if is_server else {})
     return {"format_version": "1.0", "permissions": roles}
-
-
-def _write_json(path: Path, value: Meta) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

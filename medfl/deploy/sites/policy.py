@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from medfl.core.evaluation import Row
 from medfl.core.filters import check_method
 from medfl.deploy.offer import Offer
 from medfl.deploy.sites.file import Floor, SiteFile
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.ceiling import TooLargeError, bytes_of
 from medfl.runs.machines import LIVE, Profile, check_profile, live
+from medfl.runs.summary import COSTS
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.task import Task
 from medfl.types import Meta
@@ -100,6 +102,14 @@ def told_profile(site_file: SiteFile) -> Profile | None:
     if profile == LIVE:
         return live()
     return check_profile(profile, "the table [profile]") if isinstance(profile, Profile) else None
+
+
+def leaving_rows(settings: Settings, rows: list[Row]) -> list[Row]:
+    """Rows that may leave: under a promise of privacy no number that was made of training images, only costs."""
+    if settings.privacy is None:
+        return rows
+    costs = {*COSTS.values(), "bytes_up_plain"}
+    return [row for row in rows if row.split != "train" or row.metric in costs]
 
 
 def check_counts(site_file: SiteFile, training: int) -> None:

@@ -21,7 +21,7 @@ from medfl.data.sites import SiteData
 from medfl.deploy.offered_bundle import OfferedRun
 from medfl.deploy.sites.data_watch import DataWatch, check_same_data
 from medfl.deploy.sites.file import SiteFile
-from medfl.deploy.sites.policy import check_counts, check_networks, tellable, told
+from medfl.deploy.sites.policy import check_counts, check_networks, leaving_rows, tellable, told
 from medfl.errors import RefusedError
 from medfl.privacy.ledger import fingerprint
 from medfl.privacy.statements import leaving
@@ -29,7 +29,6 @@ from medfl.runs.home import Home
 from medfl.runs.lifecycle import JOB_PATIENCE, RunWriter
 from medfl.runs.progress import begin_facts, noted
 from medfl.runs.site_bundles import export_site, write_predictions
-from medfl.runs.summary import COSTS
 from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
 from medfl.utils import wire
 
@@ -40,7 +39,6 @@ Send = Callable[[PeerMessage, int, str], bool]
 
 METHOD, EXCHANGE = "method", "exchange"
 """What a parcel is for: the method's own, or a model in the global test."""
-
 
 WAITING = 4
 """How many of the largest messages the parcels of one sender may fill that wait here: nobody fills a disk with them."""
@@ -127,12 +125,11 @@ class SiteRun:
         opened = self._opened
         offer, method_args = opened.offer, opened.built.method_args
         parts = (self.settings, self.task, offer.sites, self._data.digest, opened.execution, opened.joined)
+        record = {"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
         writer = RunWriter(self.folder, offer.method, method_args, *parts)
         with writer.held(JOB_PATIENCE):
             check_same_data(self.folder, self.name, self._data.digest)
-            writer.claim(
-                {"offer": offer.to_meta(), "data": {"allowed_changes": self._changes}, "joined": opened.joined}
-            )
+            writer.claim(record)
             self.host = self._host(writer)
             self.host.check_account()
             begin = begin_facts(writer.identity, self.settings.rounds) | {"sites": [self.name]}
@@ -181,7 +178,7 @@ class SiteRun:
         published = wire.select(tensors, PUBLISHED) | {name: sent[name].clone() for name in same}
         self._check_tensors(published)
         step, round_ = integer(evaluate, "step"), integer(evaluate, "round")
-        return self._leaving(self.host.evaluate(self._opened.make_method(), published, step, round_, {}))
+        return leaving_rows(self.settings, self.host.evaluate(self._opened.make_method(), published, step, round_, {}))
 
     def _carry_out(self, order: Meta, sent: Tensors, keep: list[int]) -> tuple[Tensors, Meta]:
         step, round_, digest = integer(order, "step", 1), integer(order, "round", 1), order.get("digest")
@@ -194,19 +191,12 @@ class SiteRun:
         answer = self.host.step(self._opened.make_exchanged, received, step, round_, str(digest), keep)
         tensors = {} if answer.refused is not None else self.host.store.read(step, "reply/")
         facts = {"step": step, "refused": answer.refused, "meta": answer.meta, UNDELIVERED: self._undelivered}
-        return tensors, facts | {"rows": rows_to_json(self._leaving(answer.rows))}
+        return tensors, facts | {"rows": rows_to_json(leaving_rows(self.settings, answer.rows))}
 
     def _deliver(self, step: int, parcel: PeerMessage) -> None:
         if not self._send(parcel, step, METHOD):
             logger.warning("The parcel for '%s' was not acknowledged.", parcel.to)
             self._undelivered.append(parcel.to)
-
-    def _leaving(self, rows: list[Row]) -> list[Row]:
-        """Rows that may leave: under a promise of privacy no number that was made of training images, only costs."""
-        if self.settings.privacy is None:
-            return rows
-        costs = {*COSTS.values(), "bytes_up_plain"}
-        return [row for row in rows if row.split != "train" or row.metric in costs]
 
     def _check_tensors(self, tensors: Tensors, prefixes: Collection[str] | None = None) -> None:
         check_tensors(tensors, prefixes=prefixes, shapes=self._shapes, norm_bound=None, who="the run")
