@@ -41,7 +41,7 @@ def with_kits(place: Place, root: Root, name: str, **changes: Any) -> dict[str, 
     return files
 
 
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("private", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bits_are_those_of_one_machine(private: bool, place: Place, root: Root, tmp_path: Path) -> None:
     files = with_kits(place, root, f"same-{private}", least_threshold=2)
     offer = place.offer(**SECURE, **(PRIVACY if private else {}))

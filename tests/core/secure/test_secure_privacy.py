@@ -54,6 +54,7 @@ def test_the_same_run_again_draws_the_same_noise(whole: tuple[Result, Path], tmp
     assert digests(run(tmp_path / "other", seed=8)) != digests(whole[0])
 
 
+@pytest.mark.slow
 def test_sites_draw_unlike_noise(tmp_path: Path) -> None:
     """Were it the same, the sum would have five times the deviation of one, not its root."""
     run(tmp_path, epochs=0, rounds=1, secure_aggregation={"threshold": 5}, task=make_task("wide"))

@@ -51,7 +51,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [name if name in ("fedavg", "scaffold") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+)
 def test_the_mean_is_that_of_the_plain_run(method: str, tmp_path: Path) -> None:
     """Weighed by sizes that the server never learns; what is left is the rounding of fixed point."""
     more = METHODS[method] | ({"steps": 2} if method == "scaffold" else {})
@@ -61,6 +64,7 @@ def test_the_mean_is_that_of_the_plain_run(method: str, tmp_path: Path) -> None:
     assert distance(plain, result) < (1e-3 if method == "fedadam" else 1e-4)  # Adam divides by small numbers
 
 
+@pytest.mark.slow
 def test_fewer_bits_are_coarser_and_32_are_as_many_as_in_a_plain_update(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain")
     coarse = run(tmp_path / "32", secure_aggregation=THREE | {"bits": 32, "clip": 5.0, "largest_size": 10})
