@@ -163,6 +163,12 @@ def _copy(tensors):
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+def nothing_learned(site: Site, order: Order) -> Reply:
+    """Updates of zeros of the task's network."""
+    updates = {name: torch.zeros_like(tensor) for name, tensor in order.tensors.items() if name.startswith("model/")}
+    return Reply(updates, {"size": len(site.train)})
+
+
 class Scripted(FedTPF):
     """Sites train nothing: updates are noise, accuracies and freezing are as `SCRIPT` and `STOPS` say."""
 
@@ -175,10 +181,11 @@ class Scripted(FedTPF):
             for name, tensor in received.items()
         }
         frozen = bool(received) and site.round >= STOPS.get(site.name, 99)
+        update |= nothing_learned(site, order).tensors
         return Reply(update, {"size": len(site.train), "frozen": frozen})
 
     def train_task(self, site, order):
-        return Reply({}, {"size": len(site.train)})
+        return nothing_learned(site, order)
 
     def work(self, site, order):
         if order.op == "assess":

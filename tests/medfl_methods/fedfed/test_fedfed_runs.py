@@ -7,6 +7,7 @@ import torch
 from fedtpf_toys import (
     Log,
     distiller_at,
+    nothing_learned,
     recorded,
     run,
     server_of,
@@ -18,7 +19,7 @@ from fedtpf_toys import (
 )
 from torch.nn import functional as F
 
-from medfl.contract import Order, Reply
+from medfl.contract import Order
 from medfl.methods.averaging import Averaging
 from medfl.testing.cohort import bits, make_data, make_site, make_task
 from medfl.training.loop import Batch
@@ -105,7 +106,7 @@ class Late(Averaging):
     """FedAvg that begins with the second round."""
 
     def work(self, site, order):
-        return Reply(meta={"size": len(site.train)}) if site.round == 1 else super().work(site, order)
+        return nothing_learned(site, order) if site.round == 1 else super().work(site, order)
 
 
 def test_tp_10_where_nothing_is_shared_the_second_stage_is_fedavg(alone, tmp_path):
