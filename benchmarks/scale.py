@@ -11,6 +11,7 @@ fsync, rows of metrics, scores. All sites take part in each round unless --fract
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -144,9 +145,12 @@ def main() -> None:
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where the run folder goes; a temporary folder otherwise")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {number: measure(number, options) for number in options.sites}
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
     names = list(next(iter(results.values())))
     width = max(map(len, names))
     print(f"{'sites':<{width}}" + "".join(f"{number:>12}" for number in results))

@@ -100,3 +100,23 @@ def test_secure_aggregation_is_timed_and_its_bytes_counted(run: Run) -> None:
         "40 bits": pytest.approx(1.25),
         "40 bits, noise": pytest.approx(1.25),
     }
+
+
+@pytest.mark.slow
+def test_what_a_site_costs_is_printed_for_each_number_of_sites(run: Run) -> None:
+    output, figures = run("scale.py", ["--sites", "2", "5", "--rounds", "2"])
+    assert "ms of wall for a site's step" in output
+    assert [*figures] == ["2", "5"]
+    assert all(value["files for a site"] > 2 for value in figures.values())
+
+
+@pytest.mark.slow
+def test_what_is_tried_on_a_gpu_holds_on_a_cpu(run: Run) -> None:
+    output, seen = run("gpu.py", ["--device", "cpu", "--quick", "--rounds", "3"])
+    promises = {name: outcome for name, outcome in seen["promises"].items() if "worker" not in name}
+    assert len(promises) == 3
+    assert all(outcome.startswith(("yes", "not tried: it had ended")) for outcome in promises.values()), promises
+    ratios = [value for name, value in seen["figures"].items() if name.endswith("medfl / bare")]
+    assert len(ratios) == 2
+    assert min(ratios) > 0
+    assert "| promise | held |" in output

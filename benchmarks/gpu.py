@@ -1,0 +1,319 @@
+"""One command for somebody with a GPU: whether medfl's numbers hold there, and what it costs beside the bare networks.
+
+Correctness: the same run twice has the same bits; one that is killed (`kill -9`) in its middle and given again ends in
+them, too; several workers are refused by name; and two rounds on the CPU end within a tolerance of those on the GPU.
+
+Speed: rounds of FedAvg with a ResNet-18 on images of 224 pixels, and of FedSKD with a ResNet-10 on volumes of 48
+voxels, against the bare networks: as many forward, backward and optimiser passes on batches of the same shapes, as the
+run itself was seen to make, on data that lie on the device already. Rounds and bare passes alternate; the first of each
+warms up. What is above 1 is medfl's: loading, messages, state on disk, losses between networks, scores.
+
+    python benchmarks/gpu.py --page gpu.md
+    python benchmarks/gpu.py --device cpu --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from medfl.core.evaluation import Row
+from medfl.core.site import Splits
+from medfl.data.arrays import ArrayDataset
+from medfl.errors import SettingsError
+from medfl.networks.cnn import CNN4
+from medfl.networks.resnet import ResNet
+from medfl.objectives import Multiclass
+from medfl.plugins import load_plugins
+from medfl.runs.simulation import Run, simulate
+from medfl.settings import Execution, Settings
+from medfl.task import Task
+from medfl.training.loop import pick_device
+from medfl.utils.wire import digest
+
+TOLERANCE = 1e-3
+"""Largest difference between a weight on the CPU and on the GPU after two rounds, as a share of the largest weight."""
+
+Passes = Counter[tuple[tuple[int, ...], bool]]
+"""Shape of a batch, and whether gradients were wanted, to how often a network saw one."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained.
+
+    Attributes:
+        method: Name of the method.
+        build: Makes the network.
+        shape: Of an image, channels last.
+        images: Of each of two sites; a quarter of them is its test.
+        batch_size: In training.
+    """
+
+    method: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    images: int
+    batch_size: int
+
+
+@dataclass
+class Bare:
+    """As many passes of the bare network as a round was seen to make.
+
+    Attributes:
+        network: It.
+        device: Where.
+        passes: Those of the last round.
+        seconds: Of each repetition.
+    """
+
+    network: nn.Module
+    device: str
+    passes: Passes
+    seconds: list[float] = field(default_factory=list)
+
+    def repeat(self) -> None:
+        """All passes once."""
+        batches = {shape: torch.rand(shape, device=self.device) for shape, _ in self.passes}
+        optimizer = torch.optim.SGD(self.network.parameters(), lr=0.01)
+        begun = now(self.device)
+        for (shape, training), count in sorted(self.passes.items()):
+            self.network.train(training)
+            for _ in range(count):
+                with torch.set_grad_enabled(training):
+                    logits = self.network(batches[shape])
+                if training:
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(logits, logits.argmax(1)).backward()
+                    optimizer.step()
+        self.seconds.append(now(self.device) - begun)
+
+
+def now(device: str) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def works(quick: bool) -> dict[str, Work]:
+    """The two works by their names; small ones for a try."""
+    flat, deep = (32, 16) if quick else (224, 48)
+    images = 16 if quick else 256
+    return {
+        f"fedavg, ResNet-18, {flat} pixels": Work(
+            "fedavg", lambda: ResNet(18, 3, 8, norm="group"), (flat, flat, 3), images, 4 if quick else 32
+        ),
+        f"fedskd, ResNet-10, {deep} voxels": Work(
+            "fedskd",
+            lambda: ResNet(10, 1, 2, spatial_dims=3, norm="group"),
+            (deep, deep, deep, 1),
+            images // 4,
+            4 if quick else 8,
+        ),
+    }
+
+
+def small() -> Work:
+    """What correctness is tried on."""
+    return Work("fedavg", lambda: CNN4(3, 8), (28, 28, 3), 64, 8)
+
+
+def run(
+    work: Work,
+    folder: Path,
+    device: str,
+    rounds: int,
+    precision: str = "fp32",
+    passes: Passes | None = None,
+    on_round: Callable[[int, list[Row]], None] = lambda number, rows: None,
+) -> dict[str, torch.Tensor]:
+    """A run of two sites; the tensors that the first one takes home.
+
+    Args:
+        work: What is trained.
+        folder: Of the run.
+        device: Where.
+        rounds: How many.
+        precision: ``fp32`` or ``bf16``.
+        passes: Counts what the networks see.
+        on_round: Called after each round.
+    """
+    rng = np.random.default_rng(0)
+    total = 2 * work.images
+    pixels = rng.integers(0, 256, (total, *work.shape), dtype=np.uint8)
+    labels = rng.integers(0, 2, total)
+    channels = work.shape[-1]
+
+    def dataset(rows: np.ndarray) -> ArrayDataset:
+        return ArrayDataset(pixels, labels[rows], rows, (0.5,) * channels, (0.5,) * channels)
+
+    sites = {}
+    for name, rows in zip(("site-1", "site-2"), np.array_split(np.arange(total), 2), strict=True):
+        cut = len(rows) // 4
+        sites[name] = Splits(dataset(rows[cut:]), dataset(rows[:0]), dataset(rows[:cut]))
+
+    def build() -> nn.Module:
+        network = work.build()
+        if passes is not None:
+            network.register_forward_hook(
+                lambda _, inputs, __: passes.update([(tuple(inputs[0].shape), torch.is_grad_enabled())])
+            )
+        return network
+
+    registry = load_plugins()
+    task = Task(
+        {"network": build},
+        "network",
+        nn.CrossEntropyLoss(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        Multiclass(8 if channels == 3 else 2),
+        ("accuracy",),
+        device=pick_device(device),
+    )
+    result = simulate(
+        Run(
+            method=work.method,
+            make_method=lambda: registry.make_method(work.method, {}),
+            task=task,
+            settings=Settings(rounds=rounds, epochs=1, batch_size=work.batch_size, precision=precision),
+            sites=sites,
+            folder=folder,
+            execution=Execution(device=device),
+            on_round=on_round,
+        )
+    )
+    models = result.models["site-1"]
+    return dict(models.get("personal", models.get("global")).tensors)
+
+
+def correctness(device: str, folder: Path) -> dict[str, str]:
+    """Each promise to what came of it."""
+    work, outcomes = small(), {}
+    whole = digest(run(work, folder / "whole", device, 6))
+    outcomes["the same run twice: the same bits"] = _verdict(digest(run(work, folder / "again", device, 6)) == whole)
+    command = [sys.executable, __file__, "--device", device, "--child", str(folder / "killed")]
+    child = subprocess.Popen(command)
+    progress = folder / "killed" / "progress.jsonl"
+    while child.poll() is None and not (progress.is_file() and '"rounds_done": 3' in progress.read_text()):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    ended = child.wait() == 0
+    same = digest(run(work, folder / "killed", device, 6)) == whole
+    outcomes["killed in its middle and given again: the same bits"] = (
+        "not tried: it had ended before" if ended else _verdict(same)
+    )
+    try:
+        pick_device(device, workers=2)
+        outcomes["two workers on a GPU: refused"] = "not tried on a CPU" if device == "cpu" else "NO"
+    except SettingsError as error:
+        outcomes["two workers on a GPU: refused"] = f"yes: {error}"
+    here, there = run(work, folder / "cpu", "cpu", 2), run(work, folder / "there", device, 2)
+    most = max(float((here[name] - there[name].cpu()).abs().max()) for name in here)
+    share = most / max(float(tensor.abs().max()) for tensor in here.values())
+    outcomes[f"CPU and {device} after two rounds: within {TOLERANCE:g} of the largest weight"] = (
+        f"{_verdict(share <= TOLERANCE)}, {share:.2g}"
+    )
+    return outcomes
+
+
+def _verdict(holds: bool) -> str:
+    return "yes" if holds else "NO"
+
+
+def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precision: str = "fp32") -> dict[str, float]:
+    """A round beside the bare passes, interleaved."""
+    passes: Passes = Counter()
+    taken: list[float] = []
+    bare = Bare(work.build().to(device), device, Counter())
+    mark = [0.0]
+
+    def on_round(number: int, rows: list[Row]) -> None:
+        taken.append(now(device) - mark[0])
+        bare.passes = Counter(passes)  # of this round: its training, and the scores of the one before
+        bare.repeat()
+        passes.clear()
+        mark[0] = now(device)
+
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+    mark[0] = now(device)
+    run(work, folder / f"{work.method}-{precision}", device, rounds, precision, passes, on_round)
+    figures = {
+        "round, seconds": median(taken[1:]),
+        "bare passes, seconds": median(bare.seconds[1:]),
+        "medfl / bare": median(round_ / passed for round_, passed in zip(taken[1:], bare.seconds[1:], strict=True)),
+        "passes with a gradient": float(sum(count for (_, grad), count in bare.passes.items() if grad)),
+        "passes without": float(sum(count for (_, grad), count in bare.passes.items() if not grad)),
+    }
+    if device.startswith("cuda"):
+        figures["peak memory on the device, GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return {f"{name}, {precision}: {what}": value for what, value in figures.items()}
+
+
+def machine(device: str) -> str:
+    """What it ran on."""
+    if not device.startswith("cuda"):
+        return f"CPU, torch {torch.__version__}"
+    about = torch.cuda.get_device_properties(device)
+    return f"{about.name}, {about.total_memory / 2**30:.0f} GiB, torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def page(where: str, outcomes: dict[str, str], figures: dict[str, float]) -> str:
+    """All of it in Markdown."""
+    lines = ["# On a GPU", "", f"`python benchmarks/gpu.py` on {where}.", "", "| promise | held |", "| --- | --- |"]
+    lines += [f"| {name} | {outcome} |" for name, outcome in outcomes.items()]
+    lines += ["", "| figure | measured |", "| --- | --- |"]
+    lines += [f"| {name} | {value:.3f} |" for name, value in figures.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Read the options, try, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--rounds", type=int, default=6, help="of each speed; the first one warms up")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--page", type=Path, help="write the page here")
+    parser.add_argument("--json", type=Path, help="write what was seen here")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if options.child:
+        run(small(), options.child, options.device, 6)
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with tempfile.TemporaryDirectory() as place:
+        outcomes = correctness(options.device, Path(place))
+        figures: dict[str, float] = {}
+        for name, work in works(options.quick).items():
+            for precision in ("fp32", "bf16") if options.device.startswith("cuda") else ("fp32",):
+                figures |= speed(name, work, options.device, options.rounds, Path(place), precision)
+    text = page(machine(options.device), outcomes, figures)
+    print(text)
+    if options.page:
+        options.page.write_text(text, encoding="utf-8")
+    if options.json:
+        content: dict[str, Any] = {"promises": outcomes, "figures": figures}
+        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
