@@ -148,6 +148,7 @@ def test_what_is_not_ready_is_named_and_all_other_checks_are_made(
     assert any(title in line.partition(": ")[0] and message in line for line in failures), failures
     assert len(failures) == (3 if what == "state folder" else 1), "secret and locks are in the state folder, too"
     assert any("limits" in str(line) for line in lines)
+    assert any("updates leave one by one" in str(line) for line in lines)
 
 
 def test_messages_name_the_sites_own_folder_and_no_small_number(ready: Path) -> None:

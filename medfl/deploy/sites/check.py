@@ -160,10 +160,13 @@ def _device(file: SiteFile) -> str:
 def _limits(file: SiteFile) -> str:
     tells = " and ".join(file.describe) or "nothing"
     can_do = "nothing" if told_profile(file) is None else "what it can do"
+    least = file.least_threshold
+    alone = "one by one" if least is None else f"in a sum of {least} sites or more only"
     return (
         f"at most {file.max_rounds} rounds, messages of {file.max_message_mb} MB and networks of "
         f"{file.max_network_mb} MB; scores only of {file.min_count} images or more; tells {tells} of its training data "
-        f"and {can_do} of its machine; models {'are' if file.exchange else 'are not'} exchanged for a global test, "
+        f"and {can_do} of its machine; updates leave {alone}; "
+        f"models {'are' if file.exchange else 'are not'} exchanged for a global test, "
         f"its own {'is' if file.shared_test else 'is not'} scored on a test set that all sites share"
     )
 
