@@ -29,13 +29,14 @@ def command(
     from rich.console import Console
 
     from medfl.watch.folders import WatchedFolder
-    from medfl.watch.serve import serving
     from medfl.watch.terminal import watch
 
     if serve and once:
         raise SettingsError("expected --serve or --once, not both: a page goes on until Ctrl-C.")
     folder = WatchedFolder(runs_of(what), stays=is_kit(what))
     if serve:
+        from medfl.watch.serve import serving
+
         with serving(folder, str(what), port) as server:
             typer.echo(
                 f"{server.address}\nOnly this machine can reach it, and only with the whole address. Ctrl-C ends it."

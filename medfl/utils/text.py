@@ -30,7 +30,10 @@ def one_line(text: object, most: int = LONGEST_TEXT) -> str:
 
     What is not printable, such as the codes by which a terminal is steered and the end of a line, becomes a space.
     """
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    line = str(text)
+    if not line.isprintable():
+        line = "".join(letter if letter.isprintable() else " " for letter in line)
+    line = " ".join(line.split())
     return line if len(line) <= most else line[: most - 1].rstrip() + "…"
 
 
