@@ -1,4 +1,5 @@
-"""What the local carrier has done in this process or in a worker: one step, an evaluation, a row of the global test."""
+"""What the local carrier has done in this process or in a worker: one step, an evaluation or a part of one, a row of
+the global test."""
 
 from __future__ import annotations
 
@@ -84,17 +85,42 @@ class EvaluateJob(Job):
         sites: Their names.
         step: The round's last step.
         round: The round.
+        known: Site to what its models scored before (`medfl.core.evaluation.Known`).
     """
 
     name: ClassVar[str] = "evaluate"
     sites: list[str]
     step: int
     round: int
+    known: dict[str, Meta]
 
     @property
     def whose(self) -> list[str]:
         """The sites."""
         return self.sites
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictJob(Job):
+    """Predict some cases of a test set that the server holds; the tensors are what the server published.
+
+    Attributes:
+        holder: Name of the test set.
+        cases: The first case, and that after the last.
+        step: The round's last step.
+        round: The round.
+    """
+
+    name: ClassVar[str] = "predict"
+    holder: str
+    cases: tuple[int, int]
+    step: int
+    round: int
+
+    @property
+    def whose(self) -> list[str]:
+        """The name of the test set."""
+        return [self.holder]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,5 +144,5 @@ class ExchangeJob(Job):
         return [self.owner]
 
 
-JOBS: tuple[type[Job], ...] = (StepJob, EvaluateJob, ExchangeJob)
+JOBS: tuple[type[Job], ...] = (StepJob, EvaluateJob, PredictJob, ExchangeJob)
 """All of them."""

@@ -2,33 +2,43 @@
 
 With one worker sites are trained in this process. With more, that many processes are forked once, each with the
 threads of the run; data are shared with them copy-on-write, and messages travel as safetensors blobs through pipes.
-A step's largest site starts first; evaluation of the round before fills the gaps. Nothing depends on who finishes
-first: replies are folded in name order.
+A step's largest site starts first; evaluation of the round before fills the gaps, divided by site and, on the server's
+test sets, by case. Nothing depends on who finishes first: replies are folded in name order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
-from medfl.carriers.jobs import EvaluateJob, ExchangeJob, Job, StepJob
-from medfl.carriers.pool import Pool, describe_bug
+from medfl.carriers.jobs import EvaluateJob, ExchangeJob, Job, PredictJob, StepJob
+from medfl.carriers.pool import Pool, Result, describe_bug
 from medfl.contract import Order, Replies
 from medfl.core.carrier import Answer, Evaluation, MethodFactory, Note, unnoted
-from medfl.core.evaluation import Row, rows_of, score
+from medfl.core.evaluation import Predictors, Row, predictions, rows_of, score, score_predictions
 from medfl.core.replies import StoredReplies
 from medfl.core.site import SiteRunner
 from medfl.core.store import Steps
 from medfl.errors import MedflError
 from medfl.training.batches import SCORING, TRAINING
-from medfl.types import NO_SITES, Meta
+from medfl.training.predict import evaluation_batch
+from medfl.types import NO_SITES, Judged, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.files import flush_files
 from medfl.utils.pulse import Pulse
 
-DOING: dict[type[Job], str] = {StepJob: TRAINING, EvaluateJob: SCORING, ExchangeJob: "global test"}
+DOING: dict[type[Job], str] = {
+    StepJob: TRAINING,
+    EvaluateJob: SCORING,
+    PredictJob: SCORING,
+    ExchangeJob: "global test",
+}
 """Kind of a job to what its sites do, before they say more themselves."""
+
+JOBS_OF_WORKER = 3
+"""Into how many jobs for each worker an evaluation is divided."""
 
 
 class LocalCarrier:
@@ -93,9 +103,9 @@ class LocalCarrier:
         jobs = self._step_jobs(step, round_, [order for order in orders if order.to not in absent], keep)
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
         results = self._do([*jobs, *scoring])
-        answers = [_answer(result) for result in results[: len(jobs)]]
+        answers = [_answer(result) for result, _ in results[: len(jobs)]]
         flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
-        rows = [Row(*row) for result in results[len(jobs) :] for row in result["rows"]]
+        rows = self._scores(scoring, results[len(jobs) :])
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
 
     def replies(self, answers: list[Answer], missing: list[str]) -> Replies:
@@ -107,11 +117,15 @@ class LocalCarrier:
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
         jobs = [ExchangeJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested()]
         results = self._do(jobs)
-        return [Row(*row) for result in results for row in result["rows"]]
+        return [Row(*row) for result, _ in results for row in result["rows"]]
 
     def _tested(self) -> list[str]:
         """The sites that take a model home, sorted: those that only look on where one participant pools their data."""
         return sorted(name for name in self.viewers if name not in NO_SITES) or self.sites
+
+    def _holder(self, name: str) -> SiteRunner:
+        """Who has a test set: a site, or one that only looks on."""
+        return self.hosts.get(name) or self.viewers[name]
 
     def close(self) -> None:
         """End the workers."""
@@ -139,26 +153,56 @@ class LocalCarrier:
             jobs.append(job)
         return jobs
 
-    def _evaluation_jobs(self, evaluation: Evaluation) -> list[EvaluateJob]:
-        """A few jobs of about equal numbers of images, so that they fill the gaps between workers."""
-        everyone = self.hosts | self.viewers
-        names = sorted(everyone, key=lambda name: (-len(everyone[name].data.test), name))
-        count = 1 if self._pool is None else min(len(names), 3 * len(self._pool))
-        chunks: list[list[str]] = [[] for _ in range(count)]
-        sizes = [0] * count
-        for name in names:
-            smallest = sizes.index(min(sizes))
-            chunks[smallest].append(name)
-            sizes[smallest] += len(everyone[name].data.test) + len(everyone[name].data.val)
-        step, round_, published = evaluation.step, evaluation.round, evaluation.published
-        return [EvaluateJob(sites=chunk, step=step, round=round_, tensors=published) for chunk in chunks if chunk]
+    def _evaluation_jobs(self, evaluation: Evaluation) -> list[EvaluateJob | PredictJob]:
+        """Jobs of about equal numbers of images, the largest first, so that they fill the gaps between workers.
 
-    def _do(self, jobs: Sequence[Job]) -> list[Meta]:
+        A test set of the server that is larger than such a job is divided between batches.
+        """
+        everyone = self.hosts | self.viewers
+        sizes = {name: len(holder.data.test) + len(holder.data.val) for name, holder in everyone.items()}
+        count = 1 if self._pool is None else JOBS_OF_WORKER * len(self._pool)
+        share = -(-sum(sizes.values()) // count)
+        step, round_, published = evaluation.step, evaluation.round, evaluation.published
+        jobs: list[EvaluateJob | PredictJob] = []
+        for name, viewer in self.viewers.items():
+            if name in NO_SITES and sizes[name] > share and not isinstance(viewer.data.test, Judged):
+                batch = evaluation_batch(viewer.task.objective)
+                cuts = [*range(0, sizes[name], max(1, share // batch) * batch), sizes.pop(name)]
+                for cases in pairwise(cuts):
+                    jobs.append(PredictJob(holder=name, cases=cases, step=step, round=round_, tensors=published))
+        chunks: list[list[str]] = [[] for _ in range(min(len(sizes), count))]
+        filled = [0] * len(chunks)
+        for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+            smallest = filled.index(min(filled))
+            chunks[smallest].append(name)
+            filled[smallest] += sizes[name]
+        for chunk in chunks:
+            known = {name: everyone[name].scorer.known for name in chunk}
+            jobs.append(EvaluateJob(sites=chunk, known=known, step=step, round=round_, tensors=published))
+        return jobs
+
+    def _scores(self, jobs: Sequence[EvaluateJob | PredictJob], results: Sequence[Result]) -> list[Row]:
+        """The rows of an evaluation; those of divided test sets are scored here."""
+        rows: list[Row] = []
+        parts: dict[str, list[Tensors]] = {}
+        for job, (result, predicted) in zip(jobs, results, strict=True):
+            rows += [Row(*row) for row in result["rows"]]
+            for name, known in result["known"].items():
+                self._holder(name).scorer.known = known
+            if isinstance(job, PredictJob) and predicted:
+                parts.setdefault(job.holder, []).append(predicted)
+        for name, tensors in parts.items():
+            judged, kept = (torch.cat([part[key] for part in tensors]) for key in ("judged", "kept"))
+            scores = score_predictions(judged, kept, self.viewers[name].task)
+            rows += rows_of(scores, jobs[0].round, name, "global", "test", "aggregated")
+        return rows
+
+    def _do(self, jobs: Sequence[Job]) -> list[Result]:
         if self._pool is not None:
             return self._pool.run(jobs, self._tell)
         return [self._run_here(job.copy()) for job in jobs]
 
-    def _run_here(self, job: Job) -> Meta:
+    def _run_here(self, job: Job) -> Result:
         self._tell("work", job, {})
         try:
             with Pulse(lambda beat: self._tell("beat", job, vars(beat))):
@@ -178,36 +222,50 @@ class LocalCarrier:
             facts = {name: value for name, value in facts.items() if name != "share"}
         self._note(event, {"sites": job.whose, "job": job.name} | facts)
 
-    def _run(self, job: Job) -> Meta:
+    def _run(self, job: Job) -> Result:
         """Do one job, in a worker or here."""
         match job:
             case StepJob():
                 at = (job.step, job.round, job.digest, job.keep)
-                return vars(self.hosts[job.to].step(self._make_method, job.order, *at))
+                return vars(self.hosts[job.to].step(self._make_method, job.order, *at)), {}
             case EvaluateJob():
-                return {"rows": self._evaluate(job)}
+                rows = self._evaluate(job)
+                return {"rows": rows, "known": {name: self._holder(name).scorer.known for name in job.sites}}, {}
+            case PredictJob():
+                return {"rows": [], "known": {}}, self._predict(job)
             case ExchangeJob():
-                return {"rows": self._exchange(job)}
+                return {"rows": self._exchange(job)}, {}
         raise TypeError(f"expected a job of the local carrier, got {job}")
 
     def _evaluate(self, job: EvaluateJob) -> list[Row]:
-        cache: dict[str, torch.nn.Module] = {}
-        rows = []
+        shared: Predictors = {}
+        rows: list[Row] = []
         for name in sorted(job.sites):
-            host = self.hosts.get(name) or self.viewers[name]
-            scores = host.evaluate(self._make_method(), job.tensors, job.step, job.round, cache)
-            rows += [row for row in scores if name not in NO_SITES or row.model == "global"]
+            holder = self._holder(name)
+            holder.scorer.known = job.known[name]
+            rows += holder.evaluate(self._make_method(), job.tensors, job.step, job.round, shared)
         return rows
+
+    def _predict(self, job: PredictJob) -> Tensors:
+        """What scores need of the global model on some cases; empty where a method has none."""
+        method, viewer = self._make_method(), self.viewers[job.holder]
+        model = viewer.models(method, job.tensors, job.step, job.round).get("global")
+        if model is None:
+            return {}
+        predictor = viewer.scorer.predictor(method, "global", model, {})
+        judged, kept = predictions(predictor, viewer.data.test, viewer.task, viewer.settings, job.cases)
+        return {"judged": judged, "kept": kept}
 
     def _exchange(self, job: ExchangeJob) -> list[Row]:
         method, everyone, names = self._make_method(), self.hosts | self.viewers, self._tested()
-        predictors = everyone[job.owner].predictors(method, job.tensors, job.step, job.round, {})
-        kind = "personal" if "personal" in predictors else "global"
+        models = everyone[job.owner].models(method, job.tensors, job.step, job.round)
+        kind = "personal" if "personal" in models else "global"
+        predictor = everyone[job.owner].scorer.predictor(method, kind, models[kind], {})
         start = names.index(job.owner)
         rows = []
         for name in names[start:] + names[:start]:
             host = everyone[name]
-            scores = score(predictors[kind], host.data.test, host.task, host.settings)
+            scores = score(predictor, host.data.test, host.task, host.settings)
             rows += rows_of(scores, job.round, name, f"{kind}@{job.owner}", "test", "aggregated")
         return rows
 

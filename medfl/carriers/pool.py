@@ -18,13 +18,16 @@ import torch
 from medfl import errors
 from medfl.carriers.jobs import JOBS, Job
 from medfl.errors import MedflError
-from medfl.types import Meta
+from medfl.types import Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.memory import release
 from medfl.utils.pulse import Beat, Pulse
 
-Work = Callable[[Job], Meta]
-"""Does one job; its result is JSON."""
+Result = tuple[Meta, Tensors]
+"""What came of a job: JSON, and tensors."""
+
+Work = Callable[[Job], Result]
+"""Does one job."""
 
 Tell = Callable[[str, Job, Meta], None]
 """Hears how jobs stand, as (event, job, facts): ``work`` at its start, ``beat`` now and then, ``done`` at its end."""
@@ -70,7 +73,7 @@ class Pool:
     def __len__(self) -> int:
         return len(self._pipes)
 
-    def run(self, jobs: Sequence[Job], tell: Tell = untold) -> list[Meta]:
+    def run(self, jobs: Sequence[Job], tell: Tell = untold) -> list[Result]:
         """Do all jobs; results in the order of the jobs.
 
         Args:
@@ -81,7 +84,7 @@ class Pool:
             MedflError: The first error of a worker, after the running jobs have ended.
         """
         blobs: dict[int, bytes] = {}
-        results: list[Meta] = [{} for _ in jobs]
+        results: list[Result] = [({}, {}) for _ in jobs]
         waiting = list(range(len(jobs)))
         running: dict[Connection, int] = {}
         error: BaseException | None = None
@@ -97,15 +100,15 @@ class Pool:
                 pipe = self._pipes[self._pipes.index(ready)]  # type: ignore[arg-type]
                 index = running.pop(pipe)
                 try:
-                    result = _receive(pipe, jobs[index])
+                    meta, blob = _receive(pipe, jobs[index])
                 except Exception as problem:  # kept until the running jobs have ended, then raised
                     error = error or problem
                     continue
-                if BEAT in result:
+                if BEAT in meta:
                     running[pipe] = index
-                    tell("beat", jobs[index], result[BEAT])
+                    tell("beat", jobs[index], meta[BEAT])
                 else:
-                    results[index] = result
+                    results[index] = meta, wire.decode(blob)[0]
                     tell("done", jobs[index], {})
         if error is not None:
             raise error
@@ -131,9 +134,11 @@ class Pool:
         pipe.send_bytes(blobs[id(job.tensors)])
 
 
-def _receive(pipe: Connection, job: Job) -> Meta:
+def _receive(pipe: Connection, job: Job) -> tuple[Meta, bytes]:
+    """What a worker sends: of a job that is done its result, else a heartbeat without tensors."""
     try:
         result: dict[str, Any] = json.loads(pipe.recv_bytes())
+        blob = b"" if BEAT in result or "error" in result else pipe.recv_bytes()
     except (EOFError, OSError):
         raise MedflError(
             f"A worker process ended while it did '{job.name}' for '{job.who}' (often the machine was "
@@ -144,7 +149,7 @@ def _receive(pipe: Connection, job: Job) -> Meta:
         problem: Exception = kind(result["error"])
         problem.add_note(f"In a worker process:\n{result['traceback']}")
         raise problem
-    return result
+    return result, blob
 
 
 def _serve(
@@ -175,8 +180,10 @@ def _answer_jobs(pipe: Connection, work: Work, threads: int, kinds: Mapping[str,
             job = kinds[facts.pop("job")](**facts, tensors={})
             blob = pipe.recv_bytes()
             with Pulse(lambda beat: _send_beat(pipe, beat)):
-                result = _do(work, job, blob)
-            pipe.send_bytes(json.dumps(result).encode())
+                meta, tensors = _do(work, job, blob)
+            pipe.send_bytes(json.dumps(meta).encode())
+            if "error" not in meta:
+                pipe.send_bytes(wire.encode(tensors, {}))
         except (EOFError, OSError):
             return
         release()
@@ -187,7 +194,7 @@ def _send_beat(pipe: Connection, beat: Beat) -> None:
         pipe.send_bytes(json.dumps({BEAT: vars(beat)}).encode())
 
 
-def _do(work: Work, job: Job, blob: bytes) -> Meta:
+def _do(work: Work, job: Job, blob: bytes) -> Result:
     """One job with the tensors of a blob; an error becomes a result."""
     result: Meta
     try:
@@ -200,7 +207,7 @@ def _do(work: Work, job: Job, blob: bytes) -> Meta:
         result = {"error": FORKED_LATE if late else describe_bug(error, job)}
         result |= {"kind": "SettingsError" if late else "", "expected": late}
         result["traceback"] = traceback.format_exc()
-    return result
+    return result, {}
 
 
 def describe_bug(error: Exception, job: Job) -> str:

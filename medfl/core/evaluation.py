@@ -6,9 +6,10 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from medfl.contract import Method, Model
@@ -16,7 +17,8 @@ from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset, Judged
+from medfl.types import Dataset, Judged, Meta
+from medfl.utils import wire
 
 
 class Row(NamedTuple):
@@ -63,9 +65,75 @@ def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> di
     """The task's metrics of a model on a data set, and those of its bundle itself; empty for an empty one."""
     if not len(data):
         return {}
-    rows, targets = predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer)
-    scores = {name: task.objective.score(name, rows, targets) for name in task.metrics}
+    scores = score_predictions(*predictions(model, data, task, settings), task)
     return scores | (data.judge(model, task.device) if isinstance(data, Judged) else {})
+
+
+def predictions(
+    model: nn.Module, data: Dataset, task: Task, settings: Settings, cases: tuple[int, int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the task's metrics need to know of a model on a data set, or on some cases of it (`predict`)."""
+    return predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer, cases)
+
+
+def score_predictions(judged: torch.Tensor, kept: torch.Tensor, task: Task) -> dict[str, float]:
+    """The task's metrics of `predictions`."""
+    return {name: task.objective.score(name, judged, kept) for name in task.metrics}
+
+
+Predictors = dict[str, nn.Module]
+"""Kind of a model that is the same at all sites to its predictor."""
+
+Known = dict[str, Meta]
+"""Kind of a site's model to what it scored when it was last scored: ``scores`` by split and metric, and ``model``, the
+digest of the model that it was. JSON."""
+
+
+@dataclass
+class Scorer:
+    """Scores the models of one participant; a personal model that has the bits of when it was last scored not again.
+
+    Attributes:
+        task: The learning problem.
+        settings: The run's settings.
+        known: What its personal models scored before.
+    """
+
+    task: Task
+    settings: Settings
+    known: Known = field(default_factory=dict)
+
+    def scores(
+        self, method: Method, kind: str, model: Model, splits: Mapping[str, Dataset], shared: Predictors
+    ) -> dict[str, dict[str, float]]:
+        """Split to metric to value.
+
+        Args:
+            method: Makes the predictor.
+            kind: Of the model.
+            model: The model.
+            splits: The data sets.
+            shared: Predictors that are the same at every site, by kind.
+        """
+        if kind == "global":  # another one after each round
+            return self._scores(self.predictor(method, kind, model, shared), splits)
+        digest = wire.digest(model.tensors, {"network": model.network, "meta": model.meta})
+        if self.known.get(kind, {}).get("model") != digest:
+            scores = self._scores(self.predictor(method, kind, model, shared), splits)
+            self.known[kind] = {"model": digest, "scores": scores}
+        known: dict[str, dict[str, float]] = self.known[kind]["scores"]
+        return known
+
+    def _scores(self, predictor: nn.Module, splits: Mapping[str, Dataset]) -> dict[str, dict[str, float]]:
+        return {split: score(predictor, data, self.task, self.settings) for split, data in splits.items()}
+
+    def predictor(self, method: Method, kind: str, model: Model, shared: Predictors) -> nn.Module:
+        """What a model predicts with; that of the global one is built once per `shared`."""
+        if kind != "global":
+            return predictor_of(method, self.task, model)
+        if kind not in shared:
+            shared[kind] = predictor_of(method, self.task, model)
+        return shared[kind]
 
 
 @dataclass(frozen=True)

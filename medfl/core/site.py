@@ -14,12 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from medfl.contract import Method, Model, Order, PeerMessage, Reply, Site, State
 from medfl.core.carrier import Answer, MethodFactory
 from medfl.core.encoding import Encoder
-from medfl.core.evaluation import Row, predictor_of, rows_of, score
+from medfl.core.evaluation import Predictors, Row, Scorer, predictor_of, rows_of, score
 from medfl.core.filters import Filters, check_parcels, plain_bytes
 from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
@@ -31,7 +29,7 @@ from medfl.privacy.ledger import fingerprint, open_account
 from medfl.privacy.secret_site import SecretSite, secret_run_id
 from medfl.settings import Settings
 from medfl.task import Task
-from medfl.types import Dataset, Meta, Tensors
+from medfl.types import NO_SITES, Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream, pinned
 
@@ -91,7 +89,7 @@ class SiteRunner:
         self._scored = [split for split in SCORED if split in scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
-        self.run_id, self._post = run_id, post
+        self.run_id, self._post, self.scorer = run_id, post, Scorer(self.task, settings)
         self.secret = secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._hides_images = settings.privacy is not None and settings.privacy.unit == "sample" and len(data.train) > 0
         if self._hides_images:
@@ -253,47 +251,33 @@ class SiteRunner:
         site.train, site.val, site.secret, site.run_id = self.data.train, self.data.val, self.secret, self.run_id
         return site
 
-    def evaluate(
-        self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]
-    ) -> list[Row]:
+    def evaluate(self, method: Method, published: Tensors, step: int, round_: int, shared: Predictors) -> list[Row]:
         """Score this site's models after a round on its validation and test data, the personal one on shared ones, too.
+
+        A personal model that has the bits of when it was last scored is not scored again.
 
         Args:
             method: The method.
             published: What the server published after `step`.
             step: The round's last step.
             round_: The round.
-            cache: Predictors that are the same at every site, by model name; a caller passes one dict per round.
+            shared: Predictors that are the same at every site, by kind; a caller passes one dict per round.
         """
         own = {split: getattr(self.data, split) for split in self._scored}
-        every = own if self.data.shared is None else own | {"shared": self.data.shared}
+        every = own | ({"shared": self.data.shared} if self.data.shared is not None else {})
         if not any(map(len, every.values())):
             return []
-        rows = []
-        started = time.perf_counter()
-        for kind, predictor in self.predictors(method, published, step, round_, cache).items():
-            for split, data in (every if kind == "personal" else own).items():
-                scores = score(predictor, data, self.task, self.settings)
+        rows, started = [], time.perf_counter()
+        for kind, model in self.models(method, published, step, round_).items():
+            splits = every if kind == "personal" else own
+            for split, scores in self.scorer.scores(method, kind, model, splits, shared).items():
                 rows += rows_of(scores, round_, self.name, kind, split, "aggregated")
-        cost = {"evaluate_seconds": time.perf_counter() - started}
+        cost = {} if self.name in NO_SITES else {"evaluate_seconds": time.perf_counter() - started}
         return rows + rows_of(cost, round_, self.name, "personal", "train", "aggregated")
 
-    def predictors(
-        self, method: Method, published: Tensors, step: int, round_: int, cache: dict[str, torch.nn.Module]
-    ) -> dict[str, torch.nn.Module]:
-        """The predictor of each of this site's models after `step`; the global one is built once per cache."""
-        predictors = {}
-        for kind, model in self.models(method, published, step, round_).items():
-            if kind == "global" and kind in cache:
-                predictors[kind] = cache[kind]
-                continue
-            predictors[kind] = predictor_of(method, self.task, model)
-            if kind == "global":
-                cache[kind] = predictors[kind]
-        return predictors
-
     def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
-        """The site's models after `step`, given what the server published after it."""
+        """The site's models after `step`, given what the server published; its own test sets have none."""
         site = self._view(method, round_, self.store.peek(before=step + 1))
         site.published = published
-        return method.models(site)
+        models = method.models(site)
+        return {kind: model for kind, model in models.items() if kind == "global" or self.name not in NO_SITES}

@@ -15,7 +15,7 @@ from medfl.carriers.remote import Expected, RemoteCarrier
 from medfl.carriers.transport import Transport
 from medfl.core.carrier import Evaluation, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
-from medfl.core.evaluation import Row
+from medfl.core.evaluation import Predictors, Row
 from medfl.core.journal import Outcome
 from medfl.core.server import ServerLoop
 from medfl.core.store import only_writer
@@ -267,11 +267,11 @@ class _ServerData:
         hosts = [writer.viewer(name, test) for name, test in self.tests.items()]
 
         def view(evaluation: Evaluation) -> list[Row]:
-            cache: dict[str, torch.nn.Module] = {}
+            shared: Predictors = {}
             rows: list[Row] = []
             for host in hosts:
                 method = opened.make_method()
-                rows += host.evaluate(method, evaluation.published, evaluation.step, evaluation.round, cache)
-            return [row for row in rows if row.model == "global"]
+                rows += host.evaluate(method, evaluation.published, evaluation.step, evaluation.round, shared)
+            return rows
 
         return view

@@ -52,6 +52,7 @@ def predict(
     settings: Settings,
     device: str = "cpu",
     inferer: Inferer | None = None,
+    cases: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What scores need to know of each case: what the model says of it, and its target.
 
@@ -64,6 +65,8 @@ def predict(
         device: Where `model` is.
         inferer: Applies the model to one case at a time, such as MONAI's `SlidingWindowInferer`; None applies it to
             whole cases, in batches where all have one shape.
+        cases: The first case, a multiple of `evaluation_batch`, and that after the last; None means all. Parts one
+            after the other have the bits of the whole.
 
     Returns:
         `Objective.judged`, (n, K), float32, and `Objective.kept`, (n, ...), on the CPU.
@@ -72,7 +75,7 @@ def predict(
         ContractError: If the model's outputs are not as the objective says.
     """
     judged, kept = [], []
-    for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer):
+    for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer, cases):
         objective.check_outputs(outputs, loaded.targets)
         judged.append(objective.judged(outputs, loaded.targets, metrics, loaded.spacing))
         kept.append(objective.kept(loaded.targets))
@@ -129,11 +132,18 @@ def look_at(
 
 
 def _outputs(
-    model: nn.Module, data: Dataset, settings: Settings, device: str, batch: int, inferer: Inferer | None = None
+    model: nn.Module,
+    data: Dataset,
+    settings: Settings,
+    device: str,
+    batch: int,
+    inferer: Inferer | None = None,
+    cases: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Loaded, torch.Tensor]]:
-    """All cases, and outputs, float32 on the CPU, batch by batch."""
+    """The cases, and outputs, float32 on the CPU, batch by batch."""
     size = 1 if inferer is not None or isinstance(data, Visited) else batch
-    batches = torch.arange(len(data)).split(size) if len(data) else ()
+    rows = torch.arange(*(cases or (0, len(data))))
+    batches = rows.split(size) if len(rows) else ()
     return _applied(model, data, batches, settings, device, inferer)
 
 

@@ -17,7 +17,7 @@ from toys import SIZES, Toy, snapshot
 
 from medfl.carriers.jobs import EvaluateJob, Job, StepJob
 from medfl.carriers.local import LocalCarrier
-from medfl.carriers.pool import Pool, _receive
+from medfl.carriers.pool import Pool, Result, _receive
 from medfl.contract import Order, Plan, Reply, Server, Site
 from medfl.core.site import SiteRunner
 from medfl.core.store import Store
@@ -75,18 +75,18 @@ class DieJob(ToyJob):
 TOYS = (SumJob, TouchJob, ThreadsJob, ContractJob, BugJob, DieJob)
 
 
-def work(job: Job) -> Meta:
+def work(job: Job) -> Result:
     match job:
         case SumJob():
             time.sleep(job.wait)
-            return {"index": job.index, "sum": float(job.tensors["x"].sum()), "pid": os.getpid()}
+            return {"index": job.index, "sum": float(job.tensors["x"].sum()), "pid": os.getpid()}, {}
         case TouchJob():
             while job.after is not None and not Path(job.after).exists():
                 time.sleep(0.001)
             Path(job.path).touch()
-            return {}
+            return {}, {}
         case ThreadsJob():
-            return {"threads": torch.get_num_threads()}
+            return {"threads": torch.get_num_threads()}, {}
         case ContractJob():
             raise ContractError("of the test")
         case DieJob():
@@ -108,15 +108,15 @@ def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
     jobs += [SumJob(index=12 + i, tensors={"x": torch.tensor([float(i)])}) for i in range(3)]
     for _ in range(2):
         results = pool.run(jobs)
-        assert [result["index"] for result in results] == list(range(15))
-        assert [result["sum"] for result in results] == [300000.0] * 12 + [0.0, 1.0, 2.0]
-    assert len({result["pid"] for result in results}) == 3
-    assert os.getpid() not in {result["pid"] for result in results}
+        assert [result["index"] for result, _ in results] == list(range(15))
+        assert [result["sum"] for result, _ in results] == [300000.0] * 12 + [0.0, 1.0, 2.0]
+    assert len({result["pid"] for result, _ in results}) == 3
+    assert os.getpid() not in {result["pid"] for result, _ in results}
     assert pool.run([]) == []
 
 
 def test_workers_have_the_threads_of_the_run(pool: Pool) -> None:
-    assert pool.run([ThreadsJob()] * 3) == [{"threads": 2}] * 3
+    assert pool.run([ThreadsJob()] * 3) == [({"threads": 2}, {})] * 3
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_worker_that_dies_while_it_answers() -> None:
     os.write(there.fileno(), b"\0\0\0\x10half")  # a length of 16, then less
     there.close()
     with pytest.raises(MedflError, match="A worker process ended while it did 'evaluate' for 'a, b'"):
-        _receive(here, EvaluateJob(sites=["a", "b"], step=1, round=1, tensors={}))
+        _receive(here, EvaluateJob(sites=["a", "b"], step=1, round=1, known={}, tensors={}))
     here.close()
 
 
@@ -179,7 +179,7 @@ def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
 
 def test_closing_ends_the_workers() -> None:
     pool = Pool(work, 2, 1, TOYS)
-    pids = {result["pid"] for result in pool.run([SumJob(tensors={"x": torch.ones(1)})] * 2)}
+    pids = {result["pid"] for result, _ in pool.run([SumJob(tensors={"x": torch.ones(1)})] * 2)}
     assert len(pids) == 2
     pool.close()
     for pid in pids:
