@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,7 +23,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from medfl.errors import SettingsError
-from medfl.utils.field_words import explain, known_device
+from medfl.utils.field_words import Device, explain
 
 
 class Remote:
@@ -232,10 +231,6 @@ class Settings(Strict):
         return round_ % self.evaluate_every == 0 or round_ >= self.rounds
 
 
-Device = Annotated[str, AfterValidator(known_device)]
-"""``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
-
-
 class Execution(Strict):
     """Where and how a run computes. Changing these may change the last bits, never the meaning."""
 
@@ -245,6 +240,11 @@ class Execution(Strict):
 
     threads: int = Field(1, ge=1)
     """Threads of each process."""
+
+    together: int = Field(1, ge=1)
+    """Sites that take the steps of their training at once, as one stack of models; 1 trains each for itself. More are
+    the same but for rounding, and for methods that change no more of a site's work than its loss and what is shared. It
+    pays where networks are small, as ``benchmarks/many_sites.py`` shows."""
 
     device: Device = "auto"
     """``auto`` (a GPU if there is one and one worker, or else the CPU), ``cpu``, ``cuda`` or ``cuda:N``."""

@@ -45,22 +45,18 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class StepJob(Job):
-    """Carry out an order.
+    """Carry out an order, or those of several sites that are trained together and got the same tensors.
 
     Attributes:
-        to: The site.
-        op: Of the order.
-        meta: Of the order.
-        digest: `medfl.utils.wire.digest` of the order's tensors.
+        orders: ``to``, ``op`` and ``meta`` of each, at least one.
+        digest: `medfl.utils.wire.digest` of their tensors.
         step: The step's number.
         round: Its round.
         keep: Earlier steps after which the site's state is still needed.
     """
 
     name: ClassVar[str] = "step"
-    to: str
-    op: str
-    meta: Meta
+    orders: list[Meta]
     digest: str
     step: int
     round: int
@@ -68,13 +64,13 @@ class StepJob(Job):
 
     @property
     def whose(self) -> list[str]:
-        """The site."""
-        return [self.to]
+        """The sites."""
+        return [order["to"] for order in self.orders]
 
-    @property
-    def order(self) -> Order:
-        """The order."""
-        return Order(self.to, self.op, self.tensors, self.meta)
+    def unpacked(self) -> list[Order]:
+        """The orders, each with tensors that no other one has; the first takes those of the job."""
+        copies = [{name: tensor.clone() for name, tensor in self.tensors.items()} for _ in self.orders[1:]]
+        return [Order(**order, tensors=own) for order, own in zip(self.orders, [self.tensors, *copies], strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ test sets, by case. Nothing depends on who finishes first: replies are folded in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -24,6 +25,7 @@ from medfl.core.store import Steps
 from medfl.errors import MedflError
 from medfl.training.batches import SCORING, TRAINING
 from medfl.training.predict import evaluation_batch
+from medfl.training.together import Together
 from medfl.types import NO_SITES, Judged, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.files import flush_files
@@ -52,6 +54,7 @@ class LocalCarrier:
         threads: Threads of each process, >= 1.
         absent: Tells whether a site is absent in a step; for tests and simulations of drop-outs.
         note: Hears what the sites do.
+        together: Sites that take the steps of their training at once, >= 1 (`medfl.training.together`).
     """
 
     def __init__(
@@ -63,9 +66,11 @@ class LocalCarrier:
         threads: int = 1,
         absent: Callable[[str, int], bool] = lambda site, step: False,
         note: Note = unnoted,
+        together: int = 1,
     ) -> None:
         self.hosts, self.viewers = hosts, viewers or {}
         self._make_method, self._absent, self._note = make_method, absent, note
+        self._at_once, self._together = together, Together()
         self._hides_counts = any(host.settings.privacy is not None for host in hosts.values())
         for host in hosts.values():
             host.store.flushes = False  # `step` does it for all sites at once, before the server counts on it
@@ -103,7 +108,7 @@ class LocalCarrier:
         jobs = self._step_jobs(step, round_, [order for order in orders if order.to not in absent], keep)
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
         results = self._do([*jobs, *scoring])
-        answers = [_answer(result) for result, _ in results[: len(jobs)]]
+        answers = [_answer(facts) for result, _ in results[: len(jobs)] for facts in result["answers"]]
         flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
         rows = self._scores(scoring, results[len(jobs) :])
         return sorted(answers, key=lambda answer: answer.site), absent, sorted(rows, key=lambda row: row.site)
@@ -136,22 +141,27 @@ class LocalCarrier:
 
     def _step_jobs(self, step: int, round_: int, orders: list[Order], keep: Steps) -> list[StepJob]:
         digests: dict[int, str] = {}
-        jobs = []
+        chunks: list[list[Order]] = []
+        filling: dict[str, list[Order]] = {}
         for order in sorted(orders, key=lambda order: (-len(self.hosts[order.to].data.train), order.to)):
             if id(order.tensors) not in digests:  # most orders of a step share their tensors
                 digests[id(order.tensors)] = wire.digest(order.tensors)
-            job = StepJob(
-                to=order.to,
-                op=order.op,
-                meta=order.meta,
-                digest=digests[id(order.tensors)],
+            chunk = filling.get(digests[id(order.tensors)], [])
+            if len(chunk) in (0, self._at_once):
+                chunks.append(chunk := [])
+                filling[digests[id(order.tensors)]] = chunk
+            chunk.append(order)
+        return [
+            StepJob(
+                orders=[{"to": order.to, "op": order.op, "meta": order.meta} for order in chunk],
+                digest=digests[id(chunk[0].tensors)],
                 step=step,
                 round=round_,
                 keep=list(keep),
-                tensors=order.tensors,
+                tensors=chunk[0].tensors,
             )
-            jobs.append(job)
-        return jobs
+            for chunk in chunks
+        ]
 
     def _evaluation_jobs(self, evaluation: Evaluation) -> list[EvaluateJob | PredictJob]:
         """Jobs of about equal numbers of images, the largest first, so that they fill the gaps between workers.
@@ -227,7 +237,8 @@ class LocalCarrier:
         match job:
             case StepJob():
                 at = (job.step, job.round, job.digest, job.keep)
-                return vars(self.hosts[job.to].step(self._make_method, job.order, *at)), {}
+                works = [partial(self.hosts[to.to].step, self._make_method, to, *at) for to in job.unpacked()]
+                return {"answers": [vars(answer) for answer in self._together.run(works)]}, {}
             case EvaluateJob():
                 rows = self._evaluate(job)
                 return {"rows": rows, "known": {name: self._holder(name).scorer.known for name in job.sites}}, {}

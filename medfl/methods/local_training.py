@@ -12,12 +12,13 @@ from torch import nn
 
 from medfl.contract import Model, Site
 from medfl.errors import ContractError
-from medfl.methods.fit import Fit, FitResult
+from medfl.methods.fit import Fit, FitResult, common_loss
 from medfl.methods.kept import keep, kept, shared_of
 from medfl.methods.trainings import Training, freeze_rest
 from medfl.privacy.samples import PrivateSteps
 from medfl.training.loop import Batch, Steps, train
 from medfl.training.optimizer_state import read_state, write_state
+from medfl.training.together import plain_steps
 from medfl.types import Tensors
 from medfl.utils.wire import digest
 
@@ -183,6 +184,7 @@ class LocalTraining(BaseModel):
             steps=self.private_steps(model, fit.optimizer, site),
             smallest=site.task.objective.smallest_batch,
             before_epoch=site.task.epoch_rates,
+            plain=plain_steps(common_loss(self.loss, fit), site.task.loss, start),
         )
         self.after_fit(fit)
         after, log = cpu_state(model), fit.log | {"loss": trained.loss, "seconds": trained.seconds}

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from medfl.carriers.local import LocalCarrier
+from medfl.carriers.together import check_together
 from medfl.contract import Method, Model, PeerMessage
 from medfl.core.carrier import MethodFactory, Note
 from medfl.core.checks import (
@@ -182,6 +183,8 @@ def check(run: Run, method: Method) -> None:
     check_targets(run.task.objective, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
     check_privacy(run.settings, method, networks, images, len(images))
+    if run.execution.together > 1:
+        check_together(run.method, method, run.settings, run.task, networks)
     if bool(run.settings.poison) != (run.attackers is not None):
         raise SettingsError("expected attackers if, and only if, the setting 'poison' names some.")
     if run.attackers is not None:
@@ -200,9 +203,9 @@ def _carrier(run: Run, hosts: dict[str, SiteRunner], viewers: dict[str, SiteRunn
     """That of honest sites, or that of attackers among them."""
     parts = (hosts, run.make_method, viewers, run.execution.workers, run.execution.threads, run.absent, note)
     if run.attackers is None:
-        return LocalCarrier(*parts)
+        return LocalCarrier(*parts, run.execution.together)
     memory = Store(run.folder / "state" / SERVER / "attackers")
-    return PoisonedCarrier(run.attackers, run.settings.seed, memory, *parts)
+    return PoisonedCarrier(run.attackers, run.settings.seed, memory, *parts, run.execution.together)
 
 
 def _hosts(run: Run, method: Method, writer: RunWriter) -> tuple[dict[str, SiteRunner], dict[str, SiteRunner]]:

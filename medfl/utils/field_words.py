@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from medfl.errors import did_you_mean
@@ -128,3 +128,7 @@ def known_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"expected auto, cpu, cuda, or cuda:N for one of several GPUs, as cuda:0; got '{name}'")
     return name
+
+
+Device = Annotated[str, AfterValidator(known_device)]
+"""``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""

@@ -168,13 +168,16 @@ def test_a_worker_that_dies_while_it_answers() -> None:
 
 def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
     meta, tensors = {"rate": 0.1, "of": (1, 2)}, {"x": torch.ones(2)}
-    job = StepJob(to="site-1", op="train", meta=meta, digest="d", step=3, round=2, keep=[1], tensors=tensors)
+    orders = [{"to": "site-1", "op": "train", "meta": meta}, {"to": "site-2", "op": "train", "meta": {}}]
+    job = StepJob(orders=orders, digest="d", step=3, round=2, keep=[1], tensors=tensors)
     copy = job.copy()
-    assert copy.order == Order("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
-    assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1", "d", 3, 2, [1])
-    copy.tensors["x"].zero_()
-    copy.meta["rate"] = 1.0
-    assert (job.meta["rate"], job.tensors["x"].tolist()) == (0.1, [1.0, 1.0])
+    first, second = copy.unpacked()
+    assert first == Order("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
+    assert second.tensors["x"].tolist() == [1.0, 1.0]
+    assert (copy.who, copy.digest, copy.step, copy.round, copy.keep) == ("site-1, site-2", "d", 3, 2, [1])
+    first.tensors["x"].zero_()
+    first.meta["rate"] = 1.0
+    assert (meta["rate"], job.tensors["x"].tolist(), second.tensors["x"].tolist()) == (0.1, [1.0, 1.0], [1.0, 1.0])
 
 
 def test_closing_ends_the_workers() -> None:

@@ -1,0 +1,64 @@
+"""Which runs can train several sites at once (the setting ``together``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from medfl.contract import Method
+from medfl.errors import SettingsError
+from medfl.methods.averaging import Averaging
+from medfl.methods.local_training import LocalTraining
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.training.stacked import ALONE, ELEMENTWISE
+
+FREE = {"loss", "start", "full_state"}
+"""What a method may override of a site's training: the loss, and what is shared."""
+
+TRAINING = sorted({name for name, part in vars(LocalTraining).items() if callable(part) and name[0] != "_"} - FREE)
+WHOLE = [*TRAINING, "work", "train", "orders", "round_steps", "schedule", "task_of"]
+"""What a method must have from `Averaging`: all else that a site does."""
+
+
+def check_together(name: str, method: Method, settings: Settings, task: Task, networks: Sequence[nn.Module]) -> None:
+    """Refuse to train sites at once where that is not what each does alone.
+
+    Args:
+        name: The method's.
+        method: It.
+        settings: The run's.
+        task: The learning problem.
+        networks: One of each kind that sites train.
+
+    Raises:
+        SettingsError: Naming what stands in the way.
+    """
+    if problem := _problem(name, method, settings, task, networks):
+        raise SettingsError(f"The setting 'together' above 1 trains several sites at once, and {problem}. {ALONE}")
+
+
+def _problem(name: str, method: Method, settings: Settings, task: Task, networks: Sequence[nn.Module]) -> str:
+    """Why it does not go; empty where it does."""
+    if not isinstance(method, Averaging) or method.pools_data:
+        return f"the method '{name}' is no averaging of what sites train"
+    own = [part for part in WHOLE if getattr(type(method), part) is not getattr(Averaging, part)]
+    if own:
+        return f"the method '{name}' changes more of a site's work than its loss and what is shared: {', '.join(own)}"
+    if len(networks) > 1:
+        return f"the sites have {len(networks)} networks, which make no stack (networks_by_site)"
+    dropout = [path for path, module in networks[0].named_modules() if isinstance(module, _DropoutNd) and module.p > 0]
+    if dropout:
+        return f"the network has dropout ({dropout[0]}), which is drawn from streams of each site's own"
+    optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
+    if type(optimizer) not in ELEMENTWISE:
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        return f"the optimizer is {type(optimizer).__name__}; expected one of {names}"
+    if settings.privacy is not None and settings.privacy.unit == "sample":
+        return "privacy with the unit 'sample' takes steps of its own"
+    if settings.secure_aggregation is not None:
+        return "under secure_aggregation each site has orders of its own"
+    return ""
