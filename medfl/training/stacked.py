@@ -136,7 +136,7 @@ def _gradients(arrivals: Sequence[Arrival]) -> tuple[Tensors, list[torch.Tensor]
     """Gradients of the parameters of the sites' models by name, (K, ...), and the K losses. Buffers move on."""
     parts = [arrival.steps.part for arrival in arrivals]
     first, settings = parts[0], arrivals[0].steps.settings
-    parameters, buffers = stack_module_state(parts)  # type: ignore[arg-type]
+    parameters, buffers = stack_module_state(parts)
     trained = {name: p for name, p in parameters.items() if name.startswith("model.") and p.requires_grad}
     fixed = {name: p for name, p in parameters.items() if name not in trained}
     device = next(iter(parameters.values())).device.type
