@@ -275,9 +275,9 @@ def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precisi
 def many(device: str, quick: bool) -> dict[str, float]:
     """Small sites, several at once."""
     few, most = (4, 6) if quick else (20, 500)
-    size = Size(images=8) if quick else Size()
+    size = Size(images=8) if quick else Size(images=256)
     speeds = measure(replace(size, sites=few), few, device, 1 if quick else 3)
-    memory = measure(replace(size, sites=most, rounds=2), few, device, 1, alone=False)
+    memory = measure(replace(size, sites=most, images=8, rounds=2), few, device, 1, alone=False)
     figures = {f"{few} sites of the four-layer CNN: {what}": value for what, value in speeds.items()}
     return figures | {f"{most} sites, {few} at once: {what}": v for what, v in memory.items() if "memory" in what}
 
