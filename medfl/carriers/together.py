@@ -57,6 +57,8 @@ def _problem(name: str, method: Method, settings: Settings, task: Task, networks
     if type(optimizer) not in ELEMENTWISE:
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         return f"the optimizer is {type(optimizer).__name__}; expected one of {names}"
+    if settings.precision != "fp32":
+        return f"precision '{settings.precision}' would round a stack by far more than a single model; expected 'fp32'"
     if settings.privacy is not None and settings.privacy.unit == "sample":
         return "privacy with the unit 'sample' takes steps of its own"
     if settings.secure_aggregation is not None:

@@ -7,6 +7,7 @@ nothing changes. Clipping, learning rates and what an optimiser remembers are ea
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,9 +17,7 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from medfl.errors import ContractError, SettingsError
-from medfl.settings import Settings
 from medfl.training.loop import Batch, PlainSteps
-from medfl.training.precision import autocast
 from medfl.types import Tensors
 
 CommonLoss = Callable[[Tensors, Batch], torch.Tensor]
@@ -27,9 +26,9 @@ CommonLoss = Callable[[Tensors, Batch], torch.Tensor]
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimisers whose step on a tensor hangs on that tensor alone, so that one call may step for several sites."""
 
-CLOSE = 0.05
+CLOSE = 0.01
 """Largest difference between a site's gradients in a stack and alone, as a share of the largest one. Rounding is far
-below, also in bfloat16; a loss or a network that mixes sites up is far above."""
+below; a loss or a network that mixes sites up is far above."""
 
 ALONE = "Leave the setting 'together' at 1, which trains each site for itself."
 """What helps where sites can't be trained together."""
@@ -87,11 +86,10 @@ class SharedSteps(PlainSteps):
         start: Tensors,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        settings: Settings,
         *args: Any,
     ) -> None:
-        super().__init__(model, optimizer, settings, *args)
-        self._wait, self.optimizer, self.settings = wait, optimizer, settings
+        super().__init__(model, optimizer, *args)
+        self._wait, self.optimizer = wait, optimizer
         self.part, self.start = _Part(model, criterion, loss), start
 
     def step(self, loss: Callable[[Batch], torch.Tensor], batch: Batch | None) -> torch.Tensor:
@@ -135,15 +133,13 @@ class Arrival:
 def _gradients(arrivals: Sequence[Arrival]) -> tuple[Tensors, list[torch.Tensor]]:
     """Gradients of the parameters of the sites' models by name, (K, ...), and the K losses. Buffers move on."""
     parts = [arrival.steps.part for arrival in arrivals]
-    first, settings = parts[0], arrivals[0].steps.settings
+    first = parts[0]
     parameters, buffers = stack_module_state(parts)
     trained = {name: p for name, p in parameters.items() if name.startswith("model.") and p.requires_grad}
     fixed = {name: p for name, p in parameters.items() if name not in trained}
-    device = next(iter(parameters.values())).device.type
 
     def loss(trained: Tensors, fixed: Tensors, start: Tensors, tensors: dict[str, Any]) -> torch.Tensor:
-        with autocast(settings, device):
-            value: torch.Tensor = functional_call(first, (trained, fixed), (start, Batch(**tensors)))
+        value: torch.Tensor = functional_call(first, (trained, fixed), (start, Batch(**tensors)))
         return value
 
     start = _stacked([arrival.steps.start for arrival in arrivals])
@@ -157,8 +153,9 @@ def _gradients(arrivals: Sequence[Arrival]) -> tuple[Tensors, list[torch.Tensor]
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
+        why = textwrap.shorten(str(error), 240)
         raise SettingsError(
-            f"This loss or network can't be computed for several sites at once: {error} {ALONE}"
+            f"This loss or network can't be computed for several sites at once, says torch: {why} {ALONE}"
         ) from error
     return {name.removeprefix("model."): gradient for name, gradient in gradients.items()}, list(losses.unbind())
 

@@ -108,6 +108,7 @@ def test_a_site_without_training_images_only_scores(files: Files, tmp_path: Path
         ({"method": "fedprox"}, "got method 'fedprox'"),
         ({"privacy": {"epsilon": 1.0, "clip": 1.0}}, "setting 'privacy'"),
         ({"compression": {"bits": 8}}, "setting 'compression'"),
+        ({"together": 4}, "setting 'together'"),
         ({"optimizer#lrr": 0.1}, "Did you mean 'lr'"),
         ({"epochs": -1}, "'epochs'"),
         ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),

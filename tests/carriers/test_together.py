@@ -26,10 +26,11 @@ from medfl.errors import ContractError, DataError, SettingsError
 from medfl.methods.averaging import Averaging
 from medfl.methods.fit import Fit
 from medfl.networks.cnn import CNN4
-from medfl.objectives import Multiclass
+from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Survival
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_sites, make_task, scores
+from medfl.testing.tasks import make_sites_of, make_task_of
 from medfl.training.loop import Batch
 from medfl.training.stacked import Arrival, Stack
 from medfl.training.together import Together
@@ -108,6 +109,21 @@ def test_what_an_optimiser_remembers_is_each_sites_own(kind: Any, tmp_path: Path
 def test_each_sites_classes_weigh_as_they_do_alone(tmp_path: Path) -> None:
     options = {"task": make_task(), "sites": make_sites(), "server_test": make_data(4, "test")}
     assert far(builtin("fedavg", balance="loss"), tmp_path, 3, **options) < 1e-6
+
+
+@pytest.mark.parametrize("objective", [Binary(), Multilabel(3), Regression(2)], ids=lambda objective: objective.name)
+def test_other_objectives(objective: Objective, tmp_path: Path) -> None:
+    sites = make_sites_of(objective, {"site-1": 9, "site-2": 7, "site-3": 12})
+    options = {"task": make_task_of(objective), "sites": sites, "server_test": sites["site-1"].test}
+    assert far(builtin("fedavg"), tmp_path, 3, **options) < 1e-6
+
+
+def test_a_loss_that_torch_can_not_stack_is_refused(tmp_path: Path) -> None:
+    """Cox's: which rows have an event decides what it computes."""
+    sites = make_sites_of(Survival(), {"site-1": 9, "site-2": 7})
+    options: Any = {"task": make_task_of(Survival()), "sites": sites, "server_test": sites["site-1"].test}
+    with pytest.raises(SettingsError, match="can't be computed for several sites at once"):
+        builtin("fedavg").run(tmp_path, together=2, **options)
 
 
 def test_the_four_layer_cnn_in_single_precision(tmp_path: Path) -> None:
@@ -383,6 +399,7 @@ class Dropping(SmallNet):
             {"task": replace(make_task(), optimizer=partial(torch.optim.RMSprop, lr=0.1))},
             "the optimizer is RMSprop; expected one of SGD, Adam, AdamW",
         ),
+        (builtin("fedavg", precision="amp"), {}, "precision 'amp'"),
         (builtin("fedavg", secure_aggregation={"threshold": 2}, norm_sync="params"), {}, "secure_aggregation"),
         (builtin("fedavg", norm_sync="params", privacy=SAMPLE), {"task": make_task("plain")}, "the unit 'sample'"),
         (builtin("fedproto", networks_by_site={"site-1": "wide"}), {}, "changes more|networks"),
