@@ -66,7 +66,7 @@ def pack(message: Message) -> bytes:
     return wire.encode(message.tensors, {"kind": message.kind, "meta": message.meta})
 
 
-def unpack(blob: bytes, limits: Limits) -> Message:
+def unpack(blob: wire.Blob, limits: Limits) -> Message:
     """The message of `pack`, from bytes that nobody has looked at yet.
 
     Args:
@@ -74,7 +74,7 @@ def unpack(blob: bytes, limits: Limits) -> Message:
         limits: What the receiver takes.
 
     Returns:
-        The message, its tensors on the CPU and with memory of their own.
+        The message, its tensors on the CPU: pieces of the blob if it may be written, else of a copy of it.
 
     Raises:
         RefusedError: If the blob is above a limit, damaged, or no message. Nothing has been allocated for tensors that
@@ -82,7 +82,7 @@ def unpack(blob: bytes, limits: Limits) -> Message:
     """
     check_blob(blob, limits)
     try:
-        tensors, content = wire.decode(blob)
+        tensors, content = wire.view(blob if isinstance(blob, memoryview) else memoryview(bytearray(blob)))
     except DamagedError:
         raise refusal("a blob that fits its checksum", f"{len(blob)} bytes that don't") from None
     return Message(content["kind"], tensors, content["meta"])

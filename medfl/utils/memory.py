@@ -1,4 +1,4 @@
-"""Giving freed memory back to the system.
+"""Giving freed memory back to the system, and calculating on large tensors without copies of them.
 
 A step frees tensors of many megabytes, and glibc keeps most of what is freed for later; over the rounds of a long run
 that looks like a leak. A trim after each job costs a few milliseconds and keeps the size flat.
@@ -8,7 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+PIECE = 2**20
+"""Numbers of a piece: 8 MB in float64. It is a multiple of what any processor calculates at once."""
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one size, cut in the same places into flat pieces: what is made of a piece is small.
+
+    Args:
+        tensors: Of equal numbers of elements. One that is to be written has to be contiguous.
+
+    Yields:
+        The pieces of all of them, one after the other; they share memory with contiguous tensors.
+    """
+    yield from zip(*(tensor.reshape(-1).split(PIECE) for tensor in tensors), strict=True)
 
 
 @functools.cache
