@@ -22,6 +22,7 @@ from medfl.privacy.gaussian import l2_norm
 from medfl.task import Task
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
+from medfl.utils.memory import all_finite
 
 __all__ = [
     "Limits",
@@ -117,7 +118,7 @@ def check_tensors(
         if name in shapes and form not in shapes[name]:
             known = " or ".join(sorted(_form(form) for form in shapes[name]))
             raise refusal(f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise refusal(f"finite numbers in {shown(name)}", "NaN or infinity", _DIVERGED, who)
     norm = l2_norm(tensors)
     if not math.isfinite(norm) or (norm_bound is not None and norm > norm_bound):

@@ -112,6 +112,7 @@ def mean_updates(replies: Replies, weights: Mapping[str, Mapping[str, float]]) -
         for prefix, shares in weights.items():
             if site in shares:
                 _add(means[prefix], select(tensors, prefix), shares[site])
+        del tensors  # before the next one is read
     return means
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-PIECE = 2**20
-"""Numbers of a piece: 8 MB in float64. It is a multiple of what any processor calculates at once."""
+PIECE = 2**18
+"""Numbers of a piece: 2 MB in float64. It is a multiple of what any processor calculates at once."""
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -28,6 +28,11 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         The pieces of all of them, one after the other; they share memory with contiguous tensors.
     """
     yield from zip(*(tensor.reshape(-1).split(PIECE) for tensor in tensors), strict=True)
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether each number of a tensor is finite."""
+    return all(bool(piece.isfinite().all()) for (piece,) in pieces(tensor))
 
 
 @functools.cache
