@@ -30,6 +30,7 @@ from medfl.carriers.parts import Exchange
 from medfl.carriers.remote_messages import AFTER, PROGRESS, TASK
 from medfl.errors import MedflError
 from medfl.types import Meta
+from medfl.utils.memory import release
 from medfl.utils.wire import Blob
 
 logger = logging.getLogger(__name__)
@@ -150,6 +151,7 @@ class FlareTransport:
             self._exchanges = {}
             for exchange in exchanges.values():
                 exchange.close()
+            release()  # each of NVFlare's threads keeps room for parts
         for site, task in tasks.items():
             if task.completion_status != TaskCompletionStatus.OK and site not in failed:
                 failed[site] = WHY.get(task.completion_status, f"its task ended as {task.completion_status}")

@@ -103,9 +103,9 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         while not abort_signal.triggered and time.monotonic() < given_up:
             self._tell(PARTS, Shareable({TOKEN: self._token, OFFSET: offset, BLOB: part}))
             again = time.monotonic() + patience
-            while not abort_signal.triggered and time.monotonic() < again:
+            while not abort_signal.triggered and (left := again - time.monotonic()) > 0:
                 with contextlib.suppress(queue.Empty):
-                    brought = self._brought.get(timeout=1.0)
+                    brought = self._brought.get(timeout=min(left, 1.0))
                     if brought.get(TOKEN) == self._token and brought.get(OFFSET) == offset:
                         have, wanted = brought.get(HAVE), brought.get(BLOB)
                         fits = type(have) is int and have >= 0 and isinstance(wanted, bytes)
