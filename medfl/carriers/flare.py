@@ -30,7 +30,7 @@ from medfl.carriers.parts import Exchange
 from medfl.carriers.remote_messages import AFTER, PROGRESS, TASK
 from medfl.errors import MedflError
 from medfl.types import Meta
-from medfl.utils.memory import release
+from medfl.utils.memory import sweep
 from medfl.utils.wire import Blob
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,9 @@ or answer is; where a part begins; how many bytes of the answer the server has, 
 
 PARTS = "medfl.part"
 """Topic of aux messages with parts."""
+
+SWEPT = 16
+"""Parts after which memory is swept: what NVFlare has sent keeps itself alive, with a buffer of a megabyte each."""
 
 HEARTBEAT = "medfl.beat"
 """Topic of aux messages from a site that works to the server."""
@@ -77,6 +80,7 @@ class FlareTransport:
         self._silence = Silence((), 1.0)
         self._hear: Callable[[str, bytes], bool] = lambda site, blob: False
         self._exchanges: dict[str, tuple[str, Exchange]] = {}
+        self._parts = 0
         self._engine = fl_ctx.get_engine()
         self._engine.register_aux_message_handler(HEARTBEAT, self._on_beat)
         self._engine.register_aux_message_handler(PARTS, self._on_part)
@@ -101,6 +105,9 @@ class FlareTransport:
         answer = Shareable({TOKEN: token, OFFSET: offset, HAVE: have, BLOB: wanted})
         with self._engine.new_context() as own:
             self._engine.send_aux_request([site], PARTS, answer, timeout=0.0, fl_ctx=own, optional=True)
+        self._parts += 1
+        if self._parts % SWEPT == 0:
+            sweep()
         return make_reply(ReturnCode.OK)
 
     def ask(self, requests: Mapping[str, Blob], patience: float, take: Callable[[str, Blob], None]) -> dict[str, str]:
@@ -151,7 +158,6 @@ class FlareTransport:
             self._exchanges = {}
             for exchange in exchanges.values():
                 exchange.close()
-            release()  # each of NVFlare's threads keeps room for parts
         for site, task in tasks.items():
             if task.completion_status != TaskCompletionStatus.OK and site not in failed:
                 failed[site] = WHY.get(task.completion_status, f"its task ended as {task.completion_status}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,22 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 def all_finite(tensor: torch.Tensor) -> bool:
     """Whether each number of a tensor is finite."""
     return all(bool(piece.isfinite().all()) for (piece,) in pieces(tensor))
+
+
+@functools.cache
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+def sweep() -> None:
+    """Free what only keeps itself alive, and give it back to the system.
+
+    What is there at the first call is never looked at again, so that later ones take milliseconds.
+    """
+    _freeze()
+    gc.collect()
+    release()
 
 
 @functools.cache
