@@ -131,6 +131,8 @@ class FlareTransport:
             size = result.get(SIZE) if isinstance(result, Shareable) else None
             if result.get_return_code() != ReturnCode.OK or type(size) is not int:
                 failed[site] = f"its process could not carry out the task ({result.get_return_code()})"
+                if result.get_return_code() == ReturnCode.BAD_TASK_DATA:
+                    failed[site] += ": it does not have the server's version of medfl"
                 return
             try:
                 answer = exchanges[site].answer(size)
