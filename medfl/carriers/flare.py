@@ -30,7 +30,7 @@ from medfl.carriers.parts import Exchange
 from medfl.carriers.remote_messages import AFTER, PROGRESS, TASK
 from medfl.errors import MedflError
 from medfl.types import Meta
-from medfl.utils.memory import sweep
+from medfl.utils.memory import LITTLE, Sweeper
 from medfl.utils.wire import Blob
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ or answer is; where a part begins; how many bytes of the answer the server has, 
 PARTS = "medfl.part"
 """Topic of aux messages with parts."""
 
-SWEPT = 16
-"""Parts after which memory is swept: what NVFlare has sent keeps itself alive, with a buffer of a megabyte each."""
+KEPT = 2**20
+"""Bytes that NVFlare takes for a message beside it. When it was sent both keep themselves alive."""
 
 HEARTBEAT = "medfl.beat"
 """Topic of aux messages from a site that works to the server."""
@@ -80,7 +80,7 @@ class FlareTransport:
         self._silence = Silence((), 1.0)
         self._hear: Callable[[str, bytes], bool] = lambda site, blob: False
         self._exchanges: dict[str, tuple[str, Exchange]] = {}
-        self._parts = 0
+        self._sweeper = Sweeper()
         self._engine = fl_ctx.get_engine()
         self._engine.register_aux_message_handler(HEARTBEAT, self._on_beat)
         self._engine.register_aux_message_handler(PARTS, self._on_part)
@@ -105,9 +105,7 @@ class FlareTransport:
         answer = Shareable({TOKEN: token, OFFSET: offset, HAVE: have, BLOB: wanted})
         with self._engine.new_context() as own:
             self._engine.send_aux_request([site], PARTS, answer, timeout=0.0, fl_ctx=own, optional=True)
-        self._parts += 1
-        if self._parts % SWEPT == 0:
-            sweep()
+        self._sweeper.left(len(wanted) + KEPT)
         return make_reply(ReturnCode.OK)
 
     def ask(self, requests: Mapping[str, Blob], patience: float, take: Callable[[str, Blob], None]) -> dict[str, str]:
@@ -160,6 +158,7 @@ class FlareTransport:
             self._exchanges = {}
             for exchange in exchanges.values():
                 exchange.close()
+            self._sweeper.left(0, LITTLE)
         for site, task in tasks.items():
             if task.completion_status != TaskCompletionStatus.OK and site not in failed:
                 failed[site] = WHY.get(task.completion_status, f"its task ended as {task.completion_status}")

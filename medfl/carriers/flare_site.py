@@ -18,10 +18,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from medfl.carriers.flare import BLOB, HAVE, HEARTBEAT, OFFSET, PARTS, SIZE, SWEPT, TOKEN
+from medfl.carriers.flare import BLOB, HAVE, HEARTBEAT, KEPT, OFFSET, PARTS, SIZE, TOKEN
 from medfl.carriers.parts import bring, fetch
 from medfl.carriers.remote_messages import TASK
-from medfl.utils.memory import sweep
+from medfl.utils.memory import LITTLE, Sweeper
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
 
@@ -50,7 +50,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         super().__init__()
         self._fl_ctx: FLContext | None = None
         self._engine: Any = None
-        self._parts = 0
+        self._sweeper = Sweeper()
         self._token, self._brought = "", queue.SimpleQueue[Shareable]()
 
     @abstractmethod
@@ -97,14 +97,13 @@ class FlareExecutor(Executor):  # type: ignore[misc]
                 return make_reply(ReturnCode.COMMUNICATION_ERROR)
             answer = self.answer(message)
         bring(ask, answer)
+        self._sweeper.left(0, LITTLE)
         return Shareable({SIZE: len(answer)})
 
     def _ask(self, abort_signal: Signal, offset: int, part: bytes) -> tuple[int, bytes] | None:
         """As `medfl.carriers.parts.Ask`. What is lost on the way is said again."""
         patience, given_up = LOST, time.monotonic() + GIVE_UP
-        self._parts += 1
-        if self._parts % SWEPT == 0:
-            sweep()
+        self._sweeper.left(len(part) + KEPT)
         while not abort_signal.triggered and time.monotonic() < given_up:
             self._tell(PARTS, Shareable({TOKEN: self._token, OFFSET: offset, BLOB: part}))
             again = time.monotonic() + patience

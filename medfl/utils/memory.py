@@ -36,20 +36,33 @@ def all_finite(tensor: torch.Tensor) -> bool:
     return all(bool(piece.isfinite().all()) for (piece,) in pieces(tensor))
 
 
+LITTER, LITTLE = 32 * 10**6, 16 * 10**6
+"""Bytes that may be left behind until they are swept: while work goes on, and when it pauses."""
+
+
+class Sweeper:
+    """Frees what only keeps itself alive, which Python finds by the number of objects, whatever their size."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def left(self, size: int, room: int = LITTER) -> None:
+        """Say that so many bytes more were left behind; sweeps if there are more than `room`.
+
+        What is there at the first time is never looked at again, so that later ones take milliseconds.
+        """
+        self._left += size
+        if self._left > room:
+            self._left = 0
+            _freeze()
+            gc.collect()
+            release()
+
+
 @functools.cache
 def _freeze() -> None:
     gc.collect()
     gc.freeze()
-
-
-def sweep() -> None:
-    """Free what only keeps itself alive, and give it back to the system.
-
-    What is there at the first call is never looked at again, so that later ones take milliseconds.
-    """
-    _freeze()
-    gc.collect()
-    release()
 
 
 @functools.cache
