@@ -30,7 +30,7 @@ from medfl.carriers.parts import Exchange
 from medfl.carriers.remote_messages import AFTER, PROGRESS, TASK
 from medfl.errors import MedflError
 from medfl.types import Meta
-from medfl.utils.memory import LITTLE, Sweeper
+from medfl.utils.memory import LITTLE, Sweeper, release
 from medfl.utils.wire import Blob
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,10 @@ class FlareTransport:
         if not isinstance(token, str) or type(offset) is not int or offset < 0 or not isinstance(part, bytes):
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         site, exchange = self._exchanges.get(token, (str(fl_ctx.get_peer_context().get_identity_name()), None))
-        have, wanted = (-1, b"") if exchange is None else exchange.take(offset, part)
-        self._silence.moved(site)
+        have, wanted = -1, b""
+        if exchange is not None:
+            have, wanted = exchange.take(offset, part)
+            self._silence.moved(site)
         answer = Shareable({TOKEN: token, OFFSET: offset, HAVE: have, BLOB: wanted})
         with self._engine.new_context() as own:
             self._engine.send_aux_request([site], PARTS, answer, timeout=0.0, fl_ctx=own, optional=True)
@@ -153,12 +155,14 @@ class FlareTransport:
                     if tasks[site].completion_status is None:
                         failed[site] = silence.why
                         self._controller.cancel_task(tasks[site], TaskCompletionStatus.TIMEOUT)
+                        exchanges[site].close()
                 time.sleep(POLL)
         finally:
             self._exchanges = {}
             for exchange in exchanges.values():
                 exchange.close()
             self._sweeper.left(0, LITTLE)
+            release()  # each of NVFlare's threads keeps room for what came
         for site, task in tasks.items():
             if task.completion_status != TaskCompletionStatus.OK and site not in failed:
                 failed[site] = WHY.get(task.completion_status, f"its task ended as {task.completion_status}")
