@@ -81,6 +81,7 @@ class FlareTransport:
         self._hear: Callable[[str, bytes], bool] = lambda site, blob: False
         self._exchanges: dict[str, tuple[str, Exchange]] = {}
         self._sweeper = Sweeper()
+        self._take: Callable[[str, Blob], None] = _drop
         self._engine = fl_ctx.get_engine()
         self._engine.register_aux_message_handler(HEARTBEAT, self._on_beat)
         self._engine.register_aux_message_handler(PARTS, self._on_part)
@@ -139,8 +140,9 @@ class FlareTransport:
             except MedflError as error:
                 failed[site] = str(error)
             else:
-                take(site, answer)
+                self._take(site, answer)
 
+        self._take = take  # not named in `received`: NVFlare keeps finished tasks, and with them what that names
         silence = self._silence = Silence(tokens, patience)
         self._exchanges = {token: (site, exchanges[site]) for site, token in tokens.items()}
         try:
@@ -158,7 +160,7 @@ class FlareTransport:
                         exchanges[site].close()
                 time.sleep(POLL)
         finally:
-            self._exchanges = {}
+            self._exchanges, self._take = {}, _drop
             for exchange in exchanges.values():
                 exchange.close()
             self._sweeper.left(0, LITTLE)
@@ -172,6 +174,10 @@ class FlareTransport:
         task = Task(TASK, about, timeout=NEVER, result_received_cb=received)
         self._controller.send(task, self._fl_ctx, targets=[site], send_order=SendOrder.SEQUENTIAL)
         return task
+
+
+def _drop(site: str, answer: Blob) -> None:
+    """What becomes of an answer that nobody waits for."""
 
 
 class FlareController(Controller):  # type: ignore[misc]
