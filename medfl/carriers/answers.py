@@ -24,6 +24,7 @@ from medfl.errors import RefusedError, StoreError
 from medfl.task import Task
 from medfl.types import Tensors
 from medfl.utils.text import one_line
+from medfl.utils.wire import Blob
 
 REASON = 2000
 """Letters of a reason, at most."""
@@ -46,7 +47,7 @@ class Expected:
     private: bool = False
 
 
-def opened(blob: bytes, kind: str, limits: Limits) -> Message:
+def opened(blob: Blob, kind: str, limits: Limits) -> Message:
     """A site's answer to a message of some kind, from bytes that nobody has looked at yet.
 
     Raises:
@@ -104,17 +105,21 @@ def read_answer(
     ), scores
 
 
-def lay_down(path: Path, blob: bytes) -> list[StoreError]:
+def lay_down(path: Path, blob: Blob) -> list[StoreError]:
     """Write an answer into a file until it is folded; returns what was wrong, which is no fault of the site."""
     try:
         path.write_bytes(blob)
     except OSError as error:
-        why = (
-            f"The server could not write '{path}': {error.strerror}. No site is at fault and what was saved is valid: "
-            "free some space at the server, then resume the run."
-        )
-        return [StoreError(why)]
+        return [unwritten(path, error)]
     return []
+
+
+def unwritten(path: Path, error: OSError) -> StoreError:
+    """What is wrong where the server can't write an answer."""
+    return StoreError(
+        f"The server could not write '{path}': {error.strerror}. No site is at fault and what was saved is valid: "
+        "free some space at the server, then resume the run."
+    )
 
 
 def _check_reply(who: str, order: Order, tensors: Tensors, meta: Any, expected: Expected, limits: Limits) -> None:

@@ -1,14 +1,16 @@
-"""The carrier over NVIDIA FLARE: its oldest layer (Controller, Executor, Task, Shareable, aux messages), and no more.
+"""The server's end of the carrier over NVIDIA FLARE: Controller, Executor, Task, Shareable, aux messages, and no more.
 
-Nothing here knows a method, a bundle or a run: bytes go out in tasks and come back in results, and parcels go from site
-to site in aux messages, encrypted for their receiver, so that the server that relays them can't read them. A Shareable
-holds bytes and strings only.
+Nothing here knows a method, a bundle or a run. A task tells a site that a message waits for it, and its result that the
+answer is there; the bytes of both go in aux messages, a part at a time (`medfl.carriers.parts`), for NVFlare has all of
+a task or result in memory, twice while it comes, and those of all sites at once. Parcels go from site to site in aux
+messages, encrypted for their receiver, so that the server that relays them can't read them. A Shareable holds bytes,
+numbers and strings only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.controller_spec import ClientTask, SendOrder, Task, TaskCompletionStatus
-from nvflare.apis.event_type import EventType
-from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -25,18 +25,25 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from medfl.carriers.heartbeat import Silence
+from medfl.carriers.message_checks import Limits
+from medfl.carriers.parts import Exchange
 from medfl.carriers.remote_messages import AFTER, PROGRESS, TASK
 from medfl.errors import MedflError
 from medfl.types import Meta
-from medfl.utils.text import one_line
+from medfl.utils.memory import LITTLE, Sweeper, release
+from medfl.utils.wire import Blob
 
 logger = logging.getLogger(__name__)
 
-BLOB, REFUSED = "medfl", "refused"
-"""What stands in a Shareable."""
+BLOB, TOKEN, SIZE, OFFSET, HAVE = "medfl", "token", "size", "offset", "have"
+"""What stands in a Shareable: bytes; which message, which only the server and its site know; of how many bytes message
+or answer is; where a part begins; how many bytes of the answer the server has, -1 where it wants none."""
 
-PARCEL = "medfl.parcel"
-"""Topic of aux messages from site to site."""
+PARTS = "medfl.part"
+"""Topic of aux messages with parts."""
+
+KEPT = 2**20
+"""Bytes that NVFlare takes for a message beside it. When it was sent both keep themselves alive."""
 
 HEARTBEAT = "medfl.beat"
 """Topic of aux messages from a site that works to the server."""
@@ -46,9 +53,6 @@ NEVER = 10**7
 
 POLL = 0.1
 """Seconds between two looks at tasks."""
-
-PARCEL_TRIES = 3
-"""How often a parcel is sent before its receiver counts as out of reach. A dead one is known at once."""
 
 WHY = {
     TaskCompletionStatus.TIMEOUT: "did not answer in time",
@@ -75,11 +79,16 @@ class FlareTransport:
         self._present = {client.name for client in fl_ctx.get_engine().get_clients()}
         self._silence = Silence((), 1.0)
         self._hear: Callable[[str, bytes], bool] = lambda site, blob: False
-        fl_ctx.get_engine().register_aux_message_handler(HEARTBEAT, self._on_beat)
+        self._exchanges: dict[str, tuple[str, Exchange]] = {}
+        self._sweeper = Sweeper()
+        self._take: Callable[[str, Blob], None] = _drop
+        self._engine = fl_ctx.get_engine()
+        self._engine.register_aux_message_handler(HEARTBEAT, self._on_beat)
+        self._engine.register_aux_message_handler(PARTS, self._on_part)
 
-    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
-        """Name what reads heartbeats."""
-        self._hear = hear
+    def listen(self, hear: Callable[[str, bytes], bool], folder: Path, limits: Limits) -> None:
+        """As `medfl.carriers.transport.Transport.listen`."""
+        self._hear, self._folder, self._limits = hear, folder, limits
 
     def _on_beat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         site, blob = str(fl_ctx.get_peer_context().get_identity_name()), request.get(BLOB)
@@ -87,42 +96,88 @@ class FlareTransport:
             self._silence.moved(site)
         return make_reply(ReturnCode.OK)
 
-    def ask(self, requests: Mapping[str, bytes], patience: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
-        """Send each site a task with its message, and wait for those whose work moves.
+    def _on_part(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        token, offset, part = (request.get(name) for name in (TOKEN, OFFSET, BLOB))
+        if not isinstance(token, str) or type(offset) is not int or offset < 0 or not isinstance(part, bytes):
+            return make_reply(ReturnCode.BAD_REQUEST_DATA)
+        site, exchange = self._exchanges.get(token, (str(fl_ctx.get_peer_context().get_identity_name()), None))
+        have, wanted = -1, b""
+        if exchange is not None:
+            have, wanted = exchange.take(offset, part)
+            self._silence.moved(site)
+        answer = Shareable({TOKEN: token, OFFSET: offset, HAVE: have, BLOB: wanted})
+        with self._engine.new_context() as own:
+            self._engine.send_aux_request([site], PARTS, answer, timeout=0.0, fl_ctx=own, optional=True)
+        self._sweeper.left(len(wanted) + KEPT)
+        return make_reply(ReturnCode.OK)
+
+    def ask(self, requests: Mapping[str, Blob], patience: float, take: Callable[[str, Blob], None]) -> dict[str, str]:
+        """Tell each site by a task that its message waits here, and wait for those whose work moves.
 
         Raises:
             StoppedError: If the job is to stop.
+            StoreError: If an answer can't be written here.
         """
         failed = {site: "is not connected" for site in requests if site not in self._present}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tokens = {site: secrets.token_hex(16) for site in requests if site not in failed}
+        exchanges = {
+            site: Exchange(requests[site], self._folder / f"{token}.part", self._limits)
+            for site, token in tokens.items()
+        }
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            result, client_task.result = client_task.result, None  # frees its memory
+            result, client_task.result = client_task.result, None
             site = client_task.client.name
-            blob = result.get(BLOB) if isinstance(result, Shareable) else None
-            if result.get_return_code() == ReturnCode.OK and isinstance(blob, bytes):
-                take(site, blob)
-            else:
+            size = result.get(SIZE) if isinstance(result, Shareable) else None
+            if result.get_return_code() != ReturnCode.OK or type(size) is not int:
                 failed[site] = f"its process could not carry out the task ({result.get_return_code()})"
+                if result.get_return_code() == ReturnCode.BAD_TASK_DATA:
+                    failed[site] += ": it does not have the server's version of medfl"
+                return
+            try:
+                answer = exchanges[site].answer(size)
+            except MedflError as error:
+                failed[site] = str(error)
+            else:
+                self._take(site, answer)
 
-        silence = self._silence = Silence(requests.keys() - failed.keys(), patience)
-        tasks = {site: self._send(site, requests[site], received) for site in requests if site not in failed}
-        while any(task.completion_status is None for task in tasks.values()):
-            if self._abort.triggered:
-                raise StoppedError("The job was stopped. What is finished is saved; resume the run to go on.")
-            for site in silence.overdue():
-                if tasks[site].completion_status is None:
-                    failed[site] = silence.why
-                    self._controller.cancel_task(tasks[site], TaskCompletionStatus.TIMEOUT)
-            time.sleep(POLL)
+        self._take = take  # not named in `received`: NVFlare keeps finished tasks, and with them what that names
+        silence = self._silence = Silence(tokens, patience)
+        self._exchanges = {token: (site, exchanges[site]) for site, token in tokens.items()}
+        try:
+            tasks = {site: self._send(site, Shareable({TOKEN: token, SIZE: len(requests[site])}), received)
+                     for site, token in tokens.items()}  # fmt: skip
+            while any(task.completion_status is None for task in tasks.values()):
+                if self._abort.triggered:
+                    raise StoppedError("The job was stopped. What is finished is saved; resume the run to go on.")
+                for unwritten in filter(None, (exchange.failed for exchange in exchanges.values())):
+                    raise unwritten
+                for site in silence.overdue():
+                    if tasks[site].completion_status is None:
+                        failed[site] = silence.why
+                        self._controller.cancel_task(tasks[site], TaskCompletionStatus.TIMEOUT)
+                        exchanges[site].close()
+                time.sleep(POLL)
+        finally:
+            self._exchanges, self._take = {}, _drop
+            for exchange in exchanges.values():
+                exchange.close()
+            self._sweeper.left(0, LITTLE)
+            release()  # each of NVFlare's threads keeps room for what came
         for site, task in tasks.items():
             if task.completion_status != TaskCompletionStatus.OK and site not in failed:
                 failed[site] = WHY.get(task.completion_status, f"its task ended as {task.completion_status}")
         return failed
 
-    def _send(self, site: str, blob: bytes, received: Callable[[ClientTask, FLContext], None]) -> Task:
-        task = Task(TASK, Shareable({BLOB: blob}), timeout=NEVER, result_received_cb=received)
+    def _send(self, site: str, about: Shareable, received: Callable[[ClientTask, FLContext], None]) -> Task:
+        task = Task(TASK, about, timeout=NEVER, result_received_cb=received)
         self._controller.send(task, self._fl_ctx, targets=[site], send_order=SendOrder.SEQUENTIAL)
         return task
+
+
+def _drop(site: str, answer: Blob) -> None:
+    """What becomes of an answer that nobody waits for."""
 
 
 class FlareController(Controller):  # type: ignore[misc]
@@ -174,75 +229,3 @@ def _after(data: Any) -> int:
     """The number in a question how far a run is; 0 where there is none."""
     after = data.get(AFTER) if isinstance(data, dict) else None
     return after if type(after) is int and after >= 0 else 0
-
-
-class FlareExecutor(Executor):  # type: ignore[misc]
-    """A site's side of a job."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._fl_ctx: FLContext | None = None
-        self._engine: Any = None
-
-    @abstractmethod
-    def open(self, local: Path) -> None:
-        """Make ready to answer.
-
-        Args:
-            local: The participant's own folder of settings.
-        """
-
-    @abstractmethod
-    def answer(self, blob: bytes) -> bytes:
-        """The answer to a message of the server."""
-
-    @abstractmethod
-    def receive(self, sender: str, blob: bytes) -> str | None:
-        """Take a parcel of another site; returns why it is refused, or None."""
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Called by NVFlare: gets ready before the first task."""
-        if event_type == EventType.START_RUN:
-            engine = self._engine = fl_ctx.get_engine()
-            self.open(Path(engine.get_workspace().get_site_config_dir()).absolute())
-            engine.register_aux_message_handler(PARCEL, self._on_parcel)
-
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Called by NVFlare with a task of the server."""
-        blob = shareable.get(BLOB)
-        if task_name != TASK or not isinstance(blob, bytes):
-            return make_reply(ReturnCode.BAD_TASK_DATA)
-        self._fl_ctx = fl_ctx
-        return Shareable({BLOB: self.answer(blob)})
-
-    def post(self, to: str, blob: bytes, patience: float) -> bool:
-        """Bring a parcel to another site, encrypted for it; returns whether it was acknowledged within `patience` s."""
-        assert self._fl_ctx is not None
-        for _ in range(PARCEL_TRIES):
-            answers = self._fl_ctx.get_engine().send_aux_request(
-                targets=[to],
-                topic=PARCEL,
-                request=Shareable({BLOB: blob}),
-                timeout=patience / PARCEL_TRIES,
-                fl_ctx=self._fl_ctx,
-                secure=True,
-            )
-            answer = answers.get(to) if answers else None
-            if answer is not None and answer.get_return_code() == ReturnCode.OK:
-                if answer.get(REFUSED):
-                    logger.warning("'%s' refuses the parcel: %s", to, one_line(answer[REFUSED], 2000))
-                return not answer.get(REFUSED)
-            time.sleep(1)
-        return False
-
-    def beat(self, blob: bytes) -> None:
-        """Send a heartbeat to the server, which may be lost; called from a thread of its own."""
-        with contextlib.suppress(Exception), self._engine.new_context() as fl_ctx:
-            self._engine.fire_and_forget_aux_request(HEARTBEAT, Shareable({BLOB: blob}), fl_ctx, optional=True)
-
-    def _on_parcel(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        sender, blob = str(fl_ctx.get_peer_context().get_identity_name()), request.get(BLOB)
-        refused = self.receive(sender, blob) if isinstance(blob, bytes) else "expected bytes"
-        reply = make_reply(ReturnCode.OK)
-        reply[REFUSED] = refused or ""
-        return reply

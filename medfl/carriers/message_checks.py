@@ -54,8 +54,18 @@ class Limits:
     max_meta_depth: int = 16
 
 
-def check_blob(blob: bytes, limits: Limits) -> None:
-    """Refuse bytes that `medfl.utils.wire.decode` should not see.
+def check_size(size: int, limits: Limits) -> None:
+    """Refuse a message by its size alone.
+
+    Raises:
+        RefusedError: If it is larger than the limits allow.
+    """
+    if size > limits.max_bytes:
+        raise refusal(f"at most {limits.max_bytes} bytes", f"{size}", HONEST)
+
+
+def check_blob(blob: wire.Blob, limits: Limits) -> None:
+    """Refuse bytes that `medfl.utils.wire.view` should not see.
 
     Args:
         blob: What came.
@@ -63,18 +73,17 @@ def check_blob(blob: bytes, limits: Limits) -> None:
 
     Raises:
         RefusedError: If the blob is larger than the limits allow, or has another form than `medfl.carriers.messages`
-            gives it. Only the checksum is left to `medfl.utils.wire.decode`.
+            gives it. Only the checksum is left to `medfl.utils.wire.view`.
     """
-    if type(blob) is not bytes:
+    if type(blob) is not bytes and (type(blob) is not memoryview or blob.readonly):  # that of a file may be written
         raise refusal("bytes", type(blob).__name__)
-    if len(blob) > limits.max_bytes:
-        raise refusal(f"at most {limits.max_bytes} bytes", f"{len(blob)}", HONEST)
+    check_size(len(blob), limits)
     size = int.from_bytes(blob[:8], "little")
     if size > limits.max_header_bytes:
         raise refusal(f"a header of at most {limits.max_header_bytes} bytes", f"one of {size}", HONEST)
     if len(blob) < 8 + size:
         raise refusal(f"{8 + size} bytes or more, as its first eight say", f"{len(blob)}")
-    header = _json_object(_text(blob[8 : 8 + size]), "the header")
+    header = _json_object(_text(bytes(blob[8 : 8 + size])), "the header")
     _check_meta_text(header.pop("__metadata__", None), limits)
     _check_layout(header, len(blob) - 8 - size, limits)
 

@@ -22,6 +22,7 @@ from medfl.privacy.gaussian import l2_norm
 from medfl.task import Task
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
+from medfl.utils.memory import all_finite
 
 __all__ = [
     "Limits",
@@ -66,7 +67,7 @@ def pack(message: Message) -> bytes:
     return wire.encode(message.tensors, {"kind": message.kind, "meta": message.meta})
 
 
-def unpack(blob: bytes, limits: Limits) -> Message:
+def unpack(blob: wire.Blob, limits: Limits) -> Message:
     """The message of `pack`, from bytes that nobody has looked at yet.
 
     Args:
@@ -74,7 +75,7 @@ def unpack(blob: bytes, limits: Limits) -> Message:
         limits: What the receiver takes.
 
     Returns:
-        The message, its tensors on the CPU and with memory of their own.
+        The message, its tensors on the CPU: pieces of the blob if it may be written, else of a copy of it.
 
     Raises:
         RefusedError: If the blob is above a limit, damaged, or no message. Nothing has been allocated for tensors that
@@ -82,7 +83,7 @@ def unpack(blob: bytes, limits: Limits) -> Message:
     """
     check_blob(blob, limits)
     try:
-        tensors, content = wire.decode(blob)
+        tensors, content = wire.view(blob if isinstance(blob, memoryview) else memoryview(bytearray(blob)))
     except DamagedError:
         raise refusal("a blob that fits its checksum", f"{len(blob)} bytes that don't") from None
     return Message(content["kind"], tensors, content["meta"])
@@ -117,7 +118,7 @@ def check_tensors(
         if name in shapes and form not in shapes[name]:
             known = " or ".join(sorted(_form(form) for form in shapes[name]))
             raise refusal(f"{shown(name)} as {known or 'nothing'}", _form(form), _UNLIKE, who)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise refusal(f"finite numbers in {shown(name)}", "NaN or infinity", _DIVERGED, who)
     norm = l2_norm(tensors)
     if not math.isfinite(norm) or (norm_bound is not None and norm > norm_bound):

@@ -3,7 +3,7 @@
 Each call asks sites and waits. A site that refuses, answers what can't be used, or is silent for too long counts as
 missing, with the reason; the quorum of the plan decides whether the run goes on. While it works a site sends
 heartbeats, and one whose work moves is waited for (`medfl.carriers.heartbeat`). Answers are checked as they come and
-laid into files, so that one at a time is in memory when they are folded.
+laid into files; when they are folded, a reply's tensors are read from its file as they are looked at.
 
 What is said (`medfl.deploy.sites.service` is the other end):
 
@@ -51,6 +51,7 @@ from medfl.errors import MedflError, StoreError
 from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
+from medfl.utils.files import mapped
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class RemoteCarrier:
         self._expected: Expected | None = None
         self.note: Note = unnoted
         self._noted: dict[str, float] = {}
-        transport.listen(self._hear)
+        transport.listen(self._hear, folder, limits)
 
     @property
     def sites(self) -> list[str]:
@@ -197,7 +198,7 @@ class RemoteCarrier:
 
     def replies(self, answers: list[Answer], missing: list[str]) -> StoredReplies:
         """The replies behind answers that were not refused, from the files that they were laid into."""
-        return StoredReplies(lambda answer: wire.decode(self._file(answer.site).read_bytes())[0], answers, missing)
+        return StoredReplies(lambda answer: wire.view(mapped(self._file(answer.site)))[0], answers, missing)
 
     def exchange(self, evaluation: Evaluation) -> list[Row]:
         """The global test: each site's model on every site's test data, one foreign model at a time, in ring order."""
@@ -240,7 +241,7 @@ class RemoteCarrier:
         results: dict[str, Any] = {}
         full: list[StoreError] = []
 
-        def take(site: str, blob: bytes) -> None:
+        def take(site: str, blob: wire.Blob) -> None:
             """Read a site's answer, or note in `missing` why it can't be."""
             with self._lock:
                 try:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
+
+from medfl.carriers.message_checks import Limits
+from medfl.utils.wire import Blob
 
 
 class Transport(Protocol):
     """Brings messages to sites and their answers back."""
 
-    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
-        """Name what reads heartbeats.
+    def listen(self, hear: Callable[[str, bytes], bool], folder: Path, limits: Limits) -> None:
+        """Name what reads heartbeats, and what becomes of answers before they are handed over.
 
         Args:
             hear: (site, heartbeat) to whether the site's work moves. It may be called from any thread and raises
                 nothing.
+            folder: Where answers may lie while they come. It is made when it is needed.
+            limits: Of an answer; a larger one need not be brought.
         """
         ...
 
-    def ask(self, requests: Mapping[str, bytes], patience: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
+    def ask(self, requests: Mapping[str, Blob], patience: float, take: Callable[[str, Blob], None]) -> dict[str, str]:
         """Send each site its message and hand over what each answers, as it comes.
 
         Args:
@@ -29,5 +35,8 @@ class Transport(Protocol):
 
         Returns:
             Site to the reason why it did not answer.
+
+        Raises:
+            StoreError: If an answer can't be kept here while it comes.
         """
         ...

@@ -49,8 +49,11 @@ class DecodedReplies:
         }
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
-        for site, tensors in self._replies:
-            yield site, decode_filtered(self._method, tensors, self._replies.meta[site])[0]
+        return map(self._decoded, self._replies)
+
+    def _decoded(self, reply: tuple[str, Tensors]) -> tuple[str, Tensors]:
+        site, tensors = reply
+        return site, decode_filtered(self._method, tensors, self._replies.meta[site])[0]
 
     def __len__(self) -> int:
         return len(self._replies)

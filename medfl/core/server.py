@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from medfl.contract import Plan, Server, State
 from medfl.core.attendance import with_missed
 from medfl.core.carrier import Carrier, Evaluation, MethodFactory
@@ -25,7 +23,7 @@ from medfl.errors import ContractError
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import SERVER, Dataset, Tensors
-from medfl.utils.memory import release
+from medfl.utils.memory import all_finite, release
 from medfl.utils.rng import pinned
 
 logger = logging.getLogger(__name__)
@@ -272,6 +270,6 @@ class ServerLoop:
 
 def _not_finite(tensors: Tensors) -> str | None:
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.is_floating_point() and not all_finite(tensor):
             return name
     return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfl.carriers.flare import FlareController, FlareExecutor, FlareTransport
+from medfl.carriers.flare import FlareController, FlareTransport
+from medfl.carriers.flare_site import FlareExecutor
 from medfl.deploy.describing.request import Request, is_request
 from medfl.deploy.describing.server import ask_sites
 from medfl.deploy.job_folder import copy_result
@@ -16,6 +17,7 @@ from medfl.errors import MedflError, SettingsError
 from medfl.privacy.signatures import read_signer
 from medfl.runs.progress import Progress
 from medfl.types import Meta
+from medfl.utils.wire import Blob
 
 
 class MedflController(FlareController):
@@ -62,7 +64,11 @@ class MedflExecutor(FlareExecutor):
             )
         self._service = SiteService(site_file, self.post, self.beat, signer)
 
-    def answer(self, blob: bytes) -> bytes:
+    def refusal(self, size: int) -> bytes | None:
+        """The answer to a message of so many bytes, if it need not come for that."""
+        return self._service.refusal(size)
+
+    def answer(self, blob: Blob) -> bytes:
         """The answer to a message of the server."""
         return self._service.answer(blob)
 

@@ -102,6 +102,7 @@ def serve(
             check_validation(opened.settings, [site for site, facts in facts_by_site.items() if facts["validates"]])
             training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
             check_privacy(opened.settings, method, built, {}, training)
+            del built  # whole networks
             progress.state = "running"
 
             def round_ended(round_: int, rows: list[Row]) -> None:

@@ -11,6 +11,7 @@ import torch
 from medfl.contract import PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
 from medfl.types import MODEL, Meta, Tensors
+from medfl.utils.memory import pieces
 from medfl.utils.wire import select
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,12 @@ def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """Old plus update, summed in the update's precision and returned in the old one's."""
-    return update.to(old.dtype) if old.dtype is torch.bool else (old.to(update.dtype) + update).to(old.dtype)
+    if old.dtype is torch.bool:
+        return update.to(old.dtype)
+    new = torch.empty_like(old, memory_format=torch.contiguous_format)
+    for target, before, change in pieces(new, old, update):
+        target.copy_(before.to(change.dtype) + change)
+    return new
 
 
 def check_updates(
@@ -106,6 +112,7 @@ def mean_updates(replies: Replies, weights: Mapping[str, Mapping[str, float]]) -
         for prefix, shares in weights.items():
             if site in shares:
                 _add(means[prefix], select(tensors, prefix), shares[site])
+        del tensors  # before the next one is read
     return means
 
 
@@ -114,9 +121,12 @@ def _add(mean: Tensors, tensors: Tensors, weight: float) -> None:
         if not tensor.is_floating_point():
             mean[name] = torch.maximum(mean[name], tensor) if name in mean else tensor.clone()
         elif name in mean:
-            mean[name].add_(tensor.double(), alpha=weight)
+            for total, piece in pieces(mean[name], tensor):
+                total.add_(piece.double(), alpha=weight)
         else:
-            mean[name] = tensor.double() * weight
+            mean[name] = torch.empty(tensor.shape, dtype=torch.float64)
+            for total, piece in pieces(mean[name], tensor):
+                total.copy_(piece).mul_(weight)
 
 
 def participants(candidates: int, fraction: float) -> int:

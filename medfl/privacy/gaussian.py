@@ -19,6 +19,7 @@ import torch
 from medfl.errors import RefusedError, SettingsError
 from medfl.settings import Privacy
 from medfl.types import Tensors
+from medfl.utils.memory import pieces
 
 SENSITIVITY = {"add_remove": 1.0, "replace": 2.0}
 """Adjacency to how far one unit can move a clipped update, in units of the clipping bound."""
@@ -131,9 +132,10 @@ def l2_norm(tensors: Tensors) -> float:
     """L2 norm over all floating tensors together, in float64; 0 if there are none. Integers and bools don't count."""
     return math.hypot(
         *(
-            float(torch.linalg.vector_norm(t.detach(), dtype=torch.float64))
+            float(torch.linalg.vector_norm(piece, dtype=torch.float64))
             for t in tensors.values()
             if t.is_floating_point()
+            for (piece,) in pieces(t.detach())
         )
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,19 @@ def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> No
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise _not_written(path, error) from error
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, which the system reads when they are looked at and forgets where memory is short.
+
+    They may be written; the file stays as it is. It may be deleted, but has to keep its length, or the process ends.
+
+    Raises:
+        OSError: If it can't be read.
+    """
+    with open(path, "rb") as file:
+        empty = not os.fstat(file.fileno()).st_size  # which can't be mapped
+        return memoryview(bytearray()) if empty else memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 def flush_files(paths: Sequence[Path]) -> None:

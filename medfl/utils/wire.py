@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import safetensors.torch as st
@@ -24,6 +24,11 @@ DTYPES = {
     **{torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64"},
 }
 """Dtypes that may be stored or sent, and what safetensors calls them."""
+
+_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
+
+Blob = bytes | memoryview
+"""What `encode` returns, or the same bytes elsewhere."""
 
 
 def encode(tensors: Tensors, meta: Meta) -> bytes:
@@ -56,18 +61,54 @@ def decode(blob: bytes) -> tuple[Tensors, Meta]:
     Raises:
         DamagedError: If a single bit differs from what was encoded, or bytes are missing or added.
     """
+    return _verified(blob, lambda blob, header: st.load(blob))
+
+
+def view(blob: memoryview) -> tuple[Tensors, Meta]:
+    """The tensors and meta of `encode`, without a copy: each tensor is a piece of the blob, and keeps all of it alive.
+
+    Args:
+        blob: What `encode` returned, in memory that may be written: of a `bytearray`, or a file (`files.mapped`), whose
+            tensors are then read from the disk when they are looked at.
+
+    Returns:
+        As `decode`; what is written into a tensor is written into the blob.
+
+    Raises:
+        DamagedError: As `decode`.
+    """
+    return _verified(blob, _pieces)
+
+
+def _verified(blob: Blob, load: Callable[[Any, dict[str, Any]], Tensors]) -> tuple[Tensors, Meta]:
+    """What `load` makes of a blob and its header, if it is undamaged."""
     try:
         size = 8 + int.from_bytes(blob[:8], "little")
-        facts = json.loads(blob[8:size])["__metadata__"]
-        loaded = st.load(blob)
+        header = json.loads(bytes(blob[8:size]))
+        facts = header["__metadata__"]
+        loaded = load(blob, header)
         tensors = {name: loaded[name] for name in sorted(loaded)}
-        intact = blob[:size] == _header(tensors, facts) and facts["sha256"] == _digest(tensors, facts["medfl"])
+        whole = size + payload_bytes(tensors) == len(blob) and blob[:size] == _header(tensors, facts)
+        intact = whole and facts["sha256"] == _digest(tensors, facts["medfl"])
         meta: Meta = json.loads(facts["medfl"]) if intact else {}
     except Exception as error:  # whatever a parser meets in damaged bytes, the reader has one thing to do
         raise DamagedError(_DAMAGED.format(size=len(blob), why=f"{type(error).__name__} when parsed")) from error
     if not intact:
         raise DamagedError(_DAMAGED.format(size=len(blob), why="its content does not match its checksum"))
     return tensors, meta
+
+
+def _pieces(blob: memoryview, header: dict[str, Any]) -> Tensors:
+    """The tensors that a header describes, as pieces of its blob."""
+    first, tensors = 8 + int.from_bytes(blob[:8], "little"), dict[str, torch.Tensor]()
+    for name, entry in header.items():
+        if name != "__metadata__":
+            kind, (start, stop) = _DTYPES[entry["dtype"]], entry["data_offsets"]
+            flat = torch.empty(0, dtype=kind)
+            if stop > start:
+                flat = torch.frombuffer(blob[first + start : first + stop], dtype=kind)
+            tensors[name] = flat.reshape(entry["shape"])
+    return tensors
 
 
 def digest(tensors: Tensors, meta: Meta | None = None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from medfl.carriers.heartbeat import LIMITS, Silence, pack_beat, read_beat
-from medfl.carriers.messages import Message, pack
+from medfl.carriers.messages import Limits, Message, pack
 from medfl.deploy.sites.service import SiteService
 from medfl.errors import RefusedError
 from medfl.utils.pulse import Beat
@@ -76,7 +78,7 @@ class Flare:
 
     def __init__(self, scripts: dict[str, list[tuple[float, str]]]) -> None:
         self.clock, self.scripts, self.tasks = Clock(), scripts, dict[str, Any]()
-        self.hear: Callable[..., Any] = lambda *about: None
+        self.handlers: dict[str, Callable[..., Any]] = {}
 
     # ---- the engine
 
@@ -87,7 +89,14 @@ class Flare:
         return [SimpleNamespace(name=name) for name in self.scripts]
 
     def register_aux_message_handler(self, topic: str, handler: Callable[..., Any]) -> None:
-        self.hear = handler
+        self.handlers[topic] = handler
+
+    @contextmanager
+    def new_context(self) -> Iterator[None]:
+        yield
+
+    def send_aux_request(self, targets: list[str], topic: str, request: Any, timeout: float, **about: Any) -> None:
+        self.told = request
 
     # ---- the controller
 
@@ -112,22 +121,26 @@ class Flare:
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import Shareable, make_reply
 
-        from medfl.carriers.flare import BLOB, TaskCompletionStatus
+        from medfl.carriers.flare import BLOB, HAVE, HEARTBEAT, OFFSET, PARTS, SIZE, TOKEN, TaskCompletionStatus
 
+        peer = SimpleNamespace(get_identity_name=lambda: site)
+        about = SimpleNamespace(get_peer_context=lambda: peer)
         if what == "answer":
             task, result = self.tasks[site], make_reply(ReturnCode.OK)
-            result[BLOB] = b"an answer"
+            result[SIZE] = len(b"an answer")
+            part = Shareable({TOKEN: task.data[TOKEN], OFFSET: 0, BLOB: b"an answer"})
+            self.handlers[PARTS](PARTS, part, about)
             if task.completion_status is None:
+                assert self.told[HAVE] == len(b"an answer")
                 task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=site)), None)
                 task.completion_status = TaskCompletionStatus.OK
             return
-        peer = SimpleNamespace(get_identity_name=lambda: site)
         beat = Shareable({BLOB: pack_beat(Beat("training", 0.5, what == "beat"))})
-        self.hear("medfl.beat", beat, SimpleNamespace(get_peer_context=lambda: peer))
+        self.handlers[HEARTBEAT](HEARTBEAT, beat, about)
 
 
 def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is_not(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     flare = pytest.importorskip("medfl.carriers.flare")
     nvflare = Flare(
@@ -143,10 +156,16 @@ def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is
     monkeypatch.setattr(flare, "time", nvflare)
     transport = flare.FlareTransport(nvflare, nvflare, SimpleNamespace(triggered=False))
     beats: list[str] = []
-    transport.listen(lambda site, blob: beats.append(site) is None and read_beat(blob).moved)
+    transport.listen(lambda site, blob: beats.append(site) is None and read_beat(blob).moved, tmp_path, Limits())
     answers: dict[str, float] = {}
+
+    def take(site: str, blob: bytes) -> None:
+        assert bytes(blob) == b"an answer"
+        answers[site] = nvflare.clock.now - nvflare.begun
+
     requests = dict.fromkeys([*nvflare.scripts, "nobody"], b"work")
-    failed = transport.ask(requests, 5, lambda site, blob: answers.update({site: nvflare.clock.now - nvflare.begun}))
+    failed = transport.ask(requests, 5, take)
+    assert not list(tmp_path.iterdir())
     assert set(answers) == {"quick", "slow"}
     assert answers["slow"] >= 100 > 20 * 5 - 1, "twenty times as long as it may be silent"
     assert failed.pop("nobody") == "is not connected"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.bundle.files import shipped
+from medfl.carriers.messages import Limits
 from medfl.core.site import Splits
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.deploy.offer import Offer, make_offer
@@ -107,7 +108,7 @@ class Loopback:
 
         return post
 
-    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
+    def listen(self, hear: Callable[[str, bytes], bool], folder: Path, limits: Limits) -> None:
         self._hear = hear
 
     def _beat(self, site: str, blob: bytes) -> None:

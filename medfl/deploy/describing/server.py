@@ -16,6 +16,7 @@ from medfl.describe.description import Description
 from medfl.errors import MedflError, RefusedError
 from medfl.runs.progress import Progress
 from medfl.types import Meta
+from medfl.utils.wire import Blob
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ def ask_sites(request: Request, transport: Transport, result: Path, progress: Pr
     sites: dict[str, Meta] = {}
     missing: dict[str, str] = {}
     progress.state, progress.missing = "running", missing
-    transport.listen(lambda site, blob: False)
+    transport.listen(lambda site, blob: False, result, LARGEST)
 
-    def take(site: str, blob: bytes) -> None:
+    def take(site: str, blob: Blob) -> None:
         try:
             sites[site] = read_description(opened(blob, KIND, LARGEST)).model_dump(mode="json")
         except MedflError as error:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from medfl.carriers.message_checks import Limits
 from medfl.contract import Method
 from medfl.deploy.offer import Offer, make_offer
 from medfl.deploy.offered_bundle import facts_in
@@ -16,6 +17,7 @@ from medfl.errors import RefusedError
 from medfl.plugins import Registry, load_plugins
 from medfl.runs.progress import Progress
 from medfl.types import Meta
+from medfl.utils.wire import Blob
 
 ROUNDS, STEPS = 2, 4
 """Of a drill's run, and the batches of a round."""
@@ -31,13 +33,13 @@ class OneSite:
     def __init__(self, exchange: Callable[[bytes], bytes]) -> None:
         self._exchange = exchange
 
-    def listen(self, hear: Callable[[str, bytes], bool]) -> None:
+    def listen(self, hear: Callable[[str, bytes], bool], folder: Path, limits: Limits) -> None:
         """Nobody sends heartbeats."""
 
-    def ask(self, requests: Mapping[str, bytes], patience: float, take: Callable[[str, bytes], None]) -> dict[str, str]:
+    def ask(self, requests: Mapping[str, Blob], patience: float, take: Callable[[str, Blob], None]) -> dict[str, str]:
         """As `Transport.ask`; who ends a drill ends the process that waits here."""
         for site, blob in requests.items():
-            take(site, self._exchange(blob))
+            take(site, self._exchange(bytes(blob)))
         return {}
 
 

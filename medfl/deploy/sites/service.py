@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from medfl.carriers.heartbeat import pack_beat
+from medfl.carriers.message_checks import check_size
 from medfl.carriers.messages import Limits, Message, pack, unpack
 from medfl.carriers.remote import DOING
 from medfl.carriers.remote_messages import rows_from_json
@@ -36,6 +37,7 @@ from medfl.types import Meta
 from medfl.utils.pulse import Beat, Pulse
 from medfl.utils.tells import Tell, check_told, count, or_none, text
 from medfl.utils.text import one_line
+from medfl.utils.wire import Blob
 
 if TYPE_CHECKING:
     from medfl.carriers.sealed import Seal
@@ -81,11 +83,23 @@ class SiteService:
         self._spent: Meta | None = None
         torch.set_num_threads(site_file.threads)
 
-    def answer(self, blob: bytes) -> bytes:
+    def refusal(self, size: int) -> bytes | None:
+        """The answer to a message of so many bytes, if it is refused for that; it need not be brought."""
+        try:
+            check_size(size, self._now)
+        except RefusedError as error:
+            return self._refuse("refused", str(error))
+        return None
+
+    @property
+    def _now(self) -> Limits:
+        return BEFORE_BEGIN if self._run is None else self._limits
+
+    def answer(self, blob: Blob) -> bytes:
         """The answer to a message of the server; a refusal if it can't be carried out. Raises nothing."""
         kind = "refused"
         try:
-            message = unpack(blob, BEFORE_BEGIN if self._run is None else self._limits)
+            message = unpack(blob, self._now)
             kind = message.kind[:64]
             with Pulse(self._beat):
                 answer = self._answers(message)

@@ -1,0 +1,28 @@
+"""Real processes of NVFlare: what the server's job needs beside what it needs with no model."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from medfl.testing.phantoms import make_cohort
+
+pytestmark = [pytest.mark.flare, pytest.mark.slow]
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "carriers.py"
+MEGABYTES = 50
+
+
+def test_the_server_holds_a_few_models_and_not_one_for_each_answer(tmp_path: Path) -> None:
+    """It was nineteen times the model, and was measured as five and a half since; four of them are medfl's own."""
+    parts = runpy.run_path(str(BENCHMARK))
+    make_cohort(tmp_path / "data", sites=3, images_per_site=12, classes=2, size=8)
+    bundles = {f"mb{size}": parts["write_bundle"](tmp_path / f"mb{size}", size) for size in (1, MEGABYTES)}
+    memory = []
+    with parts["federation"](tmp_path, bundles, tmp_path / "data") as kits:
+        for name, bundle in bundles.items():
+            out = tmp_path / f"run-{name}"
+            memory.append(parts["run_flare"](bundle, kits, tmp_path / "state" / "server", out, 2).memory["server"])
+    assert memory[1] - memory[0] < 7 * MEGABYTES * parts["MB"]
