@@ -25,14 +25,14 @@ class Line:
     """NVFlare between a server and one site, as far as both ends use it: the engine of both, and the controller.
 
     Attributes:
-        loses: Whether what is said (topic, number of what was said before) is lost.
-        said: All that the site said to the server.
+        loses: Whether what is sent (topic, number of what was sent before) is lost.
+        sent: All that the site sent to the server.
     """
 
     def __init__(self, executor: Any) -> None:
         self.executor, self.handlers = executor, dict[str, Callable[..., Any]]()
         self.loses: Callable[[str, int], bool] = lambda topic, number: False
-        self.said: list[Any] = []
+        self.sent: list[Any] = []
 
     @contextmanager
     def new_context(self) -> Iterator[Any]:
@@ -49,13 +49,13 @@ class Line:
         self.handlers[topic] = handler
 
     def fire_and_forget_aux_request(self, topic: str, about: Any, fl_ctx: Any, optional: bool) -> None:
-        self.said.append(about)
-        if not self.loses(topic, len(self.said)):
+        self.sent.append(about)
+        if not self.loses(topic, len(self.sent)):
             self.handlers[topic](topic, about, fl_ctx)
 
     def send_aux_request(self, targets: list[str], topic: str, request: Any, timeout: float, **about: Any) -> None:
         assert (targets, timeout) == ([SITE], 0.0)
-        if not self.loses("answer", len(self.said)):
+        if not self.loses("answer", len(self.sent)):
             self.executor._on_part(topic, request, None)
 
     def send(self, task: Any, fl_ctx: Any, targets: list[str], send_order: Any) -> None:
@@ -97,7 +97,9 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
     return line
 
 
-def asked(line: Line, message: bytes, folder: Path, limits: Limits | None = None) -> tuple[list[bytes], dict[str, str]]:
+def exchanged(
+    line: Line, message: bytes, folder: Path, limits: Limits | None = None
+) -> tuple[list[bytes], dict[str, str]]:
     """What the site answers, and why it does not."""
     transport, answers = flare.FlareTransport(line, line, NO_ABORT), list[bytes]()
     transport.listen(lambda site, blob: True, folder / "server", limits or Limits())
@@ -110,8 +112,8 @@ MESSAGE = bytes(range(256)) * 14  # four parts
 
 
 def test_a_message_of_many_parts_and_its_answer(line: Line, tmp_path: Path) -> None:
-    assert asked(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
-    assert max(len(about[flare.BLOB]) for about in line.said) == PART
+    assert exchanged(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
+    assert max(len(about[flare.BLOB]) for about in line.sent) == PART
 
 
 @pytest.mark.parametrize("what", [flare.PARTS, "answer"])
@@ -125,18 +127,18 @@ def test_what_is_lost_on_the_way_is_said_again(line: Line, tmp_path: Path, what:
         return False
 
     line.loses = loses
-    assert asked(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
+    assert exchanged(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
     assert len(lost) == 5
 
 
 def test_a_message_above_the_sites_limit_is_refused_and_not_fetched(line: Line, tmp_path: Path) -> None:
     line.executor.largest = len(MESSAGE) - 1
-    assert asked(line, MESSAGE, tmp_path) == ([b"too large"], {})
-    assert len(line.said) == 1, "the refusal"
+    assert exchanged(line, MESSAGE, tmp_path) == ([b"too large"], {})
+    assert len(line.sent) == 1, "the refusal"
 
 
 def test_an_answer_above_the_servers_limit_makes_the_site_missing(line: Line, tmp_path: Path) -> None:
-    answers, failed = asked(line, MESSAGE, tmp_path, Limits(max_bytes=5000))
+    answers, failed = exchanged(line, MESSAGE, tmp_path, Limits(max_bytes=5000))
     assert answers == []
     assert f"expected at most 5000 bytes, got {2 * len(MESSAGE)}" in failed[SITE]
 
@@ -156,5 +158,5 @@ def test_parts_of_strangers_are_not_taken(line: Line, tmp_path: Path) -> None:
 
     refused: list[Any] = []
     line.loses = lambda topic, number: topic == flare.PARTS and interfere(topic, number)
-    assert asked(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
+    assert exchanged(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
     assert {(about[flare.HAVE], about[flare.BLOB]) for about in refused} == {(-1, b"")}

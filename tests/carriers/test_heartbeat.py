@@ -96,7 +96,7 @@ class Flare:
         yield
 
     def send_aux_request(self, targets: list[str], topic: str, request: Any, timeout: float, **about: Any) -> None:
-        self.told = request
+        self.request = request
 
     # ---- the controller
 
@@ -131,7 +131,7 @@ class Flare:
             part = Shareable({TOKEN: task.data[TOKEN], OFFSET: 0, BLOB: b"an answer"})
             self.handlers[PARTS](PARTS, part, about)
             if task.completion_status is None:
-                assert self.told[HAVE] == len(b"an answer")
+                assert self.request[HAVE] == len(b"an answer")
                 task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=site)), None)
                 task.completion_status = TaskCompletionStatus.OK
             return

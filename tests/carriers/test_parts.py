@@ -67,14 +67,14 @@ def test_no_end_has_more_than_a_part_of_either_in_its_hands(tmp_path: Path) -> N
 
 def test_what_comes_twice_or_too_late_changes_nothing(tmp_path: Path) -> None:
     def line(ask: Ask) -> Ask:
-        said: list[tuple[int, bytes]] = []
+        sent: list[tuple[int, bytes]] = []
 
         def doubled(offset: int, part: bytes) -> tuple[int, bytes] | None:
             answer = ask(offset, part)
             if part:
-                for earlier in said[-3:]:  # a line that was cut brings some of them again
+                for earlier in sent[-3:]:  # a line that was cut brings some of them again
                     ask(*earlier)
-                said.append((offset, part))
+                sent.append((offset, part))
             return answer
 
         return doubled
@@ -103,12 +103,12 @@ def test_an_answer_above_the_limit_is_not_taken_and_refused_with_both_sizes(tmp_
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("told", [0, -1, PART, 2 * PART + 1, 10**30])
-def test_an_answer_of_another_size_than_its_site_says_is_refused(tmp_path: Path, told: int) -> None:
+@pytest.mark.parametrize("size", [0, -1, PART, 2 * PART + 1, 10**30])
+def test_an_answer_of_another_size_than_its_site_says_is_refused(tmp_path: Path, size: int) -> None:
     exchange = Exchange(b"", tmp_path / "answer", Limits())
     bring(exchange.take, some(2 * PART))
     with pytest.raises(RefusedError, match="bytes"):
-        exchange.answer(told)
+        exchange.answer(size)
 
 
 @pytest.mark.parametrize("brought", [None, (0, b""), (-1, b"")])
