@@ -32,8 +32,9 @@ LOGIN_SECONDS = 10.0
 ENDING = 60.0
 """Seconds to wait for the end of a job that was aborted."""
 
-RETURNING = 30.0
-"""Seconds to wait for the sites of a run that is continued: after a restart of the server they come back one by one."""
+RETURNING = 75.0
+"""Seconds to wait for the sites of a run that is continued. After a restart of the server they come back one by one: a
+heartbeat that NVFlare sent in that moment is lost, and the next one follows after 30 s."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,10 @@ def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
     Raises:
         SettingsError: If no site is connected, or too few of those that are named and not waited for.
     """
-    connected = connection.sites_within(offer.sites, RETURNING if waiting else 0.0)
+    connected = connection.sites_within(offer.sites, 0.0)
+    if waiting and not (connected and set(offer.sites) <= set(connected)):
+        logger.warning("Not all sites of the run are connected. Waiting for them, %.0f s at most.", RETURNING)
+        connected = connection.sites_within(offer.sites, RETURNING)
     away = sorted(set(offer.sites) - set(connected))
     if not connected or len(away) == len(offer.sites) > 0:
         raise SettingsError("no site of the run is connected to the server; start them with `medfl federate start KIT`")

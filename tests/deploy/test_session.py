@@ -284,6 +284,25 @@ def test_sites_that_are_not_connected(place: SimpleNamespace, caplog: pytest.Log
     assert "Not connected: site-02" in caplog.text
 
 
+def test_sites_that_come_back_one_by_one_are_waited_for(
+    place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Restarted(Flare):
+        def get_system_info(self) -> Any:
+            info = super().get_system_info()
+            self.sites = ("site-01", "site-02")[: len(self.sites) + 1]
+            return info
+
+    monkeypatch.setattr(session, "RETURNING", 60.0)
+    flare = Restarted([DONE], [DONE])
+    flare.result = summary()
+    submit(flare, place)
+    flare.sites = ()
+    session.resume(place.out, opens(flare))
+    assert "Waiting for them, 60 s at most" in caplog.text
+    assert "Not connected" not in caplog.text
+
+
 def test_other_errors_of_the_server_become_errors_with_advice(place: SimpleNamespace) -> None:
     flare = Flare()
 
