@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from medfl import errors
-from medfl.carriers.jobs import JOBS, Job
+from medfl.carriers.jobs import JOBS, Job, StepJob
 from medfl.errors import MedflError
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
@@ -31,6 +31,9 @@ Work = Callable[[Job], Result]
 
 Tell = Callable[[str, Job, Meta], None]
 """Hears how jobs stand, as (event, job, facts): ``work`` at its start, ``beat`` now and then, ``done`` at its end."""
+
+AT_ONCE = 0.01
+"""Seconds in which a next job comes if there is one."""
 
 BEAT = "beat"
 """Key of a heartbeat among a worker's results."""
@@ -186,7 +189,8 @@ def _answer_jobs(pipe: Connection, work: Work, threads: int, kinds: Mapping[str,
                 pipe.send_bytes(wire.encode(tensors, {}))
         except (EOFError, OSError):
             return
-        release()
+        if isinstance(job, StepJob) or not pipe.poll(AT_ONCE):  # scoring takes again what was given back
+            release()
 
 
 def _send_beat(pipe: Connection, beat: Beat) -> None:
