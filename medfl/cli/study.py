@@ -38,6 +38,9 @@ def command(
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs at the same time. With enough of them --workers 1 is fastest.")
     ] = 1,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove the state of each run that is finished, as `medfl clean` does.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the commands, write nothing.")
     ] = False,
@@ -45,7 +48,8 @@ def command(
     """Run the methods and seeds of study files, and write tables that compare them.
 
     All files are checked before the first run. The same command again continues: runs that are finished are left alone.
-    A run that fails is named in the table, and the others go on; the status is then 1.
+    A run that fails is named in the table, and the others go on; the status is then 1. What a finished run keeps to be
+    continued takes most of the room of a long study: --clean removes it, once there is no attack left to make.
 
     Example: medfl study studies/medmnist_quick.yaml --source downloads --scale cpu --jobs 2
     """
@@ -67,18 +71,19 @@ def command(
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the run at work, too
     try:
-        finished = [_carry_out(prepared, jobs) for prepared in studies]
+        finished = [_carry_out(prepared, jobs, clean) for prepared in studies]
     finally:
         signal.signal(signal.SIGTERM, before)
     if not all(finished):
         raise typer.Exit(1)
 
 
-def _carry_out(prepared: Prepared, jobs: int) -> bool:
+def _carry_out(prepared: Prepared, jobs: int, clean: bool) -> bool:
     """Run a study and name its results, and the runs that are not finished; whether all are."""
+    from medfl.cli.clean import clean as clean_run
     from medfl.studies.study import run_study
 
-    outcome = run_study(prepared, at_once=jobs)
+    outcome = run_study(prepared, at_once=jobs, clean=clean_run if clean else None)
     for path in sorted((prepared.out / "results").iterdir()):
         typer.echo(path)
     unfinished = outcome.unfinished()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +86,16 @@ def default_out(study: Study, scale: str) -> Path:
     return Path("runs") / (study.name if scale == FULL else f"{study.name}-{slug(scale)}")
 
 
-def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1) -> Outcome[Job | AttackJob]:
+def run_study(
+    prepared: Prepared, start: Launch | None = None, at_once: int = 1, clean: Callable[[Path], object] | None = None
+) -> Outcome[Job | AttackJob]:
     """Run a study to its end; given again it continues, and leaves what is finished untouched.
 
     Args:
         prepared: From `load_study`.
         start: Runs a command line; by default as a process.
         at_once: How many runs are at work at the same time, >= 1.
+        clean: Called with the folder of each run that ended now, is finished, and has no attack before it.
 
     Returns:
         How each run stands, and each attack on those that are finished.
@@ -108,10 +111,14 @@ def run_study(prepared: Prepared, start: Launch | None = None, at_once: int = 1)
         def after_run(runs: Outcome[Job], job: Job) -> None:
             show(_over(runs))
             write_tables(study, runs, job.data, out)
+            if clean and runs.status[job] == "finished" and all(attack.run != job for attack in prepared.attacks):
+                clean(job.folder)
 
         def after_attack(attacked: Outcome[AttackJob], attack: AttackJob) -> None:
             show(_over(runs) + _over(attacked))
             write_tables(study, runs, attack.run.data, out, attacked)
+            if clean and all(other.run != attack.run for other in attacked.unfinished()):
+                clean(attack.run.folder)
 
         runs = run_jobs(jobs, say, after_run, start, at_once)
         possible = [attack for attack in prepared.attacks if runs.status[attack.run] == "finished"]

@@ -83,6 +83,30 @@ def test_the_runs_of_the_named_rows_are_attacked_once_they_are_finished(load, tm
     ]
 
 
+def test_a_run_may_be_cleaned_after_its_last_attack(load) -> None:
+    class Watched(Attacked):
+        def __call__(self, command: list[str], log: Path) -> int:
+            assert not cleaned & {command[5]}, "no attack on a run that was cleaned"
+            return super().__call__(command, log)
+
+    cleaned: set[str] = set()
+    prepared = load({"attacks": ATTACKS})
+    start = Watched()
+    run_study(prepared, start, clean=lambda folder: cleaned.add(str(folder)))
+    assert cleaned == {str(job.folder) for job in prepared.jobs}
+    assert len(start.attacks) == 6
+    cleaned.clear()
+    run_study(prepared, Watched(), clean=lambda folder: cleaned.add(str(folder)))
+    assert cleaned == set(), "what was finished before is left alone"
+
+
+def test_a_run_whose_attack_failed_is_not_cleaned(load, capfd) -> None:
+    cleaned: set[str] = set()
+    prepared = load({"attacks": ATTACKS})
+    run_study(prepared, Attacked(failing_attack="inversion"), clean=lambda folder: cleaned.add(folder.parent.name))
+    assert cleaned == {"alone"}
+
+
 def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -> None:
     changes = {"settings__keep_rounds": [1], "attacks": {"membership": {"options": {"round": "kept"}}}, "seeds": 1}
     prepared = load(changes)

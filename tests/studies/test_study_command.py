@@ -135,8 +135,9 @@ def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: 
     assert json.loads((alone / "summary.json").read_text())["status"] == "finished"
     assert not (together / "study.json").exists(), "killed at work"
     before = contents(alone)
-    done = medfl("study", folder / "study.yaml", "--out", out)
+    done = medfl("study", folder / "study.yaml", "--out", out, "--clean")
     assert done.code == 0, done.err
+    assert not (together / "state").exists()
     assert "1 of 2 runs are finished already" in done.err
     assert "run 2 of 2: demo / together / seed 0" in done.err
     assert contents(alone) == before
