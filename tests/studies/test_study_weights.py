@@ -72,7 +72,7 @@ def test_a_study_that_can_not_do_without_is_refused(load, source: Path) -> None:
 
 def test_the_command_says_so(write, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"bundle": "bloodcell_classification", "settings__weights": FILE, "without_weights": {}}
-    command([write(**changes)], source, tmp_path / "out", "full", None, None, None, 1, True)
+    command([write(**changes)], source, tmp_path / "out", dry_run=True)
     out, err = capsys.readouterr()
     assert err.startswith(f"warning: There is no file of weights '{FILE}' in the source folder: networks begin with")
     assert "--weights None" in out or "--weights null" in out
