@@ -13,7 +13,7 @@ from medfl.privacy.gaussian import SENSITIVITY
 from medfl.report.claims import check_claim, claims_markdown, claims_table
 from medfl.report.compare import compare, to_markdown
 from medfl.report.forgetting import forgetting_metric, forgetting_table
-from medfl.report.formats import csv_table, listed, table_lines
+from medfl.report.formats import count, csv_table, listed, table_lines
 from medfl.report.groups import group_runs
 from medfl.report.page import write_report
 from medfl.report.rounds_markdown import rounds_markdown
@@ -76,6 +76,7 @@ def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: S
     try:
         rows = [job.row for job in over]
         page, baselines = _path(out, data, ".html"), _baselines(study, rows)
+        say(f"writing {page.relative_to(out)} about {count(len(over), 'run')}")
         write_report([job.folder for job in over], page, rows, baselines, registry)
     except MedflError as error:
         say(f"no page about {data}: {error}")
