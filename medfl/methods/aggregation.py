@@ -12,6 +12,7 @@ from medfl.contract import PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.memory import pieces
+from medfl.utils.text import names_and_more
 from medfl.utils.wire import select
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,6 @@ def check_validation(server: Server, why: str) -> None:
     """
     if lacking := [name for name in server.trainable() if not server.facts.get(name, {}).get("validates", True)]:
         raise SettingsError(
-            f"{why}: expected validation images at each, got none at {lacking[:3]}. Give them a validation split, or "
-            "choose the method 'fedavg'."
+            f"{why}: expected validation images at each, got none at {names_and_more(lacking, 3)}. Give them a "
+            "validation split, or choose the method 'fedavg'."
         )

@@ -33,6 +33,7 @@ from medfl.networks.norms import buffer_names, norm_names
 from medfl.task import Task
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.tells import Tell, count
+from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
 FOLDING = frozenset(
@@ -260,6 +261,7 @@ def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:
     noisy = sorted(norm_names(model) & buffer_names(model) & set(names))
     if noisy:
         raise SettingsError(
-            f"Under a privacy setting the running statistics of normalisation layers can't be shared, got {noisy[:3]}: "
-            "noise would turn variances negative. Set norm_sync to 'params' or 'none', or use group norm."
+            "Under a privacy setting the running statistics of normalisation layers can't be shared, got "
+            f"{names_and_more(noisy, 3)}: noise would turn variances negative. Set norm_sync to 'params' or 'none', or "
+            "use group norm."
         )

@@ -14,6 +14,7 @@ from medfl.methods.averaging import Averaging, refuse_noisy_statistics
 from medfl.methods.kept import KEPT
 from medfl.networks.parts import head_names, without_head
 from medfl.types import MODEL, Tensors
+from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
 HEAD = "head/"
@@ -59,8 +60,8 @@ class BodySharing(Averaging):
         if unlike:
             raise SettingsError(
                 f"Network '{network}' has another body than '{server.task.network}': expected the same names and "
-                f"shapes in all but the head, got unlike ones in {sorted(unlike)[:3]}. Give all sites one body; heads "
-                "may differ."
+                f"shapes in all but the head, got unlike ones in {names_and_more(sorted(unlike), 3)}. Give all "
+                "sites one body; heads may differ."
             )
 
 
@@ -103,7 +104,8 @@ class MeanHead(BodySharing):
         if kept := sorted(tensors.keys() - set(names) - server.state.tensors.keys()):
             raise SettingsError(
                 f"global_head 'average' joins a head to the common body, and norm_sync '{server.settings.norm_sync}' "
-                f"keeps parts of the body at the sites: {kept[:3]}. Set norm_sync to 'all', or global_head to 'none'."
+                f"keeps parts of the body at the sites: {names_and_more(kept, 3)}. Set norm_sync to 'all', or "
+                "global_head to 'none'."
             )
         if server.settings.privacy is not None:
             refuse_noisy_statistics(model, names)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError
+from medfl.utils.text import names_and_more
 
 
 def head_names(model: nn.Module, network: str) -> list[str]:
@@ -60,7 +61,7 @@ def features_of(model: nn.Module, network: str) -> int:
     if outside:
         raise SettingsError(
             f"Network '{network}' ({type(model).__name__}) has parameters in neither `body` nor `head`: "
-            f"{outside[:3]}. Expected logits to be head(body(images)). Choose another network."
+            f"{names_and_more(outside, 3)}. Expected logits to be head(body(images)). Choose another network."
         )
     return first.in_features
 

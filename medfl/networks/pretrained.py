@@ -22,6 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 from medfl.errors import SettingsError
 from medfl.networks.parts import head_path
 from medfl.types import Tensors
+from medfl.utils.text import names_and_more
 
 PICKLES = (b"PK", b"\x80")
 """How files of `torch.save` begin: a zip archive, or in old versions a pickle."""
@@ -77,7 +78,9 @@ class Pretrained:
         if unlike:
             raise SettingsError(f"{where}: {_shapes(unlike, own, loaded)}. {_advice(model, own, loaded)}")
         if broken := [name for name, tensor in loaded.items() if not tensor.isfinite().all()]:
-            raise SettingsError(f"{where}: not all numbers of {broken[:3]} are finite. Get the file anew.")
+            raise SettingsError(
+                f"{where}: not all numbers of {names_and_more(broken, 3)} are finite. Get the file anew."
+            )
         return {name: loaded[name].to(t.dtype) if name in loaded else torch.zeros_like(t) for name, t in own.items()}
 
     def _read(self) -> Tensors:
