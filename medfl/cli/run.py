@@ -98,8 +98,9 @@ def run_bundle(bundle: str, options: dict[str, Any]) -> None:
         DataError: If the data are not of its kind.
     """
     root = find_bundle(bundle)
-    from medfl.bundle.data_fit import check_fit
-    from medfl.runs.provenance import run_files
+    with quick_imports():
+        from medfl.bundle.data_fit import check_fit
+        from medfl.runs.provenance import run_files
 
     configs = run_files(root)
     if "dataset_dir" in options and options.get("carrier", "local") == "local":
