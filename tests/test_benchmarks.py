@@ -91,6 +91,14 @@ def run_alone(script: str, options: list[str], folder: Path) -> tuple[str, dict[
     return done.stdout, json.loads((folder / "figures.json").read_text())
 
 
+@pytest.mark.slow
+def test_commands_are_timed_from_their_call(tmp_path: Path) -> None:
+    output, figures = run_alone("start_up.py", ["--repetitions", "1"], tmp_path)
+    assert output.startswith("medfl run, to its first job: ")
+    assert all(value > 0 for value in figures.values())
+    assert {"medfl --help", "medfl list methods", "medfl status"} < set(figures)
+
+
 def test_secure_aggregation_is_timed_and_its_bytes_counted(run: Run) -> None:
     output, figures = run("secure_aggregation.py", ["--sites", "4", "--megabytes", "0.004", "--dropped", "1"])
     assert output.startswith("4 sites, 0.004 MB each, 1 dropped out")

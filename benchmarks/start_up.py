@@ -1,0 +1,73 @@
+"""Seconds from a command to its answer, and from `medfl run` to the first job of its first round.
+
+Each is a process of its own, as on a command line, in turn with the others; the median of several is printed. How much
+is installed matters: MONAI imports what it can use (MLflow, Optuna, ...) wherever it is there.
+
+    python benchmarks/start_up.py
+    python benchmarks/start_up.py --repetitions 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from medfl.bundle.files import shipped
+from medfl.runs.progress import PROGRESS
+from medfl.testing.phantoms import make_cohort
+
+RUN = "medfl run, to its first job"
+
+
+def seconds(words: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """When a command of medfl's began, in seconds since 1970, and how long it took."""
+    start, began = time.time(), time.monotonic()
+    subprocess.run([sys.executable, "-m", "medfl", *words], env=environment, capture_output=True, check=True)
+    return start, time.monotonic() - began
+
+
+def to_first_job(data: Path, out: Path, environment: dict[str, str]) -> float:
+    """Seconds from the call of `medfl run` until the first site is told to train."""
+    words = ["run", str(shipped()["medmnist_classification"]), "--dataset-dir", str(data), "--output_dir", str(out)]
+    start, _ = seconds([*words, "--rounds", "1", "--steps", "1", "--batch_size", "2", "--workers", "2"], environment)
+    events = map(json.loads, (out / PROGRESS).read_text().splitlines())
+    return next(event["t"] for event in events if event["event"] == "work") - start
+
+
+def measure(repetitions: int, folder: Path) -> dict[str, float]:
+    """Command to median seconds; a first turn, which may compile modules, does not count."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    make_cohort(folder / "data", sites=4, images_per_site=20)
+    answers = {"medfl --help": ["--help"], "medfl list methods": ["list", "methods"], "medfl status": ["status"]}
+    taken: dict[str, list[float]] = {RUN: [], **{name: [] for name in answers}}
+    for turn in range(repetitions + 1):
+        run = folder / f"run-{turn}"
+        taken[RUN].append(to_first_job(folder / "data", run, environment))
+        for name, words in answers.items():
+            taken[name].append(seconds([*words, str(run)] if words == ["status"] else words, environment)[1])
+    return {name: statistics.median(values[1:]) for name, values in taken.items()}
+
+
+def main() -> None:
+    """Print the medians, and write them where they are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(options.repetitions, Path(folder))
+    for name, value in figures.items():
+        print(f"{name}: {value:.2f} s")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
