@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -23,7 +24,10 @@ ROUNDING = 1e-12
 """Below this a difference of scores is rounding."""
 
 CHUNK = 128
-"""Resamples that are scored at once, to bound the memory."""
+"""Resamples that are drawn at once."""
+
+WEIGHTS = 2**20
+"""How many weights are scored at once, 8 MB, unless a chunk has more: each scoring has a price of its own."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ def bootstrap(
     rng, units = np.random.default_rng(seed), int(who.max()) + 1
     with _one_thread():
         draws = (_draw(rng, units, min(CHUNK, resamples - done)) for done in range(0, resamples, CHUNK))
-        parts = [score(judged, targets, drawn[who]) for drawn in draws]
+        together = max(1, WEIGHTS // (CHUNK * len(who)))
+        batches = iter(lambda: tuple(islice(draws, together)), ())
+        parts = [score(judged, targets, torch.cat(batch, dim=1)[who]) for batch in batches]
     low, high = np.nanquantile(torch.cat(parts).numpy(), [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
 

@@ -62,6 +62,15 @@ def test_the_seed_decides_the_draws():
     assert (first.low, first.high) != (other.low, other.high)
 
 
+@pytest.mark.parametrize("name", METRICS)
+def test_how_many_are_scored_at_once_changes_nothing(name, monkeypatch):
+    labels, probabilities = guesses(np.random.default_rng(0), 60, 0.7)
+    other = model(np.random.default_rng(1), labels, 0.8)
+    together = bootstrap_by(name, probabilities, other, labels, 2, resamples=500)
+    monkeypatch.setattr("medfl.report.statistics.WEIGHTS", 1)
+    assert bootstrap_by(name, probabilities, other, labels, 2, resamples=500) == together
+
+
 def test_the_interval_of_accuracy_is_the_normal_one_for_many_images():
     """The difference of each image is -1, 0 or 1, so the standard error is known."""
     rng = np.random.default_rng(3)
