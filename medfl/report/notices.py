@@ -21,10 +21,15 @@ ENDINGS = {"running": "not over"}
 """Status to how a sentence calls it, where that differs."""
 
 
+NAMED = 8
+"""How many methods a title names; of more it has the number."""
+
+
 def headline(groups: Sequence[Group]) -> str:
-    """The methods and the number of sites, as a title."""
+    """The methods, or how many there are, and the number of sites, as a title."""
     sites = {site for group in groups for run in group.runs for site in run.run["identity"]["sites"]}
-    return f"{listed([group.label for group in groups])} at {count(len(sites), 'site')}"
+    who = listed([group.label for group in groups]) if len(groups) <= NAMED else f"{len(groups)} ways to train"
+    return f"{who} at {count(len(sites), 'site')}"
 
 
 def summary_sentence(runs: Sequence[Named]) -> str:

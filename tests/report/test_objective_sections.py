@@ -19,7 +19,7 @@ from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmenta
 from medfl.report.compare import compare, to_markdown
 from medfl.report.formats import metric_words
 from medfl.report.gains import GAINS, LOSES, Comparison, Gain, gain_row
-from medfl.report.groups import group_runs
+from medfl.report.groups import Group, group_runs
 from medfl.report.objectives.agreement import limits_of_agreement
 from medfl.report.objectives.calibration import calibration
 from medfl.report.objectives.masks import masks_section
@@ -309,7 +309,11 @@ def test_cases_without_a_distance_are_left_out_and_counted(made: Made) -> None:
     content = masks_section(group_runs([run]), {str(run.folder): {"south": test_set}})
     assert content is not None
     (row,) = next(table["rows"] for table in content["kinds"] if table["kind"] == "hd95")
-    assert (row["undefined"], row["cases"]) == ({"fedavg": 1}, {"fedavg": 12})
+    assert row["undefined"] == {"fedavg": "not defined in 1 of 12 cases"}
+    twice = masks_section([Group("fedavg", (run, run))], {str(run.folder): {"south": test_set}})
+    assert twice is not None
+    (row,) = next(table["rows"] for table in twice["kinds"] if table["kind"] == "hd95")
+    assert row["undefined"] == {"fedavg": "not defined in 2 of 24 cases of 2 runs"}
     assert row["scores"]["fedavg"].mean.difference == pytest.approx(5)
     assert [table["kind"] for table in content["kinds"]] == ["dice", "hd95"], "what no case has stands nowhere"
 

@@ -11,6 +11,8 @@ from read_page import Page, words
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, confusion_matrix
 
+from medfl.report.groups import Group
+from medfl.report.notices import NAMED, headline
 from medfl.report.page import write_report
 from medfl.report.predictions import pooled, read_tested
 from medfl.runs.records import read_run
@@ -128,6 +130,13 @@ def test_the_first_sentence_names_the_data(page):
         document.sections[""]
     )
     assert "with the seed 0 at 3 sites" in words(page(("local", {})).sections[""])
+
+
+def test_a_title_names_methods_until_they_are_many(tmp_path):
+    run = read_run(make_run(tmp_path / "run", "fedavg"))
+    groups = [Group(f"method-{number}", (run,)) for number in range(NAMED + 1)]
+    assert headline(groups[:2]) == f"method-0 and method-1 at {len(SITES)} sites"
+    assert headline(groups) == f"{NAMED + 1} ways to train at {len(SITES)} sites"
 
 
 def test_the_first_sentence_counts_no_images_where_the_data_differ(page):

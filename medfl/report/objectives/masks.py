@@ -13,7 +13,7 @@ from markupsafe import Markup
 from medfl.objectives import Segmentation
 from medfl.report.curves import group_looks
 from medfl.report.figures import svg
-from medfl.report.formats import metric_words, score
+from medfl.report.formats import metric_words, number, score
 from medfl.report.gains import Sets
 from medfl.report.groups import Group, output_names
 from medfl.report.objectives.drawing import DRAWN, scatter_figure
@@ -88,15 +88,23 @@ def _row(
     kind: str,
     label: int,
 ) -> Meta:
-    """A class: scores by group, and in how many cases they are not defined."""
+    """A class: scores by group, and in how many cases they are not defined, in words."""
     column = objective.columns(()).index(f"{kind}_{label}")
     score_of_class = objective.class_score(kind, label)
     return {
         "label": label,
         "scores": {g.label: score_sites(g, tested, score_of_class) for g in groups if g.label in pooled},
-        "undefined": {name: int(pool.judged[:, column].isnan().sum()) for name, pool in pooled.items()},
-        "cases": {name: len(pool.rows) for name, pool in pooled.items()},
+        "undefined": {g.label: _undefined(g, tested, column) for g in groups if g.label in pooled},
     }
+
+
+def _undefined(group: Group, tested: Mapping[str, Sets], column: int) -> str:
+    """In how many cases of all runs a number is not defined, in words; empty for none."""
+    sets = [test_set for run in group.runs for test_set in tested[str(run.folder)].values()]
+    missing = sum(int(test_set.judged[:, column].isnan().sum()) for test_set in sets)
+    cases = sum(len(test_set.rows) for test_set in sets)
+    runs = f" of {len(group.runs)} runs" if len(group.runs) > 1 else ""
+    return f"not defined in {number(missing)} of {number(cases)} cases{runs}" if missing else ""
 
 
 def _sizes(
