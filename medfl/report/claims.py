@@ -12,11 +12,11 @@ import pandas as pd
 
 from medfl.metrics import LOWER_IS_BETTER
 from medfl.report import forgetting
-from medfl.report.formats import plus_minus, table_lines
+from medfl.report.formats import p_value, plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, pairs
 from medfl.report.scores import key_metrics
 from medfl.report.sections.matrix import global_test, mean_defined, spread
-from medfl.report.statistics import HEADER, Interval, PairedTests, explain, mean_std, p_value, paired_t, paired_tests
+from medfl.report.statistics import HEADER, Interval, PairedTests, explain, mean_std, paired_t, paired_tests
 from medfl.runs.records import RunRecord
 
 

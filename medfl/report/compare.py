@@ -18,11 +18,11 @@ import pandas as pd
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.objectives import check_metrics
-from medfl.report.formats import as_text, metric_words, plus_minus, table_lines
+from medfl.report.formats import as_text, metric_words, p_value, plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
 from medfl.report.scores import Baseline, baseline_of
 from medfl.report.sections.matrix import global_test
-from medfl.report.statistics import HEADER, explain, mean_std, p_value, paired_t, paired_tests
+from medfl.report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
 from medfl.runs.records import RunRecord
 from medfl.types import Meta
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from medfl.report.figures import Curve, Look, looks
+from medfl.report.figures import Curve, Look, curves_figure, looks, svg
 from medfl.report.groups import Group
 from medfl.report.scores import ALONE
 from medfl.report.trajectory import Trajectory
 from medfl.types import GLOBAL, NO_SITES, PUBLIC
+
+T = TypeVar("T")
+
+TOGETHER = 8
+"""How many groups a picture shows: the looks of twelve differ, and nobody reads a legend of more."""
 
 EPOCH = "epoch "
 """What the moment of a score after an epoch begins with."""
@@ -20,6 +29,49 @@ EPOCH = "epoch "
 def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
     """The look of each group, the same in all pictures of a page."""
     return looks([group.label for group in groups], [group.label for group in groups if group.method == ALONE])
+
+
+def compare_svg(
+    draw: Callable[[dict[str, T]], Figure], by_label: Mapping[str, T], name: str, description: str
+) -> Markup:
+    """A picture that compares groups; of many groups several, below each other and on the same axes.
+
+    Args:
+        draw: Makes the figure of some of the groups, with one pair of axes.
+        by_label: Label of each group to what is drawn of it; at least one.
+        name: As for `medfl.report.figures.svg`.
+        description: The same.
+    """
+    labels, count = list(by_label), -(-len(by_label) // TOGETHER)
+    parts = [labels[low:high] for low, high in pairwise(len(labels) * part // count for part in range(count + 1))]
+    figures = [draw({label: by_label[label] for label in part}) for part in parts]
+    axes = [figure.axes[0] for figure in figures]
+    across = [end for ax in axes for end in ax.get_xlim()]
+    up = [end for ax in axes for end in ax.get_ylim()]
+    for ax in axes:
+        ax.set(xlim=(min(across), max(across)), ylim=(min(up), max(up)))
+    names = [name, *(f"{name}part{part}" for part in range(2, count + 1))]
+    return Markup("\n").join(svg(*drawn, description) for drawn in zip(figures, names, strict=True))
+
+
+def curves_svg(
+    curves: Sequence[Curve], styles: Mapping[str, Look], label: str, name: str, description: str, **options: Any
+) -> Markup:
+    """Curves of groups over the rounds, drawn by `compare_svg`; other arguments as for `curves_figure`.
+
+    Args:
+        curves: At least one, each with a name of its own.
+        styles: Name to look.
+        label: Of the vertical axis.
+        name: As for `medfl.report.figures.svg`.
+        description: The same.
+        **options: Of `curves_figure`.
+    """
+
+    def draw(part: dict[str, Curve]) -> Figure:
+        return curves_figure(list(part.values()), styles, label, **options)
+
+    return compare_svg(draw, {curve.name: curve for curve in curves}, name, description)
 
 
 def ends(curves: Sequence[Curve], after: str = "round {:.0f}") -> str:

@@ -129,11 +129,11 @@ def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
     """A look for each name; those in `alone` are grey. Up to twelve others differ."""
     styles, count = {}, 0
     for name in names:
-        dashes = DASHES[count // len(COLOURS) % len(DASHES)]
+        turn = count // len(COLOURS)  # marks without lines differ, too
         if name in alone:
             styles[name] = Look(ALONE, DASHES[1], "s")
         else:
-            styles[name] = Look(COLOURS[count % len(COLOURS)], dashes, "o^Dv"[count % 4])
+            styles[name] = Look(COLOURS[count % len(COLOURS)], DASHES[turn % len(DASHES)], "o^Dv"[(count + turn) % 4])
             count += 1
     return styles
 

@@ -89,6 +89,11 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+def p_value(value: float) -> str:
+    """As it stands in a table: four decimals, ``-`` for NaN."""
+    return "-" if math.isnan(value) else f"{value:.4f}" if value >= 0.00005 else "< 0.0001"
+
+
 def plus_minus(mean: float, std: float) -> str:
     """A mean with its standard deviation where there is one, for Markdown; ``-`` for no mean."""
     if math.isnan(mean):

@@ -23,11 +23,8 @@ Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ROUNDING = 1e-12
 """Below this a difference of scores is rounding."""
 
-CHUNK = 128
-"""Resamples that are drawn at once."""
-
-WEIGHTS = 2**20
-"""How many weights are scored at once, 8 MB, unless a chunk has more: each scoring has a price of its own."""
+CHUNK, WEIGHTS = 128, 2**20
+"""Resamples that are drawn at once, and weights that are scored at once, 8 MB, unless a chunk has more."""
 
 
 @dataclass(frozen=True)
@@ -285,11 +282,6 @@ def signed_rank(differences: Sequence[float]) -> float:
         shares = (shares + np.concatenate([np.zeros(rank), shares[:-rank]])) / 2
     positive = int(ranks[moved > 0].sum())
     return min(1.0, 2 * float(shares[: min(positive, len(shares) - 1 - positive) + 1].sum()))
-
-
-def p_value(value: float) -> str:
-    """As it stands in a table: four decimals, ``-`` for NaN."""
-    return "-" if math.isnan(value) else f"{value:.4f}" if value >= 0.00005 else "< 0.0001"
 
 
 def explain(pairs: int) -> str:

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from medfl.report.curves import TOGETHER, compare_svg
 from medfl.report.figures import (
     COLOURS,
     Curve,
@@ -100,8 +101,29 @@ def test_reliability_is_drawn_over_the_diagonal():
 def test_twelve_methods_look_unlike_and_the_sites_alone_are_grey():
     styles = looks([str(number) for number in range(12)] + ["local"], ["local"])
     assert len({(look.colour, str(look.dashes)) for look in styles.values()}) == 13
+    assert len({(look.colour, look.marker) for look in styles.values()}) == 13, "where there are marks only"
     red, green, blue = (styles["local"].colour[k : k + 2] for k in (1, 3, 5))
     assert red == green == blue
+
+
+def test_many_methods_stand_in_several_pictures_on_the_same_axes():
+    values = {f"method-{number:02}": [number, 2 * number] for number in range(2 * TOGETHER + 1)}
+    figures = []
+
+    def draw(part):
+        lines = [Curve(name, [1, 2], heights) for name, heights in part.items()]
+        figures.append(curves_figure(lines, looks(list(part)), "loss", unit=False))
+        return figures[-1]
+
+    text = Texts(compare_svg(draw, values, "many", "all of them"))
+    assert [name for name in text.texts if name in values] == list(values), "each once, in their order"
+    ids = [attributes["id"] for _, attributes in text.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    assert [tag for tag, _ in text.tags].count("svg") == len(figures) == 3
+    assert len({(figure.axes[0].get_xlim(), figure.axes[0].get_ylim()) for figure in figures}) == 1
+    assert figures[0].axes[0].get_ylim()[1] > 2 * 2 * TOGETHER
+    few = dict(list(values.items())[:TOGETHER])
+    assert compare_svg(draw, few, "few", "eight").count("<svg") == 1
 
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#15181c"])

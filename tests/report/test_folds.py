@@ -15,11 +15,12 @@ from scipy import stats
 from medfl.errors import SettingsError
 from medfl.report.claims import check_claim, claims_markdown
 from medfl.report.compare import compare, to_markdown
+from medfl.report.formats import p_value
 from medfl.report.groups import by_data, data_names, group_runs, pairs
 from medfl.report.notices import make_notices, summary_sentence
 from medfl.report.rounds_markdown import rounds_markdown
 from medfl.report.scores import named_runs
-from medfl.report.statistics import p_value, paired_t, paired_tests, signed_rank
+from medfl.report.statistics import paired_t, paired_tests, signed_rank
 from medfl.runs.records import read_run
 
 

@@ -96,10 +96,27 @@ def test_costs_are_added_up(page, tmp_path):
     up = sum(site["bytes_up"] for site in costs.values())
     seconds = sum(site["train_seconds"] for site in costs.values())
     head, total, each = document.tables["Costs of the runs"]
-    assert total[:2] == ["fedavg, in all", f"{up / 1000:.1f} kB"]
+    assert total[:2] == ["fedavg", f"{up / 1000:.1f} kB"]
     assert total[4] == f"{seconds:.1f} s"
     assert each[1] == f"{up / 9000:.1f} kB"
     assert len(document.tables["Costs of fedavg by site"]) == 4
+
+
+def test_costs_of_several_runs_are_their_median(tmp_path):
+    spent = {"seed-0": 10.0, "seed-1": 700.0, "seed-2": 12.0}  # a machine that slept tells nothing about a method
+    folders = [make_run(tmp_path / name, "fedavg", seed=int(name[-1])) for name in spent]
+    for folder, seconds in zip(folders, spent.values(), strict=True):
+        summary = json.loads((folder / "summary.json").read_text())
+        for cost in summary["costs"].values():
+            cost["train_seconds"] = seconds
+        (folder / "summary.json").write_text(json.dumps(summary))
+    document = Page(write_report(folders, tmp_path / "page.html").read_text())
+    sites = len(summary["costs"])
+    _, total, each = document.tables["Costs of the methods"]
+    assert total[0] == "fedavg, median of 3 runs"
+    assert total[4] == f"{12 * sites:.1f} s"
+    assert each[4] == f"{12 / summary['rounds']:.1f} s"
+    assert len(document.tables["Costs of the runs"]) == 7
 
 
 def test_each_setting_stands_with_its_origin_and_what_differs_comes_first(page):

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from medfl.report.curves import group_looks
-from medfl.report.figures import svg
+from medfl.report.curves import compare_svg, group_looks
 from medfl.report.gains import Sets
 from medfl.report.groups import Group, output_names
 from medfl.report.objectives.drawing import DRAWN, scatter_figure
@@ -105,14 +104,23 @@ def _bias(number: int, judged: torch.Tensor, targets: torch.Tensor, weights: tor
 def _pictures(groups: Sequence[Group], pooled: Mapping[str, Tested], number: int, what: str) -> list[Markup]:
     looks = group_looks(groups)
     pairs = {name: (_values(pool.targets, number), _values(pool.judged, number)) for name, pool in pooled.items()}
-    against = scatter_figure(pairs, looks, ("truth", "prediction"))
     apart = {name: ((truth + guess) / 2, guess - truth) for name, (truth, guess) in pairs.items()}
     limits = {name: limits_of_agreement(torch.from_numpy(gaps)) for name, (_, gaps) in apart.items()}
-    altman = scatter_figure(apart, looks, ("mean of prediction and truth", "prediction - truth"), limits)
     means = "; ".join(f"{name}: {mean:.3g} [{low:.3g}, {high:.3g}]" for name, (mean, low, high) in limits.items())
+    axes = ("mean of prediction and truth", "prediction - truth")
     return [
-        svg(against, f"against{number}", f"Predictions of {what} against the truth."),
-        svg(altman, f"altman{number}", f"Differences of {what} against the mean of both. {means}."),
+        compare_svg(
+            lambda part: scatter_figure(part, looks, ("truth", "prediction")),
+            pairs,
+            f"against{number}",
+            f"Predictions of {what} against the truth.",
+        ),
+        compare_svg(
+            lambda part: scatter_figure(part, looks, axes, limits),
+            apart,
+            f"altman{number}",
+            f"Differences of {what} against the mean of both. {means}.",
+        ),
     ]
 
 

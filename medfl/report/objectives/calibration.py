@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from medfl.report.curves import group_looks
-from medfl.report.figures import svg
+from medfl.report.curves import compare_svg, group_looks
 from medfl.report.formats import score
 from medfl.report.gains import Sets
 from medfl.report.groups import Group
@@ -57,11 +56,14 @@ def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> 
         for label, by_metric in scores.items()
         if (mean := by_metric["brier"].mean) is not None
     )
+    styles = group_looks(groups)
     return {
         "curves": curves,
         "scores": scores,
         "metrics": METRICS,
-        "picture": svg(calibration_figure(curves, group_looks(groups)), "calibration", f"Calibration. {means}."),
+        "picture": compare_svg(
+            lambda part: calibration_figure(part, styles), curves, "calibration", f"Calibration. {means}."
+        ),
         "over": resampled(groups, tested),
         "seeds": several_seeds(groups),
         "width": 1 / BINS,

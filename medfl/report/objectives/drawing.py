@@ -91,7 +91,7 @@ def scatter_figure(
                 axes.axhline(level, color=look.colour, linewidth=1.2, linestyle=(0, (4, 2)) if place else "solid")
         if lines is None:
             ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
-            axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+            axes.axline((ends[0], ends[0]), slope=1, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
             axes.set(xlim=ends, ylim=ends)
         else:
             axes.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))

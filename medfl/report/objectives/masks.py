@@ -11,8 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from medfl.objectives import Segmentation
-from medfl.report.curves import group_looks
-from medfl.report.figures import svg
+from medfl.report.curves import compare_svg, group_looks
 from medfl.report.formats import metric_words, number, score
 from medfl.report.gains import Sets
 from medfl.report.groups import Group, output_names
@@ -117,10 +116,13 @@ def _sizes(
         group: (np.asarray(pool.targets[:, place]), np.asarray(pool.judged[:, column]))
         for group, pool in pooled.items()
     }
-    figure = scatter_figure(points, group_looks(groups), (f"reference, {objective.size_unit}", "prediction"))
+    styles, axes = group_looks(groups), (f"reference, {objective.size_unit}", "prediction")
     means = "; ".join(f"{group}: {guess.mean():.4g} for {truth.mean():.4g}" for group, (truth, guess) in points.items())
     text = f"Size of {names[label]}, predicted against true. Means: {means}."
-    return {"label": label, "svg": svg(figure, f"sizes{label}", text)}
+    return {
+        "label": label,
+        "svg": compare_svg(lambda part: scatter_figure(part, styles, axes), points, f"sizes{label}", text),
+    }
 
 
 def _worst(groups: Sequence[Group]) -> list[Meta]:

@@ -14,8 +14,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from medfl.errors import StoreError
-from medfl.report.curves import ends
-from medfl.report.figures import Curve, Look, curves_figure, looks, svg
+from medfl.report.curves import curves_svg, ends
+from medfl.report.figures import Curve, Look, looks
 from medfl.report.formats import MISSING, listed, number
 from medfl.report.gains import mean_known
 from medfl.report.groups import Group
@@ -222,7 +222,7 @@ def _pictures(attacked: Sequence[Attacked], styles: Mapping[str, Look]) -> list[
         if curves:
             label = COLUMNS["membership"][measure][0]
             text = f"{label} of the membership attack by round. {ends(curves)}"
-            pictures.append(svg(curves_figure(curves, styles, label), f"attack{measure}", text))
+            pictures.append(curves_svg(curves, styles, label, f"attack{measure}", text))
     return pictures
 
 

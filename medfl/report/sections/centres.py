@@ -21,8 +21,8 @@ from markupsafe import Markup
 from medfl.data.pooled import joined
 from medfl.objectives import Multiclass
 from medfl.report.comparable_runs import by_seed
-from medfl.report.curves import group_looks
-from medfl.report.figures import gains_figure, svg
+from medfl.report.curves import compare_svg, group_looks
+from medfl.report.figures import gains_figure
 from medfl.report.formats import count, known, listed, number, signed
 from medfl.report.gains import Comparison, Gain, Pair, Sets, gain_row, mean_known, mean_row, pair_up, worst_row
 from medfl.report.groups import Group
@@ -214,8 +214,9 @@ def _picture(tables: Mapping[str, Comparison], groups: Sequence[Group], base: st
         label: {row.name: row.difference or 0.0 for row in comparison.rows} for label, comparison in tables.items()
     }
     means = "; ".join(f"{label}: {signed(comparison.mean.difference)}" for label, comparison in tables.items())
-    figure = gains_figure(points, group_looks(groups), f"AUC gained over {base}")
-    return svg(figure, "centres", f"AUC gained over {base} at each centre. Mean of the centres: {means}.")
+    styles, label = group_looks(groups), f"AUC gained over {base}"
+    words = f"{label} at each centre. Mean of the centres: {means}."
+    return compare_svg(lambda part: gains_figure(part, styles, label), points, "centres", words)
 
 
 def _told(centre: LeftOut, classes: Sequence[str]) -> str:

@@ -16,8 +16,8 @@ from markupsafe import Markup
 
 from medfl.metrics.auc import binary_auc
 from medfl.report.comparable_runs import by_seed
-from medfl.report.curves import group_looks
-from medfl.report.figures import gains_figure, svg
+from medfl.report.curves import compare_svg, group_looks
+from medfl.report.figures import gains_figure
 from medfl.report.formats import known
 from medfl.report.gains import Pair, Sets, mean_known, pair_up
 from medfl.report.groups import Group
@@ -108,8 +108,10 @@ def _picture(methods: Mapping[str, Sequence[ClassGain]], groups: Sequence[Group]
     }
     if not any(points.values()):
         return None
-    figure = gains_figure(points, group_looks(groups), f"AUC gained over {base}")
-    return svg(figure, "classes", f"AUC gained over {base} in each class; the numbers stand in the tables.")
+    styles, label = group_looks(groups), f"AUC gained over {base}"
+    drawn = {name: gains for name, gains in points.items() if gains}
+    words = f"{label} in each class; the numbers stand in the tables."
+    return compare_svg(lambda part: gains_figure(part, styles, label), drawn, "classes", words)
 
 
 Areas = list[tuple[float | None, float | None]]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from medfl.report.formats import plain
-from medfl.report.groups import data_names
+from medfl.report.groups import Group, data_names
 from medfl.report.notices import Named
 from medfl.report.scores import class_names
 from medfl.runs.records import RunRecord
@@ -76,6 +77,23 @@ def costs(runs: Sequence[Named]) -> list[Cost]:
             shares = len(sites) * max(int(run.summary["rounds"]), 1)
             run_costs.append(Cost(name, total, {cost: value / shares for cost, value in total.items()}, sites))
     return run_costs
+
+
+def group_costs(groups: Sequence[Group]) -> list[Cost]:
+    """What a run of each group costs, as medians over its runs that are over; empty where no group has several."""
+    by_group = {group.label: costs([(group.label, run) for run in group.runs]) for group in groups}
+    if max(map(len, by_group.values()), default=0) < 2:
+        return []
+    return [
+        Cost(
+            f"{label}, median of {len(of_runs)} runs" if len(of_runs) > 1 else label,
+            {cost: median(spent.total[cost] for spent in of_runs) for cost in COSTS},
+            {cost: median(spent.each[cost] for spent in of_runs) for cost in COSTS},
+            {},
+        )
+        for label, of_runs in by_group.items()
+        if of_runs
+    ]
 
 
 def holdings(runs: Sequence[Named]) -> list[Holding]:

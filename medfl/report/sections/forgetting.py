@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from medfl.metrics.forgetting import recovery_intervals
-from medfl.report.curves import ends, group_looks, trained_curve, work_curve
-from medfl.report.figures import Curve, Fall, Look, curves_figure, recovery_figure, svg
+from medfl.report.curves import curves_svg, ends, group_looks, trained_curve, work_curve
+from medfl.report.figures import Curve, Fall, Look, recovery_figure, svg
 from medfl.report.forgetting import forgetting_metric, measures_of, missing_of
 from medfl.report.formats import count, listed, metric_words, score, signed
 from medfl.report.groups import Group, output_names, several
@@ -266,14 +266,15 @@ def _curves(scored_groups: Sequence[Scored], styles: dict[str, Look], metric: st
     local = [curve for group in scored_groups if (curve := trained_curve(group.label, group.ways))]
     if local:
         text = f"{metric} right after training, on the sites' test images: mean over the sites of a round.{means}"
-        figure = curves_figure(local, styles, f"{metric}, right after training")
-        pictures.append({"svg": svg(figure, "trained", f"{text} {ends(local)}"), "caption": text})
+        picture = curves_svg(local, styles, f"{metric}, right after training", "trained", f"{text} {ends(local)}")
+        pictures.append({"svg": picture, "caption": text})
     spent = [curve for group in scored_groups if (curve := work_curve(group.label, group.ways))]
     if spent:
         text = (
             f"{metric}, global test, against the {WORK} of all sites, one after the other, without evaluation. The "
             f"seconds depend on the machine, and on what else ran on it.{means}"
         )
-        figure = curves_figure(spent, styles, f"{metric}, global test", across=WORK)
-        pictures.append({"svg": svg(figure, "work", f"{text} {ends(spent, f'{{:.0f}} {WORK}')}"), "caption": text})
+        words = f"{text} {ends(spent, f'{{:.0f}} {WORK}')}"
+        picture = curves_svg(spent, styles, f"{metric}, global test", "work", words, across=WORK)
+        pictures.append({"svg": picture, "caption": text})
     return pictures

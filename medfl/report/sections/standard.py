@@ -7,10 +7,13 @@ from typing import Any
 
 import matplotlib
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from medfl.metrics import UNBOUNDED
 from medfl.report.curves import (
     by_epoch,
+    compare_svg,
+    curves_svg,
     ends,
     epoch_curve,
     global_curve,
@@ -19,7 +22,7 @@ from medfl.report.curves import (
     public_metrics,
     score_curve,
 )
-from medfl.report.figures import EMBEDDED, Curve, curves_figure, reliability_figure, svg
+from medfl.report.figures import EMBEDDED, Curve, Reliability, reliability_figure, svg
 from medfl.report.formats import listed, metric_words, score, sentence
 from medfl.report.gains import Sets
 from medfl.report.groups import Group, output_names, several
@@ -89,7 +92,8 @@ class CostsSection(TemplateSection):
 
     def content(self, data: ReportData) -> Meta:
         """What runs cost, and what quantisation saves."""
-        return {"costs": facts.costs(data.runs), "savings": savings(data.runs)}
+        groups = facts.group_costs(data.groups)
+        return {"costs": facts.costs(data.runs), "groups": groups, "savings": savings(data.runs)}
 
 
 class SettingsSection(TemplateSection):
@@ -162,8 +166,13 @@ def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
     if not pooled:
         return {"reliability": None}
     errors = "; ".join(f"{name} {score(calibration_error(test_set))}" for name, test_set in pooled.items())
-    curves = [reliability_of(name, test_set) for name, test_set in pooled.items()]
-    picture = svg(reliability_figure(curves, group_looks(groups)), "reliability", f"Reliability curves. ECE: {errors}.")
+    curves = {name: reliability_of(name, test_set) for name, test_set in pooled.items()}
+    styles = group_looks(groups)
+
+    def draw(part: dict[str, Reliability]) -> Figure:
+        return reliability_figure(list(part.values()), styles)
+
+    picture = compare_svg(draw, curves, "reliability", f"Reliability curves. ECE: {errors}.")
     return {"reliability": picture, "calibration": errors}
 
 
@@ -218,8 +227,8 @@ def curves(groups: Sequence[Group]) -> Meta:
         students = [curve for curve in drawn if curve.name not in labels]
         across = "round, or epoch of a student" if students else "round"
         phrases = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
-        figure = curves_figure(drawn, styles, label, bounded, across)
-        picture = svg(figure, f"curve{index}", " ".join([text, *filter(None, phrases)]))
+        words = " ".join([text, *filter(None, phrases)])
+        picture = curves_svg(drawn, styles, label, f"curve{index}", words, unit=bounded, across=across)
         pictures.append({"svg": picture, "caption": text})
     over = several(groups)
     caption = "A line is the mean over the sites" + (f" and {over}" if over else "")
