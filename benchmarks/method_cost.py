@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,7 @@ from medfl.runs.simulation import Run, simulate
 from medfl.settings import Settings
 from medfl.task import Scale, Task
 from medfl.types import Dataset, Meta
+from medfl.utils.progress import progress_bar
 
 BASE = "fedavg"
 
@@ -113,15 +115,26 @@ def measure(bench: Bench, names: list[str], repetitions: int) -> dict[str, Cost]
     """Each method's cost: bytes, and the median of the ratios of seconds within a repetition."""
     bench.totals(BASE, seed=0)  # the first run warms up
     costs: dict[str, list[Cost]] = {name: [] for name in names}
-    for number in range(repetitions):
-        turn = number % (len(names) + 1)
-        order = [*names, BASE][turn:] + [*names, BASE][:turn]
-        totals = {name: bench.totals(name, seed=number) for name in order}
-        base = totals[BASE]
-        for name in names:
-            work, down, up, across = totals[name].values()
-            sent = base["bytes_up"]
-            costs[name].append(Cost(work / base["work_seconds"], down / base["bytes_down"], up / sent, across / sent))
+
+    runs = len(names) + 1
+
+    def plain(done: int, total: int | None = None, text: str | None = None) -> None:
+        if done % runs == 0:
+            print(f"{done // runs} of {repetitions} repetitions", file=sys.stderr)
+
+    with progress_bar("run", repetitions * runs, plain=plain) as show:
+        for number in range(repetitions):
+            turn = number % runs
+            totals: dict[str, dict[str, float]] = {}
+            for name in [*names, BASE][turn:] + [*names, BASE][:turn]:
+                totals[name] = bench.totals(name, seed=number)
+                show(number * runs + len(totals))
+            base = totals[BASE]
+            for name in names:
+                work, down, up, across = totals[name].values()
+                sent = base["bytes_up"]
+                cost = Cost(work / base["work_seconds"], down / base["bytes_down"], up / sent, across / sent)
+                costs[name].append(cost)
     return {
         name: replace(repeated[0], work=statistics.median(cost.work for cost in repeated))
         for name, repeated in costs.items()
