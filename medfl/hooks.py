@@ -276,7 +276,11 @@ class Hooks:
 
     @_hookspec
     def medfl_round_ended(self, run_folder: str, round: int, rows: list[dict[str, Any]]) -> None:
-        """Round `round` (from 1) is over; `rows` are its rows of metrics, possibly none."""
+        """Round `round` (from 1) is over; `rows` are its rows of metrics, possibly none, and scores of the one before;
+        each step of a round has costs of its own.
+
+        A run that goes on in the middle of a round has those of its further steps only; ``metrics.csv`` has all.
+        """
 
     @_hookspec
     def medfl_run_ended(self, run_folder: str, status: str) -> None:

@@ -40,7 +40,8 @@ class ServerLoop:
         folder: The run folder; the caller holds it (`medfl.core.store.only_writer`).
         public: Public data for the server, if the run gives it any.
         tests: The server's test sets by their names.
-        on_round: Called after each committed round with (round, rows).
+        on_round: Called after each committed round with (round, rows): those of all its steps that this process
+            carried out, and scores of the round before.
         on_commit: Called after each committed step.
     """
 
@@ -60,6 +61,7 @@ class ServerLoop:
         self._task, self._settings, self._folder, self._public = task, settings, folder, public
         self._on_round, self._on_commit, self._tests = on_round, on_commit, dict(tests or {})
         self._journal = Journal(folder)
+        self._rows: list[Row] = []  # of the steps of a round that is not over
 
     def run(self) -> Outcome:
         """Run to the end, from wherever the folder stands.
@@ -134,8 +136,10 @@ class ServerLoop:
             self._journal.keep_model(now.rounds_done, self._make_method().models(server)["global"])
         self._commit(server.state, now)
         release()
+        self._rows += rows
         if plan.ends_round:
-            self._on_round(plan.round, rows)
+            self._on_round(plan.round, self._rows)
+            self._rows = []
         return now
 
     def _check_plan(self, plan: Plan) -> None:

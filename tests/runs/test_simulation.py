@@ -233,6 +233,30 @@ def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
     assert len(seen) >= 4
 
 
+def test_a_round_of_several_steps_is_told_with_the_rows_of_all(tmp_path):
+    registry, spent = load_plugins(), {}
+
+    def add(_, of_round):
+        for row in of_round:
+            if row.metric == "bytes_to_peers":
+                spent[row.round] = spent.get(row.round, 0) + row.value
+
+    args = {"route": "derangement", "p2p_scale": 1}
+    run = Run(
+        method="fedcross_star",
+        make_method=lambda: registry.make_method("fedcross_star", args),
+        task=make_task(),
+        settings=Settings(rounds=3),
+        sites=make_sites(),
+        folder=tmp_path,
+    )
+    run.on_round = add
+    simulate(run)
+    table = rows(tmp_path, metric="bytes_to_peers")
+    assert spent == table.groupby("round")["value"].sum().to_dict()
+    assert min(spent.values()) > 0, "models travel in each round"
+
+
 # ---- what the files say
 
 
