@@ -115,7 +115,6 @@ def measure(bench: Bench, names: list[str], repetitions: int) -> dict[str, Cost]
     """Each method's cost: bytes, and the median of the ratios of seconds within a repetition."""
     bench.totals(BASE, seed=0)  # the first run warms up
     costs: dict[str, list[Cost]] = {name: [] for name in names}
-
     runs = len(names) + 1
 
     def plain(done: int, total: int | None = None, text: str | None = None) -> None:

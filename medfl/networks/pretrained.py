@@ -157,8 +157,7 @@ def _has_statistics(loaded: Tensors) -> bool:
 
 
 def _listed(verb: str, names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{verb} {', '.join(names[:3])}{more}" if names else ""
+    return f"{verb} {names_and_more(names, 3)}" if names else ""
 
 
 def _shapes(names: list[str], own: Tensors, loaded: Tensors) -> str:
