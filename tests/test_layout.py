@@ -22,7 +22,7 @@ LOOSE = 11
 FULL = 18
 """Modules in a folder, but where files are named by what users type."""
 
-LONG = 300
+LONG = 500
 """Lines of a file; only the contract, which is read whole, and the list of all methods have more."""
 
 VAGUE = {"found", "asked", "told", "said", "given", "one"}
