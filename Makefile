@@ -50,7 +50,7 @@ docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: $(VENV)/.ready-release
-	rm -rf build dist
+	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 
@@ -93,4 +93,4 @@ $(PIP) -e "$(1)"
 endef
 
 clean:
-	rm -rf $(VENV) demo build dist site *.egg-info .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) demo dist site .mypy_cache .ruff_cache .import_linter_cache

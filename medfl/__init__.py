@@ -5,3 +5,6 @@ nothing on its own, so that `medfl --help` is quick: import what you need from i
 """
 
 __version__ = "0.1.0"
+
+DISTRIBUTION = "medfl-monai"
+"""Name of this project on the Python package index, where `medfl` is another project (MEDfl)."""

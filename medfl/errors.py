@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
+from medfl import DISTRIBUTION
+
 
 class MedflError(Exception):
     """Base of all errors that a user can do something about; the command line prints them without a traceback."""
@@ -70,3 +72,12 @@ def check_choice(what: str, choice: str, known: Collection[str]) -> None:
     """
     if choice not in known:
         raise SettingsError(f"unknown {what} '{choice}'. {did_you_mean(choice, known)}")
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs one of medfl's extras, for a message.
+
+    Args:
+        extra: Name of the extra, as in ``pyproject.toml``.
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"

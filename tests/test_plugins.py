@@ -169,7 +169,7 @@ def test_a_file_that_is_no_plugin_file_is_refused(tmp_path, name):
 
 
 def test_a_file_with_the_name_of_another_plugin_is_refused(write):
-    with pytest.raises(PluginError, match=r"name of another plugin, 'medfl_methods' \(medfl .*Rename"):
+    with pytest.raises(PluginError, match=r"name of another plugin, 'medfl_methods' \(medfl-monai .*Rename"):
         load_plugins([write("medfl_methods", METHOD)])
 
 

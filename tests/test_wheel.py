@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def wheel(tmp_path_factory) -> Path:
     models.mkdir(exist_ok=True)
     (models / "model.pt").write_text("trained here; it does not belong into a wheel")
     call([*PIP, "wheel", copy, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", copy / "out"], copy)
-    (built,) = (copy / "out").glob("medfl-*.whl")
+    (built,) = (copy / "out").glob("medfl_monai-*.whl")
     return built
 
 
@@ -55,7 +54,7 @@ def environment(wheel, tmp_path_factory) -> Path:
     python = folder / "bin" / "python"
     call([*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel], folder.parent)
     (packages,) = (folder / "lib").glob("python*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     return folder
 
 
@@ -80,11 +79,11 @@ def test_the_wheel_holds_bundles_templates_and_plugins(wheel):
 @pytest.mark.slow
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_sources_and_has_all_files(wheel, tmp_path):
     sources = wheel.parents[1]
-    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    build = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
     call([sys.executable, "-c", build, tmp_path], sources)
-    (sdist,) = tmp_path.glob("medfl-*.tar.gz")
+    (sdist,) = tmp_path.glob("medfl_monai-*.tar.gz")
     call([*PIP, "wheel", sdist, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path], tmp_path)
-    (again,) = tmp_path.glob("medfl-*.whl")
+    (again,) = tmp_path.glob("medfl_monai-*.whl")
     with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
         contents = {name: first.read(name) for name in first.namelist()}
         assert contents == {name: second.read(name) for name in second.namelist()}

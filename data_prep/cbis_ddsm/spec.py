@@ -76,7 +76,7 @@ class CbisDdsm(ImageSpec):
     three_classes: bool = False
     """Keep benign without callback as a class; it is benign otherwise."""
     crop_breast: bool = False
-    """Cut the breast out of whole mammograms (needs medfl[mammography])."""
+    """Cut the breast out of whole mammograms (needs the extra `mammography`)."""
     align: bool = False
     """Mirror right breasts: the chest wall is on the left."""
     voi: bool = False

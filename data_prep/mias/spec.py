@@ -86,7 +86,7 @@ class Mias(ImageSpec):
     seed: int = 0
     """Decides which patients these are."""
     crop_breast: bool = False
-    """Cut the breast out of whole mammograms (needs medfl[mammography])."""
+    """Cut the breast out of whole mammograms (needs the extra `mammography`)."""
     align: bool = False
     """Mirror right breasts: the chest wall is on the left."""
 

@@ -31,6 +31,7 @@ from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Scale, Task
 from medfl.training.loop import pick_device
 from medfl.types import PUBLIC, Meta
+from medfl.utils.imports import refuse_other_distribution
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class FederatedRun:
         Raises:
             MedflError: If settings, data, method or run folder are not as needed.
         """
+        refuse_other_distribution()
         registry = load_plugins(files=self.plugins, disabled=self.disabled)
         for problem in registry.problems:
             logger.warning("%s", problem)

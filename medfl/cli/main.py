@@ -22,7 +22,7 @@ import typer.main
 import medfl
 from medfl.cli.examples import with_examples
 from medfl.errors import MedflError, did_you_mean
-from medfl.utils.imports import quick_imports
+from medfl.utils.imports import quick_imports, refuse_other_distribution
 from medfl.utils.text import visible_lines
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -221,6 +221,7 @@ def _known(error: BaseException | None) -> MedflError | None:
 def _run_command(arguments: list[str], debug: bool) -> NoReturn:
     command = typer.main.get_command(app)
     try:
+        refuse_other_distribution()
         command.main(arguments, prog_name="medfl")
     except MedflError as error:
         _report(error, f"error: {error}", debug)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from medfl import DISTRIBUTION
 from medfl.cli.plugin_options import load
 from medfl.errors import PluginError, SettingsError
 from medfl.hooks import RecordKind
@@ -109,10 +110,11 @@ def render(template: str, name: str, pieces: Iterable[str] = (), **words: str) -
         template: Its name.
         name: Of what is written.
         pieces: Templates that it may have as ``${..._piece}``.
-        words: What else it has, beside ``name``, ``dist`` and ``class_name``.
+        words: What else it has, beside ``name``, ``dist``, ``class_name`` and ``distribution``.
     """
     words |= {
         "name": name,
+        "distribution": DISTRIBUTION,
         "dist": f"medfl-{name.replace('_', '-')}",
         "class_name": "".join(part.capitalize() for part in name.split("_")),
     }

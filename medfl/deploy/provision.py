@@ -17,7 +17,7 @@ from typing import Any
 
 from medfl.carriers import slow_lines
 from medfl.deploy.drill.words import COMPONENT
-from medfl.errors import SettingsError, StoreError
+from medfl.errors import SettingsError, StoreError, pip_install
 from medfl.types import Meta
 from medfl.utils.files import private_files, write_json
 from medfl.utils.text import name_problem
@@ -221,7 +221,7 @@ def _build(project: Project, ca: Path) -> Path:
         from nvflare.lighter.provision import prepare_project
         from nvflare.lighter.provisioner import Provisioner
     except ImportError as error:
-        raise SettingsError(f'NVIDIA FLARE is not installed: pip install "medfl[flare]" ({error})') from error
+        raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
     definition, log = project.definition(), _Said()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:

@@ -17,7 +17,7 @@ from medfl.deploy.job_folder import copy_result, read_summary, write_job
 from medfl.deploy.kit import admin_of
 from medfl.deploy.observers import keep_tracking, show_results
 from medfl.deploy.offer import Offer
-from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
+from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean, pip_install
 from medfl.types import Meta
 from medfl.utils.files import write_json
 
@@ -67,7 +67,7 @@ def connect(kit: Path) -> Connection:
         try:
             from nvflare.fuel.flare_api.flare_api import new_secure_session
         except ImportError as error:
-            raise SettingsError(f'NVIDIA FLARE is not installed: pip install "medfl[flare]" ({error})') from error
+            raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
         return new_secure_session(admin["username"], str(kit.resolve()), timeout=LOGIN_SECONDS)
 
     return Connection(open_session, f"{admin['host']}:{admin['port']}")

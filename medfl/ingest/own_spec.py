@@ -101,7 +101,7 @@ class Folder(ImageSpec):
     channels: int | None = None
     """1 or 3; by default 3 if an image has colour."""
     crop_breast: bool = False
-    """Cut the breast out of whole mammograms (needs medfl[mammography])."""
+    """Cut the breast out of whole mammograms (needs the extra `mammography`)."""
     align: bool = False
     """Mirror right breasts: the chest wall is on the left."""
     voi: bool = False

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from monai.networks import nets
 from torch import nn
 
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, pip_install
 from medfl.networks.masks import Edges, layer_spec, make_ready, refusals
 from medfl.networks.resnet_blocks import LayerSpec
 
@@ -48,7 +48,7 @@ class SwinUNETR(nets.SwinUNETR):
         if find_spec("einops") is None:
             raise SettingsError(
                 "SwinUNETR needs the package einops, which is not installed. Install it with "
-                "pip install 'medfl[swin]', or choose another network."
+                f"{pip_install('swin')}, or choose another network."
             )
         with refusals("SwinUNETR"):
             super().__init__(

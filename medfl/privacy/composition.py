@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, pip_install
 from medfl.privacy import gaussian
 from medfl.privacy.secure_aggregation.accounting import calibrated, concentrated_epsilon, rho_of
 from medfl.settings import Privacy, SecureAggregation
@@ -215,5 +215,5 @@ def opacus(part: str) -> Any:
     except ModuleNotFoundError as error:
         raise SettingsError(
             "Privacy with the unit 'sample' needs Opacus, which is not installed. Install the extra: "
-            "pip install 'medfl[privacy]'."
+            f"{pip_install('privacy')}."
         ) from error

@@ -1,7 +1,7 @@
 """Signatures with the key of a participant's startup kit, and what certificate stands behind them.
 
-Needs the package `cryptography`, which comes with ``medfl[flare]``. Keys are NVFlare's (RSA, 2048 bits); a signature is
-RSASSA-PSS with SHA-256 (RFC 8017). Each begins with what it is for, so that one made for a parcel is worth nothing
+Needs the package `cryptography`, which comes with the extra ``flare``. Keys are NVFlare's (RSA, 2048 bits); a signature
+is RSASSA-PSS with SHA-256 (RFC 8017). Each begins with what it is for, so that one made for a parcel is worth nothing
 elsewhere.
 """
 

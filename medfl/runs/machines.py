@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, pip_install
 from medfl.utils.rng import make_generator
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def live(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Prof
         import psutil
     except ImportError:
         raise SettingsError(
-            "measuring this machine needs psutil: `pip install 'medfl[devices]'`, or give profiles in a file."
+            f"measuring this machine needs psutil: `{pip_install('devices')}`, or give profiles in a file."
         ) from None
     clock, battery = _quietly(lambda: psutil.cpu_freq()), _quietly(lambda: psutil.sensors_battery())
     known, memory = clock is not None and clock.max > 0, psutil.virtual_memory()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, pip_install
 from medfl.studies.tuning import Tuning
 from medfl.tune.space import Axis, Space
 from medfl.types import Meta
@@ -151,7 +151,7 @@ def load_optuna() -> Any:
         import optuna
     except ModuleNotFoundError as error:
         raise SettingsError(
-            "The sampler 'tpe' is Optuna's, which is not installed. Install the extra: pip install 'medfl[tune]', or "
+            f"The sampler 'tpe' is Optuna's, which is not installed. Install the extra: {pip_install('tune')}, or "
             "choose 'random', 'halving' or 'grid'."
         ) from error
     return optuna

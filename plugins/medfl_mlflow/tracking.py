@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from medfl.errors import MedflError
+from medfl.errors import MedflError, pip_install
 from medfl.runs.records import read_metrics
 from medfl.utils.files import write_json
 
@@ -171,7 +171,7 @@ def _first_client(uri: str) -> MlflowClient:
     except ImportError:
         raise MedflError(
             "MONAI's tracking is on, but MLflow is not installed, so nothing is tracked: "
-            'pip install "medfl[mlflow]"; the same command then sends all rounds so far'
+            f"{pip_install('mlflow')}; the same command then sends all rounds so far"
         ) from None
     try:
         client = _client(uri)
@@ -179,7 +179,7 @@ def _first_client(uri: str) -> MlflowClient:
     except (MlflowException, ImportError) as error:
         raise MedflError(
             f"MLflow can't use the tracking_uri '{uri}', so nothing is tracked: {str(error).splitlines()[0]} "
-            'A sqlite:/// store needs pip install "medfl[mlflow]"; a server must be running'
+            f"A sqlite:/// store needs {pip_install('mlflow')}; a server must be running"
         ) from None
     return client
 

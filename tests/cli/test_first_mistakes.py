@@ -218,4 +218,4 @@ def test_an_extra_that_is_not_installed_is_named(answer, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("opacus.")]:
         monkeypatch.setitem(sys.modules, name, None)
     says = answer(*run("--privacy", "{'unit': 'sample', 'epsilon': 8, 'clip': 1}"))
-    assert "pip install 'medfl[privacy]'" in says
+    assert "pip install 'medfl-monai[privacy]'" in says

@@ -6,11 +6,13 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import medfl
 from medfl.cli.main import main
 from medfl.plugins import load_plugins
 
@@ -82,6 +84,12 @@ def test_a_written_package_installs_and_keeps_the_contract(new_method, tmp_path)
     tests = tmp_path / "elsewhere"  # away from the sources, so that only what was installed can be found
     shutil.copytree(tmp_path / "my_prox" / "tests", tests)
     pytest_passes(tests / "test_my_prox.py", PYTHONPATH=str(target))
+
+
+def test_a_written_package_requires_medfl_by_the_name_of_its_distribution(new_method, tmp_path):
+    assert new_method("my_prox", "--package", "--out", tmp_path)[0] == 0
+    project = tomllib.loads((tmp_path / "my_prox" / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == [medfl.DISTRIBUTION]
 
 
 def test_a_written_package_is_listed_without_importing_torch(new_method, tmp_path):

@@ -18,7 +18,7 @@ from pydicom.uid import (
 )
 
 COMPRESSED = (RLELossless, JPEGLSLossless, JPEG2000Lossless)
-"""What pydicom can write, with the decoders of ``medfl[dicom]``."""
+"""What pydicom can write, with the decoders of ``medfl-monai[dicom]``."""
 
 
 def make_dicom(path: Path, pixels: np.ndarray, *, syntax: UID = ExplicitVRLittleEndian, **tags) -> Path:

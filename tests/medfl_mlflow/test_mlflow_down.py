@@ -94,7 +94,7 @@ def test_a_server_that_dies_does_not_hold_the_run_up(
 
 def test_without_mlflow_one_message_says_what_to_install(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.exceptions", None)
-    with pytest.raises(MedflError, match=r'not installed.*pip install "medfl\[mlflow\]"'):
+    with pytest.raises(MedflError, match=r"not installed.*pip install 'medfl-monai\[mlflow\]'"):
         begin(run_folder)
     medfl_mlflow.medfl_round_ended(str(run_folder))
     medfl_mlflow.medfl_run_ended(str(run_folder), "finished")

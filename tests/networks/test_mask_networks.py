@@ -177,7 +177,7 @@ def test_impossible_options_are_named(build, message):
 
 def test_the_transformer_needs_einops(monkeypatch):
     monkeypatch.setattr(swinunetr, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"needs the package einops.*medfl\[swin\]"):
+    with pytest.raises(SettingsError, match=r"needs the package einops.*medfl-monai\[swin\]"):
         SwinUNETR()
 
 

@@ -141,5 +141,5 @@ def test_without_opacus_the_extra_is_named(monkeypatch):
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(SettingsError, match=r"unit 'sample' needs Opacus.*medfl\[privacy\]"):
+    with pytest.raises(SettingsError, match=r"unit 'sample' needs Opacus.*medfl-monai\[privacy\]"):
         calibrate(4.9, 10, 0.123, DELTA)

@@ -251,7 +251,7 @@ def test_this_machine():
 
 def test_without_psutil(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
-    with pytest.raises(SettingsError, match=r"needs psutil: `pip install 'medfl\[devices\]'`, or give profiles"):
+    with pytest.raises(SettingsError, match=r"needs psutil: `pip install 'medfl-monai\[devices\]'`, or give profiles"):
         live()
 
 

@@ -84,7 +84,7 @@ def test_tpe_learns_from_scores() -> None:
 
 def test_without_optuna_its_sampler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, load) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(SettingsError, match=r"pip install 'medfl\[tune\]', or choose 'random'"):
+    with pytest.raises(SettingsError, match=r"pip install 'medfl-monai\[tune\]', or choose 'random'"):
         load({"tune__sampler": "tpe"})
     for sampler in ("random", "halving"):
         load({"tune__sampler": sampler})

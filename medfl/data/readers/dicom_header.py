@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from medfl.errors import DataError
+from medfl.errors import DataError, pip_install
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -28,9 +28,6 @@ MOST_PIXELS = 178_956_970
 
 MAMMOGRAPHY = ("MG", "RG", "CR", "DX", "OT", "SC", "")
 """What mammograms are called in the wild: mammography, radiography of any kind, scanned films and captures, nothing."""
-
-EXTRA = "pip install 'medfl[dicom]'"
-"""How to get the decoders of compressed files."""
 
 DEFLATED = "1.2.840.10008.1.2.1.99"
 """The transfer syntax of files that are compressed as a whole."""
@@ -205,7 +202,7 @@ def _check_syntax(dataset: Dataset) -> None:
         )
     if not readable:
         raise DataError(
-            f"the DICOM file's compression ({syntax.name}) needs another package: {EXTRA}, or export it "
+            f"the DICOM file's compression ({syntax.name}) needs another package: {pip_install('dicom')}, or export it "
             "without compression."
         )
 

@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from medfl.data.readers.dicom_header import cannot_open, decoding
-from medfl.errors import DataError
+from medfl.errors import DataError, pip_install
 
 if TYPE_CHECKING:
     from nibabel import Nifti1Image
 
 ITK_SUFFIXES = (".nrrd", ".mha")
 """Ends of file names, in small letters."""
-
-EXTRA = "pip install 'medfl[itk]'"
-"""How to get the reader."""
 
 HEAD = 1 << 16
 """Bytes in which a head must end."""
@@ -50,7 +47,7 @@ def lacks_reader(path: Path) -> str:
     packages = _READERS.get(path.suffix.lower(), ())
     if not packages or any(find_spec(name) is not None for name in packages):
         return ""
-    return f"NRRD and MHA files need another package: {EXTRA}, or save them as NIfTI"
+    return f"NRRD and MHA files need another package: {pip_install('itk')}, or save them as NIfTI"
 
 
 def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
@@ -67,7 +64,8 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
     Raises:
         DataError: If it is damaged, is too large, has colours or its pixels in another file, or ITK is not installed.
     """
-    if lack := lacks_reader(path) or ("" if find_spec("itk") else f"NRRD files need another package: {EXTRA}"):
+    lack = "" if find_spec("itk") else f"NRRD files need another package: {pip_install('itk')}"
+    if lack := lacks_reader(path) or lack:
         raise DataError(f"{lack}.")
     try:
         with path.open("rb") as file:

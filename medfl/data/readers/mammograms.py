@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, SettingsError, pip_install
 
 if TYPE_CHECKING:
     from PIL.Image import Resampling
@@ -159,7 +159,7 @@ def breast_box(pixels: np.ndarray, inverted: bool = False, lift: Lift = _same) -
         from skimage.measure import label, regionprops
     except ImportError:
         raise SettingsError(
-            "cutting out the breast needs scikit-image: pip install 'medfl[mammography]', or leave out --crop-breast."
+            f"cutting out the breast needs scikit-image: {pip_install('mammography')}, or leave out --crop-breast."
         ) from None
     factor = max(1, math.ceil(max(pixels.shape) / CROP_EDGE))
     small = resize(pixels, (math.ceil(pixels.shape[0] / factor), math.ceil(pixels.shape[1] / factor)), lift)

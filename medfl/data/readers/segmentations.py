@@ -16,16 +16,13 @@ import numpy as np
 
 from medfl.data.readers.dicom_header import MOST_PIXELS, check_start, decoding
 from medfl.data.readers.pictures import FORMATS, read_picture
-from medfl.errors import DataError
+from medfl.errors import DataError, pip_install
 
 SUFFIX = ".dcm"
 """How the name of a DICOM-SEG ends, in small letters."""
 
 MASK_SUFFIXES = (*FORMATS, SUFFIX)
 """Ends of names of masks, in small letters."""
-
-EXTRA = "pip install 'medfl[highdicom]'"
-"""How to get the decoder."""
 
 HALF = 0.5
 """The fraction from which a pixel is lesion."""
@@ -75,7 +72,7 @@ def read_segmentation(path: Path) -> np.ndarray:
             "size. Export it again."
         )
     if find_spec("highdicom") is None:
-        raise DataError(f"masks as DICOM-SEG need another package: {EXTRA}, or export them as PNG.")
+        raise DataError(f"masks as DICOM-SEG need another package: {pip_install('highdicom')}, or export them as PNG.")
     import highdicom
 
     with decoding():

@@ -17,7 +17,7 @@ from medfl.deploy.connection import quiet
 from medfl.deploy.drill import words
 from medfl.deploy.drill.at_site import Ask
 from medfl.deploy.kit import processes
-from medfl.errors import MedflError, SettingsError
+from medfl.errors import MedflError, SettingsError, pip_install
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _cell(kit: Path, site: str) -> Any:
         from nvflare.fuel.f3.cellnet.net_agent import NetAgent
         from nvflare.fuel.f3.drivers.driver_params import DriverParams
     except ImportError as error:
-        raise SettingsError(f'NVIDIA FLARE is not installed: pip install "medfl[flare]" ({error})') from error
+        raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
     server, startup = _server(kit), kit.resolve() / "startup"
     credentials = {
         DriverParams.CA_CERT.value: str(startup / "rootCA.pem"),

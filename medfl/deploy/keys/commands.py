@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from medfl.errors import SettingsError, StoreError
+from medfl.errors import SettingsError, StoreError, pip_install
 from medfl.types import Meta
 
 ANOTHER = (
@@ -75,7 +75,7 @@ def _commands() -> dict[str, Callable[[Namespace], int]]:
         from nvflare.tool.cert import cert_commands
         from nvflare.tool.package import package_cli, package_commands  # noqa: F401 - the one needs the other
     except ImportError as error:
-        raise SettingsError(f'NVIDIA FLARE is not installed: pip install "medfl[flare]" ({error})') from error
+        raise SettingsError(f"NVIDIA FLARE is not installed: {pip_install('flare')} ({error})") from error
     return {
         "init": cert_commands.handle_cert_init,
         "request": cert_commands.handle_cert_request,

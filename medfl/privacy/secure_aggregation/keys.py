@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from medfl.errors import RefusedError, SettingsError
+from medfl.errors import RefusedError, SettingsError, pip_install
 
 KEY = 32
 """Bytes of a key, private, public or agreed."""
@@ -31,7 +31,7 @@ def primitives(part: str) -> Any:
     except ModuleNotFoundError as error:
         raise SettingsError(
             "Secure aggregation needs the package 'cryptography', which is not installed. Install the extra: "
-            "pip install 'medfl[secure]'."
+            f"{pip_install('secure')}."
         ) from error
 
 

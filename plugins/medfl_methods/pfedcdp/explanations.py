@@ -12,7 +12,7 @@ from torch import nn
 
 from medfl.data.pooled import labels_of
 from medfl.data.sampling import class_rows
-from medfl.errors import SettingsError
+from medfl.errors import SettingsError, pip_install
 from medfl.types import Dataset, Tensors
 
 BACKGROUND = 50
@@ -57,7 +57,7 @@ def check_installed() -> Any:
     try:
         import shap
     except ImportError:
-        raise SettingsError("explaining models needs shap: `pip install 'medfl[explain]'`.") from None
+        raise SettingsError(f"explaining models needs shap: `{pip_install('explain')}`.") from None
     return shap
 
 

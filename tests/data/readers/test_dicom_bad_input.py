@@ -127,5 +127,7 @@ def test_without_its_decoder_a_compression_is_named(tmp_path, monkeypatch):
     path = made(tmp_path, syntax=JPEGLSLossless)
     np.testing.assert_array_equal(read_dicom(path).pixels, PIXELS)
     monkeypatch.setattr(JPEGLSLosslessDecoder, "_available", {})
-    with pytest.raises(DataError, match=r"\(JPEG-LS Lossless.*\) needs another package: pip install 'medfl\[dicom\]'"):
+    with pytest.raises(
+        DataError, match=r"\(JPEG-LS Lossless.*\) needs another package: pip install 'medfl-monai\[dicom\]'"
+    ):
         read_dicom(path)

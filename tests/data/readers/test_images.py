@@ -215,7 +215,10 @@ BAD = {
         "not finite",
     ),
     "a palette": (lambda folder: dicom(folder / "a", RAMP, "PALETTE COLOR"), "got PALETTE COLOR with 1 samples of 8"),
-    "packed": (lambda folder: dicom(folder / "a", TWELVE, syntax=MPEG2MPML), r"MPEG2.*pip install 'medfl\[dicom\]'"),
+    "packed": (
+        lambda folder: dicom(folder / "a", TWELVE, syntax=MPEG2MPML),
+        r"MPEG2.*pip install 'medfl-monai\[dicom\]'",
+    ),
     "4-D": (lambda folder: nifti(folder / "a.nii", np.zeros((2, 2, 2, 5))), "got the shape 2x2x2x5"),
     "2-D NIfTI": (lambda folder: nifti(folder / "a.nii", np.zeros((2, 2))), "got the shape 2x2"),
     "complex": (lambda folder: nifti(folder / "a.nii", np.zeros((2, 2, 2), np.complex64)), "got colours or complex"),

@@ -13,7 +13,7 @@ from medfl.data.readers.images import image_size, look_at, read_image
 from medfl.data.transforms.cases import check_cases
 from medfl.errors import DataError
 
-NEEDED = "itk is not installed (pip install 'medfl[itk]')"
+NEEDED = "itk is not installed (pip install 'medfl-monai[itk]')"
 
 VOXELS = np.random.default_rng(0).normal(size=(6, 5, 4)).astype(np.float32)
 
@@ -95,7 +95,7 @@ def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path, monk
     monkeypatch.setattr(itk_files, "find_spec", lambda package: None)
     for name in ("secret.nrrd", "secret.mha"):
         (tmp_path / name).write_bytes(HEADS["a.nrrd"])
-        with pytest.raises(DataError, match=r"need another package: pip install 'medfl\[itk\]'") as error:
+        with pytest.raises(DataError, match=r"need another package: pip install 'medfl-monai\[itk\]'") as error:
             look_at(tmp_path / name)
         cases = [{"image": str(tmp_path / name), "label": 1}]
         with pytest.raises(

@@ -133,5 +133,5 @@ def test_the_whole_image_stays_if_no_breast_is_found():
 
 def test_the_crop_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage.filters", None)
-    with pytest.raises(SettingsError, match=r"pip install 'medfl\[mammography\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 'medfl-monai\[mammography\]'"):
         to_row(NOISE.astype(np.uint16), (4, 4), crop=True)

@@ -20,7 +20,7 @@ MASK = np.zeros((1, *SHAPE, 2), dtype=np.uint8)
 MASK[0, 2:6, 3:9, 0] = 1
 MASK[0, 8:11, 10:18, 1] = 1
 
-NEEDED = "highdicom is not installed (pip install 'medfl[highdicom]')"
+NEEDED = "highdicom is not installed (pip install 'medfl-monai[highdicom]')"
 
 
 def images(folder: Path) -> list[pydicom.Dataset]:
@@ -83,6 +83,6 @@ def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path, monk
     monkeypatch.setattr(segmentations, "find_spec", lambda name: None)
     path = dicom(tmp_path / "mask.dcm", np.zeros(SHAPE, dtype=np.uint8), SOPClassUID="1.2.840.10008.5.1.4.1.1.66.4")
     with pytest.raises(
-        DataError, match=r"need another package: pip install 'medfl\[highdicom\]', or export them as PNG"
+        DataError, match=r"need another package: pip install 'medfl-monai\[highdicom\]', or export them as PNG"
     ):
         read_mask(path)

@@ -138,7 +138,7 @@ def test_a_wrong_mask_is_refused_or_left_out(
 
 
 def test_masks_may_be_dicom_segmentations(made: Path, release: Path, tmp_path: Path) -> None:
-    pytest.importorskip("highdicom", reason="highdicom is not installed (pip install 'medfl[highdicom]')")
+    pytest.importorskip("highdicom", reason="highdicom is not installed (pip install 'medfl-monai[highdicom]')")
     for row in range(5):
         path = mask_of(release, row)
         mask = np.asarray(Image.open(path)).astype(np.uint8)

@@ -146,7 +146,7 @@ def test_what_the_report_gets():
 
 def test_without_shap(monkeypatch):
     monkeypatch.setitem(sys.modules, "shap", None)
-    with pytest.raises(SettingsError, match=r"explaining models needs shap: `pip install 'medfl\[explain\]'`"):
+    with pytest.raises(SettingsError, match=r"explaining models needs shap: `pip install 'medfl-monai\[explain\]'`"):
         check_installed()
     with pytest.raises(SettingsError, match="needs shap"):
         explain({"it": Linear()}, Colours(6), 1, rng())

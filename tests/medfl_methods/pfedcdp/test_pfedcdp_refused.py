@@ -96,7 +96,7 @@ def test_networks_that_have_no_parts(tmp_path, networks, refine, words):
 @pytest.mark.parametrize("refine", [{"explain": 1}, {"teachers": "literal"}])
 def test_shap_is_needed_where_pixels_are_explained(tmp_path, monkeypatch, refine):
     monkeypatch.setitem(sys.modules, "shap", None)
-    with pytest.raises(SettingsError, match=r"needs shap: `pip install 'medfl\[explain\]'`"):
+    with pytest.raises(SettingsError, match=r"needs shap: `pip install 'medfl-monai\[explain\]'`"):
         run(tmp_path / "1", {"refine": SHORT | refine})
     assert not (tmp_path / "1" / "state" / "site-1").exists()
     assert run(tmp_path / "2", {"refine": SHORT}, rounds=1).outcome.status == "finished"
