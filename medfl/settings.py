@@ -120,8 +120,9 @@ class Robust(Strict):
 class SecureAggregation(Strict):
     """What the server learns of the updates: their sum alone (Bonawitz et al., CCS 2017)."""
 
-    threshold: Annotated[int, Remote] = Field(ge=2)
-    """Participants of a round who stay until its end and follow the protocol: more than half of them, as two thirds."""
+    threshold: Annotated[int | None, Remote] = Field(None, ge=2)
+    """Number of participants that must stay until the end of a round and follow the protocol: more than half of them.
+    None is the smallest number above two thirds of the sites that take part in a round."""
 
     clip: Annotated[float | None, Remote] = Field(None, gt=0, allow_inf_nan=False)
     """L2 bound of an update over all tensors together; a longer one is cut. None is 100, or that of ``privacy``."""
@@ -131,6 +132,13 @@ class SecureAggregation(Strict):
 
     largest_size: Annotated[int, Remote] = Field(65_536, ge=1, le=2**20)
     """The most training images that a site may have, where sites weigh by their sizes."""
+
+    @property
+    def resolved_threshold(self) -> int:
+        """The threshold of a run. `Settings.for_sites` has filled in a default one."""
+        if self.threshold is None:
+            raise SettingsError("expected a threshold of secure aggregation for the run's number of sites, got none")
+        return self.threshold
 
 
 class Settings(Strict):
@@ -221,6 +229,18 @@ class Settings(Strict):
     poison: dict[str, Any] = {}
     """In a simulation only: what attackers among the sites do, as ``{"attack": "sign_flip", "sites": ["site-1"]}``."""
 
+    def for_sites(self, count: int) -> Self:
+        """Return the settings with defaults that depend on the number of sites filled in.
+
+        Args:
+            count: Number of the run's sites.
+        """
+        secure = self.secure_aggregation
+        if secure is None or secure.threshold is not None:
+            return self
+        threshold = max(2, 2 * participants(count, self.fraction) // 3 + 1)
+        return self.model_copy(update={"secure_aggregation": secure.model_copy(update={"threshold": threshold})})
+
     @property
     def validates(self) -> bool:
         """Whether the run needs validation scores to choose a round or to end."""
@@ -229,6 +249,11 @@ class Settings(Strict):
     def due(self, round_: int) -> bool:
         """Whether models are evaluated after a round."""
         return round_ % self.evaluate_every == 0 or round_ >= self.rounds
+
+
+def participants(candidates: int, fraction: float) -> int:
+    """How many of K candidates take part in a round: max(1, floor(fraction * K)); 0 of none (rule G-3)."""
+    return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 0.1 * 30 is 3, whatever floating point says
 
 
 class Execution(Strict):

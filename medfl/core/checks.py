@@ -156,7 +156,12 @@ def _check_weights(task: Task, networks: list[str]) -> None:
 
 
 def check_privacy(
-    settings: Settings, method: Method, networks: Sequence[nn.Module], images: Mapping[str, int], sites: int
+    settings: Settings,
+    method: Method,
+    networks: Sequence[nn.Module],
+    images: Mapping[str, int],
+    sites: int,
+    simulated: bool = False,
 ) -> None:
     """Refuse a promise that is empty for the number of units, or that a network can't keep; log what is promised.
 
@@ -166,13 +171,14 @@ def check_privacy(
         networks: One of each kind that is used.
         images: Training images of each site that is known here and has any.
         sites: How many sites have training images, as far as is known.
+        simulated: Whether all sites are on this machine.
 
     Raises:
         SettingsError: If it can't be kept.
     """
     privacy, secure = settings.privacy, settings.secure_aggregation
     if secure is not None:
-        logger.info("%s", describe_secure(secure))
+        logger.log(logging.WARNING if simulated else logging.INFO, "%s", describe_secure(secure, simulated))
     if privacy is None:
         return
     if privacy.unit == "sample":

@@ -174,7 +174,7 @@ class SiteRunner:
         try:
             noise = partial(self._noise, site, released)
             if isinstance(method, Secured):
-                method = method.at(self.store.folder, noise, self._signer)
+                method = method.at(self.store.folder, noise, self._signer, self._peers)
             reply = self._work(method, site, order, digest, released)
             sent, meta = reply.tensors, reply.meta
             if not isinstance(method, Secured):  # all that it lets out has passed the filters
@@ -215,9 +215,16 @@ class SiteRunner:
         self._release(f"{start} {wire.digest(reply.tensors)} {wire.digest(site.state.tensors)}", released)
         return reply
 
-    def _noise(self, site: Site, released: list[str], payload: str) -> SecretStream:
-        """The noise of an update; it is in the account before it is drawn, and so before the update leaves."""
-        self._release(f"{site.round} {payload}", released)
+    def _noise(self, site: Site, released: list[str], payload: str, turn: str = "") -> SecretStream:
+        """Return the noise of an update. The release is in the account before the noise is drawn.
+
+        Args:
+            site: In the round.
+            released: Takes the release in.
+            payload: A hash of the update; the same one has the same noise.
+            turn: Names the secure aggregation that the update is for; the account counts it in each one.
+        """
+        self._release(f"{site.round} {payload} {turn}".rstrip(), released)
         return site.secret_rng("noise", payload)
 
     def _release(self, made_of: str, released: list[str]) -> None:

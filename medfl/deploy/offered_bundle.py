@@ -133,6 +133,7 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     check_overrides(offer.overrides, bundle_values(folder))
     built = _build(folder, offer.overrides, site_file, entry.data)
     settings = read_settings(Settings, {"min_replies": max(len(offer.sites), 1)} | built.settings, "the run")
+    settings = settings.for_sites(len(offer.sites))
     method: Method = registry.make_method(built.method, built.method_args)
     check_run(site_file, offer, settings, built.method, method)
     scale = Scale(_shape(built.site_values), built.mean, built.std)

@@ -10,6 +10,7 @@ import torch
 
 from medfl.contract import PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
+from medfl.settings import participants
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.memory import pieces
 from medfl.utils.text import names_and_more
@@ -128,11 +129,6 @@ def _add(mean: Tensors, tensors: Tensors, weight: float) -> None:
             mean[name] = torch.empty(tensor.shape, dtype=torch.float64)
             for total, piece in pieces(mean[name], tensor):
                 total.copy_(piece).mul_(weight)
-
-
-def participants(candidates: int, fraction: float) -> int:
-    """How many of K candidates take part in a round: max(1, floor(fraction * K)); 0 of none (rule G-3)."""
-    return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 0.1 * 30 is 3, whatever floating point says
 
 
 def sample(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:

@@ -20,7 +20,6 @@ from medfl.methods.aggregation import (
     check_updates,
     mean_updates,
     normalised,
-    participants,
     sample,
     subtract,
 )
@@ -30,6 +29,7 @@ from medfl.methods.robust.fold import robust_mean
 from medfl.methods.robust.rules import check_rule
 from medfl.methods.rounds import Rounds, Step
 from medfl.networks.norms import buffer_names, norm_names
+from medfl.settings import participants
 from medfl.task import Task
 from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.tells import Tell, count

@@ -278,7 +278,7 @@ def open_account(
     path, copy = folder / "privacy.json", None
     if privacy.ledger is not None:
         path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
-    sharing = settings.secure_aggregation.threshold if settings.secure_aggregation is not None else None
+    sharing = settings.secure_aggregation.resolved_threshold if settings.secure_aggregation is not None else None
     account = Account(path, site, run, privacy, step, settings.rounds, copy, sharing)
     account.restore()
     account.check()

@@ -1,4 +1,4 @@
-"""Signatures with the key of a participant's startup kit, and what certificate stands behind them.
+"""Signatures with the key of a participant's startup kit, and the certificates behind them.
 
 Needs the package `cryptography`, which comes with the extra ``flare``. Keys are NVFlare's (RSA, 2048 bits); a signature
 is RSASSA-PSS with SHA-256 (RFC 8017). Each begins with what it is for, so that one made for a parcel is worth nothing
@@ -8,6 +8,7 @@ elsewhere.
 from __future__ import annotations
 
 import datetime
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,12 +35,14 @@ class Signer:
         name: Whose they are: the certificate's common name.
         certificate: In PEM. It may travel.
         root: The project's root certificate in PEM, which the certificates of all participants are checked against.
+        server: Name in the server's certificate; empty if the kit does not say it.
     """
 
     name: str
     certificate: bytes
     root: bytes
     _key: rsa.RSAPrivateKey = field(repr=False)
+    server: str = ""
 
     def sign(self, purpose: str, content: bytes) -> bytes:
         """A signature of some content, 256 bytes.
@@ -53,6 +56,29 @@ class Signer:
     def verify(self, purpose: str, content: bytes, signature: bytes, certificate: bytes, name: str) -> None:
         """`verify` with this participant's own root."""
         verify(purpose, content, signature, certificate, self.root, name)
+
+    def verify_site(self, purpose: str, content: bytes, signature: bytes, certificate: bytes, name: str) -> None:
+        """Refuse content that was not signed by a site of this project.
+
+        The root certifies the server and researchers, too, and they must not pose as sites.
+
+        Args:
+            purpose: What the signature must have been made for.
+            content: What it must be of.
+            signature: The signature that came.
+            certificate: The signer's, in PEM; it came from anywhere.
+            name: Name of the site that must have signed.
+
+        Raises:
+            RefusedError: As `verify`; or if the certificate is the server's or a researcher's.
+        """
+        self.verify(purpose, content, signature, certificate, name)
+        subject = x509.load_pem_x509_certificate(certificate).subject
+        if name == self.server or subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
+            raise RefusedError(
+                f"expected the certificate of a site, got that of {'the server' if name == self.server else 'a user'}, "
+                f"'{name}': the server is not honest"
+            )
 
 
 def read_signer(kit: Path) -> Signer:
@@ -84,7 +110,18 @@ def read_signer(kit: Path) -> Signer:
         raise SettingsError(
             f"'{startup / f'{who}.key'}' is not the key of '{who}.crt' beside it; take both from one kit"
         )
-    return Signer(name, certificate, root, key)
+    return Signer(name, certificate, root, key, _server(startup))
+
+
+def _server(startup: Path) -> str:
+    """Return the name in the server's certificate, from the configuration of a site's kit."""
+    path = startup / "fed_client.json"
+    if not path.is_file():
+        return ""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["servers"][0]["identity"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SettingsError(f"'{path}' does not say the server's identity ({type(error).__name__}); {_ASK}") from None
 
 
 def verify(purpose: str, content: bytes, signature: bytes, certificate: bytes, root: bytes, name: str) -> None:

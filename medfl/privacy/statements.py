@@ -33,31 +33,42 @@ def describe(privacy: Privacy, releases: int, secure: SecureAggregation | None =
     return _samples(privacy, releases) if privacy.unit == "sample" else _site(privacy, releases)
 
 
-def describe_secure(secure: SecureAggregation) -> str:
-    """One sentence for log and report: what the server learns of the updates, and who has to be trusted for that."""
+def describe_secure(secure: SecureAggregation, simulated: bool = False) -> str:
+    """Return a sentence for log and report: what the server learns of the updates, and who has to be trusted for that.
+
+    Args:
+        secure: The run's setting.
+        simulated: Whether all sites are on one machine.
+    """
+    if simulated:
+        return (
+            "Secure aggregation in a simulation protects no one: one machine has all data, and there are no "
+            "certificates. It shows the numbers of a run between machines, in which the server learns sums of the "
+            f"updates of at least {secure.resolved_threshold} sites."
+        )
     return (
-        f"Secure aggregation: the server learns only the sum of the updates of at least {secure.threshold} sites, and "
-        "no single update and no site's number of images. This holds while at least "
-        f"{secure.threshold} of a round's participants follow the protocol and a server does not stand in their place; "
-        "the model that comes out is no secret, nor are the scores, training losses and numbers of images in this "
-        "report."
+        "Secure aggregation: the server learns only the sum of the updates of at least "
+        f"{secure.resolved_threshold} sites in a round, and no single update and no site's number of images. This "
+        f"holds while at least {secure.resolved_threshold} of a round's participants follow the protocol and the "
+        "project's root certifies sites only; the model that comes out is no secret, nor are the scores, training "
+        "losses and numbers of images in this report."
     )
 
 
 def _sum(privacy: Privacy, releases: int, secure: SecureAggregation) -> str:
-    release = site_release(privacy, releases, secure)
+    release, threshold = site_release(privacy, releases, secure), secure.resolved_threshold
     together = (replace(release, count=releases),)
     budgets = {name: composed(together, privacy.delta, name) for name in SENSITIVITY}
     chosen = privacy.adjacency
     other = next(name for name in SENSITIVITY if name != chosen)
     return (
         f"Unit {privacy.unit}, noise of all sites together: each update is clipped to L2 norm {privacy.clip:g}, each "
-        f"site adds a share of discrete Gaussian noise, and {secure.threshold} shares make up a standard deviation of "
+        f"site adds a share of discrete Gaussian noise, and {threshold} shares make up a standard deviation of "
         f"{release.sigma * privacy.clip:.4g} ({release.sigma:.4g} times the bound) in the sum, so that {releases} sums "
         f"together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon {budgets[chosen]:.4g} for a "
         f"{privacy.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
         f"{budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by concentrated differential privacy. This "
-        f"holds while at least {secure.threshold} of a round's participants follow the protocol: they add their share "
+        f"holds while at least {threshold} of a round's participants follow the protocol: they add their share "
         "of noise and keep it to themselves, and the server sees the sum only. A site that is alone among others that "
         "do not has no noise of its own to rely on; this covers the updates, not the scores, training losses and "
         "numbers of images in this report, nor whether a site replies."

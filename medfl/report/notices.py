@@ -114,7 +114,8 @@ def _secure(runs: Sequence[Named]) -> list[Notice]:
     names: dict[str, list[str]] = {}
     for name, run in runs:
         if (setting := run.run["identity"]["settings"].get("secure_aggregation")) is not None:
-            names.setdefault(describe_secure(SecureAggregation.model_validate(setting)), []).append(name)
+            words = describe_secure(SecureAggregation.model_validate(setting), simulated="offer" not in run.run)
+            names.setdefault(words, []).append(name)
     return [Notice("info", f"{listed(who)}: {words}") for words, who in names.items()]
 
 

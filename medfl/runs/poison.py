@@ -24,11 +24,10 @@ from medfl.core.site import Splits
 from medfl.core.store import Steps, Store
 from medfl.data.pooled import Empty, labels_of, patients_of
 from medfl.errors import PluginError, SettingsError
-from medfl.methods.aggregation import participants
 from medfl.methods.robust.rules import chance_of_more
 from medfl.plugins import Registry
 from medfl.poisons.poison import DataPoison, Knowledge, ReplyPoison
-from medfl.settings import Settings, Strict, read_settings
+from medfl.settings import Settings, Strict, participants, read_settings
 from medfl.task import Scale, Task
 from medfl.types import MODEL, Dataset, Tensors, Visited
 from medfl.utils.rng import make_generator

@@ -120,6 +120,7 @@ def simulate(run: Run) -> Result:
         StoreError: If the folder belongs to another run, is being written, or can't be written.
     """
     torch.set_num_threads(run.execution.threads)
+    run = replace(run, settings=run.settings.for_sites(len(run.sites)))
     method = run.make_method()
     check(run, method)
     run = replace(run, make_method=secured(run.make_method, run.settings))
@@ -182,7 +183,7 @@ def check(run: Run, method: Method) -> None:
     check_validation(run.settings, [name for name, data in run.sites.items() if len(data.val)])
     check_targets(run.task.objective, run.sites, {"Public data": run.public, "Public test data": run.public_test})
     images = {name: len(data.train) for name, data in run.sites.items() if len(data.train)}
-    check_privacy(run.settings, method, networks, images, len(images))
+    check_privacy(run.settings, method, networks, images, len(images), simulated=True)
     if run.execution.together > 1:
         check_together(run.method, method, run.settings, run.task, networks)
     if bool(run.settings.poison) != (run.attackers is not None):

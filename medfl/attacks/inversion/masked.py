@@ -27,7 +27,7 @@ def masked(update: Tensors, secure: SecureAggregation, clip: float, stream: Secr
     """
     shapes = {name: tensor.shape for name, tensor in sorted(update.items())}
     flat = torch.cat([update[name].double().flatten() for name in shapes])
-    point = FixedPoint(secure.bits, 2 * secure.threshold - 1, clip, len(flat))
+    point = FixedPoint(secure.bits, 2 * secure.resolved_threshold - 1, clip, len(flat))
     generator = torch.Generator().manual_seed(stream.seed())
     words = point.words(point.rounded(clip_by_norm({"update": flat}, clip)["update"], generator))
     add_mask(words, stream.take(32))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from medfl.contract import Method
 from medfl.errors import SettingsError
 from medfl.privacy.secure_aggregation.keys import primitives
-from medfl.settings import Settings
+from medfl.settings import Settings, participants
 
 
 def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[str], beside: str) -> None:
@@ -43,10 +43,12 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
             "sums alone. Choose another method, or leave 'secure_aggregation' out."
         )
     _check_others(settings, secure.clip)
-    if len(sites) < secure.threshold:
+    threshold, count = secure.resolved_threshold, participants(len(sites), settings.fraction)
+    if not count // 2 < threshold <= count:
         raise SettingsError(
-            f"'secure_aggregation.threshold' is {secure.threshold}, and the run has {len(sites)} sites: expected at "
-            "most as many as take part in a round."
+            f"'secure_aggregation.threshold' is {threshold}, and {count} of the run's {len(sites)} sites take part in "
+            f"a round: expected {count // 2 + 1} to {count}, as with {count // 2} or fewer the server could have two "
+            "halves reveal different shares. Leave it out for the smallest number above two thirds."
         )
     primitives("hazmat")
 

@@ -6,6 +6,7 @@ as any other does.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from medfl.contract import Filter, Method, Order, PayloadKind, Plan, Replies, Reply, Server, Site
 from medfl.core.carrier import MethodFactory
-from medfl.core.filters import StreamFactory
 from medfl.core.reply_checks import check_sent
 from medfl.core.secure.ops import MASKED, OPS, PREFIX, check_reply, layout_of, numbers_of
 from medfl.core.secure.register import Register
 from medfl.core.secure.server import ServerEnd
-from medfl.core.secure.site import SiteEnd, SiteTools
+from medfl.core.secure.site import NoiseFactory, SiteEnd, SiteTools
 from medfl.errors import RefusedError
 from medfl.settings import Settings
 from medfl.task import Task
@@ -49,15 +49,18 @@ class Secured:
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def at(self, folder: Path, noise: StreamFactory, signer: Signer | None) -> Method:
-        """The same at a site.
+    def at(
+        self, folder: Path, noise: NoiseFactory, signer: Signer | None, sites: Collection[str] | None = None
+    ) -> Method:
+        """Return the same method with what a site has beside it.
 
         Args:
             folder: The site's folder of the run.
             noise: See `SiteTools`.
             signer: See `SiteTools`.
+            sites: See `SiteTools`.
         """
-        return cast(Method, replace(self, tools=SiteTools(Register(folder), noise, signer)))
+        return cast(Method, replace(self, tools=SiteTools(Register(folder), noise, signer, sites)))
 
     @property
     def sends(self) -> dict[str, PayloadKind]:

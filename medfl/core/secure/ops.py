@@ -1,15 +1,19 @@
-"""What is said in the four operations of a secure aggregation, and the form that each reply has.
+"""The messages of the five operations of a secure aggregation, and the form of each reply.
 
 * `KEYS`: each participant sends two public keys, signed where there are certificates.
-* `SHARES`: each gets all keys and sends every other one shares of its two secrets, encrypted for it.
-* `MASKED`: each that others hold shares of does the method's own order, and sends its update masked.
-* `UNMASK`: each that sent one reveals, of each site, a share of one of its secrets: of the key of its masks if the site
-  dropped out, of its own mask if not. Never both: together they would uncover its update.
+* `SHARES`: each participant gets all keys and sends every other one shares of its two secrets, encrypted for it.
+* `MASKED`: each participant whose shares the others hold executes the method's own order and sends its update masked.
+* `CONFIRM`: each participant that sent an update signs the list of the participants that did.
+* `UNMASK`: each participant checks that enough signatures are on the same list. It then reveals one share of each
+  participant: of the key of its masks if the participant dropped out, of its own mask if not. It never reveals both:
+  together they would uncover the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,37 +25,43 @@ from medfl.privacy.secure_aggregation.keys import KEY, NONCE
 from medfl.privacy.secure_aggregation.shamir import BYTES
 from medfl.types import Meta, Tensors
 
-KEYS, SHARES, MASKED, UNMASK = "secure_keys", "secure_shares", "secure_masked", "secure_unmask"
-OPS = (KEYS, SHARES, MASKED, UNMASK)
+KEYS, SHARES, MASKED, CONFIRM, UNMASK = (
+    "secure_keys",
+    "secure_shares",
+    "secure_masked",
+    "secure_confirm",
+    "secure_unmask",
+)
+OPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 
 PREFIX = "secure/"
 """What the names of all tensors of these operations begin with."""
 
 PUBLIC, SIGNATURE, CERTIFICATE = "secure/public", "secure/signature", "secure/certificate"
 SEALED, NUMBERS, REVEALED = "secure/sealed", "secure/numbers", "secure/revealed"
+CONFIRMED, CONFIRMED_SIGNATURE = "secure/confirmed", "secure/confirmed_signature"
 
 ABOUT = "secure_aggregation"
 """Meta key of an order under which stands what is below, and of the server's state."""
 
 SEALED_BYTES = NONCE + 2 * BYTES + 16
 PUBLIC_BYTES = 2 * KEY
+DIGEST_BYTES = 32
 LONGEST = 8192
 """Bytes of a signature or a certificate, at most."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What an order says of its aggregation.
+    """What an order says of its aggregation; a round has one aggregation.
 
     Attributes:
-        turn: Tells the aggregations of a run from each other, from 1.
         sites: All participants, sorted.
         peers: Those whose shares the others hold; empty before `MASKED`.
-        masked: Those that sent their numbers; empty before `UNMASK`.
+        masked: Those that sent their numbers; empty before `CONFIRM`.
         op: Of the method's own order, in `MASKED`.
     """
 
-    turn: int
     sites: tuple[str, ...]
     peers: tuple[str, ...] = ()
     masked: tuple[str, ...] = ()
@@ -65,7 +75,7 @@ class About:
     def named(cls, entry: Mapping[str, Any]) -> About:
         """From its attributes by name, lists for tuples."""
         sites, peers, masked = (tuple(entry[name]) for name in ("sites", "peers", "masked"))
-        return cls(entry["turn"], sites, peers, masked, entry.get("op", ""))
+        return cls(sites, peers, masked, entry.get("op", ""))
 
     @classmethod
     def of(cls, order: Order) -> About:
@@ -76,7 +86,7 @@ class About:
         """
         entry: Any = order.meta.get(ABOUT)
         lists = ("sites", "peers", "masked")
-        known = isinstance(entry, dict) and entry.keys() == {"turn", "op", *lists} and type(entry["turn"]) is int
+        known = isinstance(entry, dict) and entry.keys() == {"op", *lists}
         if not known or not isinstance(entry["op"], str) or any(not _names(entry[name]) for name in lists):
             raise RefusedError(f"expected an order '{order.op}' with what it says of its aggregation, got another one")
         return cls.named(entry)
@@ -86,6 +96,40 @@ def _names(value: Any) -> bool:
     """Whether a value is a sorted list of names without doubles."""
     texts = isinstance(value, list) and all(isinstance(name, str) for name in value)
     return texts and value == sorted(set(value))
+
+
+def digest(*parts: Any) -> str:
+    """Return the SHA-256, in hexadecimal digits, of values that JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def session_digest(round_: int, threshold: int, sites: Sequence[str], public: Mapping[str, bytes]) -> str:
+    """Return the digest that all secrets of an aggregation are bound to.
+
+    Two participants that got different lists derive different keys, so neither can read what the other one sealed and
+    their masks do not cancel.
+
+    Args:
+        round_: The round.
+        threshold: Number of shares that reconstruct a secret.
+        sites: Names of the participants that were asked for keys.
+        public: Maps each participant that sent keys to its two public keys.
+    """
+    keys = {name: public[name].hex() for name in sorted(public)}
+    return digest("session", round_, threshold, list(sites), keys)
+
+
+def mask_context(session: str, peers: Sequence[str], payload: str) -> bytes:
+    """Return the context from which pairwise masks are derived.
+
+    Masks cancel only between participants that were given the same session, the same list of peers and the same model.
+
+    Args:
+        session: `session_digest`.
+        peers: Participants whose shares the others hold.
+        payload: Digest of the method's own order (`medfl.core.journal.order_digest`).
+    """
+    return digest("masks", session, list(peers), payload).encode()
 
 
 def of_sites(tensors: Tensors, what: str) -> dict[str, torch.Tensor]:
@@ -135,9 +179,10 @@ def check_reply(order: Order, tensors: Tensors, expected: int) -> None:
         RefusedError: If a name is missing or not expected, or a tensor has another dtype or length.
     """
     about = About.of(order)
-    if order.op == KEYS:
-        sizes = {PUBLIC: PUBLIC_BYTES}
-        sizes |= {name: min(tensors[name].numel(), LONGEST) for name in (SIGNATURE, CERTIFICATE) if name in tensors}
+    if order.op in (KEYS, CONFIRM):
+        sizes = {PUBLIC: PUBLIC_BYTES} if order.op == KEYS else {CONFIRMED: DIGEST_BYTES}
+        signed = (SIGNATURE, CERTIFICATE) if order.op == KEYS else (CONFIRMED_SIGNATURE,)
+        sizes |= {name: min(tensors[name].numel(), LONGEST) for name in signed if name in tensors}
     elif order.op == SHARES:
         others = of_sites(order.tensors, PUBLIC).keys() - {order.to}
         sizes = {f"{SEALED}/{name}": SEALED_BYTES for name in others}

@@ -1,8 +1,9 @@
-"""What a site did with its secrets, so that it never does it a second time with something else.
+"""Durable record of a site's uses of its secrets: one aggregation in a round, and one round for a model.
 
-A mask that covers two unlike payloads uncovers their difference, and shares that are revealed for two lists of
-drop-outs uncover an update. Step files are answered from, but a server could ask so that old ones are forgotten; so
-this file is written, flushed to the disk, before anything leaves, and nothing is ever taken out of it.
+A mask that covers two different payloads uncovers their difference, shares that are revealed for two lists of drop-outs
+uncover an update, and so does the difference of two sums of the same round over different participants. A server can
+make a site forget its step files. So the register is written and flushed to the disk before anything leaves, and
+nothing is ever taken out of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ FILE = "secure_aggregation.json"
 """In a site's folder of a run."""
 
 NONCE = "nonce"
+MODEL = "model"
 DIGITS = 32
 """Of a hash that are kept."""
 
@@ -41,28 +43,50 @@ class Register:
             write_json(self._path, entries)
         return entries[NONCE]
 
-    def once(self, turn: int, use: str, content: str) -> None:
-        """Note a use of an aggregation's secrets; the same one again changes nothing.
+    def once(self, round_: int, use: str, content: str) -> None:
+        """Record a use of a round's secrets. Recording the same use again changes nothing.
 
         Args:
-            turn: The aggregation.
-            use: What they are used for.
-            content: A hash of what for.
+            round_: The round.
+            use: What is recorded, such as ``participants``.
+            content: A hash of it.
 
         Raises:
-            RefusedError: If they were used for something else.
+            RefusedError: If the round was used for something else.
             StoreError: If the file can't be read or written.
         """
-        entries, key = self._read(), f"{turn} {use}"
+        entries, key = self._read(), f"{round_} {use}"
         if entries.get(key, content[:DIGITS]) != content[:DIGITS]:
             raise RefusedError(
-                f"The secrets of aggregation {turn} were used before for other {use}, and a second use would uncover "
-                "what they hide. Either the step was computed before with other last bits (another device, number of "
-                "threads or version): compute it as before, or start the run in a new folder. Or the server is not "
-                "honest."
+                f"Round {round_} was aggregated before with other {use}. A site takes part in one aggregation of a "
+                "round, as the difference of two could uncover its update. Either the step was computed before with "
+                "other last bits (another device, number of threads or version): compute it as before, or start the "
+                "run in a new folder. Or the server is not honest."
             )
         if key not in entries:
             write_json(self._path, entries | {key: content[:DIGITS]})
+
+    def model_once(self, round_: int, content: str) -> None:
+        """Record the model that a round trains, before it is trained.
+
+        Args:
+            round_: The round.
+            content: A hash of the model's tensors.
+
+        Raises:
+            RefusedError: If the round trained another model, or another round trained this one.
+            StoreError: If the file can't be read or written.
+        """
+        for key, value in self._read().items():
+            earlier, _, use = key.partition(" ")
+            if use == MODEL and value == content[:DIGITS] and earlier != str(round_):
+                raise RefusedError(
+                    f"Round {round_} has the same model as round {earlier}, to the last bit. A site trains a model "
+                    "once under secure aggregation, as the difference of two sums could uncover its update. Either "
+                    "training changes nothing (no epochs, or a learning rate of 0): end the run before this round. Or "
+                    "the server is not honest."
+                )
+        self.once(round_, MODEL, content)
 
     def _read(self) -> dict[str, str]:
         try:

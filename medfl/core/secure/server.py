@@ -1,6 +1,8 @@
 """The server's end of a secure aggregation: it relays keys and sealed shares, and learns the sum of the updates alone.
 
-What it needs from one operation to the next is in its state: lists of names in the meta, bytes in blobs.
+What it needs from one operation to the next is in its state: lists of names in the meta, bytes in blobs. A round has
+one aggregation. If too many participants drop out of an operation, the run stops; given the same command again, it
+repeats that operation with the same lists, keys and masks, and never begins the round again with others.
 """
 
 from __future__ import annotations
@@ -12,9 +14,13 @@ from typing import Any
 import torch
 
 from medfl.contract import Method, Order, Plan, Replies, Server
+from medfl.core.journal import order_digest
 from medfl.core.secure.ops import (
     ABOUT,
     CERTIFICATE,
+    CONFIRM,
+    CONFIRMED,
+    CONFIRMED_SIGNATURE,
     KEYS,
     MASKED,
     NUMBERS,
@@ -26,8 +32,10 @@ from medfl.core.secure.ops import (
     UNMASK,
     About,
     layout_of,
+    mask_context,
     numbers_of,
     of_sites,
+    session_digest,
     to_bytes,
 )
 from medfl.core.secure.weights import fixed_point
@@ -39,6 +47,7 @@ from medfl.privacy.secure_aggregation.masks import Words, add_mask, pair_sign
 from medfl.privacy.secure_aggregation.shamir import combine
 from medfl.settings import SecureAggregation
 from medfl.types import Meta, Tensors
+from medfl.utils import wire
 
 
 @dataclass
@@ -77,8 +86,8 @@ class ServerEnd:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is kept of the aggregation under way: ``turn`` always; without ``phase`` none is."""
-        kept: dict[str, Any] = self.server.state.meta.setdefault(ABOUT, {"turn": 0})
+        """State of the round's aggregation. Without ``phase`` none is under way; ``done`` is the last one's round."""
+        kept: dict[str, Any] = self.server.state.meta.setdefault(ABOUT, {})
         return kept
 
     # ---- plan
@@ -97,13 +106,16 @@ class ServerEnd:
                 _with_inner(order, about, public) for order in self._planned().orders if order.to in kept["peers"]
             ]
             return self._plan(orders, kept["quorum"])
-        sealed = self.server.blob(SEALED)
+        if kept["phase"] == CONFIRM:
+            return self._asking(kept["masked"], CONFIRM, about, dict.fromkeys(kept["masked"], public))
+        sealed, confirmed = self.server.blob(SEALED), self.server.blob(CONFIRMED)
         tensors = {
             name: public
+            | confirmed
             | {f"{SEALED}/{other}": sealed[f"{SEALED}/{other}/{name}"] for other in kept["peers"] if other != name}
-            for name in kept["masked"]
+            for name in kept["confirmed"]
         }
-        return replace(self._asking(kept["masked"], UNMASK, about, tensors), ends_round=kept["ends"])
+        return replace(self._asking(kept["confirmed"], UNMASK, about, tensors), ends_round=kept["ends"])
 
     def _begun(self) -> Plan | None:
         """The first operation for what the method plans next. Its plan is made anew for the orders themselves."""
@@ -111,23 +123,27 @@ class ServerEnd:
         plan = self.inner.plan(replace(self.server, state=copied(state)))
         if plan is None or not plan.orders or not plan.folds:
             return self.inner.plan(self.server)
-        sites, least = sorted(order.to for order in plan.orders), self.secure.threshold
+        sites, least = sorted(order.to for order in plan.orders), self.secure.resolved_threshold
         if not least <= len(sites) < 2 * least:
             raise SettingsError(
                 f"Secure aggregation with the threshold {least} is for {least} to {2 * least - 1} participants of a "
                 f"round, and {len(sites)} are asked: with more, two halves could be summed one by one. Set "
                 "'secure_aggregation.threshold' to more than half of them, two thirds for example, or 'fraction'."
             )
-        forms = [layout_of(order.tensors, self.inner.sends) for order in plan.orders]
-        if any(form != forms[0] for form in forms):
+        if self.kept.get("done") == self.server.round:
             raise SettingsError(
-                "Secure aggregation sums numbers that stand at the same places at all sites, and this run gives sites "
-                "unlike tensors. Give all one network, or leave 'secure_aggregation' out."
+                "Secure aggregation sums the updates of a round once, and this method sums twice in a round. Choose "
+                "another method, or leave 'secure_aggregation' out."
+            )
+        if any(not _same(order, plan.orders[0]) for order in plan.orders[1:]):
+            raise SettingsError(
+                "Secure aggregation sums updates of one model, and this run gives sites unlike tensors. Give all one "
+                "network and model, or leave 'secure_aggregation' out."
             )
         needed = len(sites) if plan.quorum is None else max(least, plan.quorum)
-        turn = self.kept["turn"] + 1
-        self.kept.update(turn=turn, sites=sites, quorum=needed, ends=plan.ends_round, peers=[], masked=[], phase=KEYS)
-        return self._asking(sites, KEYS, About(turn, tuple(sites)), {name: {} for name in sites})
+        self.kept.clear()
+        self.kept.update(sites=sites, quorum=needed, ends=plan.ends_round, peers=[], masked=[], phase=KEYS)
+        return self._asking(sites, KEYS, About(tuple(sites)), {name: {} for name in sites})
 
     def _planned(self) -> Plan:
         plan = self.inner.plan(self.server)
@@ -135,7 +151,7 @@ class ServerEnd:
         return plan
 
     def _asking(self, sites: list[str], op: str, about: About, tensors: dict[str, Tensors]) -> Plan:
-        quorum = self.secure.threshold if op == UNMASK else self.kept["quorum"]
+        quorum = self.secure.resolved_threshold if op in (CONFIRM, UNMASK) else self.kept["quorum"]
         return self._plan([Order(name, op, tensors[name], about.meta()) for name in sites], quorum)
 
     def _plan(self, orders: list[Order], quorum: int) -> Plan:
@@ -149,6 +165,7 @@ class ServerEnd:
             KEYS: self._take_keys,
             SHARES: self._take_shares,
             MASKED: self._take_numbers,
+            CONFIRM: self._take_confirmed,
             UNMASK: self._take_revealed,
         }
         phase = self.kept.get("phase")
@@ -177,34 +194,49 @@ class ServerEnd:
             total = words if total is None else total + words
         assert total is not None
         self.server.keep_blob(NUMBERS, {NUMBERS: torch.from_numpy(total)})
-        self.kept.update(phase=UNMASK, masked=sorted(replies.meta), metas=dict(replies.meta))
+        self.kept.update(phase=CONFIRM, masked=sorted(replies.meta), metas=dict(replies.meta))
+
+    def _take_confirmed(self, replies: Replies) -> None:
+        held, sites = Tensors(), []
+        for site, tensors in replies:
+            sites.append(site)
+            held |= {f"{what}/{site}": tensors[what] for what in (CONFIRMED, CONFIRMED_SIGNATURE) if what in tensors}
+        self.server.keep_blob(CONFIRMED, held)
+        self.kept.update(phase=UNMASK, confirmed=sites)
 
     def _take_revealed(self, replies: Replies) -> None:
-        kept = self.kept
+        kept, order = self.kept, self._replanned().orders[0]
         total = self.server.blob(NUMBERS)[NUMBERS].numpy().copy()
-        self._remove_masks(total, {site: of_sites(tensors, REVEALED) for site, tensors in replies})
+        self._remove_masks(total, {site: of_sites(tensors, REVEALED) for site, tensors in replies}, order)
         metas, missing = kept["metas"], sorted({*kept["sites"]} - {*kept["masked"]})
-        self.server.state.meta[ABOUT] = {"turn": kept["turn"]}
-        for name in (PUBLIC, SEALED, NUMBERS):
+        self.server.state.meta[ABOUT] = {"done": self.server.round}
+        for name in (PUBLIC, SEALED, NUMBERS, CONFIRMED):
             self.server.state.blobs.pop(name)
+        self.inner.fold(self.server, Aggregated(self._mean(total, order, len(kept["peers"])), metas, missing))
+
+    def _replanned(self) -> Plan:
+        """What the method planned for this round, without a change to the server's state."""
         plan = self.inner.plan(replace(self.server, state=copied(self.server.state)))
         assert plan is not None
-        self.inner.fold(self.server, Aggregated(self._mean(total, plan.orders[0], len(kept["peers"])), metas, missing))
+        return plan
 
-    def _remove_masks(self, total: Words, revealed: dict[str, dict[str, torch.Tensor]]) -> None:
+    def _remove_masks(self, total: Words, revealed: dict[str, dict[str, torch.Tensor]], order: Order) -> None:
         """Subtract the masks that have not cancelled: each site's own, and those with sites that dropped out."""
-        kept, public = self.kept, of_sites(self.server.blob(PUBLIC), PUBLIC)
+        kept, threshold = self.kept, self.secure.resolved_threshold
+        public = {name: to_bytes(key) for name, key in of_sites(self.server.blob(PUBLIC), PUBLIC).items()}
         places = {name: place for place, name in enumerate(sorted(public), start=1)}
+        session = session_digest(self.server.round, threshold, kept["sites"], public)
+        context = mask_context(session, kept["peers"], order_digest(order, wire.digest(order.tensors)))
         for name in kept["peers"]:
             shares = {places[site]: to_bytes(tensors[name]) for site, tensors in revealed.items()}
-            secret = combine(shares, self.secure.threshold)
+            secret = combine(shares, threshold)
             if name in kept["masked"]:
                 add_mask(total, secret, -1)
                 continue
-            if public_key(secret) != to_bytes(public[name])[KEY:]:
+            if public_key(secret) != public[name][KEY:]:
                 raise RefusedError(f"expected shares of the key of '{name}', got others: a site is not honest")
             for other in kept["masked"]:
-                key = agreed(secret, to_bytes(public[other])[KEY:], MASK)
+                key = agreed(secret, public[other][KEY:], MASK, context)
                 add_mask(total, key, -pair_sign(other, name))
 
     def _mean(self, total: Words, order: Order, sites: int) -> Tensors:
@@ -220,3 +252,11 @@ class ServerEnd:
 def _with_inner(order: Order, about: About, public: Tensors) -> Order:
     """The operation in which a site does the method's own order."""
     return Order(order.to, MASKED, order.tensors | public, order.meta | replace(about, op=order.op).meta())
+
+
+def _same(left: Order, right: Order) -> bool:
+    """Whether two orders ask for the same with the same tensors, to the last bit."""
+    if (left.op, left.meta) != (right.op, right.meta) or left.tensors.keys() != right.tensors.keys():
+        return False
+    pairs = [(left.tensors[name], right.tensors[name]) for name in left.tensors]
+    return all(one is other or (one.dtype == other.dtype and torch.equal(one, other)) for one, other in pairs)

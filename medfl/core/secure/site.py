@@ -2,13 +2,17 @@
 
 Its secrets are made anew at each operation from the site's own secret, so none of them is on the disk, in a log or in
 the clear in a message. Order of what is done to an update: clip, weigh, round, noise, mask.
+
+The site does not trust the server. It takes part in one aggregation of a round and trains a model once (`Register`);
+its secrets are derived from the list of participants and keys that it was given; and it reveals a share only if enough
+participants have signed that they were given the same lists.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,11 +21,15 @@ import numpy as np
 import torch
 
 from medfl.contract import Method, Order, Reply, Site
-from medfl.core.filters import Filters, StreamFactory
+from medfl.core.filters import Filters
+from medfl.core.journal import order_digest
 from medfl.core.reply_checks import check_sent
 from medfl.core.secure.ops import (
     ABOUT,
     CERTIFICATE,
+    CONFIRM,
+    CONFIRMED,
+    CONFIRMED_SIGNATURE,
     KEYS,
     MASKED,
     NUMBERS,
@@ -33,9 +41,12 @@ from medfl.core.secure.ops import (
     SIGNATURE,
     About,
     Layout,
+    digest,
     layout_of,
+    mask_context,
     numbers_of,
     of_sites,
+    session_digest,
     to_bytes,
     to_tensor,
 )
@@ -50,12 +61,17 @@ from medfl.privacy.secure_aggregation.masks import Words, add_mask, pair_sign
 from medfl.privacy.secure_aggregation.shamir import BYTES, split
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
+from medfl.utils.rng import SecretStream
 
 if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
 
-PURPOSE = "keys of secure aggregation"
+PURPOSE, CONFIRMING = "keys of secure aggregation", "survivors of secure aggregation"
 """What a signature is for."""
+
+NoiseFactory = Callable[[str, str], SecretStream]
+"""Records a release in the site's account, then returns the secret stream of its noise: ``make(payload, turn)``. The
+noise depends on the payload, and the account counts each pair of payload and turn."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +80,15 @@ class SiteTools:
 
     Attributes:
         register: Of what its secrets were used for.
-        noise: Notes a release in the site's account, then gives the secret stream of its noise.
+        noise: Records a release in the site's account, then returns the secret stream of its noise.
         signer: Signs its keys and checks those of others; None on one machine, where there are no certificates.
+        sites: Names of the run's sites; None accepts any.
     """
 
     register: Register
-    noise: StreamFactory
+    noise: NoiseFactory
     signer: Signer | None = None
+    sites: Collection[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,83 +113,121 @@ class SiteEnd:
         Raises:
             RefusedError: If it would give away more than a sum of `threshold` updates.
         """
-        parts: dict[str, Callable[[], Reply]] = {KEYS: self._keys, SHARES: self._shares, MASKED: self._masked}
+        self._check_participants()
+        parts: dict[str, Callable[[], Reply]] = {
+            KEYS: self._keys,
+            SHARES: self._shares,
+            MASKED: self._masked,
+            CONFIRM: self._confirm,
+        }
         return parts.get(self.order.op, self._unmask)()
 
     # ---- what all operations have
 
     @cached_property
     def about(self) -> About:
-        """What the order says; checked."""
-        about = About.of(self.order)
-        self._check_crowd(about.sites, "participants", self.site.name in about.sites)
-        return about
+        """What the order says of its aggregation."""
+        return About.of(self.order)
+
+    def _check_participants(self) -> None:
+        """Refuse participants that the run does not have, that are too few or too many, or that the round had not."""
+        sites = self.about.sites
+        self._check_crowd(sites, "participants", self.site.name in sites)
+        if self.tools.sites is not None and not {*sites} <= {*self.tools.sites}:
+            raise RefusedError("expected participants among the run's sites, got others: the server is not honest")
+        self.tools.register.once(self.site.round, "participants", digest(sites))
 
     @cached_property
-    def secrets(self) -> tuple[bytes, bytes, bytes]:
-        """The private keys of channel and masks, and the key of the site's own mask."""
-        stream = self.site.secret_rng("secure aggregation", f"{self.about.turn} {self.tools.register.nonce}")
-        return stream.take(KEY), stream.take(KEY), stream.take(KEY)
+    def secrets(self) -> tuple[bytes, bytes]:
+        """The private keys of channel and masks, before the other participants are known."""
+        stream = self.site.secret_rng("secure aggregation", self.tools.register.nonce)
+        return stream.take(KEY), stream.take(KEY)
+
+    @cached_property
+    def own_mask(self) -> bytes:
+        """The key of the site's own mask; another list of participants and keys gives another one."""
+        payload = f"{self.tools.register.nonce} {self.session}"
+        return self.site.secret_rng("own mask of secure aggregation", payload).take(KEY)
 
     @cached_property
     def public(self) -> dict[str, bytes]:
-        """Site to its two public keys, as the order brings them; checked, and the same in all operations."""
+        """Maps each participant to its two public keys, as the order has them; checked, and the same in each order."""
         keys = {name: to_bytes(tensor) for name, tensor in sorted(of_sites(self.order.tensors, PUBLIC).items())}
         self._check_crowd(tuple(keys), "keys", keys.get(self.site.name) == self._own_public)
         if any(len(key) != 2 * KEY for key in keys.values()) or not keys.keys() <= {*self.about.sites}:
             raise RefusedError("expected two public keys of each participant, got others: the server is not honest")
-        if self.tools.signer is not None:
-            signatures, certificates = (of_sites(self.order.tensors, what) for what in (SIGNATURE, CERTIFICATE))
-            for name, key in keys.items():
-                if name not in signatures or name not in certificates:
-                    raise RefusedError(f"expected signed keys of '{name}', got some without signature")
-                proof = to_bytes(signatures[name]), to_bytes(certificates[name])
-                self.tools.signer.verify(PURPOSE, self._statement(name, key), *proof, name)
-        self.tools.register.once(self.about.turn, "keys of others", _digest(*map(str, keys.items())))
+        for name, key in keys.items():
+            self._verify(PURPOSE, self._statement(name, key), SIGNATURE, name)
+        self.tools.register.once(self.site.round, "keys of others", digest({name: keys[name].hex() for name in keys}))
         return keys
+
+    @cached_property
+    def session(self) -> str:
+        """Digest of the participants and keys that this site was given."""
+        return session_digest(self.site.round, self._threshold, self.about.sites, self.public)
 
     @property
     def _own_public(self) -> bytes:
         return public_key(self.secrets[0]) + public_key(self.secrets[1])
 
     def _statement(self, name: str, keys: bytes) -> bytes:
-        """What a site signs: whose keys they are and for what."""
-        about = [name, self.site.run_id, str(self.site.round), str(self.about.turn), keys.hex()]
-        return "\n".join(about).encode()
+        """Return what a site signs in `KEYS`: whose keys they are, and for which round of which run."""
+        return digest("keys", name, self.site.run_id, self.site.round, keys.hex()).encode()
+
+    def _survivors(self, name: str) -> bytes:
+        """Return what a site signs in `CONFIRM`: the lists that it was given, in this round of this run."""
+        peers, masked = list(self.about.peers), list(self.about.masked)
+        return digest("survivors", name, self.site.run_id, self.site.round, self.session, peers, masked).encode()
+
+    def _verify(self, purpose: str, statement: bytes, signature: str, name: str) -> None:
+        """Refuse a statement that a participant has not signed. On one machine no participant has a certificate.
+
+        Args:
+            purpose: What the signature must have been made for.
+            statement: What must be signed.
+            signature: Prefix of the names of the signatures in the order.
+            name: The participant.
+        """
+        if self.tools.signer is None:
+            return
+        signatures, certificates = (of_sites(self.order.tensors, what) for what in (signature, CERTIFICATE))
+        if name not in signatures or name not in certificates:
+            raise RefusedError(f"expected a signature and a certificate of '{name}' ({purpose}), got none")
+        proof = to_bytes(signatures[name]), to_bytes(certificates[name])
+        self.tools.signer.verify_site(purpose, statement, *proof, name)
 
     def _check_crowd(self, names: tuple[str, ...], what: str, mine: bool) -> None:
         """Refuse a crowd in which this site is not, or that is not one by its own setting."""
-        settings = self.site.settings.secure_aggregation
-        assert settings is not None
-        if not mine or not settings.threshold <= len(names) < 2 * settings.threshold:
+        threshold = self._threshold
+        if not mine or not threshold <= len(names) < 2 * threshold:
             raise RefusedError(
-                f"Expected {what} of {settings.threshold} to {2 * settings.threshold - 1} sites with '"
-                f"{self.site.name}' among them, as the threshold {settings.threshold} asks for; got {len(names)}."
+                f"Expected {what} of {threshold} to {2 * threshold - 1} sites with '{self.site.name}' among them, as "
+                f"the threshold {threshold} asks for; got {len(names)}."
             )
 
     def _channel(self, other: str) -> bytes:
-        return agreed(self.secrets[0], self.public[other][:KEY], CHANNEL)
+        return agreed(self.secrets[0], self.public[other][:KEY], CHANNEL, self.session.encode())
 
     def _bound_to(self, sender: str, receiver: str) -> bytes:
-        return "\n".join([sender, receiver, str(self.about.turn), _digest(*map(str, self.public.items()))]).encode()
+        return digest(sender, receiver, self.session).encode()
 
     def _split(self) -> tuple[dict[str, bytes], Callable[[int], bytes]]:
         """Site to its shares of both secrets, that of the masks' key first; and the stream that goes on."""
-        label, threshold = "secure aggregation shares", self._threshold
-        payload = f"{self.about.turn} {self.tools.register.nonce} {_digest(*map(str, self.public.items()))}"
-        draw = self.site.secret_rng(label, payload).take
-        halves = [split(secret, len(self.public), threshold, draw) for secret in self.secrets[1:]]
+        payload = f"{self.tools.register.nonce} {self.session}"
+        draw = self.site.secret_rng("secure aggregation shares", payload).take
+        secrets = self.secrets[1], self.own_mask
+        halves = [split(secret, len(self.public), self._threshold, draw) for secret in secrets]
         return {name: first + second for name, first, second in zip(self.public, *halves, strict=True)}, draw
 
     @property
     def _threshold(self) -> int:
         assert self.site.settings.secure_aggregation is not None
-        return self.site.settings.secure_aggregation.threshold
+        return self.site.settings.secure_aggregation.resolved_threshold
 
     # ---- the operations
 
     def _keys(self) -> Reply:
-        self.tools.register.once(self.about.turn, "participants", _digest(*self.about.sites))
+        assert self.site.name in self.about.sites, "checked"
         tensors = {PUBLIC: to_tensor(self._own_public)}
         if self.tools.signer is not None:
             signature = self.tools.signer.sign(PURPOSE, self._statement(self.site.name, self._own_public))
@@ -191,31 +247,42 @@ class SiteEnd:
         )
 
     def _masked(self) -> Reply:
-        public, about = self.public, self.about
+        public, about, round_ = self.public, self.about, self.site.round
         self._check_peers()
         tensors = {name: tensor for name, tensor in self.order.tensors.items() if not name.startswith(PREFIX)}
         meta = {name: value for name, value in self.order.meta.items() if name != ABOUT}
+        order = replace(self.order, op=about.op, tensors=tensors, meta=meta)
+        model = wire.digest(tensors)
+        payload = order_digest(order, model)
+        self.tools.register.model_once(round_, model)
+        self.tools.register.once(round_, "orders", payload)
         layout = layout_of(tensors, self.inner.sends)
-        reply, update, public_facts = self._updated(replace(self.order, op=about.op, tensors=tensors, meta=meta))
+        reply, update, public_facts = self._updated(order)
         words, point = self._encoded(layout, update, weight_of(self.inner, reply.meta, self.site.settings))
-        self.tools.register.once(about.turn, "numbers", hashlib.sha256(words.tobytes()).hexdigest())
-        add_mask(words, self.secrets[2])
+        self.tools.register.once(round_, "numbers", hashlib.sha256(words.tobytes()).hexdigest())
+        add_mask(words, self.own_mask)
+        context = mask_context(self.session, about.peers, payload)
         for other in about.peers:
             if other != self.site.name:
-                key = agreed(self.secrets[1], public[other][KEY:], MASK)
+                key = agreed(self.secrets[1], public[other][KEY:], MASK, context)
                 add_mask(words, key, pair_sign(self.site.name, other))
         return Reply({NUMBERS: packed(words, point.bits)}, public_facts, log=reply.log, trained=reply.trained)
 
+    def _confirm(self) -> Reply:
+        self._check_masked()
+        statement = self._survivors(self.site.name)
+        tensors = {CONFIRMED: to_tensor(bytes.fromhex(statement.decode()))}
+        if self.tools.signer is not None:
+            tensors[CONFIRMED_SIGNATURE] = to_tensor(self.tools.signer.sign(CONFIRMING, statement))
+        return Reply(tensors)
+
     def _unmask(self) -> Reply:
         about = self.about
-        self._check_peers()
-        self._check_crowd(about.masked, "numbers", self.site.name in about.masked)
-        if not {*about.masked} <= {*about.peers}:
-            raise RefusedError("expected numbers of sites whose shares are held, got others: the server is not honest")
+        self._check_masked()
+        self._check_confirmed()
         sealed = of_sites(self.order.tensors, SEALED)
         if sealed.keys() != {*about.peers} - {self.site.name}:
             raise RefusedError("expected a sealed share of each other site, got others")
-        self.tools.register.once(about.turn, "drop-outs", _digest(*about.masked))
         shares = {self.site.name: self._split()[0][self.site.name]}
         for name, tensor in sealed.items():
             shares[name] = unseal(self._channel(name), to_bytes(tensor), self._bound_to(name, self.site.name))
@@ -231,7 +298,36 @@ class SiteEnd:
         self._check_crowd(self.about.peers, "shares", self.site.name in self.about.peers)
         if not {*self.about.peers} <= self.public.keys():
             raise RefusedError("expected peers whose keys are known, got others: the server is not honest")
-        self.tools.register.once(self.about.turn, "peers", _digest(*self.about.peers))
+        self.tools.register.once(self.site.round, "peers", digest(self.about.peers))
+
+    def _check_masked(self) -> None:
+        """Refuse a list of participants that sent numbers if it is not one, or not the round's first."""
+        about = self.about
+        self._check_peers()
+        self._check_crowd(about.masked, "numbers", self.site.name in about.masked)
+        if not {*about.masked} <= {*about.peers}:
+            raise RefusedError("expected numbers of sites whose shares are held, got others: the server is not honest")
+        self.tools.register.once(self.site.round, "drop-outs", digest(about.masked))
+
+    def _check_confirmed(self) -> None:
+        """Refuse to reveal shares unless at least `threshold` participants signed the lists that this site was given.
+
+        It is the consistency check of Bonawitz et al. (CCS 2017) against servers that do not follow the protocol.
+        """
+        confirmed = of_sites(self.order.tensors, CONFIRMED)
+        if len(confirmed) < self._threshold or not confirmed.keys() <= {*self.about.masked}:
+            raise RefusedError(
+                f"Expected at least {self._threshold} participants that confirm who sent numbers in round "
+                f"{self.site.round}, got {len(confirmed)}: nothing is revealed."
+            )
+        for name, said in confirmed.items():
+            statement = self._survivors(name)
+            if to_bytes(said).hex().encode() != statement:
+                raise RefusedError(
+                    f"'{name}' was given other lists of participants than '{self.site.name}' in round "
+                    f"{self.site.round}: the server is not honest. Nothing is revealed."
+                )
+            self._verify(CONFIRMING, statement, CONFIRMED_SIGNATURE, name)
 
     def _updated(self, order: Order) -> tuple[Reply, Tensors, Meta]:
         """What the method makes of its own order: its reply, the update that may leave in a sum, and public facts."""
@@ -265,11 +361,8 @@ class SiteEnd:
         steps = point.rounded(values * (weight / heaviest), self.site.rng("rounding of secure aggregation"))
         if point.noise:
             facts = {name: value for name, value in vars(point).items() if math.isfinite(value)}
-            stream = self.tools.noise(wire.digest({"update": values}, facts))
+            facts |= {"sites": list(self.about.sites), "peers": list(self.about.peers)}
+            stream = self.tools.noise(wire.digest({"update": values}, facts), self.session)
             steps += discrete_gaussian(point.site_noise, numbers, stream)
         words = point.words(steps)
         return np.append(words, words.dtype.type(weight)), point
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

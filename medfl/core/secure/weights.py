@@ -61,6 +61,6 @@ def fixed_point(inner: Method, settings: Settings, sites: int, numbers: int) -> 
     secure = settings.secure_aggregation
     assert isinstance(secure, SecureAggregation)
     noise = 0.0 if settings.privacy is None else calibrated(settings.privacy, settings.rounds)
-    return FixedPoint(secure.bits, sites, clip_of(settings), numbers, noise, secure.threshold), heaviest(
+    return FixedPoint(secure.bits, sites, clip_of(settings), numbers, noise, secure.resolved_threshold), heaviest(
         inner, settings
     )

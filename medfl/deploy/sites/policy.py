@@ -243,7 +243,7 @@ def _sums(site_file: SiteFile, settings: Settings) -> list[str]:
     secure, least = settings.secure_aggregation, site_file.least_threshold
     if site_file.is_server:
         return []
-    threshold = 1 if secure is None else secure.threshold
+    threshold = 1 if secure is None else secure.resolved_threshold
     if least is not None and threshold < least:
         alone = "alone" if secure is None else f"in a sum of {threshold} sites"
         return [

@@ -12,7 +12,19 @@ import torch
 from medfl.contract import Order
 from medfl.core.carrier import Answer
 from medfl.core.secure.method import secured
-from medfl.core.secure.ops import KEYS, MASKED, PUBLIC, REVEALED, SEALED, SHARES, UNMASK, About, of_sites
+from medfl.core.secure.ops import (
+    CONFIRM,
+    CONFIRMED,
+    KEYS,
+    MASKED,
+    PUBLIC,
+    REVEALED,
+    SEALED,
+    SHARES,
+    UNMASK,
+    About,
+    of_sites,
+)
 from medfl.core.site import SiteRunner
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
@@ -27,7 +39,7 @@ SETTINGS = Settings.model_validate(
     {"rounds": 2, "batch_size": 5, "norm_sync": "params", "secure_aggregation": {"threshold": 3}}
 )
 REGISTRY = load_plugins()
-ABOUT = About(1, NAMES)
+ABOUT = About(NAMES)
 
 
 def method() -> Any:
@@ -40,9 +52,18 @@ class Sites:
 
     runners: dict[str, SiteRunner]
 
-    def ask(self, name: str, step: int, op: str, about: About, tensors: Tensors, keep: tuple[int, ...] = ()) -> Answer:
+    def ask(
+        self,
+        name: str,
+        step: int,
+        op: str,
+        about: About,
+        tensors: Tensors,
+        keep: tuple[int, ...] = (),
+        round_: int = 1,
+    ) -> Answer:
         order = Order(name, op, dict(tensors), about.meta())
-        return self.runners[name].step(method, order, step, 1, wire.digest(tensors), keep)
+        return self.runners[name].step(method, order, step, round_, wire.digest(tensors), keep)
 
     def sent(self, name: str, step: int) -> Tensors:
         return self.runners[name].store.read(step, "reply/")
@@ -80,6 +101,16 @@ def shared(sites: Sites, keys: Tensors) -> Tensors:
 
 
 MASKING = replace(ABOUT, peers=NAMES, op="fit")
+SENT = replace(MASKING, masked=NAMES, op="")
+
+
+def confirmed(sites: Sites, keys: Tensors, about: About = SENT, step: int = 4) -> Tensors:
+    """What the participants that sent numbers confirm."""
+    held = {}
+    for name in about.masked:
+        assert sites.ask(name, step, CONFIRM, about, keys).refused is None
+        held[f"{CONFIRMED}/{name}"] = sites.sent(name, step)[CONFIRMED]
+    return held
 
 
 def test_no_mask_covers_two_payloads(sites: Sites, keys: Tensors, shared: Tensors) -> None:
@@ -88,7 +119,7 @@ def test_no_mask_covers_two_payloads(sites: Sites, keys: Tensors, shared: Tensor
     first = sites.sent("site-1", 3)
     for step in (4, 5, 3):  # then step 3 is forgotten, and asked for anew from the state before
         answer = sites.ask("site-1", step, MASKED, MASKING, model(seed=8) | keys, keep=(2,))
-        assert "used before for other numbers" in str(answer.refused)
+        assert "Round 1 was aggregated before with other model" in str(answer.refused)
     assert sites.ask("site-1", 6, MASKED, MASKING, model() | keys).refused is None
     assert torch.equal(sites.sent("site-1", 6)["secure/numbers"], first["secure/numbers"])
 
@@ -101,34 +132,68 @@ def test_another_order_of_the_same_step_is_no_answer(sites: Sites, keys: Tensors
 
 def test_one_list_of_drop_outs_is_answered(sites: Sites, keys: Tensors, shared: Tensors) -> None:
     """A site that is in one list and not in the other would lose both its secrets."""
-    first = replace(MASKING, masked=NAMES, op="")
-    assert sites.ask("site-1", 3, UNMASK, first, keys | shared).refused is None
-    second = replace(first, masked=("site-1", "site-2", "site-3"))
-    answer = sites.ask("site-1", 4, UNMASK, second, keys | shared, keep=(2,))
-    assert "used before for other drop-outs" in str(answer.refused)
+    held = confirmed(sites, keys)
+    assert sites.ask("site-1", 5, UNMASK, SENT, keys | shared | held).refused is None
+    second = replace(SENT, masked=("site-1", "site-2", "site-3"))
+    for step, op in ((6, UNMASK), (7, CONFIRM)):
+        answer = sites.ask("site-1", step, op, second, keys | shared | held, keep=(2,))
+        assert "Round 1 was aggregated before with other drop-outs" in str(answer.refused)
 
 
 def test_never_both_secrets_of_a_site(sites: Sites, keys: Tensors, shared: Tensors) -> None:
-    staying = ("site-1", "site-2", "site-3")
-    sites.ask("site-1", 3, UNMASK, replace(MASKING, masked=staying, op=""), keys | shared)
-    revealed = of_sites(sites.sent("site-1", 3), REVEALED)
+    about = replace(SENT, masked=("site-1", "site-2", "site-3"))
+    held = confirmed(sites, keys, about)
+    assert sites.ask("site-1", 5, UNMASK, about, keys | shared | held).refused is None
+    revealed = of_sites(sites.sent("site-1", 5), REVEALED)
     assert revealed.keys() == {*NAMES}
     assert all(share.numel() == BYTES for share in revealed.values()), "of each site one share, not two"
 
 
+def test_nothing_is_revealed_unless_enough_confirm_the_same_list(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    held = confirmed(sites, keys)
+    few = {name: held[name] for name in list(held)[:2]}
+    other = held | {f"{CONFIRMED}/site-5": held[f"{CONFIRMED}/site-4"]}
+    strange = held | {f"{CONFIRMED}/site-6": held[f"{CONFIRMED}/site-4"]}
+    for step, votes, words in (
+        (5, few, "Expected at least 3 participants that confirm who sent numbers in round 1, got 2"),
+        (6, other, "'site-5' was given other lists of participants than 'site-1'"),
+        (7, strange, "Expected at least 3 participants that confirm"),
+    ):
+        answer = sites.ask("site-1", step, UNMASK, SENT, keys | shared | votes, keep=(2,))
+        assert words in str(answer.refused)
+        assert not sites.sent("site-1", step)
+
+
+def test_a_model_is_trained_in_one_round(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+    """The same model as another round would be summed twice, over other participants perhaps."""
+    assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
+    again = {}
+    for name in NAMES:
+        assert sites.ask(name, 4, KEYS, ABOUT, {}, round_=2).refused is None
+        again[f"{PUBLIC}/{name}"] = sites.sent(name, 4)[PUBLIC]
+    answer = sites.ask("site-1", 5, MASKED, MASKING, model() | again, round_=2)
+    assert "Round 2 has the same model as round 1, to the last bit" in str(answer.refused)
+    assert sites.ask("site-1", 6, MASKED, MASKING, model(seed=8) | again, round_=2).refused is None
+
+
 def test_keys_of_others_can_not_be_exchanged_later(sites: Sites, keys: Tensors, shared: Tensors) -> None:
     own = keys | {f"{PUBLIC}/site-3": keys[f"{PUBLIC}/site-2"]}
-    assert "other keys of others" in str(sites.ask("site-1", 3, MASKED, MASKING, model() | own).refused)
+    assert "before with other keys of others" in str(sites.ask("site-1", 3, MASKED, MASKING, model() | own).refused)
+
+
+def test_participants_are_sites_of_the_run(sites: Sites) -> None:
+    answer = sites.ask("site-1", 1, KEYS, About((*NAMES[:4], "site-9")), {})
+    assert "expected participants among the run's sites" in str(answer.refused)
 
 
 CROWDS: dict[str, tuple[str, About, str]] = {
-    "two sites alone": (KEYS, About(9, NAMES[:2]), "Expected participants of 3 to 5 sites"),
-    "six, of whom two threes could be summed": (KEYS, About(9, (*NAMES, "site-6")), "Expected participants of 3 to 5"),
-    "without the site": (KEYS, About(9, NAMES[1:]), "with 'site-1' among them"),
+    "two sites alone": (KEYS, About(NAMES[:2]), "Expected participants of 3 to 5 sites"),
+    "six, of whom two threes could be summed": (KEYS, About((*NAMES, "site-6")), "Expected participants of 3 to 5"),
+    "without the site": (KEYS, About(NAMES[1:]), "with 'site-1' among them"),
     "few peers": (MASKED, replace(MASKING, peers=NAMES[:2]), "Expected shares of 3 to 5 sites"),
-    "few that sent numbers": (UNMASK, replace(MASKING, masked=NAMES[:2]), "Expected numbers of 3 to 5 sites"),
+    "few that sent numbers": (CONFIRM, replace(MASKING, masked=NAMES[:2]), "Expected numbers of 3 to 5 sites"),
     "numbers of nobody's peer": (
-        UNMASK,
+        CONFIRM,
         replace(MASKING, peers=NAMES[:4], masked=("site-1", "site-2", "site-5")),
         "numbers of sites whose shares are held",
     ),
@@ -138,7 +203,7 @@ CROWDS: dict[str, tuple[str, About, str]] = {
 @pytest.mark.parametrize("case", CROWDS)
 def test_crowds_that_hide_too_little_are_refused(case: str, sites: Sites, keys: Tensors, shared: Tensors) -> None:
     op, about, words = CROWDS[case]
-    tensors = {KEYS: {}, MASKED: model() | keys, UNMASK: keys | shared}[op]
+    tensors = {KEYS: {}, MASKED: model() | keys, CONFIRM: keys}[op]
     assert words in str(sites.ask("site-1", 3, op, about, tensors).refused)
 
 
@@ -149,7 +214,7 @@ def test_fewer_keys_than_the_threshold_are_refused(sites: Sites, keys: Tensors) 
 
 def test_a_share_that_was_sealed_for_another_site_is_refused(sites: Sites, keys: Tensors, shared: Tensors) -> None:
     other = shared | {f"{SEALED}/site-2": of_sites(sites.sent("site-2", 2), SEALED)["site-3"]}
-    answer = sites.ask("site-1", 3, UNMASK, replace(MASKING, masked=NAMES, op=""), keys | other)
+    answer = sites.ask("site-1", 5, UNMASK, SENT, keys | other | confirmed(sites, keys))
     assert "sealed for this site" in str(answer.refused)
 
 
@@ -160,5 +225,5 @@ def test_nothing_leaves_in_the_clear(sites: Sites) -> None:
 
 
 def test_orders_of_another_form_are_refused(sites: Sites) -> None:
-    order = Order("site-1", KEYS, {}, {"secure_aggregation": {"turn": 1}})
+    order = Order("site-1", KEYS, {}, {"secure_aggregation": {"sites": []}})
     assert "another one" in str(sites.runners["site-1"].step(method, order, 1, 1, wire.digest({})).refused)

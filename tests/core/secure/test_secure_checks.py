@@ -72,7 +72,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"privacy": PRIVACY, "secure_aggregation": {"threshold": 2, "clip": 2.0}},
         "'secure_aggregation.clip' is 2 and 'privacy.clip' 1",
     ),
-    "few": ({"secure_aggregation": {"threshold": 4}}, "threshold' is 4, and the run has 3 sites"),
+    "few": (
+        {"secure_aggregation": {"threshold": 4}},
+        "threshold' is 4, and 3 of the run's 3 sites take part in a round: expected 2 to 3",
+    ),
 }
 
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from toys import digests
 
-from medfl.core.secure.ops import OPS
-from medfl.core.store import Store
+from medfl.core.secure.ops import MASKED, OPS, PUBLIC, of_sites, session_digest, to_bytes
+from medfl.core.store import Record, Store
 from medfl.plugins import load_plugins
 from medfl.privacy.secure_aggregation.keys import public_key
 from medfl.runs.folder import run_id_of
 from medfl.runs.simulation import Result
 from medfl.testing.cohort import Case, bits, make_sites, make_task
+from medfl.types import Tensors
 from medfl.utils.rng import SecretStream
 
 SIZES = {f"site-{number}": size for number, size in enumerate((7, 5, 6, 9, 4), start=1)}
@@ -40,6 +41,27 @@ def distance(left: Result, right: Result) -> float:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     folder = tmp_path_factory.mktemp("secure") / "run"
     return run(folder, secure_aggregation=THREE), folder
+
+
+class Stopped:
+    """A run that stopped when the masked numbers of its first round had been sent: they are still on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        result = run(folder, secure_aggregation=THREE, absent=lambda site, at: at == MASKING + 1)
+        assert result.outcome.status == "incomplete"
+
+    def of(self, site: str) -> Record:
+        """A site's record of its masked numbers."""
+        return Store(self.folder / "state" / site).load(MASKING)
+
+
+MASKING = OPS.index(MASKED) + 1
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    return Stopped(tmp_path_factory.mktemp("stopped") / "run")
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -87,10 +109,10 @@ def test_a_clip_bounds_every_update(tmp_path: Path) -> None:
 # ---- drop-outs
 
 
-@pytest.mark.parametrize("operation", range(4))
+@pytest.mark.parametrize("operation", range(5))
 def test_drop_outs_in_any_operation_recover(operation: int, tmp_path: Path) -> None:
     """Two of five are away in one operation of round 2; those that have sent their numbers are in the sum."""
-    away, step = {"site-2", "site-5"}, 4 + operation + 1
+    away, step = {"site-2", "site-5"}, 5 + operation + 1
 
     def absent(site: str, at: int) -> bool:
         return site in away and at == step
@@ -105,18 +127,18 @@ def test_drop_outs_one_after_the_other(tmp_path: Path) -> None:
     """One leaves before it shares, another one before it sends its numbers; both stay away."""
 
     def absent(site: str, at: int) -> bool:
-        return at < 5 and ((site == "site-1" and at >= 2) or (site == "site-4" and at >= 3))
+        return at < 6 and ((site == "site-1" and at >= 2) or (site == "site-4" and at >= 3))
 
     result = run(tmp_path / "secure", secure_aggregation=THREE, absent=absent)
     plain = run(tmp_path / "plain", absent=lambda site, at: site in ("site-1", "site-4") and at == 1)
     assert distance(plain, result) < 1e-4
 
 
-@pytest.mark.parametrize("operation", range(4))
+@pytest.mark.parametrize("operation", range(5))
 def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
     operation: int, whole: tuple[Result, Path], tmp_path: Path
 ) -> None:
-    away, step = {"site-2", "site-3", "site-5"}, 4 + operation + 1
+    away, step = {"site-2", "site-3", "site-5"}, 5 + operation + 1
     result = run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: site in away and at == step)
     assert (result.outcome.status, result.outcome.rounds) == ("incomplete", 1)
     assert "2 of 3 needed replies came. Missing: site-2, site-3, site-5." in result.outcome.reason
@@ -127,34 +149,43 @@ def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
 # ---- what there is to see
 
 
-def secrets(folder: Path, site: str, run_id: str, round_: int, turn: int) -> list[bytes]:
+def secrets(folder: Path, site: str, run_id: str, round_: int) -> list[bytes]:
     """What a site of a simulation hides; its own secret is derived from the run's seed."""
     key = hashlib.sha256(f"7/{site}/simulated secret".encode()).digest()
     nonce = json.loads((folder / "state" / site / "secure_aggregation.json").read_text())["nonce"]
-    stream = SecretStream(key, run_id, round_, "secure aggregation", f"{turn} {nonce}")
-    return [stream.take(32) for _ in range(3)]
+    public = Store(folder / "state" / "server").latest()
+    assert public is not None
+    keys = {name: to_bytes(tensor) for name, tensor in of_sites(blob(folder, public, PUBLIC), PUBLIC).items()}
+    session = session_digest(round_, THREE["threshold"], sorted(SIZES), keys)
+    pairs = SecretStream(key, run_id, round_, "secure aggregation", nonce)
+    own = SecretStream(key, run_id, round_, "own mask of secure aggregation", f"{nonce} {session}")
+    return [pairs.take(32), pairs.take(32), own.take(32)]
+
+
+def blob(folder: Path, record: Record, name: str) -> Tensors:
+    return Store(folder / "state" / "server").get(record.state().blobs[name])
 
 
 def test_no_secret_is_on_any_disk_or_in_any_message(tmp_path: Path) -> None:
     """In a run that stopped before its sum was unmasked; an unmasked site's own mask is known to the server."""
-    run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == 4 and site in ("site-1", "site-2", "site-3"))
+    run(tmp_path, secure_aggregation=THREE, absent=lambda site, at: at == 5 and site in ("site-1", "site-2", "site-3"))
     run_id = run_id_of(json.loads((tmp_path / "run.json").read_text())["identity"])
     content = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    hidden = [secret for site in SIZES for secret in secrets(tmp_path, site, run_id, 1, 1)]
+    hidden = [secret for site in SIZES for secret in secrets(tmp_path, site, run_id, 1)]
     assert public_key(hidden[0]) in content, "these are the secrets of the run"
+    assert public_key(hidden[1]) in content
     assert not any(secret in content or secret.hex().encode() in content for secret in hidden)
 
 
-def test_the_server_learns_neither_sizes_nor_updates(whole: tuple[Result, Path]) -> None:
+def test_the_server_learns_neither_sizes_nor_updates(whole: tuple[Result, Path], stopped: Stopped) -> None:
     last = Store(whole[1] / "state" / "server").latest()
     assert last is not None
     assert all(facts == {"trainable": True, "validates": True} for facts in last.meta["commit"]["facts"].values())
     for site in SIZES:
-        store = Store(whole[1] / "state" / site)
-        step = store.steps()[0]  # of the masked numbers, the last but one
-        assert store.load(step).meta["reply"] == {}
-        assert {name: tensor.dtype for name, tensor in store.read(step, "reply/").items()} == {
-            "secure/numbers": torch.uint8
+        record = stopped.of(site)
+        assert record.meta["reply"] == {}
+        assert {name: tensor.dtype for name, tensor in record.tensors.items() if name.startswith("reply/")} == {
+            "reply/secure/numbers": torch.uint8
         }
 
 
@@ -167,23 +198,22 @@ def test_bytes_are_at_most_one_and_a_half_times_those_of_float32(tmp_path: Path)
         lines = (tmp_path / name / "metrics.csv").read_text().splitlines()
         return sum(float(line.split(",")[-1]) for line in lines if ",bytes_up," in line)
 
-    protocol = 5 * (64 + 4 * 160 + 5 * 66 + 5)  # keys, sealed shares, revealed shares, the weight
+    protocol = 5 * (64 + 4 * 160 + 32 + 5 * 66 + 5)  # keys, sealed shares, lists, revealed shares, the weight
     assert up("secure") - protocol == pytest.approx(1.25 * up("plain"), rel=0.02)
 
 
-def test_each_round_has_four_operations(whole: tuple[Result, Path]) -> None:
+def test_each_round_has_one_aggregation_of_five_operations(whole: tuple[Result, Path]) -> None:
     register = json.loads((whole[1] / "state" / "site-1" / "secure_aggregation.json").read_text())
-    assert len(OPS) == 4
-    uses = {"participants", "keys of others", "peers", "numbers", "drop-outs"}
-    assert register.keys() == {"nonce"} | {f"{turn} {use}" for turn in (1, 2) for use in uses}
+    assert len(OPS) == 5
+    uses = {"participants", "keys of others", "peers", "model", "orders", "numbers", "drop-outs"}
+    assert register.keys() == {"nonce"} | {f"{round_} {use}" for round_ in (1, 2) for use in uses}
 
 
 def test_the_same_run_in_another_folder_has_other_masks_and_the_same_end(
-    whole: tuple[Result, Path], tmp_path: Path
+    whole: tuple[Result, Path], stopped: Stopped, tmp_path: Path
 ) -> None:
     """Else a server that submits a run a second time, with another first model, would have a mask over two payloads."""
-    assert digests(run(tmp_path, secure_aggregation=THREE)) == digests(whole[0])
-    first, second = (
-        Store(folder / "state" / "site-1").read(7, "reply/")["secure/numbers"] for folder in (whole[1], tmp_path)
-    )
+    other = Stopped(tmp_path)
+    first, second = (made.of("site-1").tensors["reply/secure/numbers"] for made in (stopped, other))
     assert float((first != second).double().mean()) > 0.98
+    assert digests(run(tmp_path, secure_aggregation=THREE)) == digests(whole[0])
