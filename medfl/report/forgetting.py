@@ -120,8 +120,8 @@ def _missing_changes(way: Trajectory) -> list[str]:
         reasons.append(f"Backward transfer needs {OWN_TESTS}.")
     elif not shared:
         reasons.append(
-            "Backward transfer is not defined: it needs the global model's scores on the sites' test images, and only personal "
-            "models were scored there. Their change is under 'Other readings'."
+            "Backward transfer is not defined: it needs the global model's scores on the sites' test images, and only "
+            "personal models were scored there. Their change is under 'Other readings'."
         )
     return reasons
 
