@@ -30,6 +30,7 @@ def describe(folder: Path) -> dict[str, str]:
     Raises:
         StoreError: If the folder holds no run, or what it says of it can't be read.
     """
+    from medfl.core.constant_predictions import from_summary
     from medfl.core.status import DIVERGED, INCOMPLETE
     from medfl.report.formats import size
     from medfl.runs.facts import read_facts
@@ -37,6 +38,7 @@ def describe(folder: Path) -> dict[str, str]:
     from medfl.watch.folders import WatchedRun
 
     run, summary = read_facts(folder)
+    constant = from_summary(summary)
     watched = WatchedRun(folder, str(folder))
     watched.look()
     view = watched.view()
@@ -52,6 +54,7 @@ def describe(folder: Path) -> dict[str, str]:
         "rounds": f"{view.round} of {run['rounds']}",
         **({"sites": sites} if sites else {}),
         "score": view.score,
+        **({"warning": " ".join(entry.sentence for entry in constant)} if constant else {}),
         "time": view.time,
         "disk": f"{size(bytes_in(folder))}, of which state {size(bytes_in(folder / 'state'))}",
         "bundles": _bundles(folder, run),

@@ -12,6 +12,7 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.metrics.metric import Metric
+from medfl.objectives.constant import ConstantAnswer
 from medfl.objectives.mixing import mean_of_classes
 from medfl.objectives.objective import Objective
 from medfl.objectives.rows import check_rows
@@ -107,6 +108,19 @@ class Multiclass(Objective):
     ) -> torch.Tensor:
         """As `medfl.metrics.metric.Metric.weighted` computes it."""
         return self.scores[metric].weighted(judged, targets, self.num_classes, weights)
+
+    def constant_answer(
+        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+    ) -> ConstantAnswer | None:
+        """Return the class that is the most probable one of every case, if cases are of several classes."""
+        if not len(judged) or not self.gave_numbers(judged):
+            return None
+        predicted = judged.argmax(dim=1)
+        if bool((predicted != predicted[0]).any()) or not bool((targets != targets[0]).any()):
+            return None
+        number = int(predicted[0])
+        name = names[number] if number < len(names) else str(number)
+        return ConstantAnswer(f"the class '{name}'", int((targets != number).sum()))
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits whose softmax is the mean of the members' probabilities."""

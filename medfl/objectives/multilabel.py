@@ -13,6 +13,7 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics.metric import WeightedScore
 from medfl.metrics.multilabel import label_auc, macro_auc, mean_average_precision
+from medfl.objectives.constant import ConstantAnswer
 from medfl.objectives.losses import LabelledBCELoss
 from medfl.objectives.mixing import mean_of_findings
 from medfl.objectives.objective import Objective
@@ -98,6 +99,23 @@ class Multilabel(Objective):
     def target_columns(self) -> tuple[str, ...]:
         """t0, t1, ..."""
         return tuple(f"t{label}" for label in range(self.num_labels))
+
+    def constant_answer(
+        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+    ) -> ConstantAnswer | None:
+        """Return the answer of a model that gives each finding the same prediction for every case.
+
+        A single such finding is no fault: rare findings stay below the threshold 0.5. Findings whose labels do not
+        differ are left out.
+        """
+        if not len(judged) or not self.gave_numbers(judged):
+            return None
+        present, labelled = judged >= 0.5, ~targets.isnan()
+        differ = ((targets == 1).any(0) & (targets == 0).any(0)).nonzero()[:, 0]
+        if not len(differ) or bool((present[:, differ] != present[:1, differ]).any()):
+            return None
+        wrong = labelled[:, differ] & (present[:, differ] != (targets[:, differ] == 1))
+        return ConstantAnswer("the same findings", int(wrong.any(1).sum()))
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits whose sigmoid is the mean of the members' probabilities."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from medfl.errors import ContractError, SettingsError, did_you_mean
 from medfl.objectives.balance import weighted_loss
+from medfl.objectives.constant import ConstantAnswer, constant_numbers
 from medfl.objectives.shown import Shown
 from medfl.types import Meta
 
@@ -214,6 +215,21 @@ class Objective(Shown):
         if not len(targets) or bool(torch.isnan(judged).any()):
             return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
         return self.scores[metric](judged, targets, weights)
+
+    def constant_answer(
+        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+    ) -> ConstantAnswer | None:
+        """Return what the model predicts for every case, if that is the same for all and the targets are not.
+
+        Args:
+            judged: What the model predicts, (N, K), from `judged`.
+            targets: The targets, (N, ...), from `kept`.
+            names: Names of the classes; empty uses their numbers.
+
+        Returns:
+            The answer; None if predictions differ, if no target contradicts them, or if the model gave no numbers.
+        """
+        return constant_numbers(judged, targets) if self.gave_numbers(judged) else None
 
     def check_metrics(self, names: Sequence[str]) -> None:
         """Refuse a metric that this objective does not have.

@@ -22,6 +22,7 @@ from medfl.metrics.segmentation import (
     mean_over_cases,
     surface_dice,
 )
+from medfl.objectives.constant import ConstantAnswer
 from medfl.objectives.losses import DiceBCELoss
 from medfl.objectives.mixing import mean_of_classes, mean_of_findings
 from medfl.objectives.objective import Objective
@@ -224,6 +225,16 @@ class Segmentation(Objective):
     def gave_numbers(self, judged: torch.Tensor) -> bool:
         """Whether every case has a Dice; distances may be undefined."""
         return not bool(judged[:, : len(self.labels)].isnan().any())
+
+    def constant_answer(
+        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+    ) -> ConstantAnswer | None:
+        """Return the answer of a model whose masks are all empty, if any reference mask is not."""
+        if not len(judged) or not self.gave_numbers(judged):
+            return None
+        filled = int((targets > 0).any(1).sum())
+        is_empty = not bool((judged[:, -len(self.labels) :] > 0).any())
+        return ConstantAnswer("an empty mask", filled) if is_empty and filled else None
 
     def together(self, outputs: torch.Tensor) -> torch.Tensor:
         """Logits whose probabilities are the mean of the members'."""

@@ -15,12 +15,13 @@ from typing import Any
 
 import pandas as pd
 
+from medfl.core.constant_predictions import from_summary
 from medfl.errors import SettingsError, StoreError, did_you_mean
 from medfl.metrics import LOWER_IS_BETTER, worst
 from medfl.objectives import check_metrics
 from medfl.report.formats import as_text, metric_words, p_value, plus_minus, table_lines
 from medfl.report.groups import Group, folds_among, group_runs, pairs
-from medfl.report.scores import Baseline, baseline_of
+from medfl.report.scores import Baseline, baseline_of, named_runs
 from medfl.report.sections.matrix import global_test
 from medfl.report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
 from medfl.runs.records import RunRecord
@@ -53,8 +54,9 @@ def compare(
 
     Returns:
         Columns: metric, split, label, method, seeds (with their folds), status, rounds (those evaluated), sites (with a
-        score; the fewest of the group's runs), of_sites, mean, std, worst, worst_std, global_test, global_test_std,
-        shared_test, shared_test_std, public_test, public_test_std (see `AT_SERVER`), all_sites, all_sites_std,
+        score; the fewest of the group's runs), of_sites, constant_predictions (sentences about models that predict the
+        same for every image, or empty), mean, std, worst, worst_std, global_test, global_test_std, shared_test,
+        shared_test_std, public_test, public_test_std (see `AT_SERVER`), all_sites, all_sites_std,
         all_sites_spread (every site's model on all sites' test sets: mean over the models, its standard deviation over
         the runs and over the models), baseline, pairs, difference, low, high, verdict, and of pairs over folds p_t,
         p_corrected and p_wilcoxon (see
@@ -135,6 +137,7 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
         "rounds": _joined({run.summary["evaluated_round"] for run in group.runs if run.summary} - {None}),
         "sites": min((len(values) for values in scored), default=0),
         "of_sites": len(group.runs[0].run["identity"]["sites"]),
+        "constant_predictions": " ".join(_constant(group)),
     }
     for (name, spread), values in columns.items():
         mean, std = mean_std(values) if values else (math.nan, None)
@@ -142,6 +145,11 @@ def _row(group: Group, base: Group, metric: str, split: str) -> Meta:
     spreads = [spread for _, spread in crossed if not math.isnan(spread)]
     row["all_sites_spread"] = fmean(spreads) if spreads else math.nan
     return row | _against(group, base, metric, split)
+
+
+def _constant(group: Group) -> list[str]:
+    """Return a sentence for each model of a group that predicts the same for every image."""
+    return [f"{name}: {entry.sentence}" for name, run in named_runs([group]) for entry in from_summary(run.summary)]
 
 
 def _against(group: Group, base: Group, metric: str, split: str) -> Meta:
@@ -238,6 +246,7 @@ def notes(table: pd.DataFrame) -> list[str]:
         )
     if (table["sites"] < table["of_sites"]).any():
         sentences.append("Sites where a metric is not defined, such as auc with one class only, are left out.")
+    sentences += [text for text in dict.fromkeys(table["constant_predictions"]) if text]
     if table["status"].str.contains("diverged|incomplete|running").any():
         sentences.append(
             "Runs that did not finish stay in the table with the scores of their last evaluated round; a run that has "

@@ -28,8 +28,10 @@ MEASURES = {
     "worst_mean": "worst participant right after its training, mean over the rounds",
     "worst_site": "lowest mean of a site, over the rounds in which it trained",
     "balance": "mean of global_mean and local_mean",
-    "bwt_mean": "backward transfer, mean over the rounds",
-    "bwt_final": "backward transfer at the last round",
+    "bwt_mean": "backward transfer of the global model, mean over the rounds",
+    "bwt_final": "backward transfer of the global model at the last round",
+    "personal_change_mean": "change of the sites' personal models since each site last took part, mean over the rounds",
+    "personal_change_final": "change of the sites' personal models since each site last took part, at the last round",
     "consistency_global": "global test: 1 minus the mean forgetting between a peak and its recovery",
     "consistency_global_open": "consistency_global with an interval without recovery counted as well",
     "consistency_global_clipped": "consistency_global with losses only",
@@ -83,8 +85,8 @@ def measures_of(way: Trajectory) -> dict[str, float]:
         numbers |= {"worst_mean": float(way.trained.min(axis=1).mean()), "worst_site": float(by_site.min())}
     if "global_mean" in numbers and "local_mean" in numbers:
         numbers["balance"] = (numbers["global_mean"] + numbers["local_mean"]) / 2
-    if way.every_round() and _sites_learn(way):
-        numbers |= _transfer(way)
+    if way.every_round():
+        numbers |= _transfer("bwt", way.global_at_sites, way) | _transfer("personal_change", way.personal_at_sites, way)
     return {name: numbers[name] for name in MEASURES if name in numbers}
 
 
@@ -94,7 +96,7 @@ def missing(run: RunRecord, metric: str) -> list[str]:
 
 
 def missing_of(run: RunRecord, way: Trajectory) -> list[str]:
-    """The same, of a run whose way is read already."""
+    """Return the reasons for missing measures, given a trajectory that was already read."""
     reasons = []
     if not len(way.server):
         reasons.append("Without a global model and a test set at the server there are no global measures.")
@@ -102,13 +104,25 @@ def missing_of(run: RunRecord, way: Trajectory) -> list[str]:
         scored = "trained" in run.run["identity"]["settings"].get("moments", [])
         moments = "scores right after training: `--moments \"['aggregated', 'trained']\"`"
         reasons.append(f"Local measures need {OWN_TESTS if scored else moments}.")
-    if len(way.sites) or len(way.server):
-        if not way.every_round():
-            reasons.append(
-                "Global consistency and backward transfer need scores after every round: `--evaluate_every 1`."
-            )
-        if not _sites_learn(way):
-            reasons.append(f"Backward transfer needs {OWN_TESTS}.")
+    if way.is_scored:
+        reasons += _missing_changes(way)
+    return reasons
+
+
+def _missing_changes(way: Trajectory) -> list[str]:
+    """Return the reasons why global consistency, backward transfer or the personal models' change are missing."""
+    shared, personal = _took_part(way.global_at_sites, way), _took_part(way.personal_at_sites, way)
+    reasons = []
+    if not way.every_round():
+        names = "backward transfer" if shared or not personal else "the personal models' change"
+        reasons.append(f"Global consistency and {names} need scores after every round: `--evaluate_every 1`.")
+    if not shared and not personal:
+        reasons.append(f"Backward transfer needs {OWN_TESTS}.")
+    elif not shared:
+        reasons.append(
+            "Backward transfer is not defined: it needs the global model's scores on the sites' test images, and only "
+            "personal models were scored there. Their change is under 'Other readings'."
+        )
     return reasons
 
 
@@ -144,13 +158,16 @@ def _series(name: str, scores: pd.Series[float], consecutive: bool) -> dict[str,
     return numbers
 
 
-def _sites_learn(way: Trajectory) -> bool:
-    """Whether a site that has taken part is scored: not where data are pooled, or no site has a test set."""
-    return any(not way.sites.columns.intersection(names).empty for names in way.participants.values())
+def _took_part(scores: pd.DataFrame, way: Trajectory) -> bool:
+    """Return whether any site with scores has trained: false if data are pooled or no site has a test set."""
+    return any(not scores.columns.intersection(names).empty for names in way.participants.values())
 
 
-def _transfer(way: Trajectory) -> dict[str, float]:
-    table: dict[int, dict[str, float]] = way.sites.to_dict(orient="index")  # type: ignore[assignment]
-    scores = {number: {site: value for site, value in row.items() if value == value} for number, row in table.items()}
+def _transfer(name: str, table: pd.DataFrame, way: Trajectory) -> dict[str, float]:
+    """Return a model's `backward_transfer` as ``NAME_mean`` and ``NAME_final``; empty if no scored site has trained."""
+    if not _took_part(table, way):
+        return {}
+    rows: dict[int, dict[str, float]] = table.to_dict(orient="index")  # type: ignore[assignment]
+    scores = {number: {site: value for site, value in row.items() if value == value} for number, row in rows.items()}
     values = [backward_transfer(scores, way.participants, number) for number in sorted(scores)]
-    return {"bwt_mean": fmean(values), "bwt_final": values[-1]}
+    return {f"{name}_mean": fmean(values), f"{name}_final": values[-1]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
+from medfl.core.constant_predictions import from_summary
 from medfl.privacy.statements import WHAT, describe_secure
 from medfl.report.formats import count, listed, number
 from medfl.report.groups import Group, data_per
@@ -88,6 +89,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
         *_poisoned(runs),
         *_secure(runs),
         *_endings(runs),
+        *_constant(runs),
         *_best_rounds(runs),
         *_missing(runs),
         *_leaks(runs),
@@ -151,6 +153,11 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
             on = ended_on(run.summary)
             notices.append(Notice("bad", f"{name} ended as {run.status}{on} after {rounds}: {reason}. {scored}"))
     return notices
+
+
+def _constant(runs: Sequence[Named]) -> list[Notice]:
+    """Return a notice for each model that predicts the same for every image."""
+    return [Notice("bad", f"{name}: {entry.sentence}") for name, run in runs for entry in from_summary(run.summary)]
 
 
 def _best_rounds(runs: Sequence[Named]) -> list[Notice]:

@@ -22,12 +22,13 @@ TABLES = {
     "spread over the rounds, and other readings": (
         "global_std",
         "local_std",
+        "personal_change_mean",
         "intervals_global",
         "consistency_global_open",
         "consistency_global_clipped",
         "consistency_local_open",
     ),
-    "last round": ("global_final", "bwt_final", "local_final"),
+    "last round": ("global_final", "bwt_final", "personal_change_final", "local_final"),
 }
 """Heading to the measures that stand below it."""
 

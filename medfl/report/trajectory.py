@@ -1,4 +1,4 @@
-"""A run's way, round by round: scores at the server, at the sites, and right after training."""
+"""Test scores of a run by round: at the server, at the sites, and right after training."""
 
 from __future__ import annotations
 
@@ -12,47 +12,55 @@ from medfl.types import GLOBAL, NO_SITES
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One metric on test images over the rounds of a run. What was not scored is empty.
+    """Test scores of one run in one metric, by round. Tables of models that were not scored are empty.
 
     Attributes:
-        server: Round to the global model's score on the server's test set.
-        sites: Round (rows) and site (columns): the model that the site has after the round, on its own test set; its
-            personal one where it has both.
-        trained: The same right after the site's training; NaN where it did not train. Empty unless the run scores at
-            the moment ``trained``.
-        participants: Round to the sites that trained in it, sorted, also those whose reply was refused.
-        seconds: Round to the seconds that all sites have worked up to it, one after the other, without evaluation.
+        server: Maps each round to the global model's score on the server's test set.
+        global_at_sites: Scores of the global model after each round (rows) on each site's test set (columns).
+        personal_at_sites: Scores of the sites' personal models, in the same form.
+        trained: Scores of the sites' models right after training, in the same form; NaN if a site did not train. Empty
+            unless the run scores at the moment ``trained``.
+        participants: Maps each round to the sorted names of the sites that trained, including refused replies.
+        seconds: Maps each round to the cumulative seconds of all sites' work, one after the other, without evaluation.
     """
 
     server: pd.Series[float]
-    sites: pd.DataFrame
+    global_at_sites: pd.DataFrame
+    personal_at_sites: pd.DataFrame
     trained: pd.DataFrame
     participants: dict[int, list[str]]
     seconds: pd.Series[float]
 
+    @property
+    def is_scored(self) -> bool:
+        """True if any model was scored on test images after aggregation."""
+        return any(map(len, (self.server, self.global_at_sites, self.personal_at_sites)))
+
     def every_round(self) -> bool:
-        """Whether the scores after aggregation, of the server and of the sites, are there for every round from 1."""
-        scored = [list(part.index) for part in (self.server, self.sites) if len(part)]
+        """Return whether all models that were scored after aggregation were scored in every round from 1."""
+        tables = (self.server, self.global_at_sites, self.personal_at_sites)
+        scored = [list(table.index) for table in tables if len(table)]
         return bool(scored) and all(rounds == list(range(1, len(rounds) + 1)) for rounds in scored)
 
 
 def read_trajectory(run: RunRecord, metric: str) -> Trajectory:
-    """The way of a run in one metric.
+    """Read the test scores of a run by round.
 
     Args:
-        run: Finished or not.
-        metric: One of its task's metrics.
+        run: A run, finished or not.
+        metric: One of the metrics of its task.
     """
     table = run.metrics
     tests = table[(table["split"] == "test") & (table["metric"] == metric) & table["value"].notna()]
-    after = tests[(tests["moment"] == "aggregated") & ~tests["model"].str.contains("@")]
+    after = tests[tests["moment"] == "aggregated"]
     at_server = after[(after["site"] == GLOBAL) & (after["model"] == "global")]
-    at_sites = after[~after["site"].isin(NO_SITES)].sort_values("model", kind="stable")  # "personal" is the last one
+    at_sites = after[~after["site"].isin(NO_SITES)]
     own = tests[(tests["moment"] == "trained") & (tests["model"] == "personal")]
     work = table[(table["split"] == "train") & (table["metric"] == "work_seconds")]
     return Trajectory(
         server=at_server.set_index("round")["value"].sort_index(),
-        sites=_by_site(at_sites),
+        global_at_sites=_by_site(at_sites[at_sites["model"] == "global"]),
+        personal_at_sites=_by_site(at_sites[at_sites["model"] == "personal"]),
         trained=_by_site(own[~own["site"].isin(NO_SITES)]),
         participants=_participants(work),
         seconds=work.groupby("round")["value"].sum().cumsum(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from torch import nn
 
 from medfl.contract import Method, Model
+from medfl.core.constant_predictions import KEY, Predictions, find_constant_predictions, to_summary
 from medfl.core.evaluation import predictor_of
 from medfl.core.site import Splits
 from medfl.data.pooled import patients_of
@@ -29,6 +31,8 @@ from medfl.task import Task
 from medfl.training.predict import predict
 from medfl.types import Dataset, Meta, Visited
 from medfl.utils.files import write_atomic
+
+logger = logging.getLogger(__name__)
 
 README = Path("docs", "README.md")
 """A bundle's docs."""
@@ -49,25 +53,33 @@ LEFT_OUT = {"federate.json"}
 def export(result: Result, run: Run, home: Home) -> list[Path]:
     """Write a bundle for every site, and ``global/`` where the method has a global model.
 
+    Models that predict the same for every image are logged and added to the summary.
+
     Args:
-        result: Of the run.
+        result: Result of the run; its summary is changed in place.
         run: The run; bundles go to ``sites/<name>`` and ``global`` in its folder.
-        home: What they are made from.
+        home: What the bundles are made from.
 
     Returns:
         The bundles' folders.
 
     Raises:
-        StoreError: If one can't be written.
+        StoreError: If a bundle can't be written.
     """
-    written, method = [], run.make_method()
+    written, method, predictions = [], run.make_method(), {}
     for site, models in sorted(result.models.items()):
         if models:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
             model = export_site(target, home, site, models, method)
             predictor = predictor_of(method, run.task, model)
-            write_predictions(target, predictor, run.sites[site], run.task, run.settings, facts, run.execution.pictures)
+            predictions[site] = write_predictions(
+                target, predictor, run.sites[site], run.task, run.settings, facts, run.execution.pictures
+            )
             written.append(target)
+    constant = find_constant_predictions(predictions, run.task.objective, run.classes)
+    result.summary[KEY] = to_summary(constant)
+    for entry in constant:
+        logger.warning("%s", entry.sentence)
     return written + export_global(run.folder, home, result.outcome.models, method)
 
 
@@ -102,8 +114,10 @@ def write_predictions(
     settings: Settings,
     facts: Facts,
     pictures: bool = False,
-) -> None:
-    """Write `PREDICTIONS` beside a site's bundle: what its model says of its test images, in their order; if any.
+) -> Predictions:
+    """Write `PREDICTIONS` beside a site's bundle, and return the predictions for the site's test images.
+
+    A site without test images gets no file, and the predictions for its validation images are returned.
 
     Args:
         target: The bundle's folder.
@@ -116,13 +130,13 @@ def write_predictions(
         facts: What is known of each of the images.
         pictures: Whether pictures of the worst cases are to be beside it (`medfl.runs.worst_cases`).
     """
-    if not len(data.test):
-        return
     metrics = (*task.metrics, *task.objective.headline)
 
     def says(part: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
         return predict(predictor, part, task.objective, metrics, settings, task.device, task.inferer)
 
+    if not len(data.test):
+        return Predictions(*says(data.val), "val")
     judged, targets = says(data.test)
     patients = patients_of(data.test)
     known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
@@ -131,6 +145,7 @@ def write_predictions(
         known[GROUP] = task.objective.groups(judged, says(others)[0])
     write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
     keep_worst(target, predictor, data.test, task, settings, judged, pictures)
+    return Predictions(judged, targets, "test")
 
 
 def _write(target: Path, home: Home, model: Model, values: Meta, method: Method) -> None:

@@ -61,7 +61,8 @@ def plain_measures(folder, model):
         transfers.append(fmean(changes) if changes else 0)
     values = {"worst_mean": fmean(min(row.values()) for row in trained.values())}
     values |= {"worst_site": min(map(fmean, by_site.values()))}
-    values |= {"bwt_mean": fmean(transfers), "bwt_final": transfers[-1]}
+    name = {"global": "bwt", "personal": "personal_change"}[model]
+    values |= {f"{name}_mean": fmean(transfers), f"{name}_final": transfers[-1]}
     for name, series in {"local": local, "global": [server[round_] for round_ in ROUNDS if server]}.items():
         if series:
             values |= {f"{name}_mean": fmean(series), f"{name}_std": pstdev(series), f"{name}_final": series[-1]}
@@ -82,8 +83,8 @@ def test_a_real_run(tmp_path, method, model, seed):
     run = read_run(tmp_path)
     values = measures(run, "accuracy")
     assert values == pytest.approx(plain_measures(tmp_path, model), abs=1e-12)
-    assert values["bwt_mean"] != 0
-    assert len(missing(run, "accuracy")) == (model == "personal")  # of the global measures
+    assert values["bwt_mean" if model == "global" else "personal_change_mean"] != 0
+    assert len(missing(run, "accuracy")) == 2 * (model == "personal")  # of the global measures and backward transfer
     assert {len(names) for names in read_trajectory(run, "accuracy").participants.values()} == {3}
 
 

@@ -92,8 +92,8 @@ def test_the_table_says_what_the_definitions_say(page):
     transfers = (0, 0.1, 0.4 / 3, 0.4 / 3, 0.4 / 3)  # scores at the sites grow by 0.1 a round
     assert row == {
         "global test mean ± SD over rounds": f"{fmean(SERVER):.3f} ± {pstdev(SERVER):.3f}",
-        "backward transfer mean over rounds": f"+{fmean(transfers):.3f}",
-        "backward transfer last round": f"+{transfers[-1]:.3f}",
+        "backward transfer global model, mean over rounds": f"+{fmean(transfers):.3f}",
+        "backward transfer global model, last round": f"+{transfers[-1]:.3f}",
         "global consistency literal": "0.750",  # 1 - 0.2 / 0.4 / 2
         "global consistency open": "0.625",  # 1 - (0.2 / 0.4 / 2 + 0.3 / 0.6) / 2
         "right after training mean ± SD over rounds": f"{fmean(MEANS):.3f} ± {pstdev(MEANS):.3f}",
@@ -120,7 +120,7 @@ def test_other_readings_stand_in_a_table_of_their_own(page):
 def test_a_negative_backward_transfer_has_its_sign(page):
     falling = FULL | {"scores": {"accuracy": dict.fromkeys(SITES, -0.5)}}  # by 0.1 in each round
     row = rows_of(page(("fedavg", falling)), MAIN)["fedavg"]
-    assert row["backward transfer last round"] == f"−{0.4 / 3:.3f}"
+    assert row["backward transfer global model, last round"] == f"−{0.4 / 3:.3f}"
 
 
 def test_spreads_over_rounds_and_over_seeds_are_kept_apart(page):
@@ -155,6 +155,19 @@ def test_a_score_that_never_recovers_is_perfect_in_the_literal_reading_only(page
     assert row["global consistency open"] == "0.500"
 
 
+# ---- which model
+
+
+def test_the_page_says_which_model_and_where_backward_transfer_is_not_defined(page):
+    document = page(("fedavg", FULL), ("fedbn", FULL | {"model": "personal", "server": ()}))
+    columns = ("backward transfer global model, mean over rounds", "backward transfer global model, last round")
+    assert [rows_of(document, MAIN)["fedbn"][name] for name in columns] == ["not defined"] * 2
+    change = "personal models' change last round"
+    assert rows_of(document, MORE)["fedbn"][change] == f"+{0.4 / 3:.3f}"
+    assert rows_of(document, MORE)["fedavg"][change] == "–"
+    assert "fedbn: Backward transfer is not defined" in said(document)
+
+
 # ---- what is missing
 
 
@@ -178,8 +191,8 @@ def test_of_all_runs_it_is_said_without_names_and_without_columns(page):
     assert f"{NO_SERVER} {NO_TRAINED}" in said(document)
     assert f": {NO_SERVER}" not in said(document)
     assert set(rows_of(document, MAIN)["fedavg"]) == {
-        "backward transfer mean over rounds",
-        "backward transfer last round",
+        "backward transfer global model, mean over rounds",
+        "backward transfer global model, last round",
     }
     assert MORE not in document.tables
 

@@ -11,6 +11,7 @@ from medfl.carriers.messages import Message, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
 from medfl.contract import Model, Order, PeerMessage
 from medfl.core.checks import check_plan, check_privacy, check_targets
+from medfl.core.constant_predictions import find_constant_predictions
 from medfl.core.evaluation import Row, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
 from medfl.core.site import SCORED, SiteRunner, Splits
@@ -290,7 +291,11 @@ class SiteRun:
             model = export_site(self.folder / "bundle", home, self.name, models, method)
             predictor = predictor_of(method, self.task, model)
             splits = Splits(data.train, data.val, data.test)
-            write_predictions(self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts)
+            predictions = write_predictions(
+                self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts
+            )
+            for entry in find_constant_predictions({self.name: predictions}, self.task.objective, data.classes):
+                logger.warning("%s", entry.sentence)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         budget = self.budget()
         return {}, {"privacy": None if budget is None else leaving(budget)}

@@ -25,8 +25,12 @@ WORK = "seconds of work"
 
 MEANINGS = {
     "global test": "The global model on the server's test images. A large SD over the rounds says that it jumps.",
-    "backward transfer": "What sites still have of the last round in which they took part: the score of a site's model "
-    "now minus its score after that round, as mean over the sites. Below 0 they have lost, above 0 they have gained.",
+    "backward transfer": "What the global model has kept of a site since the last round in which that site took part: "
+    "the global model's score on the site's test images now minus its score after that round, as mean over the sites "
+    "(Fowler and AlRegib, equation 10). Below 0 the global model has lost, above 0 it has gained. It is not defined if "
+    "the sites have personal models only.",
+    "personal models' change": "The same difference for the sites' personal models. It is no backward transfer: a "
+    "personal model that only its own site changes can lose nothing while the site does not take part.",
     "consistency": "How much of a peak is left until the score is back at it. An interval goes from a peak to the "
     "first later score that is not below it. Consistency is 1 minus the share of the peak that is missing meanwhile, "
     "as mean over the intervals; 1 says that nothing was. Literal, as in the paper, leaves out a last interval that "
@@ -66,8 +70,8 @@ class Column:
 
 MAIN = (
     Column("global test", "mean ± SD over rounds", "global_mean", "global_std"),
-    Column("backward transfer", "mean over rounds", "bwt_mean"),
-    Column("backward transfer", "last round", "bwt_final"),
+    Column("backward transfer", "global model, mean over rounds", "bwt_mean"),
+    Column("backward transfer", "global model, last round", "bwt_final"),
     Column("global consistency", "literal", "consistency_global"),
     Column("global consistency", "open", "consistency_global_open"),
     Column("right after training", "mean ± SD over rounds", "local_mean", "local_std"),
@@ -77,6 +81,8 @@ MAIN = (
     Column("global test", "last round", "global_final"),
 )
 MORE = (
+    Column("personal models' change", "mean over rounds", "personal_change_mean"),
+    Column("personal models' change", "last round", "personal_change_final"),
     Column("global consistency", "losses only", "consistency_global_clipped"),
     Column("global intervals", "literal", "intervals_global"),
     Column("right after training", "last round", "local_final"),
@@ -127,7 +133,7 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     if metric is None:
         return _nothing("The runs have no metric in common in which larger is better, so there is nothing to measure.")
     ways = {str(run.folder): read_trajectory(run, metric) for _, run in named_runs(groups)}
-    scored = {folder: way for folder, way in ways.items() if len(way.server) or len(way.sites) or len(way.trained)}
+    scored = {folder: way for folder, way in ways.items() if way.is_scored or len(way.trained)}
     without = [name for name, run in named_runs(groups) if str(run.folder) not in scored]
     names = output_names(groups)
     scored_groups, score_name = [], metric_words(metric, names)
@@ -195,7 +201,8 @@ def _table(columns: Sequence[Column], values: dict[str, list[dict[str, float]]],
 def _cell(column: Column, runs: list[dict[str, float]], over: str) -> Cell:
     known = [run for run in runs if column.measure in run]
     if not known:
-        return Cell(score(None))
+        is_personal = any("personal_change_mean" in run for run in runs)
+        return Cell("not defined" if is_personal and column.measure.startswith("bwt_") else score(None))
     values = [run[column.measure] for run in known]
     mean, spread = mean_std(values)
     over_rounds = score(mean_std([run[column.spread] for run in known])[0]) if column.spread else ""
@@ -210,7 +217,7 @@ def _cell(column: Column, runs: list[dict[str, float]], over: str) -> Cell:
 def _text(column: Column, value: float) -> str:
     if column.head.endswith("intervals"):
         return f"{value:.3g}"
-    return signed(value) if column.head == "backward transfer" else score(value)
+    return signed(value) if column.measure.startswith(("bwt_", "personal_change_")) else score(value)
 
 
 # ---- pictures
