@@ -18,7 +18,7 @@ SIZES = {"a": 5, "b": 15}
         ("fedavg", {"weights": "uniform"}, "uniform"),
         ("fednova", {}, "size"),
         ("scaffold", {}, "uniform"),
-        ("feddyn", {"alpha": 0.0}, "uniform"),
+        ("feddyn", {}, "uniform"),
         ("pfedme", {}, "uniform"),
         ("mr_mtl", {}, "uniform"),
         ("fedkper", {}, "method"),
@@ -34,7 +34,7 @@ def test_each_method_says_how_it_weighs_sites(name, args, weighting):
     assert REGISTRY.make_method(name, args).weighting == weighting
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "per_fedavg"])
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "fedbn"])
 def test_the_servers_step_is_as_said(tmp_path, name):
     """After a round with as many steps at both sites the mean of their updates, weighted as said, was added."""
     sites, task = make_sites(SIZES), make_task("plain")
