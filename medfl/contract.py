@@ -442,7 +442,7 @@ class Method(Protocol):
         ...
 
     def models(self, holder: Holder) -> dict[str, Model]:
-        """``global`` at the server; ``personal``, ``global`` and/or ``ensemble`` at a site."""
+        """Return the models by kind: ``global`` at the server; ``personal``, ``global`` or both at a site."""
         ...
 
     def model_dump(self, *, mode: str = "python") -> Meta:

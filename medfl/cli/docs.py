@@ -31,6 +31,15 @@ KINDS = {
 }
 """What each kind of tensor is, for someone who decides whether it may leave."""
 
+WEIGHTING = {
+    "size": "By default the server weighs the models of sites by their numbers of training images, or all alike in a "
+    "run with a privacy setting.",
+    "uniform": "By default the server weighs the models of all sites alike, whatever their sizes.",
+    "method": "The method computes the weights of sites itself, as described above.",
+    "none": "The server averages no models.",
+}
+"""What `Averaging.weighting` means, for the page of a method."""
+
 
 ALWAYS = (
     "As in every run, sites also report scores, training losses, times and counts of bytes, and at the start whether "
@@ -108,6 +117,7 @@ def method_page(record: MethodRecord, kind: Any) -> str:
     if doc.when:
         parts += ["## When to use it", doc.when]
     parts += ["## What leaves a site", *_leaves(kind), "## What it needs", _bullets(_needs(kind))]
+    parts += ["## How sites are weighed", _weighting(kind)]
     parts += ["## Settings", *_settings(kind)]
     if kind.reduces_to:
         parts += ["## Limit cases", LIMITS, _bullets(map(_limit, kind.reduces_to))]
@@ -164,6 +174,15 @@ def _needs(kind: Any) -> list[str]:
         "Public data: " + ("needed (`--public FOLDER`)." if kind.needs_public else "none."),
         "Privacy setting (`--privacy`): " + ("possible." if private else "refused."),
     ]
+
+
+def _weighting(kind: Any) -> str:
+    """Describe how the server weighs the models of sites with the method's default settings."""
+    weighting = getattr(kind(), "weighting", None)
+    if weighting is None:
+        return "The method does not say how it weighs the models of sites."
+    variable = " With other settings that may differ." if "weights" in kind.model_fields else ""
+    return WEIGHTING[weighting] + variable
 
 
 def _networks(kind: Any) -> str:

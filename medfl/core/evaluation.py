@@ -27,8 +27,7 @@ class Row(NamedTuple):
     Attributes:
         round: From 1.
         site: Whose data (or, for costs, whose work); ``global`` is the test set that the server holds.
-        model: ``global``, ``personal``, ``ensemble`` (several models of a method), or ``personal@SITE`` in the final
-            global test.
+        model: ``global``, ``personal``, or ``personal@SITE`` in the final global test.
         split: ``train``, ``val`` or ``test``; costs stand under ``train``. ``shared``: the site's personal model on the
             test set that all sites share.
         moment: ``aggregated`` (after the round), ``trained`` (right after a site's training in it), or ``epoch N`` of a

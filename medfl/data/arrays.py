@@ -20,6 +20,9 @@ import torch
 from medfl.data.pooled import labels_in
 from medfl.errors import DataError
 
+FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
+"""Keys of a data list of vectors: mean and standard deviation of each number, over the training rows of all sites."""
+
 FEATURES = "features"
 """Key of a data list whose array holds vectors: the name of each of their numbers, in order."""
 
@@ -244,11 +247,11 @@ def _affine(
     images: np.ndarray, channels: int | None, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and shift such that ``x * scale + shift`` is the normalised image, flattened to one image's length."""
-    count = channels or 1
+    count, kind = (images.shape[1], "columns") if images.ndim == 2 else (channels or 1, "channels")
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, count):
             raise DataError(
-                f"expected 1 or {count} numbers in {name} for {count} channels, got {len(values)}. "
+                f"expected 1 or {count} numbers in {name} for {count} {kind}, got {len(values)}. "
                 f"Give --{name}, or choose a bundle for such images."
             )
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std) > 0):

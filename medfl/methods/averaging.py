@@ -9,7 +9,7 @@ this is FedAvg (McMahan et al., AISTATS 2017).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -35,6 +35,10 @@ from medfl.types import MODEL, Meta, Tensors
 from medfl.utils.tells import Tell, count
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
+
+Weighting = Literal["size", "uniform", "method", "none"]
+"""How the server weighs the models of sites: by their numbers of training images; all alike; by weights that the method
+computes itself; or not at all, since it averages no models."""
 
 FOLDING = frozenset(
     ("sends", "sends_to_peers", "pools_data", "weight", "weights_of", "round_steps", "plan", "aggregate", "average")
@@ -84,6 +88,19 @@ class Averaging(Rounds, LocalTraining):
     def active_needs(self) -> frozenset[Need]:
         """Those of the class, unless it says otherwise."""
         return self.needs
+
+    @property
+    def weighting(self) -> Weighting:
+        """How the server weighs the models of sites with these settings, as `weight` and `weights_of` do it."""
+        if MODEL not in self.sends:
+            return "none"
+        if type(self).weights_of is not Averaging.weights_of:
+            return "method"
+        alike = dict.fromkeys([*self.sends_meta, "size"], 1.0)
+        once = self.weight(alike)
+        if any(self.weight(alike | {key: 3.0}) != once for key in alike if key != "size"):
+            return "method"
+        return "uniform" if self.weight(alike | {"size": 3.0}) == once else "size"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

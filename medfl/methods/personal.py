@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Model, Order, PayloadKind, Replies, Reply, Server, Site
-from medfl.methods.averaging import Averaging
+from medfl.methods.averaging import Averaging, Weighting
 from medfl.methods.fit import Fit, FitResult
 from medfl.methods.kept import keep, kept
 from medfl.methods.local_training import cpu_state
@@ -52,6 +52,11 @@ class Personal(Averaging):
     def keeps_optimizer(self) -> bool:
         """Whether the state of a model's optimiser is kept from one training to the next."""
         return False
+
+    @property
+    def weighting(self) -> Weighting:
+        """``none``: the server averages no models."""
+        return "none"
 
     # ---- the contract
 

@@ -88,6 +88,6 @@ def _pool(datalist: Datalist, array: Path, folder: Path, out: Path) -> Pool:
         return Path(os.path.relpath(path.resolve(), out.resolve() / "site")).as_posix()  # '..' goes back over no link
 
     if not datalist.mask_array:
-        return Pool(datalist, way(array), array_digest(array))
+        return Pool(datalist, way(array), array_digest(array), array)
     masks = folder / datalist.mask_array
-    return Pool(datalist, way(array), array_digest(array), way(masks), array_digest(masks))
+    return Pool(datalist, way(array), array_digest(array), array, way(masks), array_digest(masks))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import medfl
+from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
 from medfl.data.datalists import FILE, INTENT, Datalist, Record, write_datalist
 from medfl.data.sites import CARD
 from medfl.errors import DataError
@@ -36,6 +37,7 @@ class Pool:
         datalist: Its list; the facts in it are taken over.
         way: Path of its image array, relative to a site's folder.
         digest: SHA-256 of the array.
+        path: Path of the array now.
         mask_way: Path of its array of masks; empty without masks.
         mask_digest: SHA-256 of that.
     """
@@ -43,6 +45,7 @@ class Pool:
     datalist: Datalist
     way: str
     digest: str
+    path: Path
     mask_way: str = ""
     mask_digest: str = ""
 
@@ -87,6 +90,7 @@ def write_sites(
     """
     notes = notes or Notes()
     other = {} if public is None else {"public_data": public.datalist.name}
+    scale = feature_scale(open_array(pool.path), splits)
     facts = {"data": pool.datalist.name, **_how(plan, splits), **other, **_said(notes)}
     written: dict[str, Datalist] = {}
     digests: dict[str, Any] = {}
@@ -94,6 +98,8 @@ def write_sites(
         place, origin = folder / name, public if name == PUBLIC and public is not None else pool
         place.mkdir()
         written[name] = replace(origin.datalist, splits=site_splits, image_array=origin.way, mask_array=origin.mask_way)
+        if origin is pool:
+            written[name].extra = written[name].extra | scale
         write_datalist(place, written[name])
         digests |= {
             f"{name}/{FILE}": hashlib.sha256((place / FILE).read_bytes()).hexdigest(),
@@ -108,6 +114,28 @@ def write_sites(
     ends = {"exclusions": [*_exclusions_before(pool.datalist), *at_sites], "files_sha256": digests}
     _write_json(folder / "partition.json", {**facts, **ends, "not_distributed": not_distributed(pool.datalist, plan)})
     return written
+
+
+def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[Record]]]) -> dict[str, list[float]]:
+    """Compute the mean and standard deviation of each column over the training rows of all sites.
+
+    Test and validation rows take no part. A column that has one value in all training rows gets the standard deviation
+    1, so that dividing by it is safe.
+
+    Args:
+        array: The pooled array; only vectors, of shape (N, F), have such a scale.
+        splits: Maps each site, ``global`` and ``public`` to its splits and their records.
+
+    Returns:
+        `FEATURE_MEAN` and `FEATURE_STD` with F numbers each; empty for images and without training rows.
+    """
+    records = [record for name, split in splits.items() if name not in NO_SITES for record in split.get("training", [])]
+    if array.ndim != 2 or not records:
+        return {}
+    top = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
+    rows = array[sorted({int(record["image"]) for record in records})].astype(np.float64) / top
+    deviations = np.where(np.ptp(rows, axis=0) == 0, 1.0, rows.std(axis=0))
+    return {FEATURE_MEAN: rows.mean(axis=0).tolist(), FEATURE_STD: deviations.tolist()}
 
 
 def card(datalist: Datalist) -> dict[str, Any]:

@@ -34,7 +34,12 @@ OVER = ("finished", "diverged", "incomplete")
 
 
 def write_tables(
-    study: Study, outcome: Outcome[Job], data: str, out: Path, attacked: Outcome[AttackJob] | None = None
+    study: Study,
+    outcome: Outcome[Job],
+    data: str,
+    out: Path,
+    attacked: Outcome[AttackJob] | None = None,
+    rows: str = "",
 ) -> None:
     """Write ``results/<data>.md`` and ``.csv`` from the runs that are over.
 
@@ -47,6 +52,7 @@ def write_tables(
         data: Name of a data set.
         out: Folder of the study.
         attacked: How the attacks on them stand, once they have begun.
+        rows: The table of the study's rows (`rows_markdown`).
     """
     jobs = {job: status for job, status in outcome.status.items() if job.data == data}
     over = _over(study, outcome, data)
@@ -57,7 +63,7 @@ def write_tables(
             parts += [_releases(over), _attacks(study, data, over, out)]
     except MedflError as error:
         parts.append(f"No table: {error}\n")
-    parts.append(_failed(attacked, data))
+    parts += [_failed(attacked, data), rows]
     write_atomic(_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
 
 

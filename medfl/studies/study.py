@@ -15,6 +15,7 @@ from medfl.studies.cohorts import check_data, make_data
 from medfl.studies.jobs import Job, expand, is_adopted
 from medfl.studies.reading import read_study
 from medfl.studies.results import write_page, write_people, write_tables
+from medfl.studies.row_facts import rows_markdown
 from medfl.studies.runner import Launch, Outcome, W, only_study, run_jobs, study_progress
 from medfl.studies.schema import FULL, Study, slug
 from medfl.studies.weights import find_weights
@@ -107,16 +108,17 @@ def run_study(
     study, jobs, out = prepared.study, prepared.jobs, prepared.out
     with only_study(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
         make_data(study, prepared.source, out, prepared.registry, say)
+        rows = rows_markdown(study, prepared.registry)
 
         def after_run(runs: Outcome[Job], job: Job) -> None:
             show(_over(runs))
-            write_tables(study, runs, job.data, out)
+            write_tables(study, runs, job.data, out, rows=rows)
             if clean and runs.status[job] == "finished" and all(attack.run != job for attack in prepared.attacks):
                 clean(job.folder)
 
         def after_attack(attacked: Outcome[AttackJob], attack: AttackJob) -> None:
             show(_over(runs) + _over(attacked))
-            write_tables(study, runs, attack.run.data, out, attacked)
+            write_tables(study, runs, attack.run.data, out, attacked, rows)
             if clean and all(other.run != attack.run for other in attacked.unfinished()):
                 clean(attack.run.folder)
 
@@ -127,7 +129,7 @@ def run_study(
             if not study.rows:
                 write_people(study, data, prepared.source, out)
                 continue
-            write_tables(study, runs, data, out, attacked)
+            write_tables(study, runs, data, out, attacked, rows)
             write_page(study, runs, data, out, say, prepared.registry)
     return Outcome({**runs.status, **attacked.status})
 

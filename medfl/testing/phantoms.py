@@ -166,7 +166,7 @@ def make_cohort(
     with written_whole(out, force) as folder:
         np.save(folder / "images.npy", images, allow_pickle=False)
         digest = array_digest(folder / "images.npy")
-        write_sites(folder, Pool(_head(classes), "../images.npy", digest), splits, plan)
+        write_sites(folder, Pool(_head(classes), "../images.npy", digest, folder / "images.npy"), splits, plan)
     return plan.names()
 
 

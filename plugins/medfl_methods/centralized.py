@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from statistics import fmean
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
 from medfl.contract import Holder, Model, Order, Reply, Server, Site
 from medfl.methods.aggregation import subtract
+from medfl.methods.fit import FitResult
+from medfl.methods.kept import keep, kept
 from medfl.methods.transfer import as_host
+from medfl.training.optimizer_state import PREFIX as OPTIMIZER
 from medfl.types import MODEL
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
@@ -18,9 +21,9 @@ from medfl_methods.fedavg import FedAvg
 class Centralized(FedAvg):
     """One model on the pooled training data of all sites, for as many epochs as rounds times local epochs.
 
-    It needs what hospitals can't do, pooling images, and runs in a simulation only. The optimiser starts anew each
-    round, as at the sites; so with one site this is FedAvg, bit for bit. The pooled images are visited once an epoch,
-    which matches the budget of full participation.
+    It needs what hospitals can't do, pooling images, and runs in a simulation only. By default the optimiser starts
+    anew each round, as at the sites; so with one site this is FedAvg, bit for bit. The pooled images are visited once
+    an epoch, which matches the budget of full participation.
 
     Where sites have unlike networks, each of these networks, and the task's own, is trained on all pooled data, with
     the same batches. A site takes home the one of its own architecture, as its ``personal`` model; there is no
@@ -28,10 +31,18 @@ class Centralized(FedAvg):
 
     When to use it: In a study, to see how much is lost because data stay apart. It is a yardstick, not a choice that
     hospitals have; on unlike sites a personal method can even beat it.
+
+    Attributes:
+        weights: Of no effect: the pool is one site.
+        optimizer_state: ``reset`` starts the optimiser anew each round; ``persistent`` goes on with the one of the
+            round before. With rounds of a few batches a reset costs most of the momentum, so ``persistent`` is the
+            fairer yardstick there.
     """
 
     pools_data: ClassVar[bool] = True
     unlike_networks: ClassVar[bool] = True
+
+    optimizer_state: Literal["reset", "persistent"] = "reset"
 
     def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Everything: who pools all data keeps nothing for one site."""
@@ -53,14 +64,20 @@ class Centralized(FedAvg):
 
     def train(self, site: Site, order: Order) -> Reply:
         """Train on the pooled data, one architecture after the other."""
-        if len(names := self.networks(site)) == 1:
+        names, keeps = self.networks(site), self.optimizer_state == "persistent"
+        if len(names) == 1 and not keeps:
             return super().train(site, order)
-        received = select(order.tensors, MODEL)
-        trained = {name: self.fit(as_host(site, name), select(received, f"{name}/")) for name in names}
-        reply = Reply(meta={"size": len(site.train)})
-        for name, done in trained.items():
+        trained, reply = dict[str, FitResult](), Reply(meta={"size": len(site.train)})
+        for name in names:
+            prefix, memory = f"{MODEL}{name}/" if len(names) > 1 else MODEL, f"{OPTIMIZER}{name}/"
+            received = select(order.tensors, prefix)
+            done = self.fit(as_host(site, name), received, kept(site, memory) if keeps else None)
+            keep(site, memory, done.optimizer)
             update = {key: subtract(after, done.before[key]) for key, after in done.after.items()}
-            reply.tensors |= prefixed(update, f"{MODEL}{name}/")
+            reply.tensors |= prefixed(update, prefix)
+            trained[name] = done
+        if len(names) == 1:
+            reply.trained = {"personal": Model(site.network, trained[names[0]].after)}
         reply.log["loss"] = fmean(done.log["loss"] for done in trained.values())
         reply.log["seconds"] = sum(done.log["seconds"] for done in trained.values())
         return reply

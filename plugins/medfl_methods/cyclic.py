@@ -9,7 +9,7 @@ import torch
 
 from medfl.contract import Order, Server
 from medfl.methods.aggregation import sample
-from medfl.methods.averaging import Averaging
+from medfl.methods.averaging import Averaging, Weighting
 from medfl.methods.rounds import Due, Step
 
 
@@ -30,6 +30,11 @@ class Cyclic(Averaging):
     """
 
     order: Literal["random", "fixed"] = "random"
+
+    @property
+    def weighting(self) -> Weighting:
+        """``none``: the server averages no models."""
+        return "none"
 
     def round_steps(self) -> tuple[Step, ...]:
         """A visit, which is a step of FedAvg with one participant."""

@@ -12,6 +12,7 @@ from pydantic import Field
 from medfl.contract import Findings, Order, ReducesTo, Replies, Server
 from medfl.errors import SettingsError
 from medfl.methods.aggregation import add_update, sample
+from medfl.methods.averaging import Weighting
 from medfl.methods.kept import keep, kept, shared_of, wide
 from medfl.methods.personal import HeldNear
 from medfl.types import MODEL, Tensors
@@ -64,6 +65,11 @@ class FedAMP(HeldNear):
     def pull(self) -> float:
         """lam / alpha_k."""
         return self.lam / self.alpha_k
+
+    @property
+    def weighting(self) -> Weighting:
+        """``method``: sites weigh by how alike their models are."""
+        return "method"
 
     # ---- the server
 

@@ -44,6 +44,8 @@ class FedBABU(LastStep, BodySharing):
             the released code does.
         finetune: What is fine-tuned: ``all``, ``head`` or ``body``.
         finetune_epochs: Epochs of it, >= 0; with 0 the common model is all that there is.
+        finetune_steps: Batches of it, >= 1, in place of epochs; None leaves it to `finetune_epochs`. Fine-tuning comes
+            on top of the run's rounds: in a comparison with equal budgets give the run that many batches fewer.
         finetune_lr: Learning rate of it, > 0; None takes the run's.
 
     Source: Oh, Kim, Yun, ICLR 2022, Algorithm 1.
@@ -57,6 +59,7 @@ class FedBABU(LastStep, BodySharing):
     weights: Literal["size", "uniform"] = "size"
     finetune: Part = "all"
     finetune_epochs: int = Field(5, ge=0)
+    finetune_steps: int | None = Field(None, ge=1)
     finetune_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def weight(self, meta: Meta) -> float:
@@ -72,11 +75,11 @@ class FedBABU(LastStep, BodySharing):
     @property
     def adapts(self) -> bool:
         """Whether there is any fine-tuning."""
-        return self.finetune_epochs > 0
+        return self.finetune_epochs > 0 or self.finetune_steps is not None
 
     def adapt(self, site: Site, start: Tensors, sent: Tensors) -> FitResult:
         """Fine-tune the common model."""
-        training = Training(TUNED, Budget(self.finetune_epochs), self.finetune)
+        training = Training(TUNED, Budget(self.finetune_epochs, self.finetune_steps), self.finetune)
         done = self.fit(training.at(site), start, training=training, sent=sent)
         return replace(done, log=training.log(done.log))
 

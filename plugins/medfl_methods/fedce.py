@@ -23,8 +23,8 @@ LAST = "last/"
 ZERO = 1e-12
 """A sum of updates that is shorter than this share of what was added up counts as zero."""
 
-FLOOR = 1e-6
-"""No site weighs less."""
+FLOOR = 1e-3
+"""Smallest weight of a site, before weights are made to sum to 1; as in the released code."""
 
 Mode = Literal["plus", "times"]
 
@@ -38,7 +38,7 @@ class FedCE(Averaging):
     in all rounds so far, but not below 0. Before it trains, a site scores the mean without its own last model,
     (w - g_k theta_k) / (1 - g_k), on its validation images, by the task's key metric; e_k is the mean over its rounds
     of 1 less this score, or of the metric itself where lower is better. A round without such a score counts as an error
-    of 1, such as a site's first. Then g_k is as c_k / sum c + e_k / sum e, or as the product c_k e_k, at least 1e-6,
+    of 1, such as a site's first. Then g_k is as c_k / sum c + e_k / sum e, or as the product c_k e_k, at least 1e-3,
     and used at once. A site that is away keeps its weight. Training at the sites is FedAvg's; with a single site this
     is `fedavg`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,10 @@ class FedDGGA(Averaging):
     A site whose last reply was not to the round before has no gap and keeps its a_k. Where gaps are equal nothing
     changes. Training at the sites is FedAvg's, and the first round is that of `fedavg` with ``weights = uniform``.
 
+    These are the paper's equations. The released code differs in two ways: it does not subtract mean G, so that where
+    the mean serves all sites badly all weights rise before they are made to sum to 1, and it takes a third of the step
+    (1/3 (step / max |G|) G). ``gaps = raw`` with ``step = 0.2 / 3``, the preset ``code``, is the code's rule.
+
     Each site tells how its validation loss changes, so a run with a privacy setting refuses this method. As d_r hangs
     on the number of rounds, a run can't be continued with another one after its second round.
 
@@ -39,6 +43,7 @@ class FedDGGA(Averaging):
 
     Attributes:
         step: How far weights move at most in the first round, in (0, 1).
+        gaps: ``centred`` subtracts the mean of the gaps, as the paper does; ``raw`` does not, as in the released code.
 
     Source: Zhang, Xu, Yao, Zhang, Tian, Wang, CVPR 2023, equations 7 to 9 and Algorithm 1.
     """
@@ -48,7 +53,10 @@ class FedDGGA(Averaging):
         "gap": Tell("needed", or_none(number()), after=("fit",)),
     }
 
+    presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "code": {"gaps": "raw", "step": 0.2 / 3}, "medfl": {}}
+
     step: float = Field(0.2, gt=0, lt=1)
+    gaps: Literal["centred", "raw"] = "centred"
 
     # ---- the server
 
@@ -87,7 +95,7 @@ class FedDGGA(Averaging):
         length = self.step * (1 - (server.round - 2) / server.settings.rounds)
         if server.round > 2:  # before, no step hangs on the number of rounds
             server.state.meta["rounds"] = server.settings.rounds
-        server.state.meta["shares"] = adjusted(server.state.meta["shares"], gaps, length)
+        server.state.meta["shares"] = adjusted(server.state.meta["shares"], gaps, length, centre=self.gaps == "centred")
         super().aggregate(server, replies)
 
     def findings(self, server: Server) -> Findings:
@@ -114,20 +122,24 @@ def validation_loss(fit: Fit) -> float:
     return mean_loss(fit.model, site.val, task.objective, task.loss, site.settings, task.device, task.inferer)
 
 
-def adjusted(shares: Mapping[str, float], gaps: Mapping[str, float], length: float) -> dict[str, float]:
-    """a + length (G - mean G) / max |G - mean G|, cut to [0, 1] and made to sum to 1.
+def adjusted(
+    shares: Mapping[str, float], gaps: Mapping[str, float], length: float, *, centre: bool = True
+) -> dict[str, float]:
+    """Return the weights a + length (G - c) / max |G - c|, cut to [0, 1] and made to sum to 1.
 
     Args:
         shares: a, site to weight, >= 0; they sum to 1.
-        gaps: G, site to gap, finite. A site without one keeps its weight, up to the sum; equal gaps change nothing.
+        gaps: G, site to gap, finite. A site without one keeps its weight, up to the sum. Where all G - c are 0, nothing
+            changes.
         length: How far a weight moves at most, >= 0.
+        centre: Whether c is the mean of the gaps; otherwise c is 0.
     """
     known = {name: gap for name, gap in gaps.items() if name in shares}
-    mean = math.fsum(known.values()) / max(1, len(known))
-    farthest = max((abs(gap - mean) for gap in known.values()), default=0.0)
+    middle = math.fsum(known.values()) / max(1, len(known)) if centre else 0.0
+    farthest = max((abs(gap - middle) for gap in known.values()), default=0.0)
     if farthest <= LEAST * max(map(abs, known.values()), default=0.0):
         return dict(shares)
-    moved = {name: share + length * (known.get(name, mean) - mean) / farthest for name, share in shares.items()}
+    moved = {name: share + length * (known.get(name, middle) - middle) / farthest for name, share in shares.items()}
     cut = {name: min(1.0, max(0.0, share)) for name, share in moved.items()}
     total = math.fsum(cut.values())
     return {name: share / total for name, share in cut.items()}

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from medfl.contract import ReducesTo, Replies, Server
 from medfl.methods.aggregation import normalised
+from medfl.methods.averaging import Weighting
 from medfl.methods.fit import Fit
 from medfl.methods.server_optimizer import lengthened
 from medfl.training.sgd import check_sgd, way
@@ -72,6 +73,11 @@ class FedNova(FedProx):
     def after_fit(self, fit: Fit) -> None:
         """The site's effort and its steps."""
         fit.meta |= {"effort": max(way(fit.optimizer.param_groups[0], fit.steps, self.mu), 0.0), "steps": fit.steps}
+
+    @property
+    def weighting(self) -> Weighting:
+        """``size``: sites weigh p_k, divided by how many steps they took."""
+        return "size"
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
         """p_k / a_k, and 0 for a site that took no step; p_k where all efforts are alike."""

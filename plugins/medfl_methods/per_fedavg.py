@@ -24,22 +24,24 @@ class PerFedAvg(LastStep):
     """Personalised FedAvg by meta-learning: a common model that is good after one step at a site, not before.
 
     Each step of a site takes two batches, or with ``order = hf`` three, each of the run's `batch_size`, so that an
-    epoch has half or a third of the steps. It looks where the model would be after a step of length alpha along the
-    gradient on the first batch, and takes there the gradient g on the second. ``fo`` steps along -beta g; ``hf`` along
-    -beta (g - alpha H g), with the Hessian H on the third batch, by an exact product and not by a difference. A last
+    epoch has half or a third of the steps, and a run with the setting `steps` sees two or three times the images. It
+    looks where the model would be after a step of length alpha along the gradient on the first batch, and takes there
+    the gradient g on the second. The direction of ``fo`` is -g; that of ``hf`` is -(g - alpha H g), with the Hessian H
+    on the third batch, by an exact product and not by a difference. A last
     group with fewer than two images for each batch is all of them at once. Only the passes on second batches move
     running statistics; in all others norms are in evaluation mode.
 
-    Steps are those of plain SGD with the method's own `beta`: optimiser and learning rate of the run have no part. In
-    the last round each site with training images takes a step of length alpha along the gradient on all of them, and
-    that is its personal model; before, the common one stands in. With ``alpha = 0`` sites train as in `fedavg` with
-    plain SGD, on the second batches.
+    By default the run's optimiser takes the step, with its learning rate and momentum, as in all other methods. The
+    paper's plain SGD of rate 0.001 hardly moves a model in the few steps of most runs; the preset ``paper`` has it, and
+    any `beta` is the rate of plain SGD. In the last round each site with training images takes a step of length alpha
+    along the gradient on all of them, and that is its personal model; before, the common one stands in. With ``alpha =
+    0`` sites train as in `fedavg`, on the second batches.
 
     When to use it: When new sites shall get a good model of their own from few images and little computing.
 
     Attributes:
         alpha: Length of the step that a site will take, >= 0.
-        beta: Length of the steps of training, > 0.
+        beta: Learning rate of training by plain SGD, > 0; None takes the run's optimiser.
         order: ``fo`` leaves out second derivatives; ``hf`` has them, at more than half again the computing.
         weights: ``uniform`` weighs the participants alike, as in the paper; ``size`` by their numbers of images.
 
@@ -50,7 +52,7 @@ class PerFedAvg(LastStep):
     supports_robust: ClassVar[bool] = True
 
     alpha: float = Field(0.01, ge=0, allow_inf_nan=False)
-    beta: float = Field(0.001, gt=0, allow_inf_nan=False)
+    beta: float | None = Field(None, gt=0, allow_inf_nan=False)
     order: Literal["fo", "hf"] = "fo"
     weights: Literal["size", "uniform"] = "uniform"
 
@@ -68,7 +70,9 @@ class PerFedAvg(LastStep):
         return (Training(batch_size=self.parts * site.settings.batch_size),)
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return the run's optimiser, or plain SGD of rate `beta`."""
+        if self.beta is None:
+            return super().make_optimizer(fit)
         return torch.optim.SGD([parameter for _, parameter in fit.parameters()], lr=self.beta)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:

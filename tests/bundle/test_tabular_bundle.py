@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +18,34 @@ from monai.bundle import run as monai_run
 
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.inference import load_rows
+from medfl.data.sites import fact, load_sites
 from medfl.errors import DataError
+from medfl.networks.vectors import MLP
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Survival
+from medfl.partition.by_site import by_site
 from medfl.partition.iid import iid
 from medfl.partition.partition import partition
 from medfl.partition.plan import PartitionPlan
+from medfl.partition.writing import feature_scale
 from medfl.workflow import FederatedWorkflow
+from medfl_datasets.flamby_tcga_brca.spec import FlambyTcgaBrca
 
+REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_tcga_brca")
 BUNDLE = Path(__file__).parents[2] / "bundles" / "tabular"
 NAMES = ["age", "grade", "size", "nodes"]
-VECTORS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-RISK = VECTORS @ np.array([1.0, -1.0, 0.5, 0.0])
+UNIT = np.random.default_rng(0).normal(size=(60, 4))
+VECTORS = (UNIT * [15.0, 1.0, 0.2, 3.0] + [62.0, 2.0, 0.0, -5.0]).astype(np.float32)
+"""Columns of unlike scales, such as an age in years."""
+
+RISK = UNIT @ np.array([1.0, -1.0, 0.5, 0.0])
 KINDS: dict[str, tuple[Objective, list[Any]]] = {
     "binary": (Binary(), (RISK > 0).astype(int).tolist()),
     "multiclass": (Multiclass(3), np.digitize(RISK, [-0.6, 0.6]).tolist()),
-    "multilabel": (Multilabel(2), [[float(row[0] > 0), None if row[2] > 1 else float(row[1] > 0)] for row in VECTORS]),
+    "multilabel": (Multilabel(2), [[float(row[0] > 0), None if row[2] > 1 else float(row[1] > 0)] for row in UNIT]),
     "regression": (Regression(2), np.stack([RISK, -RISK], 1).tolist()),
     "survival": (
         Survival(),
-        [[float(np.exp(-risk)), int(row[3] < 1)] for risk, row in zip(RISK, VECTORS, strict=True)],
+        [[float(np.exp(-risk)), int(row[3] < 1)] for risk, row in zip(RISK, UNIT, strict=True)],
     ),
 }
 """Objective to targets that follow from the vectors."""
@@ -51,6 +61,12 @@ class Made:
     @property
     def home(self) -> Path:
         return self.place / "run" / "sites" / "site-01"
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each column over the training rows of both sites."""
+        lists = [json.loads((self.place / "data" / f"site-0{n}" / "datalist.json").read_text()) for n in (1, 2)]
+        rows = VECTORS[[record["image"] for datalist in lists for record in datalist["training"]]].astype(np.float64)
+        return rows.mean(0), rows.std(0)
 
     def options(self, **more: Any) -> dict[str, Any]:
         return {"bundle_root": str(self.home), "dataset_dir": str(self.place / "data")} | more
@@ -120,6 +136,66 @@ def test_it_learns_what_the_data_list_says(made: Made) -> None:
     assert (settled["in_features"], settled["features"], settled["network_name"]) == (4, NAMES, "linear")
 
 
+def test_rows_are_standardised_by_the_training_rows_of_all_sites(made: Made) -> None:
+    """Training columns have mean 0 and deviation 1; validation and test rows are scaled by the same numbers."""
+    mean, std = made.scale()
+    for config in ("train.json", "inference.json"):
+        settled = json.loads((made.home / "configs" / config).read_text())
+        np.testing.assert_allclose(settled["mean"], mean)
+        np.testing.assert_allclose(settled["std"], std)
+    sites = load_sites(made.place / "data", made.objective, settled["mean"], settled["std"])
+    trained = torch.cat([data.train.batch(torch.arange(len(data.train)))[0] for data in sites.values()]).double()
+    torch.testing.assert_close(trained.mean(0), torch.zeros(4).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(trained.std(0, correction=0), torch.ones(4).double(), atol=1e-5, rtol=0)
+    for name, data in sites.items():
+        records = json.loads((made.place / "data" / name / "datalist.json").read_text())["test"]
+        tested = data.test.batch(torch.arange(len(data.test)))[0].numpy()
+        np.testing.assert_allclose(tested, (VECTORS[[r["image"] for r in records]] - mean) / std, atol=1e-5)
+
+
+def test_standardisation_can_be_switched_off_and_overruled(tmp_path: Path) -> None:
+    cohort(tmp_path, "binary")
+    asis = federate(tmp_path, "asis", rounds=1, standardise=False)
+    own = federate(tmp_path, "own", rounds=1, mean=[60.0, 2.0, 0.0, 0.0], std=[10.0, 1.0, 1.0, 1.0])
+    for run, mean, std in ((asis, [0.0], [1.0]), (own, [60.0, 2.0, 0.0, 0.0], [10.0, 1.0, 1.0, 1.0])):
+        settled = json.loads((run / "sites" / "site-01" / "configs" / "inference.json").read_text())
+        assert (settled["mean"], settled["std"]) == (mean, std)
+
+
+def test_a_constant_column_is_only_shifted() -> None:
+    array = np.array([[1.0, 7.0], [3.0, 7.0], [9.0, 8.0]], dtype=np.float32)
+    splits = {
+        "a": {"training": [{"image": 0}], "test": [{"image": 2}]},
+        "b": {"training": [{"image": 1}]},
+        "global": {"training": [{"image": 2}]},
+    }
+    assert feature_scale(array, splits) == {"feature_mean": [2.0, 7.0], "feature_std": [1.0, 1.0]}
+    assert feature_scale(np.zeros((3, 4, 4)), splits) == {}, "images have no such scale"
+
+
+@pytest.mark.skipif(
+    not REAL.is_dir(), reason="needs the table of Fed-TCGA-BRCA: MEDFL_DATA names a folder with flamby/"
+)
+def test_no_unit_is_dead_on_the_real_table(tmp_path: Path) -> None:
+    """With ages as they are, most of the 16 hidden units are 0, or never 0, for every patient at the start."""
+    FlambyTcgaBrca(source=REAL).make(
+        tmp_path / "pool", force=False, workers=1, require_complete=True, say=lambda _: None
+    )
+    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
+    facts = [fact(tmp_path / "data", name, None) for name in ("feature_mean", "feature_std")]
+    for (mean, std), all_alive in ((facts, True), (([0.0], [1.0]), False)):
+        sites = load_sites(tmp_path / "data", Survival(), mean, std)
+        rows = torch.cat([data.train.batch(torch.arange(len(data.train)))[0] for data in sites.values()])
+        shares = []
+        for seed in range(5):
+            torch.manual_seed(seed)
+            network = MLP(39, 1, (16,))
+            shares.append((network.body(rows) > 0).double().mean(0))
+        active = torch.stack(shares)
+        assert bool(((active > 0) & (active < 1)).all()) == all_alive
+
+
 def test_a_sites_metadata_fit_its_network(made: Made) -> None:
     configs = made.home / "configs"
     for config in ("train.json", "inference.json"):
@@ -162,7 +238,10 @@ def test_a_table_is_predicted_by_the_names_of_its_columns(made: Made, table: Pat
     lines = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()]
     assert [line[0] for line in lines] == [f"row {row}" for row in range(2, 7)]
     state = torch.load(made.home / "models" / "model.pt", weights_only=True)
-    outputs = torch.from_numpy(VECTORS[:5]) @ state["head.weight"].T + state["head.bias"]
+    mean, std = made.scale()
+    outputs = (
+        torch.from_numpy(((VECTORS[:5] - mean) / std).astype(np.float32)) @ state["head.weight"].T + state["head.bias"]
+    )
     expected = made.objective.predictions(outputs).numpy()
     np.testing.assert_allclose(np.array([line[1:] for line in lines], dtype=float), expected, atol=1e-6)
 

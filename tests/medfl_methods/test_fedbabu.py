@@ -1,6 +1,7 @@
 """FedBABU: a head that nobody changes, and the fine-tuning in the end."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
@@ -91,6 +92,26 @@ def test_fine_tuning_is_a_plain_loop_from_the_common_model(tmp_path):
                 optimizer.step()
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(result.models[site]["personal"].tensors[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_fine_tuning_fits_a_budget_of_steps(tmp_path, rounds):
+    """Each site takes as many steps as in another method with 5 rounds of 4: fewer rounds, and the rest at the end."""
+
+    def steps_of(folder, name, args, rounds):
+        taken = Counter()
+
+        class Counting(torch.optim.SGD):
+            def step(self, closure=None):
+                taken["steps"] += 1
+                return super().step(closure)
+
+        task = dataclasses.replace(make_task("plain"), optimizer=lambda parameters: Counting(parameters, lr=0.1))
+        run(folder, args, name, task=task, sites=make_sites({"a": 20}), rounds=rounds, steps=4)
+        return taken["steps"]
+
+    tuned = steps_of(tmp_path / "tuned", "fedbabu", {"finetune_steps": 20 - 4 * rounds}, rounds)
+    assert tuned == steps_of(tmp_path / "alone", "local", {}, 5) == 20
 
 
 def test_where_nothing_is_tuned_the_common_model_stands_in(tmp_path):

@@ -13,7 +13,7 @@ from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, bits, make_sites, make_task
 from medfl.types import SERVER
 from medfl.utils.wire import tensors_equal
-from medfl_methods.fedce import FLOOR, contributions, cosines_to_others, without
+from medfl_methods.fedce import contributions, cosines_to_others, without
 
 REGISTRY = load_plugins()
 THIRDS = dict.fromkeys("abc", 1 / 3)
@@ -43,8 +43,14 @@ def test_the_weights_have_the_values_of_the_formulas():
     assert means == pytest.approx({"a": 0.4472135955, "b": 0.4472135955, "c": 1.0}, abs=1e-9)
     assert contributions(means, ERRORS, "plus") == pytest.approx({"a": 0.35, "b": 0.4, "c": 0.25}, abs=1e-9)
     product = contributions(means, ERRORS, "times")
-    assert product == pytest.approx({"a": 0.4, "b": 0.6, "c": FLOOR}, abs=1e-6)
+    assert product == pytest.approx({"a": 0.4 / 1.001, "b": 0.6 / 1.001, "c": 0.001 / 1.001}, abs=1e-9)
     assert math.fsum(product.values()) == pytest.approx(1)
+
+
+def test_the_floor_is_that_of_the_released_code():
+    """A site that contributes nothing weighs 0.001 before the weights are made to sum to 1."""
+    product = contributions({"a": 0.5, "b": 0.5, "c": 1.0}, ERRORS, "times")
+    assert product == pytest.approx({"a": 0.4 / 1.001, "b": 0.6 / 1.001, "c": 0.001 / 1.001}, abs=1e-12)
 
 
 def test_others_weigh_as_in_the_last_mean():

@@ -36,6 +36,24 @@ def test_weights_move_by_how_far_gaps_are_from_their_mean():
     assert list(weights.values()) != pytest.approx([0.375, 0.3333333333, 0.2916666667], abs=1e-3)
 
 
+def test_the_preset_code_is_the_rule_of_the_released_code():
+    """There a moves by a third of the step along G / max |G|, and no mean is subtracted."""
+    method, gaps = REGISTRY.make_method("feddg_ga", {"preset": "code"}), {"a": 0.3, "b": 0.1, "c": -0.1}
+    assert (method.gaps, method.step) == ("raw", pytest.approx(0.2 / 3))
+    assert adjusted(THIRDS, gaps, method.step, centre=False) == pytest.approx({"a": 0.375, "b": 1 / 3, "c": 7 / 24})
+    alike = adjusted({"a": 0.5, "b": 0.3, "c": 0.2}, dict.fromkeys("abc", 0.1), 0.1, centre=False)
+    assert alike == pytest.approx({"a": 0.6 / 1.3, "b": 0.4 / 1.3, "c": 0.3 / 1.3}), "all move, since none is the mean"
+    assert adjusted(THIRDS, dict.fromkeys("abc", 0.0), 0.2, centre=False) == THIRDS
+
+
+def test_a_run_with_raw_gaps_moves_by_them(tmp_path):
+    """The weights after two rounds are those of the gaps, which the sites told."""
+    run(tmp_path, {"preset": "code"})
+    gaps = {name: Store(tmp_path / "state" / name).latest().meta["reply"]["gap"] for name in make_sites()}
+    expected = adjusted(dict.fromkeys(gaps, 1 / 3), gaps, 0.2 / 3, centre=False)
+    assert newest(tmp_path, SERVER).meta["shares"] == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("gaps", [{}, {"a": 5.0}, dict.fromkeys("abc", 0.1), dict.fromkeys("abc", 0.0), {"x": 1.0}])
 def test_equal_gaps_change_nothing(gaps):
     assert adjusted(THIRDS, gaps, 0.2) == THIRDS

@@ -38,6 +38,18 @@ def test_three_rounds_have_the_values_of_the_formulas(tmp_path, order, expected)
         assert own == pytest.approx(w - 0.1 * a * (w - m), abs=1e-9)
 
 
+def test_by_default_the_runs_optimiser_takes_the_steps(tmp_path):
+    """With alpha 0, on whole sites as second batches, it is FedAvg with the run's rate and momentum."""
+    task, sites = make_task("plain"), make_sites({"a": 3, "b": 3})  # groups this small are all of them at once
+    options = {"task": task, "sites": sites, "rounds": 2, "epochs": 3, "batch_size": 3}
+    ours = Case(REGISTRY, "per_fedavg", {"alpha": 0.0}).run(tmp_path / "ours", **options)
+    plain = Case(REGISTRY, "fedavg", {"weights": "uniform"}).run(tmp_path / "plain", **options)
+    for name, tensor in plain.outcome.models["global"].tensors.items():
+        torch.testing.assert_close(ours.outcome.models["global"].tensors[name], tensor, atol=1e-6, rtol=1e-5)
+    paper = REGISTRY.make_method("per_fedavg", {"preset": "paper"})
+    assert (paper.alpha, paper.beta) == (0.01, 0.001)
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 def test_first_order_rounds_are_a_plain_loop_on_pairs_of_batches(tmp_path, alpha):
     sites, task = make_sites({"a": 20, "b": 13}), make_task("plain")

@@ -1,13 +1,15 @@
-"""Several networks that answer as one."""
+"""Several networks whose predictions are averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
-from medfl.objectives import Objective
+from medfl.objectives import Objective, read_objective
+from medfl.types import Meta
 
 
 class Ensemble(nn.Module):
@@ -26,3 +28,19 @@ class Ensemble(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Outputs (B, ...) of images (B, C, *spatial)."""
         return self._objective.together(torch.stack([member(images) for member in self.members]))
+
+
+def ensemble_of(network: nn.Module, size: int, objective: Meta) -> Ensemble:
+    """Build an ensemble of copies of a network.
+
+    Args:
+        network: The first member.
+        size: Number of members, >= 1.
+        objective: What is learned, as `Objective.facts`.
+    """
+    return Ensemble((copy.deepcopy(network) for _ in range(size)), read_objective(objective))
+
+
+def new_ensemble(build: Callable[[], nn.Module], size: int, objective: Meta) -> Ensemble:
+    """Build an ensemble of new networks; see `ensemble_of`."""
+    return ensemble_of(build(), size, objective)

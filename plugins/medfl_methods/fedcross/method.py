@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -15,7 +15,7 @@ from medfl.task import Task
 from medfl.training.optimizer_state import split
 from medfl.types import Meta, Tensors
 from medfl.utils.wire import prefixed, select
-from medfl_methods.fedcross.ensemble import Ensemble
+from medfl_methods.fedcross.ensemble import new_ensemble
 from medfl_methods.fedcross.relay import HELD, ONE, Relay, held
 
 SEEN = "seen/"
@@ -32,10 +32,10 @@ class FedCross(Relay):
     the models that participants hold are dealt among them, and the others wait.
 
     After a round that is evaluated, models are copied to where they are scored. The single model goes to all sites and
-    is their ``global`` model. Of K models, ``test = ensemble`` gives all to all: a site's ``ensemble`` is the mean of
-    their probabilities, its ``personal`` model, which it takes home, the one that it trained last. ``test = owner``
-    sends each to the site for which it began, as that site's ``personal`` model. A site that is away then is scored
-    with what it has.
+    is their ``global`` model. Of K models, ``test = ensemble`` gives all to all: a site's ``personal`` model, which it
+    takes home, is the ensemble, whose output is the mean of the members' probabilities, as in the paper. ``test =
+    owner`` sends each model to the site for which it began, as that site's ``personal`` model. A site that is away then
+    is scored with what it has: the model that it trained last.
 
     When to use it: Where sites are few, trust each other with their models, and averaging loses what a site has
     learned. Each site's raw model reaches another site; and with many unlike sites a model forgets the first ones
@@ -114,16 +114,14 @@ class FedCross(Relay):
             return {}
         known = self.known(holder)
         latest = split(held(holder, holder.state.meta.get("resident", "")))[0] or self.begin(holder, holder.name)
-        own = known.get(holder.name, latest) if self.test == "owner" else latest
-        personal = {"personal": Model(holder.network, own)}
-        if holder.state.meta.get("seen") != holder.round:  # it was away when copies were shared
-            return personal
-        if self.circulating == "one":
+        was_away = holder.state.meta.get("seen") != holder.round  # when copies were shared
+        if self.circulating == "one" and not was_away:
             return {"global": Model(holder.network, known.get(ONE) or self.begin(holder, ONE))}
-        if self.test == "owner" or not known:
-            return personal
-        tensors = {f"{model}/{name}": t for model in sorted(known) for name, t in known[model].items()}
-        return personal | {"ensemble": Model(holder.network, tensors, {"members": sorted(known)})}
+        if self.circulating == "K" and self.test == "owner":
+            return {"personal": Model(holder.network, known.get(holder.name, latest))}
+        if self.circulating == "one" or was_away or not known:
+            return {"personal": Model(holder.network, latest)}
+        return {"personal": ensemble_model(holder, known)}
 
     def known(self, site: Site) -> dict[str, Tensors]:
         """The models that a site holds or has copies of, by name."""
@@ -131,10 +129,32 @@ class FedCross(Relay):
         seen = {model: select(copies, f"{model}/") for model in {name.partition("/")[0] for name in copies}}
         return seen | {model: split(held(site, model))[0] for model in site.state.meta.get("holds", [])}
 
+    def network_config(self, model: Model, network_def: Any) -> Any:
+        """Return the configuration of the model's network; for an ensemble, of several such networks."""
+        if not model.meta:
+            return network_def
+        return {"_target_": "medfl_methods.fedcross.ensemble.ensemble_of", "network": network_def, **model.meta}
+
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """The model, or the ensemble of its members."""
-        model = models[0]
-        if "members" not in model.meta:
-            return super().predictor(task, models)
-        members = [task.load(select(model.tensors, f"{name}/"), model.network) for name in model.meta["members"]]
-        return Ensemble(members, task.objective).to(task.device).eval()
+        """Return the network, or the ensemble of its members."""
+        network, meta = models[0].network, models[0].meta
+        if meta:
+            task = task.with_network(network, partial(new_ensemble, task.networks[network], **meta))
+        return super().predictor(task, models)
+
+
+def ensemble_model(site: Site, members: Mapping[str, Tensors]) -> Model:
+    """Return the ensemble of some models as one model, in the order of their names; a single model as it is.
+
+    Args:
+        site: Gives the network and the objective.
+        members: Maps each member's name to its tensors; at least one.
+    """
+    if len(members) == 1:
+        return Model(site.network, next(iter(members.values())))
+    tensors = {
+        f"members.{number}.{name}": tensor
+        for number, member in enumerate(sorted(members))
+        for name, tensor in members[member].items()
+    }
+    return Model(site.network, tensors, {"size": len(members), "objective": site.task.objective.facts})

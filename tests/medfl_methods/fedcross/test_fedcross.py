@@ -1,6 +1,7 @@
 """FedCross: models that move are neither lost nor mixed, and are scored where they should be."""
 
 import dataclasses
+import types
 
 import pandas as pd
 import pytest
@@ -16,6 +17,8 @@ from peer_toys import (
 
 from medfl.testing.cohort import make_data, make_site, make_sites, make_task
 from medfl.utils.wire import payload_bytes, select, tensors_equal
+from medfl_methods.fedcross.ensemble import ensemble_of
+from medfl_methods.fedcross.method import ensemble_model
 
 
 @pytest.mark.parametrize("circulating", ["K", "one"])
@@ -50,10 +53,10 @@ def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
     for owner, tensors in by_owner.items():
         assert tensors_equal(parameters(tensors), parameters(task.initial(7, owner=owner))), owner
     for models in result.models.values():
-        members = models["ensemble"]
-        assert members.meta["members"] == NAMES
-        for owner in NAMES:
-            assert tensors_equal(select(members.tensors, f"{owner}/"), by_owner[owner])
+        members = models["personal"]
+        assert members.meta["size"] == len(NAMES)
+        for number, owner in enumerate(NAMES):
+            assert tensors_equal(select(members.tensors, f"members.{number}."), by_owner[owner])
 
 
 def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
@@ -62,9 +65,9 @@ def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
     at = states(tmp_path)["server"].meta["at"]
     assert set(at) >= {"site-1", "site-3"}
     assert "site-2" not in at.values()
-    assert set(result.models["site-1"]) == {"personal", "ensemble"}
-    assert result.models["site-1"]["ensemble"].meta["members"] == sorted(at)
-    assert set(result.models["site-2"]) == {"personal"}, "it has but its initial model"
+    assert set(result.models["site-1"]) == {"personal"}
+    assert result.models["site-1"]["personal"].meta["size"] == len(at)
+    assert result.models["site-2"]["personal"].meta == {}, "it has but its initial model"
 
 
 @pytest.mark.parametrize("circulating", ["K", "one"])
@@ -111,27 +114,45 @@ def test_the_ensemble_says_the_mean_probability(tmp_path):
     result = run(tmp_path, "fedcross", rounds=2)
     method, images = REGISTRY.make_method("fedcross", {}), make_data(6, "x").images
     member_probs = []
-    ensemble = result.models["site-1"]["ensemble"]
+    ensemble = result.models["site-1"]["personal"]
     for tensors in held(tmp_path).values():
         member_probs.append(make_task().load(tensors).eval()(images).softmax(1))
     predictor = method.predictor(make_task(), [ensemble])
     torch.testing.assert_close(predictor(images).exp(), torch.stack(member_probs).mean(0))
     assert not predictor.training
     for models in result.models.values():
-        assert tensors_equal(models["ensemble"].tensors, ensemble.tensors)
+        assert tensors_equal(models["personal"].tensors, ensemble.tensors)
 
 
-def test_the_ensemble_is_scored_at_every_site_and_the_resident_goes_home(tmp_path):
-    result = run(tmp_path, "fedcross", evaluate_every=1)
+def test_the_score_of_a_site_is_the_ensembles(tmp_path):
+    """The model that counts in tables is the mean of all members, as in the paper, and not the one trained last."""
+    sites = make_sites(dict.fromkeys(NAMES, 20))
+    result = run(tmp_path, "fedcross", sites=sites, rounds=2)
     table = pd.read_csv(tmp_path / "metrics.csv")
-    scored = table[(table["moment"] == "aggregated") & (table["split"] == "test") & (table["model"] == "ensemble")]
-    assert sorted(set(zip(scored["round"], scored["site"], strict=True))) == [(r, n) for r in (1, 2, 3) for n in NAMES]
+    scored = table[(table["moment"] == "aggregated") & (table["split"] == "test") & (table["metric"] == "accuracy")]
+    assert set(scored["model"]) == {"personal"}
     for name in NAMES:
-        resident = states(tmp_path)[name].meta["resident"]
-        assert tensors_equal(result.models[name]["personal"].tensors, held(tmp_path)[resident])
+        test = sites[name].test
+        members = [make_task().load(tensors).eval()(test.images).softmax(1) for tensors in held(tmp_path).values()]
+        right = (torch.stack(members).mean(0).argmax(1) == test.class_labels).double().mean().item()
+        value = scored[(scored["site"] == name) & (scored["round"] == 2)]["value"].item()
+        assert value == pytest.approx(right)
+        assert result.summary["scores"]["personal"]["test"]["accuracy"]["sites"][name] == pytest.approx(right)
 
 
-@pytest.mark.parametrize(("circulating", "kind"), [("K", "ensemble"), ("one", "global")])
+def test_an_exported_bundle_builds_the_ensemble():
+    """Its configuration builds a network that takes the model's tensors, with the outputs of the predictor."""
+    task, method, images = make_task(), REGISTRY.make_method("fedcross", {}), make_data(5, "x").images
+    site = types.SimpleNamespace(task=task, network=task.network)
+    model = ensemble_model(site, {name: task.initial(7, owner=name) for name in NAMES})
+    config = method.network_config(model, {"_target_": "unused"})
+    assert config.pop("_target_") == f"{ensemble_of.__module__}.{ensemble_of.__name__}"
+    network = ensemble_of(**config | {"network": task.build()})
+    network.load_state_dict(model.tensors)
+    torch.testing.assert_close(network.eval()(images), method.predictor(task, [model])(images))
+
+
+@pytest.mark.parametrize(("circulating", "kind"), [("K", "personal"), ("one", "global")])
 def test_a_site_that_was_away_when_copies_were_shared_has_its_own_only(tmp_path, circulating, kind):
     """An old copy beside others' new ones would be scored as if it were the same model."""
     last = {"K": 3, "one": 7}[circulating]  # train, share, keep; with one model three visits, two of them with a send
@@ -139,8 +160,10 @@ def test_a_site_that_was_away_when_copies_were_shared_has_its_own_only(tmp_path,
     args = {"circulating": circulating}
     result = run(tmp_path, "fedcross", args, rounds=1, absent=lambda site, step: (site, step) in gone)
     assert set(result.models["site-1"]) == {"personal"}
-    assert kind in result.models["site-2"]
-    assert kind in result.models["site-3"]
+    assert result.models["site-1"]["personal"].meta == {}
+    for site in ("site-2", "site-3"):
+        assert set(result.models[site]) == {kind}
+        assert result.models[site][kind].meta.get("size") == {"K": 3, "one": None}[circulating]
 
 
 def test_copies_are_shared_only_in_rounds_that_are_evaluated(tmp_path):
