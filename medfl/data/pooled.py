@@ -52,6 +52,24 @@ class Pooled:
         return taken, torch.cat(order).argsort()
 
 
+def pool(parts: Sequence[Dataset]) -> Dataset:
+    """Return several data sets as one, addressed by row.
+
+    A data set that defines ``pooled_with`` decides itself, so that cases that change at each visit keep doing so.
+
+    Args:
+        parts: Data sets to pool, at least one.
+
+    Raises:
+        DataError: If the parts do not fit together.
+    """
+    for part in parts:
+        pooled_with: Callable[[Sequence[Dataset]], Dataset] | None = getattr(part, "pooled_with", None)
+        if pooled_with is not None:
+            return pooled_with(parts)
+    return Pooled(list(parts))
+
+
 def labels_in(targets: torch.Tensor) -> torch.Tensor | None:
     """Targets as class labels, which they are if each is one whole number; else None."""
     return targets if targets.dim() == 1 and not targets.is_floating_point() else None

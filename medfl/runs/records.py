@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from medfl.core.evaluation import Row
 from medfl.errors import StoreError
@@ -15,6 +15,9 @@ from medfl.objectives import Multiclass, Objective, read_objective
 from medfl.runs.facts import read_facts
 from medfl.types import FACTS, Meta
 from medfl.utils.text import plain_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PREDICTIONS = "predictions.csv"
 """In a site's bundle, a line for each case of its test split: its row; the target, or what is kept of it
@@ -149,15 +152,45 @@ def read_run(folder: Path) -> RunRecord:
 
 def read_predictions(path: Path) -> pd.DataFrame:
     """The rows of a file of predictions (`PREDICTIONS`)."""
+    import pandas as pd  # takes half a second to import
+
     return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object"))
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """The rows of a metrics file; none if there is no such file yet."""
+    """Return the rows of a metrics file as a table; an empty table if the file does not exist yet.
+
+    Raises:
+        StoreError: If the file can't be read.
+    """
+    import pandas as pd  # takes half a second to import
+
     types = dict.fromkeys(Row._fields, "object") | {"round": "int64", "value": "float64"}
     if not path.is_file():
         return pd.DataFrame(columns=list(types)).astype(types)
+    missing = {"value": ["nan", ""]}
     try:
-        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values={"value": ["nan", ""]})
+        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing, float_precision="round_trip")
     except (ValueError, OSError) as error:
-        raise StoreError(f"'{path}' can't be read: {error}. Run the same command again to restore it.") from None
+        raise _unreadable(path, error) from None
+
+
+def iterate_metrics(path: Path) -> Iterator[Row]:
+    """Yield the rows of a metrics file one by one, without pandas; none if the file does not exist yet.
+
+    Raises:
+        StoreError: If the file can't be read.
+    """
+    if not path.is_file():
+        return
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, strict=True):
+                fields = [row[name] for name in Row._fields[1:-1]]
+                yield Row(int(row["round"]), *fields, float(row["value"] or "nan"))
+    except (KeyError, TypeError, ValueError, csv.Error, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"'{path}' can't be read: {error}. Run the same command again to restore it.")

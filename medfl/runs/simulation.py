@@ -28,8 +28,7 @@ from medfl.core.secure.method import secured
 from medfl.core.server import ServerLoop
 from medfl.core.site import SiteRunner, Splits
 from medfl.core.store import Inbox, Store
-from medfl.data.pooled import Empty
-from medfl.data.transforms.dataset import pool
+from medfl.data.pooled import Empty, pool
 from medfl.errors import SettingsError
 from medfl.runs.lifecycle import RunWriter
 from medfl.runs.poison import Attackers, PoisonedCarrier, check_attackers, poisoned_sites

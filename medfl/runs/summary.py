@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
+from medfl.core.evaluation import Row
 from medfl.core.journal import Outcome
 from medfl.core.status import DIVERGED, FINISHED
 from medfl.data.pooled import countable
 from medfl.metrics import worst
 from medfl.objectives import Objective
-from medfl.runs.records import read_metrics
+from medfl.runs.records import iterate_metrics
 from medfl.settings import Settings
 from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
 
@@ -51,18 +49,26 @@ def summarise(
         sites: Of the run.
         missing: Sites that did not answer when they were asked last, for whatever.
     """
-    table = read_metrics(csv)
-    scores = table[(table["moment"] == "aggregated") & table["split"].isin(["val", "test", "shared"])]
-    round_ = scores["round"].max() if outcome.round == outcome.rounds else outcome.round
-    scores = scores[(scores["round"] == round_) & ~scores["model"].str.contains("@")]
+    costs: dict[str, dict[str, list[float]]] = {}
+    round_ = 0 if outcome.round == outcome.rounds else outcome.round
+    scores: list[Row] = []
+    for row in iterate_metrics(csv):
+        if row.split == "train":
+            spent = costs.setdefault(row.site, {name: [] for name in COSTS.values()})
+            if row.metric in spent and not math.isnan(row.value):
+                spent[row.metric].append(row.value)
+        elif row.moment == "aggregated" and row.split in ("val", "test", "shared"):
+            if row.round > round_ and outcome.round == outcome.rounds:
+                round_, scores = row.round, []  # the newest round replaces earlier ones
+            if row.round == round_ and "@" not in row.model:
+                scores.append(row)
     results: Meta = {}
-    for (model, split, name), group in scores.groupby(["model", "split", "metric"]):
-        values = dict(zip(group["site"], group["value"], strict=True))
+    for (model, split, name), values in sorted(_by_score(scores).items()):
         pooled, public = values.pop(GLOBAL, None), values.pop(PUBLIC, None)
         defined = [value for value in values.values() if not math.isnan(value)]
-        results.setdefault(str(model), {}).setdefault(str(split), {})[str(name)] = {
+        results.setdefault(model, {}).setdefault(split, {})[name] = {
             "mean": sum(defined) / len(defined) if defined else None,
-            "worst": worst(str(name), defined) if defined else None,
+            "worst": worst(name, defined) if defined else None,
             "sites": {site: _number(value) for site, value in values.items()},
             "global_test": _number(pooled),
             "public_test": _number(public),
@@ -72,11 +78,14 @@ def summarise(
         "status": outcome.status,
         "reason": outcome.reason,
         "rounds": outcome.rounds,
-        "evaluated_round": None if scores.empty else int(round_),
+        "evaluated_round": round_ if scores else None,
         "models_round": outcome.round,
         "best_round": chosen_round(outcome, settings, metric),
         "scores": results,
-        "costs": _costs(table),
+        "costs": {
+            site: {name: math.fsum(spent[metric]) for name, metric in COSTS.items()}
+            for site, spent in sorted(costs.items())
+        },
         "attendance": {
             "sites": len(sites),
             "away": sorted({*outcome.away, *missing} & {*sites}),
@@ -130,13 +139,13 @@ def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str],
     }
 
 
-def _costs(table: pd.DataFrame) -> Meta:
-    sums = table[table["split"] == "train"].groupby(["site", "metric"])["value"].sum()
-    return {
-        str(site): {name: float(sums.get((site, metric), 0.0)) for name, metric in COSTS.items()}
-        for site in sorted(set(sums.index.get_level_values("site")))
-    }
+def _by_score(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Map each (model, split, metric) to its values by site."""
+    values: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in rows:
+        values.setdefault((row.model, row.split, row.metric), {})[row.site] = row.value
+    return values
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None or math.isnan(value) else float(value)
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from monai.data import list_data_collate
 
-from medfl.data.pooled import Pooled, joined
+from medfl.data.pooled import joined
 from medfl.data.transforms.cache import DiskCache, MemoryCache
 from medfl.data.transforms.cases import Case, case_digest, check_cases
 from medfl.data.transforms.chain import Chain
@@ -182,6 +182,40 @@ class TransformDataset:
                 self._loading.check_sample(row, sample)
             yield samples
 
+    def pooled_with(self, parts: Sequence[Dataset]) -> TransformDataset:
+        """Return data sets of cases as one data set with their common transforms.
+
+        Args:
+            parts: Data sets to pool, in this order; this one is among them.
+
+        Raises:
+            DataError: If a part has other transforms or none.
+        """
+        chained = [part for part in parts if isinstance(part, TransformDataset)]
+        loading = self._loading
+        if len(chained) < len(parts) or len({part._loading.chain.digest for part in chained}) > 1:
+            raise DataError(
+                "expected the same transforms at all sites whose data are pooled, got different ones. Give them one "
+                "chain, or choose a method that pools no data."
+            )
+        labels = [part.class_labels for part in chained if part.class_labels is not None]
+        patients = joined([part.patients for part in chained], [len(part) for part in chained])
+        return TransformDataset(
+            [case for part in chained for case in part._loading.cases],
+            loading.chain.transform,
+            loading.inputs,
+            loading.targets,
+            loading.collate,
+            self._cache,
+            self._cache_dir,
+            self._loaders,
+            torch.cat(labels) if len(labels) == len(chained) else None,
+            None if patients is None else patients.tolist(),
+            loading.target_type,
+            loading.check,
+            "the pooled sites",
+        )
+
     def _counted(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[list[Visit]]:
         """The visits of each batch with their seeds."""
         counts = Counter[int]()
@@ -214,40 +248,3 @@ class TransformDataset:
     def _keep(self, key: str, content: Packed) -> None:
         if self._memory is not None:
             self._memory.put(key, content)
-
-
-def pool(parts: Sequence[Dataset]) -> Dataset:
-    """Several data sets as one, addressed by row; cases that change at each visit go on doing so.
-
-    Args:
-        parts: At least one; if one of them has transforms, all have, and the same ones.
-
-    Raises:
-        DataError: If transforms differ between them.
-    """
-    chained = [part for part in parts if isinstance(part, TransformDataset)]
-    if not chained:
-        return Pooled(list(parts))
-    loading = chained[0]._loading
-    if len(chained) < len(parts) or len({part._loading.chain.digest for part in chained}) > 1:
-        raise DataError(
-            "expected the same transforms at all sites whose data are pooled, got different ones. Give them one chain, "
-            "or choose a method that pools no data."
-        )
-    labels = [part.class_labels for part in chained if part.class_labels is not None]
-    patients = joined([part.patients for part in chained], [len(part) for part in chained])
-    return TransformDataset(
-        [case for part in chained for case in part._loading.cases],
-        loading.chain.transform,
-        loading.inputs,
-        loading.targets,
-        loading.collate,
-        chained[0]._cache,
-        chained[0]._cache_dir,
-        chained[0]._loaders,
-        torch.cat(labels) if len(labels) == len(chained) else None,
-        None if patients is None else patients.tolist(),
-        loading.target_type,
-        loading.check,
-        "the pooled sites",
-    )
