@@ -11,7 +11,7 @@ import torch
 from attack_runs import net, noise, noise_settings, noise_task, undrawn
 from torch import nn
 
-from medfl.attacks.membership.attack import MembershipOptions, attack, plain_line, run_membership
+from medfl.attacks.membership.attack import MembershipOptions, _shadow_of, attack, plain_line, run_membership
 from medfl.attacks.membership.page import render
 from medfl.attacks.membership.shadow import ShadowAttack, _fit, epochs_of, highest_log_odds, matched, train_attack
 from medfl.attacks.membership.targets import KEPT, Target, find_targets, pooled, shadow_set
@@ -19,6 +19,7 @@ from medfl.attacks.open_run import OpenedRun
 from medfl.contract import Model
 from medfl.core.journal import Journal
 from medfl.core.site import Splits
+from medfl.data.pooled import TensorData
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.methods.averaging import Averaging
 from medfl.runs.attack_results import read_results
@@ -301,3 +302,41 @@ def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
     assert page.count("<figure>") == 4, "two ROC curves, and the histograms of the two strongest results"
     assert "fewer than 100 others" in page
     assert plain_line(rows[0]).startswith("model of <site 0>, loss threshold: AUC 0.")
+
+
+def test_shadows_are_trained_as_long_as_at_the_mean_site_that_has_images() -> None:
+    """Sites of 10, 30 and no images: 5 rounds of 4 batches of 8 are 160 images, 8 passes over 20; 2 rounds are 3."""
+    sizes = {"a": 10, "b": 30, "c": 0}
+    parts = {name: Splits(noise(size, 1), noise(0, 2), noise(4, 3)) for name, size in sizes.items()}
+    run = made(parts, {}, Settings(rounds=5, steps=4, batch_size=8))
+    attacked = target(net(), noise(4, 1), noise(4, 2))
+    assert _shadow_of(run, attacked, MembershipOptions()) == ("net", 8)
+    assert _shadow_of(run, replace(attacked, round=2), MembershipOptions()) == ("net", 3)
+    assert _shadow_of(run, attacked, MembershipOptions(shadow_epochs=2)) == ("net", 2)
+
+
+def test_the_loss_threshold_is_the_mean_loss_of_the_members() -> None:
+    """Members' losses have the mean 1: those below it are called members, of the others whose losses are below it."""
+
+    class Losses(nn.Module):
+        """Its loss on an image of class 0 is the image's first pixel."""
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            wanted = images.flatten(1)[:, 0].double()
+            return torch.stack([-wanted, torch.log(-torch.expm1(-wanted))], dim=1)
+
+    def of(*losses: float) -> TensorData:
+        images = torch.zeros(len(losses), 1, 2, 2, dtype=torch.float64)
+        images[:, 0, 0, 0] = torch.tensor(losses)
+        return TensorData(images, torch.zeros(len(losses), dtype=torch.int64))
+
+    attacked = target(Losses(), of(0.2, 0.3, 0.5, 3.0), of(0.9, 2.0, 4.0, 8.0))
+    (row,) = attack(made({}, {}), attacked, None, MembershipOptions())
+    assert (row["recall"], row["false_alarms"]) == (0.75, 0.25)
+
+
+def test_of_few_images_classes_keep_their_shares_by_the_largest_remainder() -> None:
+    """Of 5, 3 and 2 images four are kept: exactly 2, 1.2 and 0.8, so 2, 1 and 1."""
+    labels = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
+    rows, _ = matched(labels, labels, torch.Generator().manual_seed(0), 4)
+    assert labels[rows].bincount().tolist() == [2, 1, 1]

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from described import write_classes, write_site
 from prepare_specs import prepare_spec
 
 from medfl.cli.main import main
+from medfl.describe.description import Counts, Description
 from medfl.describe.folder import describe_folder
 from medfl.describe.odd import FAR, Mark, Point, far_points, marks
 from medfl.describe.page import html, markdown, write_description
@@ -147,3 +149,37 @@ def test_where_most_sites_are_marked_none_is_called_the_odd_one(tmp_path: Path) 
     made = [Mark(site, "shape", "1", "2", math.inf) for site in ("site-0", "site-1")]
     assert View(known, {}, made[:1], "").title == "1 of 3 sites stands out: site-0"
     assert View(known, {}, made, "").title == "The 3 sites differ from each other"
+
+
+# ---- at the limits
+
+
+def test_a_difference_at_the_limit_that_matters_counts_and_one_at_the_limit_of_chance_does_not() -> None:
+    """Of 0, 0, 0, 0 and 7 the deviation is 0; an error of 2 makes FAR of them exactly 7."""
+    points = {name: Point(0.0, 0.0, 0.0) for name in "abcd"}
+    assert far_points(points | {"e": Point(7.0, 0.0, 7.0)}).keys() == {"e"}
+    assert far_points(points | {"e": Point(7.0, 0.0, 7.001)}) == {}
+    assert far_points(points | {"e": Point(7.0, 7.0 / FAR, 0.0)}) == {}
+    assert far_points(points | {"e": Point(7.0, 6.99 / FAR, 0.0)}).keys() == {"e"}
+
+
+def about(**changes: Any) -> Description:
+    return Description(**({"objective": "multiclass", "min_count": 1, "images": 100} | changes))
+
+
+def test_where_no_more_than_half_of_the_sites_agree_none_is_unlike_the_others() -> None:
+    """Two and two: nobody knows who is odd. Three and one: the one."""
+    halves = {name: about(shape=[1, 8, 8] if name in "ab" else [1, 9, 9]) for name in "abcd"}
+    assert marks(halves) == []
+    made = marks(halves | {"c": about(shape=[1, 8, 8])})
+    assert [(mark.site, mark.quantity, mark.here, mark.others) for mark in made] == [
+        ("d", "shape", "1 x 9 x 9", "1 x 8 x 8")
+    ]
+
+
+def test_of_two_shares_that_are_equally_far_the_first_is_told() -> None:
+    """Sites of 50 and 50 images of two classes, and one of 90 and 10: both shares are off by 40 percent."""
+    equal = Counts(title="class", names=["x", "y"], counts=[50, 50])
+    other = Counts(title="class", names=["x", "y"], counts=[90, 10])
+    made = marks({name: about(tables=[other if name == "d" else equal]) for name in "abcd"})
+    assert [(mark.site, mark.quantity, mark.here) for mark in made] == [("d", "class: x", "90.0%")]

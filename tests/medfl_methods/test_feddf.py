@@ -204,3 +204,77 @@ def test_models_that_the_server_does_not_have_whole_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="needs whole models, and norm_sync 'params' keeps.*Set norm_sync to 'all'"):
         run(tmp_path / "norm", norm_sync="params")
     run(tmp_path / "plain", norm_sync="params", task=make_task("plain"))
+
+
+# ---- when the server's training stops
+
+
+class Scripted(FedDF):
+    """Is as right on held-out images as a list says, look by look; keeps the model of each look."""
+
+    scores: tuple[float, ...] = ()
+
+    def right(self, server, model, rows):
+        looks = server.state.meta.setdefault("looks", [])
+        looks.append(model.logits.detach().clone())
+        return self.scores[len(looks) - 1]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Runs the server's training; how often it looked, and at which looks it found the model that it took."""
+    monkeypatch.setattr("medfl_methods.feddf.CHECKED", 5)
+
+    def scripted(*scores, **args):
+        method = Scripted(scores=scores, distil_lr=0.01, **({"distil_steps": 50, "patience": 10} | args))
+        server = server_of(method)
+        taught = torch.tensor([[2.0, 0.0]]).expand(6, 2)
+        taken = method.distil(server, "says", {"logits": torch.zeros(2)}, taught)["logits"]
+        looks = server.state.meta["looks"]
+        return len(looks), [index for index, look in enumerate(looks) if torch.equal(look, taken)]
+
+    return scripted
+
+
+def test_patience_is_counted_in_steps_since_the_best(scripted):
+    """Looks are at the steps 0, 5, 10, ...: the best is that of step 5, and 10 steps later nothing is better."""
+    assert scripted(0.5, 0.6, 0.6, 0.6, 0.9, 0.9) == (4, [1])
+    assert scripted(0.5, 0.4, 0.4, 0.9) == (3, [0]), "the mean itself is the best"
+    assert scripted(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.5, 0.5, 0.9) == (8, [5]), "each gain begins the count anew"
+    assert scripted(0.5, 0.6, 0.6, 0.6, 0.7, 0.6, 0.6, 0.6, patience=12) == (8, [4]), "12 steps end at the third look"
+
+
+def test_the_last_step_is_looked_at_whatever_its_number(scripted):
+    assert scripted(0.1, 0.2, 0.3, 0.4, distil_steps=12) == (4, [3])
+
+
+@pytest.mark.parametrize(("rows", "kept"), [([0, 1], True), ([1, 3], False)])
+def test_a_model_that_is_as_right_as_chance_goes_on_teaching(monkeypatch, rows, kept):
+    """It always says class 0: right on one of two held-out images of two classes, or on none."""
+    method = FedDF(drop_worst=True)
+    server = server_of(method)
+    server.public = TensorData(server.public.images, torch.tensor([0, 1, 0, 1, 0, 1]))
+    monkeypatch.setattr(FedDF, "split_rows", lambda *_: (torch.arange(6), torch.tensor(rows)))
+    assert (method.taught(server, replies([2.0, 0.0])) is not None) == kept
+
+
+def test_how_right_a_model_is_does_not_depend_on_how_images_are_batched(monkeypatch):
+    """Right on two of five, in batches of two, two and one."""
+    method = FedDF()
+    server = server_of(method)
+    server.public = TensorData(torch.zeros(5, 1, 2, 2), torch.tensor([0, 0, 1, 1, 1]))
+    monkeypatch.setattr("medfl_methods.feddf.evaluation_batch", lambda objective: 2)
+    model = server.task.load({"logits": torch.tensor([1.0, 0.0])})
+    assert method.right(server, model, torch.arange(5)) == pytest.approx(0.4)
+
+
+def test_each_seed_holds_out_other_images():
+    """Of 40 public images 4 are held out."""
+    chosen = set()
+    for seed in range(5):
+        method = FedDF(patience=1)
+        server = server_of(method)
+        server.settings = Settings(rounds=1, seed=seed)
+        server.public = TensorData(torch.zeros(40, 1, 2, 2), torch.zeros(40, dtype=torch.int64))
+        chosen.add(tuple(method.split_rows(server)[1].tolist()))
+    assert len(chosen) > 1

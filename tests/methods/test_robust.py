@@ -10,7 +10,7 @@ from medfl.contract import Server, State
 from medfl.core.checks import check_robust
 from medfl.errors import SettingsError
 from medfl.methods.averaging import Averaging
-from medfl.methods.robust.fold import robust_mean, squared_distances
+from medfl.methods.robust.fold import _stacks, robust_mean, squared_distances
 from medfl.methods.robust.rules import bulyan_choice, chance_of_more, check_rule, krum_scores, least_replies
 from medfl.plugins import load_plugins
 from medfl.settings import Robust, Settings
@@ -298,3 +298,16 @@ def test_who_changes_what_is_folded_has_to_say_that_it_is_safe():
     assert [kind().supports_robust for kind in (Averaging, Weighs, Heir, Says, Optimises)] == [
         *(True, False, False, True, True)
     ]
+
+
+@pytest.mark.parametrize(("room", "reads"), [(1, 3), (7 * 8, 3), (2 * 7 * 8, 2), (3 * 7 * 8 - 1, 2), (3 * 7 * 8, 1)])
+def test_no_more_than_the_limit_is_held_at_a_time(monkeypatch, room, reads):
+    """Three floating tensors of one number at seven sites, in float64; all that fit are read at once."""
+    monkeypatch.setattr("medfl.methods.robust.fold.AT_A_TIME", room)
+    replies = sent()
+    floats = {name: make_server().state.tensors[name] for name in ("a", "b", "mean")}
+    read = []
+    monkeypatch.setattr(Sent, "__iter__", lambda self: read.append(1) or iter(self.replies.items()))
+    stacks = dict(_stacks(replies, sorted(replies.meta), floats))
+    assert len(read) == reads
+    assert {name: rows.shape for name, rows in stacks.items()} == dict.fromkeys(floats, (7, 1))

@@ -141,3 +141,20 @@ def test_bad_targets_stop_a_run_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Site 'b', split 'train': expected a finite time > 0, got .* in row 4"):
         run(tmp_path / "run", Survival(), sites=sites)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((1, 28, 28), None),
+        ((3, 8, 8, 8), None),
+        ((12,), "the cases are vectors"),
+        ((1, 12), "the cases are vectors"),
+        ((), "the transforms of a stock bundle"),
+    ],
+    ids=str,
+)
+def test_images_and_volumes_have_one_shape_and_vectors_have_none(shape: tuple[int, ...], why: str | None) -> None:
+    task = dataclasses.replace(make_task(), scale=Scale(shape))
+    lacking = lacks("images_of_one_shape", task, {})
+    assert lacking is None if why is None else str(lacking).startswith(why)

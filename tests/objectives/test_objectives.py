@@ -24,6 +24,7 @@ from medfl.objectives import (
     check_metrics,
     read_objective,
 )
+from medfl.objectives.segmentation import OF_CASES
 
 NAN = math.nan
 EACH = (
@@ -294,3 +295,17 @@ def test_a_metric_that_no_objective_has_comes_with_the_nearest() -> None:
 def test_what_a_report_sets_side_by_side_are_scores(objective: Objective) -> None:
     assert set(objective.headline) <= objective.scores.keys()
     assert objective.figures
+
+
+def test_each_mask_is_measured_in_the_spacing_of_its_own_case():
+    """Single voxels, two apart along the second axis: 2, 4 and 10 mm; a case without a spacing has no distance."""
+    outputs, targets = torch.full((4, 1, 5, 5), -1.0), torch.zeros(4, 1, 5, 5)
+    outputs[:, 0, 1, 1], targets[:, 0, 1, 3] = 1.0, 1.0
+    spacing = torch.tensor([[9.0, 1.0], [9.0, 2.0], [9.0, 5.0], [math.nan, 1.0]], dtype=torch.float64)
+    goal = Segmentation(1, overlapping=True, spacing=OF_CASES, tolerance=4.0)
+    judged = goal.judged(outputs, targets, ("hd95", "surface_dice"), spacing)
+    columns = goal.columns(())
+    distances = judged[:, columns.index("hd95_0")].tolist()
+    assert distances[:3] == pytest.approx([2.0, 4.0, 10.0])
+    assert math.isnan(distances[3])
+    assert judged[:3, columns.index("surface_dice_0")].tolist() == [1.0, 1.0, 0.0], "within 4 mm, 4 itself included"

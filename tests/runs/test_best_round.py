@@ -82,6 +82,17 @@ def test_only_a_better_mean_validation_score_replaces_the_best(rows: list[Row], 
 def test_the_first_score_counts_whatever_it_is() -> None:
     assert Best().after(1, 2, [], "auc") == Best(since=1)
     assert Best(since=1).after(2, 4, [row(0.0)], "auc") == Best(2, 4, 0.0)
+    assert Best().after(1, 2, [row(0.9, metric="ece")], "ece") == Best(1, 2, 0.9), (
+        "worse than the 0 that stands for none"
+    )
+    assert Best(1, 2, 0.9).after(2, 4, [], "auc") == Best(1, 2, 0.9, 1)
+
+
+def test_scores_at_the_ends_of_their_range_count_and_beyond_them_do_not() -> None:
+    assert Best(1, 2, 0.5).after(2, 4, [row(1.0), row(0.4, "b")], "auc") == Best(2, 4, 0.7)
+    assert Best(1, 2, 0.2).after(2, 4, [row(0.0), row(0.6, "b")], "auc") == Best(2, 4, 0.3)
+    assert Best(1, 2, 0.2).after(2, 4, [row(0.0), row(0.3, "b"), row(1.001, "c")], "auc") == Best(1, 2, 0.2, 1)
+    assert Best(1, 2, 0.2).after(2, 4, [row(0.2, metric="ece")], "ece") == Best(1, 2, 0.2, 1), "equal is no better"
 
 
 @pytest.mark.parametrize("option", [{"best_round": True}, {"patience": 1}])

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 from torch import nn
 
+from medfl.objectives import Regression
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
 from medfl.training.loop import row_batches, train
 from medfl.training.precision import autocast
+from medfl.training.predict import mean_loss
 from medfl.utils.rng import make_generator, pinned
 
 
@@ -278,3 +280,42 @@ def test_a_batch_knows_its_rows():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     train(model, data, loss, optimizer, Settings(rounds=1, batch_size=5), make_generator("rows"))
     assert sorted(seen) == list(range(12)) != seen
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "mixed"),
+    [
+        ("fp32", "cpu", False),
+        ("fp32", "cuda:0", False),
+        ("bf16", "cpu", True),
+        ("bf16", "cuda:0", True),
+        ("amp", "cpu", False),
+        ("amp", "cuda:0", True),
+    ],
+)
+def test_amp_is_mixed_precision_on_a_gpu_alone(monkeypatch, precision, device, mixed):
+    """As MONAI's trainer has it; what torch is asked for is looked at, as a machine may have no GPU."""
+    asked = []
+    monkeypatch.setattr(
+        "medfl.training.precision.torch.autocast", lambda kind, dtype, enabled: asked.append((kind, dtype, enabled))
+    )
+    autocast(Settings(rounds=1, precision=precision), device)
+    assert asked == [(device.partition(":")[0], torch.bfloat16, mixed)]
+
+
+class Column(nn.Module):
+    """Puts out the first pixel of each image as a number."""
+
+    def forward(self, images):
+        return images[:, :1, 0, 0]
+
+
+def test_the_mean_loss_is_that_of_cases_not_of_batches(monkeypatch):
+    """Errors 0, 0, 0, 0 and 10 in batches of four and one: 2, and not the 5 of batches that count alike."""
+    monkeypatch.setattr("medfl.training.predict.EVALUATION_BATCH", 4)
+    images = torch.tensor([0.0, 0.0, 0.0, 0.0, 10.0]).view(5, 1, 1, 1)
+    data = TensorData(images, torch.zeros(5, 1))
+    settings = Settings(rounds=1)
+    assert mean_loss(Column(), data, Regression(1), nn.L1Loss(), settings) == pytest.approx(2.0)
+    nothing = TensorData(images[:0], torch.zeros(0, 1))
+    assert math.isnan(mean_loss(Column(), nothing, Regression(1), nn.L1Loss(), settings))

@@ -88,3 +88,28 @@ def test_a_ledger_of_the_study_is_kept_and_a_clip_may_be_tuned(load, tmp_path: P
     assert [privacy | {"clip": 0} for privacy in tried] == [PRIVACY | {"ledger": mine, "clip": 0}] * 2
     assert len(list(Path(mine).glob("*.json"))) == 2
     assert not (search.out / "ledger").exists()
+
+
+def rounds_of(trials: int) -> float:
+    """What the trials of two rounds each are together, by hand: Gaussian releases of one noise compose exactly."""
+    return float(epsilon(calibrate(4.0, 2, 1e-5), 2 * trials, 1e-5))
+
+
+@pytest.mark.parametrize(("factor", "allowed"), [(1.0, True), (0.999, False), (10.0, True)])
+def test_a_total_is_compared_with_all_trials_of_all_rows(load, tmp_path: Path, factor: float, allowed: bool) -> None:
+    """Two rows of two trials: exactly their sum is allowed, a thousandth less is not."""
+    privacy = PRIVACY | {"ledger": str(tmp_path / "ledger"), "total_epsilon": factor * rounds_of(4)}
+    if allowed:
+        load(CHANGES | {"settings__privacy": privacy})
+    else:
+        with pytest.raises(SettingsError, match="the 4 trials under privacy are together epsilon"):
+            load(CHANGES | {"settings__privacy": privacy})
+
+
+def test_a_ledger_without_a_total_allows_any_number_of_trials(load, tmp_path: Path) -> None:
+    load(CHANGES | {"tune__trials": 50, "settings__privacy": PRIVACY | {"ledger": str(tmp_path / "ledger")}})
+
+
+def test_the_price_counts_every_step_of_every_release() -> None:
+    (price,) = prices([{"a": FACTS | {"sigma": 2.0, "releases": 3, "steps": 5}}])
+    assert price.epsilon == pytest.approx(epsilon(2.0, 15, 1e-5), rel=1e-9)

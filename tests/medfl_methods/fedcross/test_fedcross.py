@@ -15,6 +15,8 @@ from peer_toys import (
     states,
 )
 
+from medfl.contract import Server, State
+from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_site, make_sites, make_task
 from medfl.utils.wire import payload_bytes, select, tensors_equal
 from medfl_methods.fedcross.ensemble import ensemble_of
@@ -183,3 +185,26 @@ def moves():
         now, then = owners(after), owners(before)
         counts.append(sum(now.index(model) != then.index(model) for model in NAMES))
     return counts
+
+
+def visits(route, rounds=12, names=tuple("abcd")):
+    """The order in which the single model visits sites, round by round."""
+    method, orders = REGISTRY.make_method("fedcross", {"circulating": "one", "route": route}), []
+    for round_ in range(1, rounds + 1):
+        server = Server("server", round_, State(), make_task(), Settings(rounds=rounds, seed=7), sites=[*names])
+        method.setup(server)
+        orders.append([host for turn in method.turns(server) for host in turn])
+    return orders
+
+
+@pytest.mark.parametrize("route", ["random_permutation", "derangement"])
+def test_a_single_model_takes_another_way_in_each_round(route):
+    """Twelve draws from 24 permutations: fewer than six different ones come about once in 20,000 times."""
+    orders = visits(route)
+    assert all(sorted(order) == list("abcd") for order in orders)
+    assert len({tuple(order) for order in orders}) >= 6
+    assert orders == visits(route), "the same in each run with this seed"
+
+
+def test_on_a_ring_a_single_model_visits_sites_by_name():
+    assert visits("ring", rounds=2) == [list("abcd")] * 2

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from medfl_methods.fedfed.shared_images import SharedBatches, SharedImages
+from medfl.errors import RefusedError
+from medfl_methods.fedfed.shared_images import SharedBatches, SharedImages, check_shared
 
 
 def made(labels, copies=1, start=0):
@@ -94,3 +95,28 @@ def test_they_are_drawn_in_a_run_with_bf16():
     with torch.autocast("cpu", torch.bfloat16):
         parts, _ = draws(shared, 2, True, 2)[0]
     assert parts.dtype == torch.float32
+
+
+def test_a_part_of_a_shared_set_is_taken_as_it_was_announced():
+    check_shared(made([0, 2, 1], 2).tensors(), 2, (1, 2, 2), 3)
+    check_shared(made([], 2).tensors(), 2, (1, 2, 2), 3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "changes"),
+    [
+        ([0, 3], {}),
+        ([-1, 0], {}),
+        ([0, 1], {"labels": torch.tensor([0.0, 1.0])}),
+        ([0, 1], {"labels": torch.tensor([[0], [1]])}),
+        ([0, 1], {"images/1": torch.zeros(2, 1, 2, 2)}),
+        ([0, 1], {"images/1": torch.zeros(3, 1, 2, 2).half()}),
+        ([0, 1], {"images/2": torch.zeros(2, 1, 2, 2).half()}),
+        ([0, 1], {"images/0": torch.zeros(2, 1, 2, 3).half()}),
+    ],
+    ids=["no-class", "negative", "float", "column", "single", "more-images", "another-copy", "another-shape"],
+)
+def test_what_is_no_part_of_a_shared_set_is_refused(labels, changes):
+    """With three classes the labels are 0, 1 and 2."""
+    with pytest.raises(RefusedError, match="Expected 2 half-precision copies .* a label below 3"):
+        check_shared(made(labels, 2).tensors() | changes, 2, (1, 2, 2), 3)

@@ -289,3 +289,38 @@ def test_a_batch_of_one_is_skipped_where_there_is_batch_norm_alone():
         train_head(head, data, 2, 8, 0.1, rng(), "cpu")
         assert tensors_equal(head.state_dict(), before) != moves
         assert not head.training
+
+
+def test_the_student_is_taught_in_the_view_that_its_teachers_see():
+    """Of the first step, by hand: the first views go to all, the second ones to the contrastive loss alone."""
+    views = (DATA.images + 0.5, -2 * DATA.images)
+    teacher, start = taught(), small(norm=False)
+    _, losses = made(
+        [teacher],
+        student=copy.deepcopy(start),
+        epochs=1,
+        batch_size=60,
+        losses="kd",
+        tau=1.0,
+        views=lambda images, rows, epoch, number: views[number][rows],
+    )
+    with torch.no_grad():
+        expected = F.kl_div(start(views[0]).log_softmax(1), teacher(views[0]).softmax(1), reduction="batchmean")
+    assert losses["distillation"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_mean_losses_are_those_of_images_not_of_batches(monkeypatch):
+    """Batches of 40 and 20: the mean of an epoch without steps is what one batch of all 60 images gives."""
+    monkeypatch.setattr("medfl_methods.pfedcdp.refinement.torch.optim.Adam.step", lambda self: None)
+    how = {"epochs": 1, "losses": "kd", "probe_epochs": 0}
+    parts, whole = (
+        made([taught()], student=small(norm=False), batch_size=size, **how)[1]["distillation"] for size in (40, 60)
+    )
+    assert parts == pytest.approx(whole, rel=1e-5)
+
+
+def test_epochs_of_the_probe_are_counted_on():
+    seen = []
+    how = Refinement(epochs=2, probe_epochs=3, batch_size=20)
+    refine(small(), [taught()], [1.0], DATA, how, SETTINGS, rng(), after_epoch=seen.append)
+    assert seen == [1, 2, 3, 4, 5]

@@ -1,0 +1,33 @@
+"""Which stages of networks can be compared: their numbers begin at 1 and end at the last one."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from medfl.errors import SettingsError
+from medfl.methods.feature_hooks import check_alike
+
+
+class Staged(nn.Module):
+    """A network with so many stages."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.feature_layers = [nn.Identity() for _ in range(count)]
+
+
+@pytest.mark.parametrize("layers", [None, [], [1], [3], [1, 2, 3]])
+def test_the_first_and_the_last_stage_can_be_named(layers: list[int] | None) -> None:
+    check_alike({"a": Staged(3), "b": Staged(3)}, layers)
+
+
+@pytest.mark.parametrize("layers", [[0], [4], [1, 2, 4], [-1]])
+def test_a_stage_that_is_not_there_is_refused(layers: list[int]) -> None:
+    with pytest.raises(SettingsError, match="names stages from 1 to 3"):
+        check_alike({"a": Staged(3), "b": Staged(3)}, layers)
+
+
+def test_networks_of_unlike_depth_are_refused() -> None:
+    with pytest.raises(SettingsError, match="'a' has 2, 'b' has 3"):
+        check_alike({"a": Staged(2), "b": Staged(3)}, None)
