@@ -144,7 +144,7 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[S
     """The score of each site; an accuracy with Wilson's interval over its test patients, if there is one run.
 
     Args:
-        group: Runs on the same people: see `medfl.report.comparable_runs`. Images of several folds are counted
+        group: Runs on the same people: see `medfl.report.groups`. Images of several folds are counted
         together.
         metric: Its name.
         tested: Run folder, as text, to its test sets.

@@ -13,9 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from medfl.report.comparable_runs import same_people
 from medfl.report.formats import plus_minus, table_lines
-from medfl.report.groups import Group
+from medfl.report.groups import Group, same_people
 from medfl.report.sections.matrix import (
     LARGEST,
     Table,

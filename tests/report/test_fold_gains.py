@@ -10,9 +10,8 @@ from make_runs import make_run
 from read_page import Page, words
 from scipy import stats
 
-from medfl.report.comparable_runs import by_people
 from medfl.report.gains import GAINS, LOSES, UNCLEAR
-from medfl.report.groups import group_runs, several
+from medfl.report.groups import by_people, group_runs, several
 from medfl.report.page import write_report
 from medfl.report.predictions import read_tested
 from medfl.report.sections.gains import gains_section

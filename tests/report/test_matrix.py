@@ -9,8 +9,7 @@ import pytest
 from make_runs import make_run
 from read_page import Page, render_section, words
 
-from medfl.report.comparable_runs import same_people
-from medfl.report.groups import group_runs
+from medfl.report.groups import group_runs, same_people
 from medfl.report.page import write_report
 from medfl.report.sections.matrix import cross_table, global_mean, local_mean, matrix_section, undefined
 from medfl.runs.records import read_run

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from medfl.report.comparable_runs import by_seed
 from medfl.report.formats import listed
 from medfl.report.gains import Sets, mean_interval
-from medfl.report.groups import Group
+from medfl.report.groups import Group, by_seed
 from medfl.report.predictions import Tested
 from medfl.report.scores import pool_group
 from medfl.report.statistics import Interval, Score, bootstrap

@@ -20,12 +20,11 @@ from markupsafe import Markup
 
 from medfl.data.pooled import joined
 from medfl.objectives import Multiclass
-from medfl.report.comparable_runs import by_seed
 from medfl.report.curves import compare_svg, group_looks
 from medfl.report.figures import gains_figure
 from medfl.report.formats import count, known, listed, number, signed
 from medfl.report.gains import Comparison, Gain, Pair, Sets, gain_row, mean_known, mean_row, pair_up, worst_row
-from medfl.report.groups import Group
+from medfl.report.groups import Group, by_seed
 from medfl.report.predictions import Tested
 from medfl.report.scores import Baseline, class_names, compared, over
 from medfl.report.section import ReportData, TemplateSection

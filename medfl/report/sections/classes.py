@@ -15,12 +15,11 @@ import torch
 from markupsafe import Markup
 
 from medfl.metrics.auc import binary_auc
-from medfl.report.comparable_runs import by_seed
 from medfl.report.curves import compare_svg, group_looks
 from medfl.report.figures import gains_figure
 from medfl.report.formats import known
 from medfl.report.gains import Pair, Sets, mean_known, pair_up
-from medfl.report.groups import Group
+from medfl.report.groups import Group, by_seed
 from medfl.report.predictions import Tested
 from medfl.report.scores import Baseline, Value, class_names, compared, over, value_over
 from medfl.report.section import ReportData, TemplateSection

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from medfl.metrics import LOWER_IS_BETTER, worst
-from medfl.report.comparable_runs import by_people
 from medfl.report.formats import count, listed, metric_words, score
 from medfl.report.gains import (
     GAINS,
@@ -29,7 +28,7 @@ from medfl.report.gains import (
     pair_up,
     worst_row,
 )
-from medfl.report.groups import Group, folds_among, several
+from medfl.report.groups import Group, by_people, folds_among, several
 from medfl.report.paper.forest import forest_figure
 from medfl.report.paper.pictures import keep
 from medfl.report.scores import ALONE, key_metrics, site_scores
@@ -47,7 +46,7 @@ def compare_folds(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
     Args:
         metric: Its name.
         name: Of the group.
-        pairs: Of at least two folds, all about the same people: see `medfl.report.comparable_runs`.
+        pairs: Of at least two folds, all about the same people: see `medfl.report.groups`.
         tested: Run folder, as text, to its test sets.
     """
     sites = sorted({site for pair in pairs for site in pair.other.run["identity"]["sites"]})

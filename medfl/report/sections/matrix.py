@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from medfl.report.comparable_runs import same_people
 from medfl.report.formats import count, known, listed
-from medfl.report.groups import Group
+from medfl.report.groups import Group, same_people
 from medfl.report.scores import key_metrics, value_over
 from medfl.report.section import ReportData, TemplateSection
 from medfl.runs.records import RunRecord
