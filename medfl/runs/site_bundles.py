@@ -15,7 +15,7 @@ import yaml
 from torch import nn
 
 from medfl.contract import Method, Model
-from medfl.core.evaluation import predictor_of
+from medfl.core.evaluation import completed, predictor_of
 from medfl.core.site import Splits
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
@@ -64,11 +64,11 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     for site, models in sorted(result.models.items()):
         if models:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
-            model = export_site(target, home, site, models, method)
+            model = export_site(target, home, site, completed(method, run.task, models), method)
             predictor = predictor_of(method, run.task, model)
             write_predictions(target, predictor, run.sites[site], run.task, run.settings, facts, run.execution.pictures)
             written.append(target)
-    return written + export_global(run.folder, home, result.outcome.models, method)
+    return written + export_global(run.folder, home, completed(method, run.task, result.outcome.models), method)
 
 
 def export_global(folder: Path, home: Home, models: Mapping[str, Model], method: Method) -> list[Path]:

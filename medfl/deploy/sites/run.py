@@ -11,7 +11,7 @@ from medfl.carriers.messages import Message, check_tensors, shapes_of
 from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, integer, names, rows_to_json, steps
 from medfl.contract import Model, Order, PeerMessage
 from medfl.core.checks import check_plan, check_privacy, check_targets
-from medfl.core.evaluation import Row, predictor_of, rows_of, score
+from medfl.core.evaluation import Row, completed, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
 from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import Inbox
@@ -287,7 +287,7 @@ class SiteRun:
             about = (data.shape, data.classes, data.source, data.modality, data.names)
             stock = built.source.weights
             home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective, stock=stock)
-            model = export_site(self.folder / "bundle", home, self.name, models, method)
+            model = export_site(self.folder / "bundle", home, self.name, completed(method, self.task, models), method)
             predictor = predictor_of(method, self.task, model)
             splits = Splits(data.train, data.val, data.test)
             write_predictions(self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts)
