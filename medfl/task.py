@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
+from medfl.networks.frozen import frozen_parameters, hold_frozen
 from medfl.objectives import Objective
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import pinned
+from medfl.utils.wire import digest
 
 if TYPE_CHECKING:
     from medfl.networks.pretrained import Pretrained
@@ -161,6 +163,7 @@ class Task:
     schedule: Schedule | None = field(default=None, compare=False)
     epoch_rates: EpochRates | None = field(default=None, compare=False)
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
+    _frozen: dict[str, Tensors] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
         """The initial tensors of a network: a function of seed, network, owner and `weights`, not of the method (G-13).
@@ -171,7 +174,7 @@ class Task:
             owner: A site's name for parts that start unlike at each site; empty for the common start.
 
         Returns:
-            The state dict: parameters and buffers, on the CPU, contiguous.
+            The state dict: trainable parameters and buffers, on the CPU, contiguous.
 
         Raises:
             SettingsError: If `weights` don't fit the network.
@@ -181,7 +184,8 @@ class Task:
             model = self.build(name)
         state = model.state_dict()
         if self.weights is not None and name == self.network:
-            state |= self.weights.body_of(model, name)
+            loaded = self.weights.body_of(model, name)
+            state |= {key: value for key, value in loaded.items() if key in state}
         return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
 
     def names(self, network: str | None = None) -> list[str]:
@@ -191,6 +195,36 @@ class Task:
             with torch.random.fork_rng(devices=[]):
                 self._names[name] = list(self.build(name).state_dict())
         return self._names[name]
+
+    def frozen(self, network: str | None = None) -> Tensors:
+        """Return the parameters that a network's constructor gives ``requires_grad=False``, by name, on the CPU.
+
+        They are a function of the network and `weights` alone: not of the run's seed, the site or the round. They never
+        change, so no state dict of a network from `build` or `load` holds them, and nothing sends, averages or noises
+        them (`medfl.networks.frozen`). The caller must not change the tensors.
+
+        Raises:
+            SettingsError: If all parameters of the network are frozen, or `weights` don't fit it.
+        """
+        name = network or self.network
+        if name not in self._frozen:
+            with pinned("frozen", name):
+                model = self._construct(name)
+            frozen = frozen_parameters(model)
+            if frozen and len(frozen) == len(list(model.named_parameters(remove_duplicate=False))):
+                raise SettingsError(
+                    f"All {len(frozen)} parameters of the network '{name}' are frozen (requires_grad is False): "
+                    "expected at least one that can learn. Leave some trainable in the network's constructor."
+                )
+            if frozen and self.weights is not None and name == self.network:
+                frozen |= {key: value for key, value in self.weights.body_of(model, name).items() if key in frozen}
+            self._frozen[name] = {key: value.clone() for key, value in frozen.items()}
+        return self._frozen[name]
+
+    def frozen_digest(self, network: str | None = None) -> str | None:
+        """Return a SHA-256 of a network's frozen parameters; None if it has none."""
+        frozen = self.frozen(network)
+        return digest(frozen) if frozen else None
 
     def __post_init__(self) -> None:
         if not self.metrics:
@@ -232,7 +266,7 @@ class Task:
 
     def with_network(self, name: str, build: Callable[[], nn.Module]) -> Task:
         """The same task with another network under a name."""
-        return replace(self, networks={**self.networks, name: build}, _names={})
+        return replace(self, networks={**self.networks, name: build}, _names={}, _frozen={})
 
     def augment(self, generator: torch.Generator) -> Augment | None:
         """What changes the images of a training, drawing from `generator`; None where nothing does."""
@@ -243,18 +277,31 @@ class Task:
         )
 
     def build(self, network: str | None = None) -> nn.Module:
-        """A new network on the CPU, with whatever initial tensors its constructor draws.
+        """Return a new network on the CPU, with whatever initial tensors its constructor draws.
+
+        Its frozen parameters are those of `frozen`, and its state dict lacks them.
 
         Raises:
-            SettingsError: If the task has no network of that name.
+            SettingsError: If the task has no network of that name, or the network has nothing to learn.
         """
         name = network or self.network
+        model = self._construct(name)
+        if frozen := self.frozen(name):
+            hold_frozen(model, frozen)
+        return model
+
+    def _construct(self, name: str) -> nn.Module:
         if name not in self.networks:
             raise SettingsError(f"unknown network '{name}'. {did_you_mean(name, self.networks)}")
         return self.networks[name]()
 
     def load(self, tensors: Tensors, network: str | None = None) -> nn.Module:
-        """A network with the given tensors, on the task's device; in channels-last layout where that suits it."""
+        """Return a network with the given tensors, on the task's device; in channels-last layout where that suits it.
+
+        Args:
+            tensors: State dict of the network; its frozen parameters may be left out.
+            network: Name of the network; None means the task's default.
+        """
         with torch.random.fork_rng(devices=[]):  # a constructor draws numbers that are overwritten here
             model = self.build(network)
         model.load_state_dict(tensors)

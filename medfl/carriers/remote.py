@@ -137,7 +137,11 @@ class RemoteCarrier:
             expected.task.objective,
         )
         counts = (len(objective.titles), objective.outputs)
-        self.facts = self._talk(dict.fromkeys(ready, message), lambda site, message: read_facts(site, message, *counts))
+
+        def read(site: str, message: Message) -> Meta:
+            return read_facts(site, message, *counts, frozen=expected.task.frozen_digest(networks.get(site)))
+
+        self.facts = self._talk(dict.fromkeys(ready, message), read)
 
     def drop(self, site: str, why: str) -> None:
         """Leave a site out of the run, as far as the quorum allows."""

@@ -109,6 +109,7 @@ AFTER, EVENTS, START = "after", "events", "start"
 FACTS = {
     "trainable": Tell("public", flag(), after=("begin",)),
     "validates": Tell("public", flag(), after=("begin",)),
+    "frozen": Tell("public", text()),
     "size": Tell("private", count()),
     "label_counts": Tell("private", count("classes")),
 }
@@ -247,23 +248,30 @@ def read_joining(site: str, message: Message) -> Joining:
     return Joining(**facts)
 
 
-def read_facts(site: str, message: Message, classes: int, outputs: int) -> Meta:
-    """What a site tells when a run begins: ``facts``, ``newest`` and ``data``.
+def read_facts(site: str, message: Message, classes: int, outputs: int, frozen: str | None = None) -> Meta:
+    """Return what a site tells when a run begins: ``facts``, ``newest`` and ``data``.
 
     Args:
         site: Its name.
         message: Its answer.
         classes: How many classes there are.
         outputs: Of a network, which a site may name where cases are of no class.
+        frozen: Digest of the frozen parameters of the site's network at the server; None if it has none.
 
     Raises:
-        RefusedError: If it has another form. What is said of the data may stand in a bundle's files in the end, so
-            there is no text in it that MONAI would evaluate.
+        RefusedError: If it has another form, or the site has other frozen parameters. What is said of the data may
+            stand in a bundle's files in the end, so there is no text in it that MONAI would evaluate.
     """
     facts, data = message.meta.get("facts"), message.meta.get("data")
     if not isinstance(facts, dict) or not isinstance(data, dict) or data.keys() != DATA_FACTS:
         raise RefusedError("expected what the site tells of its data")
     check_told(facts, FACTS, "begin", {"classes": classes}, f"site '{site}'")
+    facts = dict(facts)
+    if (theirs := facts.pop("frozen", None)) != frozen:
+        raise RefusedError(
+            "the frozen parameters of the site's network, which are never sent, differ from the server's: expected the "
+            f"digest {_short(frozen)}, got {_short(theirs)}. Give the site the same file of weights for its network"
+        )
     if not isinstance(data["classes"], list) or len(data["classes"]) != classes:
         raise RefusedError(f"expected the names of {classes} classes")
     if not isinstance(data["names"], list) or len(data["names"]) not in (0, outputs):
@@ -275,6 +283,10 @@ def read_facts(site: str, message: Message, classes: int, outputs: int) -> Meta:
     if shared is not None and not (isinstance(shared, str) and re.fullmatch(r"[0-9a-f]{64}", shared)):
         raise RefusedError("expected the fingerprint of the shared test set, or none")
     return {"facts": facts, "newest": integer(message.meta, "newest"), "data": data}
+
+
+def _short(digest: str | None) -> str:
+    return "none" if digest is None else digest[:12]
 
 
 def read_rows(site: str, message: Message, round_: int) -> list[Row]:

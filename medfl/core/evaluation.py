@@ -14,10 +14,11 @@ from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
+from medfl.networks.frozen import held_names
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset, Judged, Meta
+from medfl.types import Dataset, Judged, Meta, Tensors
 from medfl.utils import wire
 
 
@@ -58,6 +59,27 @@ def csv_lines(rows: list[Row], header: bool = False) -> str:
 def predictor_of(method: Method, task: Task, model: Model) -> nn.Module:
     """What a model predicts with, in a run with this task."""
     return method.predictor(method.task_of(task), [model])
+
+
+def completed(method: Method, task: Task, models: Mapping[str, Model]) -> dict[str, Model]:
+    """Return models with the frozen parameters of their networks, which messages and stored states leave out.
+
+    Args:
+        method: The method that made the models.
+        task: The run's task.
+        models: Maps the kind of each model to the model.
+    """
+    return {kind: replace(model, tensors=_complete(method, task, model)) for kind, model in models.items()}
+
+
+def _complete(method: Method, task: Task, model: Model) -> Tensors:
+    frozen = task.frozen(model.network)
+    if not frozen:
+        return model.tensors
+    predictor = predictor_of(method, replace(task, device="cpu"), model)
+    if predictor.state_dict().keys() == model.tensors.keys():  # a network of the method's own has other names
+        frozen = {name: predictor.get_parameter(name).detach() for name in held_names(predictor)}
+    return model.tensors | frozen
 
 
 def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:

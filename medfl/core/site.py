@@ -110,12 +110,15 @@ class SiteRunner:
             )
 
     def describe(self) -> Meta:
-        """What this site tells about itself: ``trainable``, ``validates``, and what the run's `describe` lists."""
+        """Return what this site tells about itself: ``trainable``, ``validates``, the digest of its ``frozen`` parameters
+        if it has any, and what the run's `describe` lists."""
         train, objective = self.data.train, self.task.objective
         facts: Meta = {
             "trainable": objective.teaches(countable(train, objective)),
             "validates": len(self.data.val) > 0,
         }
+        frozen = self.task.frozen_digest(self.settings.networks_by_site.get(self.name))
+        facts |= {} if frozen is None else {"frozen": frozen}
         if self.settings.privacy is None and self.settings.secure_aggregation is None:
             if "size" in self.settings.describe:
                 facts["size"] = len(train)

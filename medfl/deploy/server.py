@@ -15,7 +15,7 @@ from medfl.carriers.remote import Expected, RemoteCarrier
 from medfl.carriers.transport import Transport
 from medfl.core.carrier import Evaluation, unnoted
 from medfl.core.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
-from medfl.core.evaluation import Predictors, Row
+from medfl.core.evaluation import Predictors, Row, completed
 from medfl.core.journal import Outcome
 from medfl.core.server import ServerLoop
 from medfl.core.store import only_writer
@@ -198,7 +198,8 @@ def _finish(opened: OfferedRun, carrier: RemoteCarrier, outcome: Outcome, writer
     about_data = (opened.shape, classes, str(about.get("name", "")))
     objective, stock = opened.task.objective, built.source.weights
     home = Home(opened.folder, built.site_values, *about_data, names=names, objective=objective, stock=stock)
-    export_global(writer.folder, home, outcome.models, opened.make_method())
+    method = opened.make_method()
+    export_global(writer.folder, home, completed(method, opened.task, outcome.models), method)
     carrier.missing |= {site: why for site, why in blamed.items() if site not in carrier.missing}
     missing = dict(sorted(carrier.missing.items()))
     summary = writer.summarise(outcome, missing) | {"leaks": [], "missing": missing, "joined": opened.joined}

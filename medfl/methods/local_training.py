@@ -153,7 +153,7 @@ class LocalTraining(BaseModel):
         """
         model, training = site.task.load(tensors, site.network), training or Training()
         phase = training.streams if phase is None else phase
-        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         fit = Fit(site, model, start, dict(extra or {}), training=training, sent=sent or {})
         before, frozen = cpu_state(model), freeze_rest(model, training.part)
         self.before_fit(fit)

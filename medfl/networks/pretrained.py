@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from medfl.errors import SettingsError
+from medfl.networks.frozen import whole_state
 from medfl.networks.parts import head_path
 from medfl.types import Tensors
 from medfl.utils.text import names_and_more
@@ -60,7 +61,7 @@ class Pretrained:
             SettingsError: If the file has changed, or does not fit: names the tensors, and the option to set.
         """
         where = f"The weights in '{self.path.name}' don't fit network '{network}'"
-        own, loaded = (_of_body(tensors, head_path(model, network)) for tensors in (model.state_dict(), self._read()))
+        own, loaded = (_of_body(tensors, head_path(model, network)) for tensors in (whole_state(model), self._read()))
         if _has_statistics(loaded) and not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise SettingsError(
                 f"{where}: they were made with batch norm, which the network does not have. Set norm to 'batch' "

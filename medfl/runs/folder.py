@@ -124,6 +124,7 @@ def identity(
     networks = {name: _shape(task, name) for name in sorted({task.network, *settings.networks_by_site.values()})}
     optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
     values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
+    frozen = {name: digest for name in networks if (digest := task.frozen_digest(name)) is not None}
     return {
         "method": method,
         "method_args": json.loads(json.dumps(method_args)),
@@ -136,6 +137,7 @@ def identity(
             "optimizer": type(optimizer).__name__ + json.dumps(optimizer.defaults, default=str, sort_keys=True),
             "metrics": list(task.metrics),
             **task.objective.identity,
+            **({"frozen": frozen} if frozen else {}),
             **_inputs(task),
         },
     }

@@ -17,7 +17,7 @@ from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.core.constant_predictions import KEY, Predictions, find_constant_predictions, to_summary
-from medfl.core.evaluation import predictor_of
+from medfl.core.evaluation import completed, predictor_of
 from medfl.core.site import Splits
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT
@@ -70,7 +70,7 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     for site, models in sorted(result.models.items()):
         if models:
             target, facts = run.folder / "sites" / site, home.facts.get(site, {})
-            model = export_site(target, home, site, models, method)
+            model = export_site(target, home, site, completed(method, run.task, models), method)
             predictor = predictor_of(method, run.task, model)
             predictions[site] = write_predictions(
                 target, predictor, run.sites[site], run.task, run.settings, facts, run.execution.pictures
@@ -80,7 +80,7 @@ def export(result: Result, run: Run, home: Home) -> list[Path]:
     result.summary[KEY] = to_summary(constant)
     for entry in constant:
         logger.warning("%s", entry.sentence)
-    return written + export_global(run.folder, home, result.outcome.models, method)
+    return written + export_global(run.folder, home, completed(method, run.task, result.outcome.models), method)
 
 
 def export_global(folder: Path, home: Home, models: Mapping[str, Model], method: Method) -> list[Path]:

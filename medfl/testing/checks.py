@@ -21,6 +21,7 @@ from medfl.testing.cohort import (
     bits,
     folders,
     make_data,
+    make_partly_frozen_task,
     make_site,
     make_sites,
     make_task,
@@ -220,6 +221,33 @@ def only_what_is_declared_leaves(case: Case) -> None:
             expect(not loose, f"undeclared tensors leave a site: {loose}")
             undeclared = set(record.meta["reply"]) - set(kind.sends_meta) - {FILTERED}
             expect(not undeclared, f"undeclared meta keys leave a site: {sorted(undeclared)}")
+
+
+@promise
+def frozen_parameters_stay_home(case: Case) -> None:
+    """Frozen parameters of a network never change, and are in no request, reply, message to a peer or stored state."""
+    messages: list[Tensors] = []
+    frozen = make_partly_frozen_task().frozen()
+
+    class Observed(case.kind):  # type: ignore[name-defined]
+        """The method; keeps what each site receives and returns."""
+
+        supports_robust: ClassVar[Any] = case.kind.supports_robust
+        supports_dp_sgd: ClassVar[Any] = case.kind.supports_dp_sgd
+
+        def work(self, site: Any, order: Any) -> Any:
+            messages.append(dict(order.tensors))
+            reply = super().work(site, order)
+            messages.extend([reply.tensors, site.state.tensors, *(parcel.tensors for parcel in reply.parcels)])
+            return reply
+
+    with folders(1) as (folder,):
+        arguments = case.make_method().model_dump()  # type: ignore[attr-defined]
+        result = case.run(folder, task=make_partly_frozen_task(), rounds=2, make_method=lambda: Observed(**arguments))
+        messages.append(states(folder)[SERVER])
+    expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")
+    sent = {name for tensors in messages for name in tensors if name.endswith(tuple(frozen))}
+    expect(not sent, f"frozen parameters are sent or stored: {sorted(sent)}")
 
 
 @promise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,46 @@ class SmallNet(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Outputs (B, outputs) of images (B, 1, H, W)."""
         return self.head(self.body(images))
+
+
+class FixedConv(nn.Conv2d):
+    """A frozen convolution from 1 to 6 channels, whose forward pass fails if its weights are not the original ones."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 6, 3, padding=1)
+        self.load_state_dict(self.original())
+        self.requires_grad_(False)
+
+    @staticmethod
+    def original() -> Tensors:
+        """Return the weights that the convolution is made with and keeps."""
+        return {"weight": torch.linspace(-1, 1, 54).reshape(6, 1, 3, 3), "bias": torch.full((6,), 0.25)}
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the convolved images.
+
+        Raises:
+            AssertionError: If a weight has changed, or can be trained.
+        """
+        for name, expected in self.original().items():
+            tensor = getattr(self, name)
+            if tensor.requires_grad or not torch.equal(tensor.cpu(), expected):
+                raise AssertionError(f"the frozen parameter 'body.0.{name}' was changed or is trained")
+        return super().forward(images)
+
+
+class PartlyFrozenNet(SmallNet):
+    """The tiny network with a frozen first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body[0] = FixedConv()
+
+
+def make_partly_frozen_task() -> Task:
+    """Return the tiny task with `PartlyFrozenNet` as its network."""
+    task = make_task()
+    return replace(task, networks={**task.networks, task.network: PartlyFrozenNet})
 
 
 def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:

@@ -91,7 +91,7 @@ class APFL(FedAvg):
         """The site keeps its own model, the mixture and alpha."""
         own, common, alpha = cpu_state(fit.extra["own"].model), cpu_state(fit.model), fit.log["alpha"]
         keep(fit.site, OWN, own)
-        keep(fit.site, MIXED, own | mixture(own, common, [name for name, _ in fit.model.named_parameters()], alpha))
+        keep(fit.site, MIXED, own | mixture(own, common, [name for name, _ in fit.parameters()], alpha))
         fit.site.state.meta["alpha"] = alpha
 
     # ---- models

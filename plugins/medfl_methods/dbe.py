@@ -95,8 +95,8 @@ class DBE(FedAvg):
 
     def task_of(self, task: Task) -> Task:
         """The run's networks with a shifted head."""
-        for name, build in task.networks.items() if self.offset else ():
-            task = task.with_network(name, partial(built, build, name))
+        for name in task.networks if self.offset else ():
+            task = task.with_network(name, partial(built, partial(task.build, name), name))
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:

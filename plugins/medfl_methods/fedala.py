@@ -125,9 +125,10 @@ class FedALA(FedAvg):
 
 
 def upper_layers(model: nn.Module, count: int) -> list[tuple[str, nn.Parameter]]:
-    """The parameters, by name, of the last modules that have any of their own; of none with `count` 0."""
-    layers = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
-    chosen = {id(p) for module in layers[max(0, len(layers) - count) :] for p in module.parameters(recurse=False)}
+    """Return the trainable parameters, by name, of the last `count` modules that have any of their own."""
+    owned = [[id(p) for p in module.parameters(recurse=False) if p.requires_grad] for module in model.modules()]
+    layers = [parameters for parameters in owned if parameters]
+    chosen = {parameter for layer in layers[max(0, len(layers) - count) :] for parameter in layer}
     return [(name, p) for name, p in model.named_parameters() if id(p) in chosen]
 
 

@@ -107,7 +107,7 @@ class FedAS(MeanHead):
             return
         trace = 0.0
         if fit.steps:
-            names = [name for name, _ in fit.model.named_parameters()]
+            names = [name for name, _ in fit.parameters()]
             information = fisher_at(fit.site, fit.model, names, estimator=self.estimator)
             trace = math.fsum(float(values.double().sum()) for values in information.values())
         fit.meta["trace"] = trace

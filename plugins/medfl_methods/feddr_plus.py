@@ -66,7 +66,7 @@ class FedDrPlus(FedAvg):
 
     def task_of(self, task: Task) -> Task:
         """The task with the head that stays."""
-        return task.with_network(task.network, partial(under_simplex, task.networks[task.network]))
+        return task.with_network(task.network, partial(under_simplex, task.build))
 
     def setup(self, server: Server) -> None:
         """The initial body under the head that stays.

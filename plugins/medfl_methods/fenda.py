@@ -83,9 +83,9 @@ class Fenda(BodySharing):
     def task_of(self, task: Task) -> Task:
         """The run's networks with two bodies, of which both begin with the run's weights, if it has any."""
         outputs, weights = task.objective.outputs, task.weights
-        for name, build in task.networks.items():
+        for name in task.networks:
             file = weights if name == task.network else None
-            task = task.with_network(name, partial(built, build, name, self.join, outputs, file))
+            task = task.with_network(name, partial(built, partial(task.build, name), name, self.join, outputs, file))
         return replace(task, weights=None)
 
     def network_config(self, model: Model, network_def: Any) -> Any:

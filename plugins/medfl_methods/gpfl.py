@@ -95,8 +95,8 @@ class GPFL(BodySharing):
 
     def task_of(self, task: Task) -> Task:
         """The run's networks with a valve and embeddings before their heads."""
-        for name, build in task.networks.items():
-            task = task.with_network(name, partial(built, build, name, task.objective.classes))
+        for name in task.networks:
+            task = task.with_network(name, partial(built, partial(task.build, name), name, task.objective.classes))
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:

@@ -87,7 +87,8 @@ class Moon(FedAvg):
 
     def task_of(self, task: Task) -> Task:
         """The run's networks with a projection head."""
-        for name, build in task.networks.items() if self.proj_dim else ():
+        for name in task.networks if self.proj_dim else ():
+            build = partial(task.build, name)
             task = task.with_network(name, partial(projected, build, name, self.proj_dim, task.objective.outputs))
         return task
 

@@ -29,6 +29,7 @@ WHOLE = ("ditto", "fedavg", "scaffold")
 ALWAYS = (
     "metadata_is_complete",
     "only_what_is_declared_leaves",
+    "frozen_parameters_stay_home",
     "states_survive_the_disk",
     "unlike_networks_are_refused_or_work",
 )

@@ -164,7 +164,10 @@ def against_update(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
     rows = torch.linspace(0, len(knowledge.truth) - 1, updates(len(knowledge.truth), knowledge.batch)[1]).round().long()
     images_, labels_ = knowledge.truth[rows], knowledge.labels[rows]
     scale, truth = _scale(opened), images_.cpu()
-    model = copy.deepcopy(opened.model()).eval().requires_grad_()
+    model = copy.deepcopy(opened.model()).eval()
+    learned = model.state_dict().keys()  # without frozen parameters, of which no gradient leaves a site
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in learned)
     generator = knowledge.generator("update")
     made = []
     for number, (images, labels) in enumerate(

@@ -12,7 +12,7 @@ from medfl.carriers.remote_messages import ORDER, PUBLISHED, UNDELIVERED, intege
 from medfl.contract import Model, Order, PeerMessage
 from medfl.core.checks import check_plan, check_privacy, check_targets
 from medfl.core.constant_predictions import find_constant_predictions
-from medfl.core.evaluation import Row, predictor_of, rows_of, score
+from medfl.core.evaluation import Row, completed, predictor_of, rows_of, score
 from medfl.core.reply_checks import GUEST, check_parcel
 from medfl.core.site import SCORED, SiteRunner, Splits
 from medfl.core.store import Inbox
@@ -288,7 +288,7 @@ class SiteRun:
             about = (data.shape, data.classes, data.source, data.modality, data.names)
             stock = built.source.weights
             home = Home(self._opened.folder, built.site_values, *about, objective=self.task.objective, stock=stock)
-            model = export_site(self.folder / "bundle", home, self.name, models, method)
+            model = export_site(self.folder / "bundle", home, self.name, completed(method, self.task, models), method)
             predictor = predictor_of(method, self.task, model)
             splits = Splits(data.train, data.val, data.test)
             predictions = write_predictions(

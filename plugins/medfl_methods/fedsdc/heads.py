@@ -53,7 +53,7 @@ def headed(task: Task, network: str, head: Mapping[str, Any]) -> Task:
     """
     arguments = {name: value for name, value in head.items() if name != "_target_"}
     make = VotingHead if head["_target_"] == VOTING else make_head
-    return task.with_network(network, lambda: with_head(task.networks[network](), make(**arguments)))
+    return task.with_network(network, lambda: with_head(task.build(network), make(**arguments)))
 
 
 def width_of(head: Tensors) -> int:

@@ -82,7 +82,7 @@ class FedSM(Averaging):
 
     def selecting(self, task: Task, sites: int) -> Task:
         """The task with a selector for so many sites among its networks."""
-        return task.with_network(NAME, partial(new_selector, task.networks[task.network], sites, self.selector_width))
+        return task.with_network(NAME, partial(new_selector, task.build, sites, self.selector_width))
 
     def network_config(self, model: Model, network_def: Any) -> Any:
         """Of a personal model: the run's network in many copies, and a selector."""
@@ -96,7 +96,7 @@ class FedSM(Averaging):
         network, meta = models[0].network, models[0].meta
         if meta:
             built = partial(new_super_model, width=self.selector_width, threshold=self.threshold, **meta)
-            task = task.with_network(network, partial(built, task.networks[network]))
+            task = task.with_network(network, partial(built, partial(task.build, network)))
         return super().predictor(task, models)
 
     # ---- the server

@@ -205,7 +205,7 @@ def refine(
     """
     for teacher in teachers:
         teacher.eval().requires_grad_(False)
-    student.requires_grad_(True).train()
+    student.train()
     body, head = body_and_head(student)
     project = mlp(features_of(student, how.student or "student"), PROJECTION[:1], PROJECTION[1], norm=False).to(device)
     optimizer = torch.optim.Adam([*student.parameters(), *project.parameters()], lr=how.lr)

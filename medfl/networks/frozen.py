@@ -1,0 +1,85 @@
+"""Frozen parameters of a network: those that its constructor gives ``requires_grad=False``.
+
+They never change, so they are no part of a network's state: `hold_frozen` takes them out of ``state_dict()``. What is
+made of state dicts (updates, requests, stored steps, control variates, noise) then holds only what can learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfl.types import Tensors
+
+
+class _Withhold:
+    """State-dict hook that removes some of a module's own parameters.
+
+    Args:
+        names: Names of the parameters in the module.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name in self.names:
+            state.pop(prefix + name, None)
+
+
+def frozen_parameters(model: nn.Module) -> Tensors:
+    """Return a network's frozen parameters by name; tied parameters occur under each of their names."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter.detach() for name, parameter in named if not parameter.requires_grad}
+
+
+def hold_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Set a network's frozen parameters in place, and take them out of its ``state_dict()`` for good.
+
+    ``load_state_dict()`` then accepts tensors with and without them. A network whose frozen parameters were taken out
+    before is only given the values.
+
+    Args:
+        model: The network.
+        tensors: Maps the name of each frozen parameter to its value.
+    """
+    names_by_path: dict[str, list[str]] = {}
+    for name, value in tensors.items():
+        path, _, own = name.rpartition(".")
+        parameter = model.get_parameter(name)
+        with torch.no_grad():
+            parameter.copy_(value)
+        names_by_path.setdefault(path, []).append(own)
+    for path, names in names_by_path.items():
+        module = model.get_submodule(path)
+        if new := [name for name in names if name not in _held(module)]:
+            module.register_state_dict_post_hook(_Withhold(new))
+            module.register_load_state_dict_pre_hook(_fill_in)
+
+
+def whole_state(model: nn.Module) -> Tensors:
+    """Return a network's state dict with the frozen parameters that `hold_frozen` took out."""
+    held = {name: model.get_parameter(name).detach() for name in held_names(model)}
+    return {**model.state_dict(), **held}
+
+
+def held_names(model: nn.Module) -> Iterator[str]:
+    """Yield the names of the parameters that `hold_frozen` took out of a network's state dict."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        yield from (f"{path}.{name}" if path else name for name in _held(module))
+
+
+def _held(module: nn.Module) -> list[str]:
+    hooks = module._state_dict_hooks.values()
+    return [name for hook in hooks if isinstance(hook, _Withhold) for name in hook.names]
+
+
+def _fill_in(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, *problems: list[str]
+) -> None:
+    """Add a module's own withheld parameters to a state dict that lacks them, so that loading keeps them."""
+    for name in _held(module):
+        state.setdefault(prefix + name, module.get_parameter(name).detach())
