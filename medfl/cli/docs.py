@@ -178,7 +178,7 @@ def _needs(kind: Any) -> list[str]:
 
 def _weighting(kind: Any) -> str:
     """Describe how the server weighs the models of sites with the method's default settings."""
-    weighting = getattr(kind(), "weighting", None)
+    weighting = getattr(kind.model_construct(), "weighting", None)  # without values for required settings
     if weighting is None:
         return "The method does not say how it weighs the models of sites."
     variable = " With other settings that may differ." if "weights" in kind.model_fields else ""
