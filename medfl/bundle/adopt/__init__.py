@@ -16,6 +16,7 @@ from medfl.bundle.adopt.objective import recognise
 from medfl.bundle.adopt.page import page
 from medfl.bundle.adopt.parts import amp_of, problems_of, read_parts
 from medfl.bundle.adopt.spacing import has_spacing
+from medfl.bundle.adopt.used import lost_steps, read_used
 from medfl.bundle.adopt.weights import weights_of
 from medfl.bundle.check import METADATA, check_bundle
 from medfl.bundle.check.reading import read_config
@@ -66,7 +67,9 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
         config = Config([contents["train"]], metadata, root)
         over = [contents[stem] for stem in ("train", "evaluate") if stem in contents]
         dangling, _ = check_references({names["train"]: contents["train"]}, metadata, root)
-        return _recognised(root, config, Config(over, metadata, root), dangling, files, metadata, others, objective)
+        over_train = Config(over, metadata, root)
+        train = contents["train"]
+        return _recognised(root, config, over_train, train, dangling, files, metadata, others, objective)
     except RecursionError:
         raise SettingsError(f"'{root / 'configs' / names['train']}' is nested too deep to be read.") from None
     except SettingsError as error:
@@ -77,6 +80,7 @@ def _recognised(
     root: Path,
     config: Config,
     evaluate: Config,
+    content: Mapping[str, Any],
     dangling: Sequence[str],
     files: dict[str, str],
     metadata: Mapping[str, Any],
@@ -95,7 +99,11 @@ def _recognised(
             f"it has ids of its own that a federation needs: {', '.join(sorted(taken))}. Rename them, and what refers "
             "to them."
         )
-    ignored = read_ignored(config, evaluate, parts, others)
+    used = read_used((config, evaluate), parts, cases)
+    problems = lost_steps(config, parts)
+    if problems:
+        raise SettingsError("; ".join(problems))
+    ignored = read_ignored(config, evaluate, parts, used, content, others)
     batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
     return Adoption(
         root,
@@ -105,6 +113,7 @@ def _recognised(
         cases,
         amp_of(config, parts),
         ignored,
+        used,
         recognition.name == "segmentation" and has_spacing(config, parts, cases.needs),
         "seed" in config,
         batch_size,

@@ -176,7 +176,8 @@ def test_what_evaluate_inverts_is_scored_on_the_images_grid_and_nothing_is_saved
     assert scores["val_mean_dice"] == pytest.approx(expected.item())
     assert not (tmp_path / "out" / "eval").exists()
     left_out = json.loads((tmp_path / "out" / "configs" / "federate.json").read_text())["adopted"]["ignored"]
-    assert "the transform 'SaveImaged' (validate#postprocessing#transforms#3)" in left_out
+    names = [entry["what"] for entry in left_out]
+    assert "the transform 'SaveImaged' (validate#postprocessing#transforms#3)" in names
 
 
 def test_neither_workers_nor_loaders_nor_caches_change_a_bit(tools):
