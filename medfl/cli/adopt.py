@@ -51,8 +51,7 @@ def command(
     from medfl.utils.text import visible
 
     registry = load(plugin, no_plugin)
-    methods = [registry.methods[name] for name in sorted(registry.methods)]
-    adoption = adopt(bundle, out, objective, methods, head, stage or ())
+    adoption = adopt(bundle, out, objective, registry, head, stage or ())
     learned = adoption.objective
     typer.echo(f"objective: {learned.kind}{' (given)' if learned.chosen else ''}")
     for sign in learned.signs:

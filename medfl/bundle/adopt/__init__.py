@@ -22,7 +22,7 @@ from medfl.bundle.check import METADATA, check_bundle
 from medfl.bundle.check.reading import read_config
 from medfl.bundle.check.references import check_references
 from medfl.errors import SettingsError
-from medfl.hooks import MethodRecord
+from medfl.plugins import Registry
 from medfl.utils.files import write_json
 
 __all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
@@ -121,11 +121,18 @@ def _recognised(
     )
 
 
+def training_config(root: Path) -> Config:
+    """Return the training configuration of a bundle that `read_bundle` has read."""
+    described, _ = read_config(root / METADATA)
+    content = read_file(root, read_files(root)["train"])
+    return Config([content], described if isinstance(described, Mapping) else {}, root)
+
+
 def adopt(
     root: Path,
     out: Path,
     objective: str | None = None,
-    methods: Sequence[MethodRecord] = (),
+    registry: Registry | None = None,
     head: str | None = None,
     stages: Sequence[str] = (),
 ) -> Adoption:
@@ -137,7 +144,7 @@ def adopt(
         root: The bundle.
         out: Where the copy is to be: an empty folder, or none yet.
         objective: One of `medfl.bundle.adopt.objective.KINDS`, where it is not to be recognised.
-        methods: Methods that the page lists.
+        registry: Methods that the page lists; None lists none.
         head: Name of the module that is the network's head, where `medfl.networks.known` does not know it.
         stages: Names of the modules that are its stages, in order, where it does not know them.
 
@@ -152,6 +159,11 @@ def adopt(
         check_places(root, out)
     adoption = replace(read_bundle(root, objective), head=head, stages=tuple(stages))
     report = check_bundle(root)
+    methods = []
+    if registry is not None:
+        from medfl.bundle.adopt.method_fit import methods_of  # imports much that no other caller needs
+
+        methods = methods_of(adoption, training_config(root), registry)
 
     def complete(folder: Path) -> None:
         write_json(folder / OVERLAY, adoption.overlay())

@@ -153,7 +153,7 @@ def lost_steps(config: Config, parts: Parts) -> list[str]:
             if found := sorted(reached & touched):
                 problems.append(
                     f"'{place}' ({text}) works on '{found[0]}': expected a step that leaves network and optimiser as "
-                    f"they are, for a run builds its own. Do it in the expression at '{parts.trained}', which a run uses"
+                    f"they are, for a run builds its own. Do it in the expression at '{parts.trained}'"
                 )
     return problems
 

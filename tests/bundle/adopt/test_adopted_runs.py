@@ -445,15 +445,16 @@ def test_monais_client_interface_trains_an_adopted_site_with_the_runs_bits(tools
 
 def test_the_page_says_which_methods_fit(tmp_path):
     registry = load_plugins()
-    methods = [registry.methods[name] for name in sorted(registry.methods)]
-    adopt(zoo_shapes.spleen(tmp_path / "spleen"), tmp_path / "masks", methods=methods)
-    adopt(zoo_shapes.in_body(tmp_path / "frames"), tmp_path / "classes", methods=methods)
-    for out, misfits in (("masks", {"feddisco", "fedfed", "fedsdc"}), ("classes", {"fedfed", "fedtpf"})):
+    adopt(zoo_shapes.spleen(tmp_path / "spleen"), tmp_path / "masks", registry=registry)
+    adopt(zoo_shapes.in_body(tmp_path / "frames"), tmp_path / "classes", registry=registry)
+    public = {"feddf", "fedmd"}
+    for out, misfits in (("masks", {"feddisco", "fedfed", "fedsdc"}), ("classes", {"fedfed", "fedtpf"} | public)):
         text = (tmp_path / out / "docs" / "federate.md").read_text()
         fit, depends, misfit = text.split("## Which methods fit")[1].split("## What is left out")[0].split("\n\nThese ")
         assert "- `fedavg`" in fit
         assert "- `fedskd` needs `features`" in depends
-        assert all(f"- `{name}` needs" in misfit for name in misfits)
+        assert all(f"- `{name}`: " in misfit for name in misfits)
+        assert "- `scaffold`: " in misfit  # the optimisers are Adam's
         assert ("- `feddisco`" in fit) == (out == "classes")
 
 
