@@ -15,8 +15,10 @@ from monai.bundle import ConfigParser, ReferenceResolver
 from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
+from medfl.bundle.adopt.adoption import OVERLAY_IDS
+from medfl.bundle.adopt.used import Used
 from medfl.errors import SettingsError, did_you_mean
-from medfl.runs.setting_ids import SETTINGS, bare_name, to_ids, values_in
+from medfl.runs.setting_ids import SETTINGS, bare_name, clashes, to_ids, values_in
 from medfl.settings import run_fields
 from medfl.types import Meta
 from medfl.utils.dotted import texts
@@ -66,13 +68,19 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
     Raises:
         SettingsError: With one line for each such option, and the known ones.
     """
-    begin = [*RUN_IDS, *_at_sites(parser)]
-    used = {*used_ids(parser, begin), *begin, *elsewhere, *values_in(parser.get())}
+    settings = set(values_in(parser.get()))
+    used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere, *settings}
+    stock = _used_at_sites(parser)
     problems = []
-    for name in map(bare_name, options):
-        if problem := _problem(parser, name):
+    for option in options:
+        name = bare_name(option)
+        top = name.partition("#")[0]
+        if problem := _problem(parser, name) or _ambiguity(parser, option, top, stock):
             problems.append(problem)
-        elif name.partition("#")[0] not in used:
+        elif stock is not None and top not in {*OVERLAY_IDS, *elsewhere, *settings}:
+            if not stock.has_effect(name):
+                problems.append(f"option '--{name}' has no effect in a federation: {_why_unused(parser, name)}")
+        elif top not in used:
             problems.append(
                 f"option '--{name}' has no effect in a federation, which uses: {', '.join(sorted(used - {'imports'}))}."
             )
@@ -92,7 +100,8 @@ def apply_options(parser: ConfigParser, options: Meta) -> None:
     """
     ids = to_ids(options, parser.get())
     parser.update(pairs=ids)
-    if ADOPTED in parser:
+    if (stock := _used_at_sites(parser)) is not None:
+        ids = {name: value for name, value in ids.items() if stock.has_effect(name)}
         before = parser.get(OVERRIDES) or {}
         text = json.dumps((json.loads(before) if isinstance(before, str) else before) | ids, default=str)
         for letter in "#@%$":  # that mean something to MONAI, and only shall at a site
@@ -115,17 +124,24 @@ def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
     names = [word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")]
     contents = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in configs}
     ids, overlay = {name for content in contents.values() for name in content}, contents.get("federate.json", {})
+    clashing = clashes({name: value for content in contents.values() for name, value in content.items()})
+    tops = {name: name.replace("::", "#").partition("#")[0] for name in names}
+    settings = [
+        name for name in names if tops[name] in run_fields() and (tops[name] not in ids or tops[name] in clashing)
+    ]
+    if settings:
+        lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)
+        raise SettingsError(
+            f"MONAI's own command sets ids, and these are settings that no id of the bundle stands for: give {lines}; "
+            "or use medfl run."
+        )
     if ADOPTED in overlay:
-        lost = [name for name in names if name.replace("::", "#").partition("#")[0] not in {*overlay, *MONAI_OPTIONS}]
+        lost = [name for name in names if tops[name] not in {*overlay, *MONAI_OPTIONS}]
         if lost:
             raise SettingsError(
                 f"MONAI's own command tells the sites of an adopted bundle nothing of {', '.join(lost)}. Give it as "
                 "--overrides \"{'ID': value}\", or use medfl run."
             )
-    settings = [name for name in names if name.partition("#")[0] in run_fields() and name.partition("#")[0] not in ids]
-    if settings:
-        lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)
-        raise SettingsError(f"MONAI's own command passes over ids that a bundle lacks: give {lines}; or use medfl run.")
 
 
 def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
@@ -146,11 +162,39 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
     return used
 
 
-def _at_sites(parser: ConfigParser) -> list[str]:
-    """The top-level ids of a stock bundle that its sites build."""
-    adopted = parser.get(ADOPTED, {})
-    ids = [*adopted.get("parts", {}).values(), *(adopted.get("cases", {}).get(key) for key in ("train", "validation"))]
-    return [id_.partition("#")[0] for id_ in ids if id_ is not None]
+def _used_at_sites(parser: ConfigParser) -> Used | None:
+    """Return what the sites build of an adopted bundle; None for any other bundle.
+
+    Raises:
+        SettingsError: If the bundle was adopted by a version that did not note that.
+    """
+    adopted = parser.get(ADOPTED)
+    return None if adopted is None else Used.of(adopted)
+
+
+def _why_unused(parser: ConfigParser, name: str) -> str:
+    """Return why an id of an adopted bundle has no effect, and what has."""
+    for entry in parser.get(ADOPTED)["ignored"]:
+        if entry["id"] and (name == entry["id"] or name.startswith(f"{entry['id']}#")):
+            return f"{entry['why']}. In its place: {entry['instead']}."
+    return "a run builds nothing from it. `docs/federate.md` of the bundle lists what it builds and what is left out."
+
+
+def _ambiguity(parser: ConfigParser, option: str, top: str, stock: Used | None) -> str | None:
+    """Return why an option could mean a setting of the run or an id of the bundle, or None if it is clear.
+
+    An id that no run builds is not meant: the option is the setting then.
+    """
+    config = parser.get()
+    if option.replace("::", "#").startswith(f"{SETTINGS}#") or top not in clashes(config):
+        return None
+    if not (stock.has_effect(top) if stock is not None else top in used_ids(parser, RUN_IDS)):
+        return None
+    other = f"--{OVERRIDES} \"{{'{top}': VALUE}}\" for the id" if stock is not None else "rename the id in its files"
+    return (
+        f"option '--{option}' is both a setting of the run and an id of the bundle, which means another thing by it: "
+        f"give --{SETTINGS}#{top} for the setting, or {other}."
+    )
 
 
 def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]], where: str) -> None:

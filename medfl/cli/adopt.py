@@ -51,8 +51,7 @@ def command(
     from medfl.utils.text import visible
 
     registry = load(plugin, no_plugin)
-    methods = [registry.methods[name] for name in sorted(registry.methods)]
-    adoption = adopt(bundle, out, objective, methods, head, stage or ())
+    adoption = adopt(bundle, out, objective, registry, head, stage or ())
     learned = adoption.objective
     typer.echo(f"objective: {learned.kind}{' (given)' if learned.chosen else ''}")
     for sign in learned.signs:
@@ -61,7 +60,9 @@ def command(
     typer.echo(f"a site's cases enter at: {visible(enter)}")
     for pattern in adoption.cases.needs:
         typer.echo(f"  its folder holds {visible(pattern)}")
-    typer.echo(f"left out: {len(adoption.ignored)} parts, see the page")
+    typer.echo(f"left out ({len(adoption.ignored)}; the page says what to do instead):")
+    for entry in adoption.ignored:
+        typer.echo(f"  {'! ' if entry.is_urgent else ''}{visible(entry.what)}: {entry.why}")
     typer.echo(f"wrote {out / OVERLAY}\nwrote {out / PAGE}")
     typer.echo(f"Next: read the page, and check the code: medfl check-bundle {out}")
     typer.echo(f"Then: medfl run {out} --dataset-dir D --method fedavg, with a folder in D for each site")

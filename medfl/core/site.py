@@ -110,8 +110,11 @@ class SiteRunner:
             )
 
     def describe(self) -> Meta:
-        """Return what this site tells about itself: ``trainable``, ``validates``, the digest of its ``frozen`` parameters
-        if it has any, and what the run's `describe` lists."""
+        """Return what this site tells about itself.
+
+        The keys are ``trainable``, ``validates``, the digest of its ``frozen`` parameters if it has any, and what the
+        run's `describe` lists.
+        """
         train, objective = self.data.train, self.task.objective
         facts: Meta = {
             "trainable": objective.teaches(countable(train, objective)),

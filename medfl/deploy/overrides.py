@@ -68,7 +68,7 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
     """
     if not isinstance(overrides, dict):
         raise RefusedError(f"Expected overrides as an object of ids, got {_kind(overrides)}.")
-    bundle = values_in(bundle) | bundle
+    bundle = bundle | values_in(bundle)
     count = 0
     for name, value in overrides.items():
         top, *rest = _parts_of(name)

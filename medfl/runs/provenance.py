@@ -13,7 +13,7 @@ from torch import nn
 
 from medfl.contract import Method
 from medfl.errors import SettingsError
-from medfl.runs.setting_ids import SETTINGS, default_values
+from medfl.runs.setting_ids import SETTINGS, clashes, default_values
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.types import Meta
@@ -85,7 +85,8 @@ def run_record(
     facts |= {} if task.weights is None else {"weights": task.weights.path.name}
     optimizer, described = _optimizer(task, bundle.get("optimizer", {}))
     settings_there = bundle.get(SETTINGS)
-    written = (dict(settings_there) if isinstance(settings_there, Mapping) else {}) | bundle
+    ids = {name: value for name, value in bundle.items() if name not in clashes(bundle)}
+    written = (dict(settings_there) if isinstance(settings_there, Mapping) else {}) | ids
     own = {name: value for name, value in written.items() if not _computed(value)}
     defaults = {name: value for name, value in default_values().items() if name not in written}
     own["loss"] = str(own.get("loss", {}).get("_target_", "")).rpartition(".")[2]

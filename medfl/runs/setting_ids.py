@@ -1,12 +1,14 @@
 """Settings in a bundle's configuration: under their bare names as options, under its id ``settings`` in its files.
 
-What a bundle's ``settings`` leave out has the default of `medfl.settings`. A setting that the configuration has an id
-of its own for, such as ``rounds``, is that id.
+What a bundle's ``settings`` leave out has the default of `medfl.settings`. A setting that ``settings`` takes from an id
+of its own name, as in ``"rounds": "@rounds"``, is that id. An id that merely has the name of a setting is another thing
+(`clashes`).
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 
 from pydantic_core import to_jsonable_python
@@ -18,17 +20,34 @@ SETTINGS = "settings"
 """Id of the settings that differ from their defaults, by name."""
 
 
-def values_in(config: Mapping[str, object]) -> Meta:
-    """What a configuration says of the settings that are no ids of its own: its `SETTINGS`, or else the defaults.
+def clashes(config: Mapping[str, object]) -> set[str]:
+    """Return the settings of whose name a configuration has an id, though its `SETTINGS` do not take them from there.
 
     Args:
-        config: Id to value; without the id `SETTINGS` it has no further settings.
+        config: Maps each id to its value; without the id `SETTINGS` nothing clashes.
+    """
+    written = config.get(SETTINGS)
+    if not isinstance(written, Mapping):
+        return set()
+    return {name for name in run_fields() if name in config and not _refers(written.get(name), name)}
+
+
+def _refers(value: object, name: str) -> bool:
+    return isinstance(value, str) and re.search(rf"@{name}\b", value) is not None
+
+
+def values_in(config: Mapping[str, object]) -> Meta:
+    """Return the values of the settings that are no ids of the configuration: its `SETTINGS`, or else the defaults.
+
+    Args:
+        config: Maps each id to its value; without the id `SETTINGS` it has no further settings.
     """
     written = config.get(SETTINGS)
     if not isinstance(written, Mapping):
         return {}
     values: Meta = default_values() | dict(written)
-    return {name: values[name] for name in run_fields() if name in values and name not in config}
+    own = config.keys() - clashes(config)
+    return {name: values[name] for name in run_fields() if name in values and name not in own}
 
 
 def bare_name(option: str) -> str:

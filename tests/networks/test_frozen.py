@@ -57,7 +57,7 @@ def drawn():
 def test_a_state_dict_lacks_frozen_parameters_and_loads_with_and_without_them():
     task = make_partly_frozen_task()
     model = task.build()
-    assert FROZEN == list(task.frozen())
+    assert list(task.frozen()) == FROZEN
     assert not set(FROZEN) & {*model.state_dict(), *task.initial(1), *task.names()}
     assert not {"0.weight", "0.bias"} & model.body.state_dict().keys()
     assert whole_state(model).keys() == SmallNet().state_dict().keys()

@@ -16,12 +16,13 @@ from medfl.bundle.adopt.objective import recognise
 from medfl.bundle.adopt.page import page
 from medfl.bundle.adopt.parts import amp_of, problems_of, read_parts
 from medfl.bundle.adopt.spacing import has_spacing
+from medfl.bundle.adopt.used import lost_steps, read_used
 from medfl.bundle.adopt.weights import weights_of
 from medfl.bundle.check import METADATA, check_bundle
 from medfl.bundle.check.reading import read_config
 from medfl.bundle.check.references import check_references
 from medfl.errors import SettingsError
-from medfl.hooks import MethodRecord
+from medfl.plugins import Registry
 from medfl.utils.files import write_json
 
 __all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
@@ -66,7 +67,9 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
         config = Config([contents["train"]], metadata, root)
         over = [contents[stem] for stem in ("train", "evaluate") if stem in contents]
         dangling, _ = check_references({names["train"]: contents["train"]}, metadata, root)
-        return _recognised(root, config, Config(over, metadata, root), dangling, files, metadata, others, objective)
+        over_train = Config(over, metadata, root)
+        train = contents["train"]
+        return _recognised(root, config, over_train, train, dangling, files, metadata, others, objective)
     except RecursionError:
         raise SettingsError(f"'{root / 'configs' / names['train']}' is nested too deep to be read.") from None
     except SettingsError as error:
@@ -77,6 +80,7 @@ def _recognised(
     root: Path,
     config: Config,
     evaluate: Config,
+    content: Mapping[str, Any],
     dangling: Sequence[str],
     files: dict[str, str],
     metadata: Mapping[str, Any],
@@ -95,7 +99,11 @@ def _recognised(
             f"it has ids of its own that a federation needs: {', '.join(sorted(taken))}. Rename them, and what refers "
             "to them."
         )
-    ignored = read_ignored(config, evaluate, parts, others)
+    used = read_used((config, evaluate), parts, cases)
+    problems = lost_steps(config, parts)
+    if problems:
+        raise SettingsError("; ".join(problems))
+    ignored = read_ignored(config, evaluate, parts, used, content, others)
     batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
     return Adoption(
         root,
@@ -105,6 +113,7 @@ def _recognised(
         cases,
         amp_of(config, parts),
         ignored,
+        used,
         recognition.name == "segmentation" and has_spacing(config, parts, cases.needs),
         "seed" in config,
         batch_size,
@@ -112,11 +121,18 @@ def _recognised(
     )
 
 
+def training_config(root: Path) -> Config:
+    """Return the training configuration of a bundle that `read_bundle` has read."""
+    described, _ = read_config(root / METADATA)
+    content = read_file(root, read_files(root)["train"])
+    return Config([content], described if isinstance(described, Mapping) else {}, root)
+
+
 def adopt(
     root: Path,
     out: Path,
     objective: str | None = None,
-    methods: Sequence[MethodRecord] = (),
+    registry: Registry | None = None,
     head: str | None = None,
     stages: Sequence[str] = (),
 ) -> Adoption:
@@ -128,7 +144,7 @@ def adopt(
         root: The bundle.
         out: Where the copy is to be: an empty folder, or none yet.
         objective: One of `medfl.bundle.adopt.objective.KINDS`, where it is not to be recognised.
-        methods: Methods that the page lists.
+        registry: Methods that the page lists; None lists none.
         head: Name of the module that is the network's head, where `medfl.networks.known` does not know it.
         stages: Names of the modules that are its stages, in order, where it does not know them.
 
@@ -143,6 +159,11 @@ def adopt(
         check_places(root, out)
     adoption = replace(read_bundle(root, objective), head=head, stages=tuple(stages))
     report = check_bundle(root)
+    methods = []
+    if registry is not None:
+        from medfl.bundle.adopt.method_fit import methods_of  # imports much that no other caller needs
+
+        methods = methods_of(adoption, training_config(root), registry)
 
     def complete(folder: Path) -> None:
         write_json(folder / OVERLAY, adoption.overlay())

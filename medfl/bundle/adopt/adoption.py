@@ -10,6 +10,7 @@ from medfl.bundle.adopt.cases import Cases
 from medfl.bundle.adopt.ignored import Ignored
 from medfl.bundle.adopt.objective import Recognition
 from medfl.bundle.adopt.parts import Parts
+from medfl.bundle.adopt.used import Used
 from medfl.objectives import OBJECTIVES
 from medfl.objectives.segmentation import OF_CASES
 
@@ -35,6 +36,7 @@ class Adoption:
         cases: Where a site's cases enter.
         amp: Whether it trains in mixed precision; None where only running tells.
         ignored: What a federation leaves out.
+        used: The ids that a run builds; no other one has an effect.
         spacing: Whether its images say how large a voxel is, so that distances between masks are in millimetres.
         own_seed: Whether the bundle has an id ``seed`` itself, which is the run's then, too.
         batch_size: The id of the training loader's batch size, or None.
@@ -50,6 +52,7 @@ class Adoption:
     cases: Cases
     amp: bool | None
     ignored: list[Ignored]
+    used: Used
     spacing: bool = False
     own_seed: bool = False
     batch_size: str | None = None
@@ -88,7 +91,9 @@ class Adoption:
             "amp": self.amp,
             "cases": asdict(cases),
             "weights": list(self.weights),
-            "ignored": [entry.what for entry in self.ignored],
+            "used": sorted(self.used.ids),
+            "replaced": sorted(self.used.replaced),
+            "ignored": [entry.facts() for entry in self.ignored],
         }
         settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}
         settings |= {"batch_size": f"@{self.batch_size}"} if self.batch_size else {}
@@ -166,3 +171,6 @@ _FEDERATION: dict[str, Any] = {
     "finalize": [],
 }
 """What is built of them when the run begins."""
+
+OVERLAY_IDS = frozenset({*_RUN, *_FEDERATION, "adopted", "metrics", "settings", "seed", "dataset_dir", "bundle_root"})
+"""Ids at the top of an adopted bundle that are the run's own, whatever the stock bundle means by them."""

@@ -10,8 +10,9 @@ import contextlib
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from monai.bundle import ConfigParser
 from torch import nn
 
 from medfl.bundle.adopt.adoption import OVERLAY
+from medfl.bundle.adopt.used import Used
 from medfl.bundle.check import METADATA
 from medfl.bundle.check.reading import read_config
 from medfl.errors import SettingsError
@@ -80,6 +82,12 @@ class AdoptedBundle:
         values: Meta = json.loads(overrides) if isinstance(overrides, str) else (overrides or {})
         plain = {id_.replace("::", "#"): value for id_, value in values.items()}
         self._overrides = {id_: value for id_, value in plain.items() if id_.split("#")[0] not in overlay}
+        used = Used.of(self.adopted)
+        if lost := [id_ for id_ in self._overrides if not used.has_effect(id_)]:
+            raise SettingsError(
+                f"the overrides {', '.join(sorted(lost))} have no effect: a run builds nothing from these ids. "
+                "docs/federate.md of the bundle lists what it builds and what is left out."
+            )
         files = self.adopted["files"]
         kinds = {TRAIN: [TRAIN], EVALUATE: [TRAIN, EVALUATE] if EVALUATE in files else [TRAIN]}
         self._contents = {
@@ -155,12 +163,30 @@ class AdoptedBundle:
         """
         parser = self.parser()
         built = {name: self.build(parser, self.ids[name]) for name in _BUILT}
+        frozen = _without_steps(self._trained(parser), built["optimizer"])
         return TrainingParts(
-            network=lambda: name_parts(self.build(self.parser(), self.ids["network"]), **self.adopted["modules"]),
+            network=partial(self._network, frozen),
             optimizer=optimizer_factory(built.pop("optimizer")),
             amp=bool(built.pop("amp")),
             **built,
         )
+
+    def _network(self, frozen: Sequence[str]) -> nn.Module:
+        """Build the network that the bundle's trainer trains, anew, with some parameters frozen."""
+        network = self._trained(self.parser())
+        for name in frozen:
+            network.get_parameter(name).requires_grad_(False)
+        return name_parts(network, **self.adopted["modules"])
+
+    def _trained(self, parser: ConfigParser) -> nn.Module:
+        id_ = self.ids["trained"]
+        network = self.build(parser, id_)
+        if not isinstance(network, nn.Module):
+            raise SettingsError(
+                f"'{id_}' of the bundle gives a {type(network).__name__}: expected the network to train, a "
+                "torch.nn.Module. Correct the expression."
+            )
+        return network
 
     def output_names(self, count: int) -> tuple[str, ...]:
         """What the metadata say that each channel of the network's output is for; empty where they don't name them all.
@@ -183,6 +209,23 @@ class AdoptedBundle:
             yield
         finally:
             sys.path.remove(str(self.root))
+
+
+def _without_steps(network: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of a network's trainable parameters that its optimiser does not have.
+
+    Raises:
+        SettingsError: If the optimiser has parameters that are not the network's.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if foreign := held - {id(parameter) for parameter in network.parameters()}:
+        raise SettingsError(
+            f"the bundle's optimiser has {len(foreign)} parameters that are not the network's: expected only those of "
+            "the network that the trainer trains. A federation shares the network alone; put what learns into it."
+        )
+    return [
+        name for name, parameter in network.named_parameters() if parameter.requires_grad and id(parameter) not in held
+    ]
 
 
 _BUILT = (

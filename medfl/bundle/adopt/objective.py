@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,14 @@ METRICS = {
     "RootMeanSquaredError": frozenset({"regression"}),
     "RegressionMetrics": frozenset({"regression"}),
 }
+
+LABEL_TO_CLASS = ("SetLabelClassd", "SetLabelClassD", "SetLabelClassDict")
+"""Transforms that make one class of a mask, as MONAI's for nuclei."""
+
+CLASSIFIERS = re.compile(
+    r"(Dense[nN]et|(SE)?Res[nN]e[xX]?t|SENet|EfficientNet|TorchVisionFCModel|Classifier|Regressor|ViT$)(?!.*(Unet|UNet))"
+)
+"""Names of MONAI's networks that give one vector for an image, from the beginning of the name."""
 
 OUTPUTS = ("out_channels", "num_classes", "n_classes", "out_features")
 """Arguments of networks that say how many outputs there are."""
@@ -155,7 +164,7 @@ def recognise(config: Config, parts: Parts, metadata: Mapping[str, Any], chosen:
     if chosen is not None:
         check_choice("objective", chosen, KINDS)
     outputs = _outputs(config, parts, metadata)
-    signs = [*_signs(config, parts), *_sign_of_outputs(outputs)]
+    signs = [*_signs(config, parts), *_sign_of_network(config, parts), *_sign_of_outputs(outputs)]
     left = set(KINDS)
     for sign in signs:
         left &= sign.kinds
@@ -231,6 +240,8 @@ def _signs_of_reading(config: Config, parts: Parts) -> Iterator[Sign]:
             yield Sign(f"'{name}' makes a channel for each label ({id_})", frozenset({"overlapping_segmentation"}))
         if base_name(str(transform["_target_"])) in LOAD_IMAGE:
             loaders.append((id_, config.keys(id_)))
+        if name in LABEL_TO_CLASS and "label" in config.keys(id_):
+            yield Sign(f"'{name}' makes one value of the label ({id_})", IMAGE_VALUES)
     if any("label" in keys for _, keys in loaders):
         id_ = next(id_ for id_, keys in loaders if "label" in keys)
         yield Sign(f"'label' is read as an image ({id_})", MASKS)
@@ -261,6 +272,13 @@ def _for_prediction(config: Config, id_: str, argument: str) -> Any:
         position = keys.index("pred") if "pred" in keys else 0
         return value[position] if position < len(value) else None
     return value if "pred" in keys else None
+
+
+def _sign_of_network(config: Config, parts: Parts) -> Iterator[Sign]:
+    target = config.target(parts.network)
+    name = base_name(target)
+    if CLASSIFIERS.match(name) and (target == name or target.startswith("monai.networks.")):
+        yield Sign(f"the network '{name}' gives one vector for an image ({parts.network})", IMAGE_VALUES)
 
 
 def _sign_of_outputs(outputs: tuple[int, str] | None) -> Iterator[Sign]:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from medfl.bundle.adopt.adoption import Adoption
 from medfl.bundle.adopt.cases import Cases
 from medfl.bundle.adopt.objective import KINDS, Recognition
 from medfl.bundle.check.report import Report
-from medfl.core.needs import MEANING, OF_OBJECTIVE, objective_lacks
-from medfl.hooks import MethodRecord
+from medfl.core.needs import MEANING, OF_OBJECTIVE
 from medfl.utils.text import visible
+
+if TYPE_CHECKING:
+    from medfl.bundle.adopt.method_fit import MethodFit
 
 WIDEST = 500
 """Letters of an expression above which the page shows its beginning; `medfl check-bundle` shows it whole."""
 
 
-def page(adoption: Adoption, report: Report, methods: Sequence[MethodRecord]) -> str:
+def page(adoption: Adoption, report: Report, methods: Sequence[MethodFit]) -> str:
     """The page as Markdown.
 
     Args:
         adoption: What was recognised.
         report: What a check says of the bundle.
-        methods: Those that are installed.
+        methods: Those that are installed, and whether they fit.
     """
     parts = [
         f"# {visible(report.title or adoption.root.resolve().name)} as a federation",
@@ -112,12 +115,12 @@ def _training(adoption: Adoption) -> Iterator[str]:
         yield f"Beside `configs/{adoption.files['train']}` there is {' and '.join(files)}, for the model at the end."
 
 
-def _methods(adoption: Adoption, methods: Sequence[MethodRecord]) -> Iterator[str]:
+def _methods(adoption: Adoption, methods: Sequence[MethodFit]) -> Iterator[str]:
     yield "## Which methods fit"
-    lacking = {record.name: _lacking(adoption, record) for record in methods}
-    depends = {record.name: sorted(record.needs - DECIDED) for record in methods if not lacking[record.name]}
+    refused = {fit.record.name: fit.refusal for fit in methods if fit.refusal is not None}
+    depends = {fit.record.name: sorted(fit.record.needs - DECIDED) for fit in methods if fit.refusal is None}
     yield "With their default settings these fit, whatever the network is:"
-    yield _list(f"`{record.name}`: {record.summary}" for record in methods if depends.get(record.name) == [])
+    yield _list(f"`{fit.record.name}`: {fit.record.summary}" for fit in methods if depends.get(fit.record.name) == [])
     named = [f"its head `{adoption.head}`"] if adoption.head else []
     named += [f"its stages {', '.join(f'`{name}`' for name in adoption.stages)}"] if adoption.stages else []
     yield (
@@ -126,19 +129,12 @@ def _methods(adoption: Adoption, methods: Sequence[MethodRecord]) -> Iterator[st
         + "Head and stages of MONAI's usual networks are known; of others `--head` and `--stage` name them."
     )
     yield _list(f"`{name}` needs {_meanings(needs)}" for name, needs in depends.items() if needs)
-    yield "These do not fit:"
-    yield _list(f"`{name}` needs {_meanings(needs)}" for name, needs in lacking.items() if needs)
+    yield "These do not fit; a run refuses them with these words. A run over this bundle has no public data:"
+    yield _list(f"`{name}`: {visible(text)}" for name, text in refused.items())
 
 
 DECIDED = OF_OBJECTIVE | {"images_of_one_shape"}
 """Needs of methods that the text of a bundle decides."""
-
-
-def _lacking(adoption: Adoption, record: MethodRecord) -> list[str]:
-    """What a method needs and a stock bundle with this objective has not."""
-    objective = adoption.objective.made
-    lacking = [] if objective is None else [n for n in OF_OBJECTIVE & record.needs if objective_lacks(n, objective)]
-    return sorted([*lacking, *({"images_of_one_shape"} & record.needs)])
 
 
 def _meanings(needs: Iterable[str]) -> str:

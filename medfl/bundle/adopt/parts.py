@@ -40,7 +40,9 @@ class Parts:
 
     Attributes:
         trainer: MONAI's trainer.
-        network: The definition of the network, on no device yet.
+        network: The definition of the network, on no device yet; what can be told of the network is read there.
+        trained: The network as the trainer has it: the definition, with what an expression around it does (moving,
+            loading weights, freezing, wrapping). This is what a run builds.
         loss: The loss.
         optimizer: The optimiser, with a network's parameters.
         optimizer_params: What the optimiser is given as parameters.
@@ -67,6 +69,7 @@ class Parts:
 
     trainer: str = "train#trainer"
     network: str = ""
+    trained: str = ""
     loss: str = ""
     optimizer: str = ""
     optimizer_params: str | None = None
@@ -139,6 +142,7 @@ def read_parts(config: Config) -> Parts:
     parts: dict[str, str | None] = {
         "trainer": trainer,
         "network": _network(config, trainer),
+        "trained": config.follow(f"{trainer}#network"),
         "loss": config.follow(f"{trainer}#loss_function"),
         "optimizer": optimizer,
         "optimizer_params": config.child(optimizer, "params"),

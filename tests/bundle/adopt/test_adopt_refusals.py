@@ -234,3 +234,33 @@ def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd)
         with contextlib.suppress(MedflError):
             page(read_bundle(spleen), check_bundle(spleen), [])
         put(spleen, "configs/train.json", text)
+
+
+@pytest.mark.parametrize(
+    ("network", "transform", "signs"),
+    [
+        (
+            "DenseNet121",
+            "SetLabelClassd",
+            ("'SetLabelClassd' makes one value of the label", "the network 'DenseNet121'"),
+        ),
+        ("UNet", "SetLabelClassd", ("'SetLabelClassd' makes one value of the label",)),
+        ("DenseNet121", None, ("the network 'DenseNet121' gives one vector for an image",)),
+    ],
+)
+def test_a_mask_that_becomes_a_class_contradicts_a_mask_that_is_learned(network, transform, signs, tmp_path):
+    """As in pathology_nuclei_classification: cross-entropy, five channels, and the label is read as an image."""
+
+    def change(config):
+        config["network_def"] = {"_target_": network, "spatial_dims": 2, "in_channels": 3, "out_channels": 5}
+        config["loss"] = {"_target_": "torch.nn.CrossEntropyLoss"}
+        steps = config["train"]["preprocessing"]["transforms"]
+        steps += [{"_target_": transform, "keys": "label"}] if transform else []
+        config["train"]["postprocessing"] = {"_target_": "Activationsd", "keys": "pred", "softmax": True}
+        config["validate"]["key_metric"] = {"val_acc": {"_target_": "ignite.metrics.Accuracy"}}
+
+    edit(zoo_shapes.tools(tmp_path / "bundle"), "train.json", change)
+    with pytest.raises(SettingsError, match="the signs contradict one another") as caught:
+        read_bundle(tmp_path / "bundle")
+    for sign in (*signs, "'label' is read as an image"):
+        assert sign in str(caught.value)
